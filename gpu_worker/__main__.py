@@ -4,14 +4,13 @@ Owns the process: the start and end of its log, its exit code, and its last line
 `gpu_worker: <cause>; <hint>`.
 """
 
-import ctypes
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpu_worker import logs
 from gpu_worker.command_line import load_settings, variable_warnings
@@ -19,13 +18,19 @@ from gpu_worker.failures import explain, is_expected
 from gpu_worker.link.runtime_dir import KeyFile, worker_endpoint
 from gpu_worker.native.build import build_ahead
 from gpu_worker.preflight import check_before_imports
-from gpu_worker.process.lean_imports import import_transformers, without_collections
+from gpu_worker.process.lean_imports import import_transformers, keep_objects, without_collections
+from gpu_worker.process.parent import die_with_parent
+from gpu_worker.process.priority import at_low_priority
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
 
+if TYPE_CHECKING:
+    from tandem.internal.v1.worker_pb2 import Join
+
+    from gpu_worker.link.link import PlanRunner
+
 log = logging.getLogger("gpu_worker")
 
-_PR_SET_PDEATHSIG = 1
 # Torch reads all of them, in 2.11 and in 2.13; the first is for every kind of accelerator.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -70,7 +75,27 @@ def run(settings: WorkerSettings, begun: float) -> int:
 
 
 def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
-    """Starts and serves until a signal. Passes on fatal exceptions."""
+    """Starts and serves until a signal. Passes on fatal exceptions.
+
+    A standby worker leaves the CPU to the serving one while it starts; then this thread serves at the normal priority.
+    """
+
+    def prepare() -> "tuple[PlanRunner, Join]":
+        return prepared(settings, folder, begun)
+
+    runner, join = at_low_priority(prepare) if settings.standby else prepare()
+    from gpu_worker.link.link import Link
+    from gpu_worker.step.runner import MAX_IN_FLIGHT
+
+    endpoint = worker_endpoint(settings.runtime_dir)
+    # Its sockets have threads, which get this thread's priority.
+    link = Link(endpoint, join, runner, key=KeyFile(settings.runtime_dir), max_in_flight=MAX_IN_FLIGHT)
+    log.info("waiting for a scheduler at %s", endpoint)
+    link.serve()
+
+
+def prepared(settings: WorkerSettings, folder: Path, begun: float) -> "tuple[PlanRunner, Join]":
+    """Imports torch, and returns the warm runner and its Join."""
     # Torch takes seconds to import, and a wrong setting is refused without it.
     if not settings.device.startswith("cuda") and settings.native_kernels == "auto":
         build_ahead()
@@ -79,19 +104,14 @@ def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
 
         on_cpu = settings.device == "cpu" or (not settings.device and not torch.cuda.is_available())
         import_transformers(without_compiler=on_cpu and settings.fused_layers != "on")
-        from gpu_worker.link.link import Link
-        from gpu_worker.startup import keep_objects, start
-        from gpu_worker.step.runner import MAX_IN_FLIGHT
+        from gpu_worker.startup import start
 
     logs.adopt_libraries()
     logs.log_phase("imports", time.perf_counter() - begun)
     runner, join = start(settings, folder)
-    endpoint = worker_endpoint(settings.runtime_dir)
-    link = Link(endpoint, join, runner, key=KeyFile(settings.runtime_dir), max_in_flight=MAX_IN_FLIGHT)
     keep_objects()
     logs.log_phase("whole start", time.perf_counter() - begun)
-    log.info("waiting for a scheduler at %s", endpoint)
-    link.serve()
+    return runner, join
 
 
 def last_line(cause: str, log_format: str) -> None:
@@ -100,13 +120,6 @@ def last_line(cause: str, log_format: str) -> None:
         logs.announce(log, cause, level=logging.CRITICAL)
     else:
         logs.draw(f"gpu_worker: {logs.escaped(cause)}\n")
-
-
-def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent ends, so that no orphan holds a device."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
 
 def keep_compiled_kernels() -> None:

@@ -24,8 +24,9 @@ _OTHER_PROGRAMS = ("TANDEM_SCHEDULER_", "TANDEM_ADDRESS")
 _GROUPS = {
     "Model": "model=NAME served_name=NAME device=DEVICE dtype=TYPE graphs=WHEN fused_layers=WHEN "
     "native_kernels=WHEN threads=N",
-    "Memory": "page_size=N num_pages=N pool_bytes=SIZE keep_free_bytes=SIZE host_pool_bytes=SIZE",
+    "Memory": "page_size=N num_pages=N pool_bytes=SIZE keep_free_bytes=SIZE host_pool_bytes=SIZE shared_pool=WHEN",
     "Limits": "max_rows=N max_length=N token_budget=N window=N window_sinks=N",
+    "Standby": "standby standby_pages=N standbys=N",
     "Process": "runtime_dir=FOLDER exit_with_parent log_level=LEVEL log_format=FORMAT config=FILE",
 }
 _EPILOG = """\
@@ -37,6 +38,7 @@ Examples:
   python -m gpu_worker
   python -m gpu_worker --model Qwen/Qwen3-0.6B --device cuda:0
   python -m gpu_worker --model ~/models/llama --dtype bfloat16 --pool-bytes 4GiB
+  python -m gpu_worker --standby
 """
 
 

@@ -10,6 +10,11 @@ import shutil
 import tempfile
 
 _MEMORY_SETTINGS = "a smaller pool_bytes, max_rows or token_budget needs less"
+# Messages of torch's other exceptions: its allocator on a CPU, the CUDA runtime and libraries, C++.
+_OF_DEVICE = ("OutOfMemoryError", "AcceleratorError")
+_OUT_OF_MEMORY_TEXTS = (
+    "DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED", "bad_alloc",
+)  # fmt: skip
 _INSTALL = (
     "make install in the checkout brings what the worker needs, as does "
     "pip install 'dist/tandem_inference-….whl[worker]'"
@@ -29,16 +34,16 @@ _OF_FILES = {
 
 def is_expected(error: BaseException) -> bool:
     """Whether one line explains the error, so that a traceback would not help."""
-    is_plain = isinstance(error, (ValueError, OSError, MemoryError, ImportError)) or _is_out_of_memory(error)
+    is_plain = isinstance(error, (ValueError, OSError, MemoryError, ImportError)) or is_out_of_memory(error)
     return is_plain or type(error).__name__ in ("AcceleratorError", "DeviceLost", "JoinRefused")
 
 
 def explain(error: BaseException) -> str:
     """`<cause>; <hint>` in one line."""
     reason, kind = first_line(error), type(error).__name__
-    if kind == "OutOfMemoryError":
+    if is_out_of_memory(error) and (kind in _OF_DEVICE or "_STATUS_ALLOC_FAILED" in reason):
         return f"the GPU is out of memory: {reason}; {_MEMORY_SETTINGS}, nvidia-smi shows what else uses the GPU"
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return f"host memory is used up: {reason}; {_MEMORY_SETTINGS}, as does dtype bfloat16"
     if isinstance(error, OSError) and error.errno in _OF_FILES:
         where = f"{error.filename}: " if error.filename else ""
@@ -72,12 +77,10 @@ def first_line(error: BaseException) -> str:
     return (lines or [type(error).__name__])[0][:500].rstrip(".")
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory of the device or the machine was used up. The process can go on with less."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    # Torch's own exception on a CPU.
-    return isinstance(error, RuntimeError) and (
-        "DefaultCPUAllocator" in str(error) or "Cannot allocate memory" in str(error)
-    )
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)

@@ -19,12 +19,13 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TextIO
 
-PROCESS = "worker"
 MAX_QUEUED = 1024
 # Longest wait for queued lines at the end of the process.
 FLUSH_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
+# The name of this process in every record.
+_process = "worker"
 # Characters that a terminal would act on, or that end a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _CONTROL_IN_TRACEBACKS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -40,7 +41,7 @@ class TextFormat(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = datetime.fromtimestamp(record.created).isoformat(" ", "milliseconds")
-        line = f"{stamp} {PROCESS} {record.levelname} {escaped(record.getMessage())}"
+        line = f"{stamp} {_process} {record.levelname} {escaped(record.getMessage())}"
         error = _traceback(record)
         return f"{line}\n{escaped(error, _CONTROL_IN_TRACEBACKS)}" if error else line
 
@@ -51,7 +52,7 @@ class JsonFormat(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds"),
-            "process": PROCESS,
+            "process": _process,
             "pid": record.process,
             "level": record.levelname,
             "message": record.getMessage(),
@@ -136,9 +137,10 @@ class QueuedHandler(logging.Handler):
 _handler: QueuedHandler | None = None
 
 
-def start(level: str, log_format: str, stream: TextIO | None = None) -> None:
-    """Sends the process's records to `stream`: the worker's from `level` on, those of libraries from WARNING on."""
-    global _handler
+def start(level: str, log_format: str, stream: TextIO | None = None, *, process: str = "worker") -> None:
+    """Sends the process's records to `stream`: its own from `level` on, those of libraries from WARNING on."""
+    global _handler, _process
+    _process = process
     stop()
     stream = sys.stderr if stream is None else stream
     _handler = QueuedHandler(stream, JsonFormat() if log_format == "json" else TextFormat())

@@ -3,7 +3,6 @@
 Owns the order of start-up and its timed log lines. Knows nothing of sockets.
 """
 
-import gc
 import logging
 import os
 from collections.abc import Callable
@@ -37,8 +36,10 @@ from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
 from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.process.lean_imports import compiler_is_loaded
-from gpu_worker.process.threads import choose_threads, set_threads
+from gpu_worker.process.threads import choose_or_follow, set_threads
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
+from gpu_worker.shared_pool.pool import SharedPool
+from gpu_worker.shared_pool.start import open_pool, reclaimable_bytes
 from gpu_worker.step.graphs_choice import captures_steps, graphs_for
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
@@ -48,7 +49,7 @@ from gpu_worker.wire.frames import join_frame
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
@@ -84,7 +85,8 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     sizes = plan_memory(settings, costs, device, reach)
     model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged)
     if device.type == "cpu" and settings.threads is None:
-        choose_threads([each for each in model.modules() if type(each) is PackedLinear and each.is_native])
+        linears = [each for each in model.modules() if type(each) is PackedLinear and each.is_native]
+        choose_or_follow(linears, settings, f"{files.folder} in {costs.dtype}")
     with phase("check that rows are independent"):
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)
@@ -93,7 +95,12 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     log.info("linear layers with a common input: %d groups are merged", len(merged))
     fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and device.type == "cuda")
     graphs = graphs_for(settings, device)
-    runner, measured = warm_runner(model, bound, sizes.geometry, device, dtype, graphs, costs.captures, fused=fused)
+    with phase("identity"):
+        hashed = identity_of(settings, files, sizes.geometry)
+    pool = open_pool(settings, bound, sizes.geometry, dtype=dtype, device=device, identity=hashed)
+    runner, measured = warm_runner(
+        model, bound, sizes.geometry, device, dtype, graphs, costs.captures, fused=fused, pool=pool
+    )
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
     log.info("self-check passed: logits differ from eager attention's by %.2g", error)
@@ -104,23 +111,18 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     log.info("a prompt takes %.3g us per token", timings.token_us)
     if runner.geometry.host_pages:
         log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
-    with phase("identity"):
-        return runner, join_message(settings, files, runner.geometry, timings, device, dtype)
+    return runner, join_message(settings, files, runner, timings, device, dtype, identity=hashed)
 
 
-def keep_objects() -> None:
-    """Collects garbage, and excludes all objects that exist now from later collections. Called once before serving.
-
-    Torch, Transformers and compiled kernels leave some hundred thousand objects that live as long as the process. A
-    full collection would visit them all, and delay a step.
-    """
-    gc.collect()
-    gc.freeze()
+def identity_of(settings: WorkerSettings, files: ModelFiles, geometry: Geometry) -> str:
+    """The identity of the model with these settings, as in Join."""
+    window = None if settings.window is None else (settings.window, settings.window_sinks)
+    return identity(files, geometry.page_size, window)
 
 
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
     """Chooses sizes that fit free memory and logs them. Raises ValueError."""
-    machine = _machine(device)
+    machine = _machine(device, reclaimable_bytes(settings, device))
     if device.type != "cpu" and not loads_to_device(device):
         check_host_memory(costs, machine.free_host)
     sizes = choose_sizes(settings, costs, machine, reach, captures=captures_steps(settings, device))
@@ -131,9 +133,9 @@ def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, re
     return sizes
 
 
-def _machine(device: torch.device) -> Machine:
+def _machine(device: torch.device, reclaimable: int = 0) -> Machine:
     free_host = free_host_bytes() if device.type == "cuda" else 0
-    return Machine(place=str(device), free=free_bytes(device), free_host=free_host)
+    return Machine(place=str(device), free=free_bytes(device) + reclaimable, free_host=free_host)
 
 
 def load(
@@ -166,18 +168,21 @@ def warm_runner(
     captures: Callable[[StepShape], bool] = lambda _: True,
     *,
     fused: bool = False,
+    pool: SharedPool | None = None,
 ) -> tuple[Runner, Measured]:
     """The runner with every kernel compiled and steps captured, and its measured memory, the largest step included.
 
-    captures: whether a shape is captured. fused: decoder layers are compiled too.
+    captures: whether a shape is captured. fused: decoder layers are compiled too. pool: the memory of the KV pool.
     """
     before = _allocated(device)
     with phase("page pool and tables"):
-        runner = Runner(model, layers, geometry, device=device, dtype=dtype, graphs=graphs, captures=captures)
+        runner = Runner(
+            model, layers, geometry, device=device, dtype=dtype, graphs=graphs, captures=captures, pool=pool
+        )
         if fused:
             runner.on_device.fuse_layers()
-    pool = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
-    tables = None if before is None else _allocated(device) - before - pool
+    pool_bytes = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
+    tables = None if before is None else _allocated(device) - before - pool_bytes
     if compiler_is_loaded():
         kept_in = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder")
         log.info("compiling kernels; they are kept in %s", kept_in)
@@ -199,7 +204,7 @@ def warm_runner(
         weights=weight_bytes(model),
         step=grown[0] if grown else None,
         tables=tables,
-        pool=pool,
+        pool=pool_bytes,
         host_pool=runner.on_device.host.pages.nbytes,
         free=free_bytes(device),
         graphs=captured.pool_bytes,
@@ -214,18 +219,20 @@ def _allocated(device: torch.device) -> int | None:
 def join_message(
     settings: WorkerSettings,
     files: ModelFiles,
-    geometry: Geometry,
+    runner: Runner,
     timings: Timings,
     device: torch.device,
     dtype: torch.dtype,
+    *,
+    identity: str,
 ) -> pb.Join:
     """The Join message with the model and the sizes; the link adds the fields of the connection."""
     own_name = "bundled" if files.folder == BUNDLED_MODEL.resolve() else Path(settings.model).name
-    window = None if settings.window is None else (settings.window, settings.window_sinks)
+    geometry = runner.geometry
     card = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
     return pb.Join(
         protocol=PROTOCOL,
-        identity=identity(files, geometry.page_size, window),
+        identity=identity,
         model=settings.served_name or own_name,
         logit_rows=geometry.logit_rows,
         eos_token_ids=files.eos_token_ids,
@@ -233,8 +240,11 @@ def join_message(
         tokenizer_json=files.tokenizer_json,
         chat_template=files.chat_template,
         pid=os.getpid(),
+        standby=settings.standby,
         device=f"{device}{card}",
         dtype=str(dtype).removeprefix("torch."),
+        pool_id=runner.pool.pool_id,
+        pool_layout=runner.pool.layout,
         **asdict(geometry),
         **asdict(timings),
     )

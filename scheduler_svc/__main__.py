@@ -9,6 +9,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,12 +21,15 @@ from scheduler_svc import logs
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.flags import SettingError
+from scheduler_svc.journal.opened import OpenedJournal
+from scheduler_svc.journal.writer import Sync
 from scheduler_svc.processes.address import ListenError
 from scheduler_svc.processes.frontend_process import FrontendFailed
 from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.parent import die_with_parent
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.worker_key import NAME as KEY_NAME
+from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.settings import SchedulerSettings, load, variable_warnings
@@ -84,14 +88,22 @@ class _Service:
         self._children = FrontendProcesses(
             settings.frontends, listen=settings.listen, flags=_frontend_flags(settings, self._runtime_dir)
         )
+        self._journal: OpenedJournal | None = None
+        if settings.journal is not None:
+            self._journal = OpenedJournal(
+                settings.journal, sync=Sync(settings.journal_sync), max_bytes=settings.journal_bytes, stack=stack
+            )
         self._core_config = CoreConfig(
             max_waiting=settings.max_waiting,
             max_waiting_tokens=settings.max_waiting_tokens,
             step_timeout_seconds=settings.step_timeout_seconds,
             silence_timeout_seconds=settings.silence_timeout_seconds,
             max_worker_wait_seconds=settings.max_worker_wait_seconds,
+            predict_steps=True,
             prove_workers=True,
             report_steps=settings.steps is not None,
+            report_detached=self._journal is not None,
+            first_generation=0 if self._journal is None else self._journal.first_generation,
         )
         self._recorder = self._steps = None
         if settings.record is not None:
@@ -117,9 +129,14 @@ class _Service:
         self._loop(workers, frontends, wake).run(num_stop_requests)
 
     def _loop(self, workers: RouterLink, frontends: RouterLink, wake: socket.socket) -> Loop:
-        settings, runtime_dir = self._settings, self._runtime_dir
+        settings, runtime_dir, journal = self._settings, self._runtime_dir, self._journal
+        core = Scheduler(self._core_config)
+        keeper = None
+        if journal is not None:
+            keeper = journal.keeper(core, time.monotonic)
+            self._stack.callback(lambda: keeper.close(time.monotonic()))
         return Loop(
-            core=Scheduler(self._core_config),
+            core=core,
             workers=workers,
             frontends=frontends,
             children=self._children,
@@ -128,15 +145,17 @@ class _Service:
                 key_path=runtime_dir.path / KEY_NAME,
                 frontend_secret=self._children.secret,
             ),
+            worker_processes=WorkerProcesses(os.getppid() if settings.exit_with_parent else None),
             watch=runtime_dir.watch,
             wake=wake,
             served_model=ServedModel(
                 default_max_new_tokens=settings.default_max_new_tokens,
                 max_waiting=settings.max_waiting,
-                cache_root=secrets.token_bytes(HASH_BYTES),
+                cache_root=secrets.token_bytes(HASH_BYTES) if journal is None else journal.cache_root,
             ),
             recorder=self._recorder,
             steps=self._steps,
+            journal=keeper,
             grace_seconds=settings.grace_seconds,
         )
 

@@ -90,17 +90,28 @@ class SchedulerSettings(BaseModel):
     steps: Annotated[
         Path | None, Field(title="FILE", description="write one CSV line per step to this new file, for tandem plot")
     ] = None
+    journal: Annotated[
+        Path | None,
+        Field(title="DIR", description="folder of a journal, from which requests with resume go on after a crash"),
+    ] = None
+    journal_sync: Annotated[
+        Literal["off", "second", "step"],
+        Field(title="WHEN", description="when the journal is forced to the disk: off, second or step"),
+    ] = "off"
+    journal_bytes: Annotated[
+        int, Field(ge=1 << 20, le=1 << 40, title="BYTES", description="largest size of the journal")
+    ] = 1 << 30
     grace_seconds: Annotated[
         float, Field(ge=0, le=3600, title="SECONDS", description="how long running streams may continue after SIGTERM")
     ] = 30.0
     step_timeout_seconds: Annotated[
         float,
-        Field(gt=0, le=3600, title="SECONDS", description="a worker whose step takes longer is treated as lost"),
+        Field(gt=0, le=3600, title="SECONDS", description="a worker whose step takes longer is lost, at the latest"),
     ] = 120.0
     silence_timeout_seconds: Annotated[
         float,
         Field(gt=0, le=3600, title="SECONDS", description="an idle worker that is silent longer is treated as lost"),
-    ] = 15.0
+    ] = 3.0
     exit_with_parent: Annotated[bool, Field(description="exit when the parent process exits; Linux only")] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],

@@ -5,6 +5,7 @@ reads a completion.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Self, TypeVar, Unpack, cast
 
@@ -14,8 +15,8 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 
 from tandem_client import types
 from tandem_client.async_stream import AsyncCall, AsyncGenerateStream
-from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait
-from tandem_client.connection import DEFAULT_ADDRESS, channel_options
+from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request
+from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS, channel_options
 from tandem_client.wire import messages
 from tandem_client.wire.request import (
     FIELD_KEYWORDS,
@@ -23,7 +24,6 @@ from tandem_client.wire.request import (
     Prompt,
     abort_request,
     detokenize_request,
-    generate_request,
     tokenize_request,
 )
 from tandem_client.wire.rpc_errors import ErrorReader
@@ -53,18 +53,39 @@ class AsyncClient(ClientBase):
         super().__init__(address, max_retries=max_retries)
         # Made at first use, because a channel belongs to the loop that runs when it is made.
         self._opened: _Stubs | None = None
+        # Aborts of requests that linger and whose streams were closed.
+        self._aborting: set[asyncio.Task[None]] = set()
 
     def generate(
-        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        resume: bool = False,
+        **options: Unpack[GenerateOptions],
     ) -> AsyncGenerateStream:
-        """Starts a completion of a text or of token ids; iterate over the stream. Options as in `GenerateOptions`."""
+        """Starts a completion of a text or of token ids; iterate over the stream. Options as in `GenerateOptions`.
+
+        With `resume`, the stream goes on by itself after its connection or its front end was lost.
+        """
 
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> AsyncCall:
             return self._stubs.inference.Generate(request, timeout=remaining)
 
-        request = generate_request(prompt, **options)
+        def start_again(request: inference_pb2.ResumeRequest, remaining: float | None) -> AsyncCall:
+            return self._stubs.inference.Resume(request, timeout=remaining)
+
+        request, recovery = lingering_request(prompt, resume=resume, **options)
         errors = ErrorReader(address=self.address, timeout=timeout, keywords=FIELD_KEYWORDS)
-        return AsyncGenerateStream(request, start=start, tries=self._tries(timeout), errors=errors)
+        return AsyncGenerateStream(
+            request,
+            start=start,
+            tries=self._tries(timeout),
+            errors=errors,
+            resume=start_again,
+            abort=self._abort_later,
+            recovery=recovery,
+        )
 
     async def tokenize(self, text: str, *, model: str | None = None, timeout: float | None = None) -> list[int]:
         """The token ids that `generate` would make of the text."""
@@ -136,6 +157,8 @@ class AsyncClient(ClientBase):
     async def close(self) -> None:
         """Cancels every call and closes the connection."""
         if self._opened is not None:
+            if self._aborting:
+                await asyncio.wait(self._aborting, timeout=ABORT_SECONDS)
             await self._opened.channel.close()
             self._opened = None
 
@@ -144,6 +167,21 @@ class AsyncClient(ClientBase):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _abort_later(self, request_id: str) -> None:
+        """Sends an Abort without waiting, if a loop runs: a stream may be dropped after its loop has ended."""
+
+        async def send() -> None:
+            with contextlib.suppress(grpc.RpcError):
+                await self._stubs.control.Abort(abort_request([request_id]), timeout=ABORT_SECONDS)
+
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        task = loop.create_task(send())
+        self._aborting.add(task)
+        task.add_done_callback(self._aborting.discard)
 
     @property
     def _stubs(self) -> _Stubs:

@@ -68,7 +68,9 @@ class AsyncGenerateStream(StreamBase[AsyncCall, asyncio.Event]):
     async def _next_message(self) -> inference_pb2.GenerateResponse | None:
         while not self._closed.is_set():
             try:
-                return await anext(self._messages)
+                message = await anext(self._messages)
+                if self._is_new(message):
+                    return message
             except StopAsyncIteration:
                 self._closed.set()
                 self._transcript.end()

@@ -1,10 +1,16 @@
 """The part of a client that the blocking and the asynchronous one share: its settings, and the wait for the service."""
 
+import uuid
+from typing import Unpack
+
 import grpc
 from grpc_health.v1 import health_pb2
+from tandem.v1 import inference_pb2
 
 from tandem_client.connection import DEFAULT_ADDRESS, Tries
 from tandem_client.errors import DeadlineExceeded, Unavailable
+from tandem_client.recovery import LINGER_SECONDS, Recovery
+from tandem_client.wire.request import GenerateOptions, Prompt, generate_request
 from tandem_client.wire.rpc_errors import ErrorReader
 
 # The pause before another look at a service that stopped answering.
@@ -23,6 +29,21 @@ class ClientBase:
 
     def _tries(self, timeout: float | None) -> Tries:
         return Tries(retries_left=self._max_retries, timeout=timeout)
+
+
+def lingering_request(
+    prompt: Prompt, *, resume: bool, **options: Unpack[GenerateOptions]
+) -> tuple[inference_pb2.GenerateRequest, Recovery | None]:
+    """Returns the request of a stream, and the recovery of one that is resumed by itself.
+
+    A request that lingers gets an id, so that it can be aborted before the service has answered.
+    """
+    request = generate_request(prompt, **options)
+    if resume and options.get("linger_seconds") is None:
+        request.resume.linger_seconds = LINGER_SECONDS
+    if request.resume.linger_seconds and not request.request_id:
+        request.request_id = uuid.uuid4().hex
+    return request, Recovery(request.resume.linger_seconds) if resume else None
 
 
 class ReadyWait:

@@ -17,6 +17,8 @@ _RECONNECT_FIRST_MS = 100
 _RECONNECT_LAST_MS = 1_000
 # The time for TCP's handshake and the first bytes of HTTP/2, which is gRPC's own default.
 CONNECT_TIMEOUT_MS = 20_000
+# How long a client that closes waits for the Aborts that it has sent.
+ABORT_SECONDS = 1.0
 _LOCAL_HOSTS = ("127.", "localhost:", "[::1]:", "unix:")
 
 

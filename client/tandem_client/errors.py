@@ -29,6 +29,8 @@ class TandemError(Exception):
         keyword: str | None = None,
         service_message: str | None = None,
         stream_began: bool = False,
+        is_refusal: bool = False,
+        request_ended: bool = False,
     ) -> None:
         super().__init__(message)
         # Options are named by their keywords: `max_new_tokens is 0; …`.
@@ -43,6 +45,10 @@ class TandemError(Exception):
         self.keyword = keyword
         # Whether the service had accepted the request, so that some tokens may have arrived.
         self.stream_began = stream_began
+        # Whether the service itself ended the call with this error, and not a connection that broke.
+        self.is_refusal = is_refusal
+        # Whether the error is the answer to an accepted request, so that resuming it would give the same.
+        self.request_ended = request_ended
 
     @property
     def field(self) -> str | None:
@@ -55,7 +61,11 @@ class InvalidArgument(TandemError):
 
 
 class NotFound(TandemError):
-    """The service does not serve a model of that name."""
+    """The service does not serve a model of that name, or keeps no such request that could be resumed."""
+
+
+class Replaced(TandemError):
+    """Another reader resumed the request."""
 
 
 class AlreadyExists(TandemError):

@@ -12,6 +12,8 @@ import grpc
 from tandem.v1 import inference_pb2
 
 from tandem_client.connection import Tries
+from tandem_client.errors import NotFound
+from tandem_client.recovery import Recovery
 from tandem_client.types import Accepted, Finished, PromptInfo, Summary
 from tandem_client.wire.rpc_errors import ErrorReader
 from tandem_client.wire.transcript import Sample, Transcript
@@ -40,8 +42,15 @@ class StreamBase(Generic[_Call, _Event]):
         start: Callable[[inference_pb2.GenerateRequest, float | None], _Call],
         tries: Tries,
         errors: ErrorReader,
+        resume: Callable[[inference_pb2.ResumeRequest, float | None], _Call],
+        abort: Callable[[str], object],
+        recovery: Recovery | None,
     ) -> None:
+        """`abort` sends an Abort without waiting. A lost stream is continued if `recovery` is not None."""
         self._request = request
+        self._resume = resume
+        self._abort = abort
+        self._recovery = recovery
         self._start = start
         self._tries = tries
         self._errors = errors
@@ -54,7 +63,7 @@ class StreamBase(Generic[_Call, _Event]):
 
     def __del__(self) -> None:
         if hasattr(self, "_call"):
-            self._call.cancel()
+            self._cancel()
 
     @property
     def accepted(self) -> Accepted | None:
@@ -83,17 +92,46 @@ class StreamBase(Generic[_Call, _Event]):
 
     def close(self) -> None:
         """Cancels the call; the service frees the request at once. A second call has no effect."""
+        self._cancel()
+
+    def _cancel(self) -> object:
+        """Cancels the call. Returns what `abort` returned if the request would go on without its reader, else None."""
+        was_open = not self._closed.is_set()
         self._closed.set()
         self._call.cancel()
+        return self._abort(self._request.request_id) if was_open and self._lingers else None
+
+    @property
+    def _lingers(self) -> bool:
+        return self._request.resume.linger_seconds > 0
 
     def _begin(self) -> None:
-        self._call = self._start(self._request, self._tries.remaining())
+        if self.accepted is None:
+            self._call = self._start(self._request, self._tries.remaining())
+        else:
+            self._call = self._resume(self._transcript.resume_request(), self._tries.remaining())
+
+    def _is_new(self, message: inference_pb2.GenerateResponse) -> bool:
+        """Whether a message was not read before the stream was lost."""
+        if self._recovery is None:
+            return True
+        self._recovery.continued()
+        return not self._transcript.is_repeated(message)
 
     def _pause_seconds(self, rpc_error: grpc.RpcError) -> float:
         """Returns the pause before the next try. Closes the stream and raises if the call may not be retried."""
         error = self._errors.read(rpc_error, stream_began=self.accepted is not None)
         pause_seconds = None if error.stream_began else self._tries.pause_seconds(error)
-        if pause_seconds is None:
+        if pause_seconds is None and self._recovery is not None:
+            pause_seconds = self._recovery.pause_seconds(error)
+            cause = self._recovery.cause
+            if pause_seconds is None and cause is not None and isinstance(error, NotFound):
+                # The service does not have the request any more. What the caller must know is how it was lost.
+                error = cause
+            elif pause_seconds is not None and not error.stream_began:
+                # Whether the service has accepted the request is not known, so it must not run a second time.
+                self._abort(self._request.request_id)
+        if pause_seconds is None or self._tries.remaining() == 0:
             self._closed.set()
             raise error from None
         return pause_seconds

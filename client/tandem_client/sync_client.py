@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from tandem_client import types
-from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait
-from tandem_client.connection import DEFAULT_ADDRESS, channel_options
+from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request
+from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS, channel_options
 from tandem_client.sync_stream import Call, GenerateStream
 from tandem_client.wire import messages
 from tandem_client.wire.request import (
@@ -23,7 +23,6 @@ from tandem_client.wire.request import (
     Prompt,
     abort_request,
     detokenize_request,
-    generate_request,
     tokenize_request,
 )
 from tandem_client.wire.rpc_errors import ErrorReader
@@ -48,16 +47,38 @@ class Client(ClientBase):
         self._health = cast(Any, health_pb2_grpc.HealthStub(self._channel))
 
     def generate(
-        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        resume: bool = False,
+        **options: Unpack[GenerateOptions],
     ) -> GenerateStream:
-        """Starts a completion of a text or of token ids; iterate over the stream. Options as in `GenerateOptions`."""
+        """Starts a completion of a text or of token ids; iterate over the stream. Options as in `GenerateOptions`.
+
+        With `resume`, the stream goes on by itself after its connection or its front end was lost.
+        """
 
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> Call:
             return self._inference.Generate(request, timeout=remaining)
 
-        request = generate_request(prompt, **options)
+        def start_again(request: inference_pb2.ResumeRequest, remaining: float | None) -> Call:
+            return self._inference.Resume(request, timeout=remaining)
+
+        def abort(request_id: str) -> object:
+            return self._control.Abort.future(abort_request([request_id]), timeout=ABORT_SECONDS)
+
+        request, recovery = lingering_request(prompt, resume=resume, **options)
         errors = ErrorReader(address=self.address, timeout=timeout, keywords=FIELD_KEYWORDS)
-        return GenerateStream(request, start=start, tries=self._tries(timeout), errors=errors)
+        return GenerateStream(
+            request,
+            start=start,
+            tries=self._tries(timeout),
+            errors=errors,
+            resume=start_again,
+            abort=abort,
+            recovery=recovery,
+        )
 
     def tokenize(self, text: str, *, model: str | None = None, timeout: float | None = None) -> list[int]:
         """The token ids that `generate` would make of the text."""

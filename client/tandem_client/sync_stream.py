@@ -3,13 +3,15 @@
 Owns one call from start to end: its messages, its retries, its cancellation.
 """
 
+import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
 
 import grpc
 from tandem.v1 import inference_pb2
 
+from tandem_client.connection import ABORT_SECONDS
 from tandem_client.stream_base import Cancellable, StreamBase
 from tandem_client.types import Delta
 
@@ -60,6 +62,14 @@ class GenerateStream(StreamBase[Call, threading.Event]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def close(self) -> None:
+        """Cancels the call, and waits up to a second until a request that lingers is aborted."""
+        aborting = cast("grpc.Future[object] | None", self._cancel())
+        if aborting is not None:
+            # The request ends by itself if the service cannot be reached.
+            with contextlib.suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
+                aborting.result(timeout=ABORT_SECONDS)
+
     def _begin(self) -> None:
         super()._begin()
         self._messages = iter(self._call)
@@ -74,7 +84,9 @@ class GenerateStream(StreamBase[Call, threading.Event]):
     def _next_message(self) -> inference_pb2.GenerateResponse | None:
         while not self._closed.is_set():
             try:
-                return next(self._messages)
+                message = next(self._messages)
+                if self._is_new(message):
+                    return message
             except StopIteration:
                 self._closed.set()
                 self._transcript.end()

@@ -3,7 +3,7 @@
 Owns the names of their fields. Knows nothing of messages or calls.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -62,6 +62,8 @@ class Accepted:
     # The number in force; below the requested one if the model's length leaves fewer.
     max_new_tokens: int
     requests_ahead: int
+    # Resumes the request; empty if it ends with its stream.
+    resume_secret: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +180,21 @@ class WorkerLoad:
     pages_total: int
     # A text such as "cpu" or "cuda:0 NVIDIA H200".
     device: str
+    # Whether the worker waits without requests until a serving worker is lost.
+    is_standby: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incidents:
+    """Counts since the service started: hung workers, and what followed steps that ran out of memory."""
+
+    hung_workers: int
+    # The next steps were smaller, had fewer rows, or had one request; or that request ended; or the worker was refused.
+    smaller_steps: int
+    fewer_rows: int
+    alone: int
+    ended_for_memory: int
+    workers_refused_for_memory: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,8 +227,14 @@ class Load:
     # Seconds since a worker was last lost, and why; None and empty if none was lost.
     worker_lost_seconds: float | None
     worker_lost_reason: str
-    # Requests that may have killed a worker, and among which the service looks for the culprit.
-    suspects: int = 0
+    # Requests that may have killed a worker.
+    suspects: int
+    # Workers on standby; `workers` does not count them, `per_worker` lists them last.
+    standby_workers: int
+    incidents: Incidents
+    # Size of the scheduler's journal, 0 without one; and why it cannot be written at the moment, otherwise empty.
+    journal_bytes: int
+    journal_suspended: str
 
     @property
     def hit_rate(self) -> float:

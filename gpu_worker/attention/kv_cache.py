@@ -9,6 +9,7 @@ import math
 import mmap
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +30,13 @@ def pool_bytes(layers: LayerMap, *, num_pages: int, page_size: int, dtype: torch
     return sum(2 * math.prod(shape) for shape in shapes) * dtype.itemsize
 
 
+class PoolMemory(Protocol):
+    """Memory for the tensors of a pool that is not this process's own."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor: ...
+    def zero(self) -> None: ...
+
+
 class KvCache:
     """Starts zeroed: a masked score gives probability 0, and 0 times a stale NaN would be NaN.
 
@@ -36,16 +44,26 @@ class KvCache:
     """
 
     def __init__(
-        self, layers: LayerMap, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: LayerMap,
+        *,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: PoolMemory | None = None,
     ) -> None:
+        """memory: where the tensors are; by default in memory of this process."""
         self.page_size = page_size
+        self._memory = memory
+        zeros = _zeros if memory is None else memory.zeros
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         for kind in (layer.kind for layer in layers.layers):
             shape = tensor_shape(kind, num_pages=num_pages, page_size=page_size)
             # The operator writes the model's own dimensions; the padding behind them stays zero.
-            self.keys.append(_zeros(shape, dtype, device))
-            self.values.append(_zeros(shape, dtype, device))
+            self.keys.append(zeros(shape, dtype, device))
+            self.values.append(zeros(shape, dtype, device))
 
     @property
     def pools(self) -> tuple[Tensor, ...]:
@@ -54,6 +72,9 @@ class KvCache:
 
     def zero(self) -> None:
         """Zeroes every page."""
+        if self._memory is not None:
+            self._memory.zero()
+            return
         for pool in self.pools:
             pool.zero_()
 

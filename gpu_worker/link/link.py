@@ -14,9 +14,10 @@ import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection
+from gpu_worker.link.ready_lines import ReadyLines
 from gpu_worker.link.runtime_dir import KeyFile
 from gpu_worker.link.signals import signals_wake
-from gpu_worker.logs import announce, is_worth_a_line
+from gpu_worker.logs import is_worth_a_line
 from gpu_worker.wire.frames import FrameError, Outcome, join_frame, parse_frame, result_frame
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,6 @@ _BUSY_MONITOR_SECONDS = 0.02
 _JOIN_RETRY_SECONDS = 0.02
 # Pauses between connections that ended before a step succeeded on them.
 _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.02, 2.0
-# The address that clients use by default.
-_DEFAULT_LISTEN = "127.0.0.1:50051"
 
 
 class JoinRefused(RuntimeError):
@@ -45,15 +44,11 @@ class PlanRunner(Protocol):
 
     @property
     def num_in_flight(self) -> int: ...
+    @property
+    def pool_id(self) -> bytes: ...
     def join(self, generation: int) -> None: ...
     def submit(self, message: pb.StepPlan) -> None: ...
     def collect(self, *, wait: bool = True) -> Outcome | None: ...
-
-
-def ready_line(listen: str) -> str:
-    """The log line with a command to paste once the service at `listen` is ready."""
-    address = "" if listen == _DEFAULT_LISTEN else f" --address {listen}"
-    return f'ready: tandem generate{address} "Return the"'
 
 
 class Link:
@@ -77,8 +72,7 @@ class Link:
         self._stopping = False
         # Number of the oldest plans in flight that belong to an ended session.
         self._num_void = 0
-        # Logged after the next step that succeeds.
-        self._ready_line = ""
+        self._ready = ReadyLines()
         self._num_bad_frames = 0
         # The last logged problem, so that it is logged once and not at every try.
         self._last_problem = ""
@@ -146,7 +140,8 @@ class Link:
 
     def _void_session(self) -> None:
         """Ends a session that the scheduler does not know: plans in flight get no answer, and a Join is due."""
-        self._joined, self._join_at, self._ready_line = False, 0.0, ""
+        self._joined, self._join_at = False, 0.0
+        self._ready.session_ended()
         self._num_void = self._runner.num_in_flight
 
     def _keep_in_touch(self) -> None:
@@ -171,6 +166,8 @@ class Link:
             self._log_once(f"cannot read the key of the runtime folder, trying again: {error}")
             self._join_at = now + REFUSED_RETRY_SECONDS
             return
+        # The pool may be another one since the last Join.
+        self._join.pool_id = self._runner.pool_id
         if self._send(join_frame(self._join)):
             self._join_at = None
             log.debug("sent Join to %s", self._endpoint)
@@ -198,7 +195,7 @@ class Link:
                 self._runner.submit(message.plan)
         elif kind == "joined":
             self._joined, self._join_at, self._last_problem = True, None, ""
-            self._ready_line = ready_line(message.joined.listen) if message.joined.listen else ""
+            self._ready.joined(message.joined.listen, on_standby=self._join.standby)
             self._runner.join(message.joined.generation)
             log.info("joined the scheduler; generation %d", message.joined.generation)
         elif kind == "rejoin":
@@ -206,6 +203,10 @@ class Link:
             log.info("the scheduler does not know this worker; joining again")
         elif kind == "refused":
             self._refused(message.refused)
+        elif kind == "seated":
+            # After a lost connection this worker joins as one that serves.
+            self._join.standby = False
+            self._ready.seated()
 
     def _refused(self, refused: pb.Refused) -> None:
         """Schedules another Join. Raises JoinRefused if another try is pointless."""
@@ -230,9 +231,7 @@ class Link:
             self._send(result_frame(outcome))
             if outcome.status == pb.STEP_STATUS_OK:
                 self._num_ended = 0
-                if self._ready_line:
-                    announce(log, self._ready_line)
-                    self._ready_line = ""
+                self._ready.step_succeeded()
 
     def _send(self, frame: bytes) -> bool:
         if not self._connection.send(frame):

@@ -4,6 +4,7 @@ On a GPU it enqueues these operations on the CUDA stream in this order. `DeviceS
 the KV pool, kernels, tables, staging buffers. It does not depend on generations or on other plans in flight.
 """
 
+import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 
 from gpu_worker.arrays import Array, HostArray, Space
 from gpu_worker.attention.host_pages import HostPages
-from gpu_worker.attention.kv_cache import KvCache
+from gpu_worker.attention.kv_cache import KvCache, PoolMemory
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import attach
 from gpu_worker.cpu_graphs.steps import ProvenSteps
@@ -58,6 +59,7 @@ class DeviceStep:
         graphs: GraphBackend | None,
         captures: Callable[[StepShape], bool],
         native: bool,
+        memory: PoolMemory | None = None,
     ) -> None:
         self.device = device
         self._model = model
@@ -65,7 +67,12 @@ class DeviceStep:
         self._geometry, self._no_rows = geometry, RowTables(geometry)
         self._sampler = DeviceSampler(geometry, device, is_padded=shapes.is_padded)
         self.cache = KvCache(
-            layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
+            layers,
+            num_pages=geometry.num_pages,
+            page_size=geometry.page_size,
+            dtype=dtype,
+            device=device,
+            memory=memory,
         )
         attach(model, layers, self.cache)
         self._model = model
@@ -95,6 +102,17 @@ class DeviceStep:
         self.fused = FusedLayers(self._model)
         # Compiled layers cannot be captured on a CPU.
         self.proven = None
+
+    def free_memory(self) -> None:
+        """Gives back what a step that ran out of memory left behind.
+
+        The caller no longer holds the exception, whose traceback held tensors. If a frame refers to the exception, they
+        form a cycle, so garbage is collected too.
+        """
+        self.last_logits = None
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def zero_pool(self) -> None:
         """Zeroes every page, unless the pool is zero already."""

@@ -12,6 +12,10 @@ from gpu_worker.step.output import StepOutput
 from gpu_worker.wire.frames import NO_TOKENS, Outcome, TokenLogprobs
 
 
+class DeviceLost(RuntimeError):
+    """The device's context is unusable; only a new process can use the device again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
     """A submitted plan. `output` is None if the plan was refused or computes nothing."""
@@ -21,6 +25,10 @@ class InFlight:
     num_samples: int = 0
     started: "torch.cuda.Event | None" = None
     ended: "torch.cuda.Event | None" = None
+
+    def with_pool(self, pool_id: bytes) -> "InFlight":
+        """The same plan, whose outcome tells which pool the worker uses."""
+        return replace(self, outcome=replace(self.outcome, pool_id=pool_id))
 
     def finished(self) -> Outcome:
         """Waits for the end of the step and returns its outcome. Passes on errors of the device."""
@@ -44,6 +52,7 @@ class InFlight:
             compute_us=compute_us,
             logprobs=_token_logprobs(self.output.logprobs),
             prompt_logprobs=_token_logprobs(self.output.prompt_logprobs),
+            pool_id=self.outcome.pool_id,
         )
 
 

@@ -5,7 +5,6 @@ a GPU `submit` only enqueues, so that two plans can be in flight; on a CPU it co
 outcomes in the order of the plans.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,20 +24,17 @@ from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import StepLayout, lay_out
+from gpu_worker.shared_pool.errors import PoolError
+from gpu_worker.shared_pool.pool import PrivatePool, SharedPool
 from gpu_worker.step.device_step import DeviceStep
-from gpu_worker.step.in_flight import InFlight, on_lost_device
+from gpu_worker.step.in_flight import DeviceLost, InFlight, on_lost_device
 from gpu_worker.step.output import ResultRing, StepOutput
+from gpu_worker.step.refusals import OutOfSync, refusal_of
+from gpu_worker.step.saved_pages import SavedPages
 from gpu_worker.step.warm_up import warm_up_steps
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
-from gpu_worker.wire.page_orders import PageOrders
-
-log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 2
-
-
-class DeviceLost(RuntimeError):
-    """The device's context is unusable; only a new process can use the device again."""
 
 
 class Runner:
@@ -56,10 +52,11 @@ class Runner:
         graphs: GraphBackend | None = None,
         captures: Callable[[StepShape], bool] = lambda _: True,
         native: bool = True,
+        pool: SharedPool | None = None,
     ) -> None:
         """`shapes`: by default those of the device. `graphs`: captures padded steps, and the decode steps of a CPU, if
         `captures` holds for their shape; None: every step runs eagerly. `native`: whether attention on a CPU may use
-        C++ kernels."""
+        C++ kernels. `pool`: the memory of the KV pool, on a CPU; by default it ends with the process."""
         layers = layers.within(geometry.max_length)
         window, sink_tokens = layers.reach
         self.geometry, self.device = replace(geometry, window=window, sink_tokens=sink_tokens), device
@@ -76,18 +73,19 @@ class Runner:
             graphs=graphs,
             captures=captures,
             native=native,
+            memory=pool,
         )
-        # Whether `submit` only enqueues.
+        self.pool = pool or PrivatePool()
+        self.pool.attach(self.on_device.cache.pools, geometry.page_size)
         self._is_asynchronous = device.type != "cpu"
-        # The results of padded steps are overwritten by the next step; others are read where they were computed.
+        # The next step overwrites the results of padded steps; others are read where they were computed.
         self._results: ResultRing | None = None
         if self.shapes.is_padded:
             allocate = partial(torch.zeros, dtype=torch.int64, pin_memory=device.type == "cuda")
             self._results = ResultRing(num_buffers=MAX_IN_FLIGHT + 1, num_tokens=geometry.max_rows, allocate=allocate)
         self._in_flight: deque[InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
-        # For each host page, whether a plan has saved a page to it.
-        self._is_saved = np.zeros(geometry.host_pages, np.bool_)
+        self._saved = SavedPages(geometry.host_pages)
         # Why the device is unusable; empty if it is usable.
         self._lost = ""
 
@@ -96,19 +94,30 @@ class Runner:
         """Submitted plans without a collected outcome."""
         return len(self._in_flight)
 
+    @property
+    def pool_id(self) -> bytes:
+        """Names the memory of the KV pool, as in Join."""
+        return self.pool.pool_id
+
     def join(self, generation: int) -> None:
         """Begins a session with a scheduler, and zeroes the pool, because the scheduler expects no NaN in its pages."""
         self.reset(generation)
-        self._is_saved[:] = False
+        self._saved.forget()
         self.on_device.zero_pool()
 
     def reset(self, generation: int) -> None:
         """Begins a generation: removes every row. The next plan must be step 1."""
         self._generation, self._step, self._failed = generation, 0, False
         self.tables.reset()
+        self.pool.begin_generation(generation)
 
     def submit(self, message: pb.StepPlan) -> None:
         """Enqueues one plan. Does not raise: an error becomes the plan's outcome."""
+        self._submit(message)
+        if message.HasField("take_over"):
+            self._in_flight[-1] = self._in_flight[-1].with_pool(self.pool_id)
+
+    def _submit(self, message: pb.StepPlan) -> None:
         if message.generation > self._generation:
             self.reset(message.generation)
         if self._failed or message.generation < self._generation:
@@ -117,29 +126,31 @@ class Runner:
         begun = time.perf_counter()
         try:
             if message.step != self._step + 1:
-                detail = f"step {message.step} follows step {self._step}"
-                self._refuse(message, pb.STEP_STATUS_OUT_OF_SYNC, detail)
-                return
+                raise OutOfSync(f"step {message.step} follows step {self._step}")
             self._step = message.step
+            if message.HasField("take_over"):
+                self.pool.take_over(message.take_over)
+                self.on_device.pool_is_zero = False
             plan = read_plan(message, self.geometry)
             layout = self._apply(plan)
             if self.tables.checksum != plan.checksum:
-                detail = f"row tables differ: checksum {self.tables.checksum:#x}, the plan's {plan.checksum:#x}"
-                self._refuse(message, pb.STEP_STATUS_OUT_OF_SYNC, detail)
-                return
+                own = self.tables.checksum
+                raise OutOfSync(f"row tables differ: checksum {own:#x}, the plan's {plan.checksum:#x}")
             self._in_flight.append(self._run(plan, layout, begun))
-        except PlanError as error:
-            self._refuse(message, pb.STEP_STATUS_FAILED, str(error))
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            self._refuse(message, pb.STEP_STATUS_OUT_OF_MEMORY, first_line(error))
+            self.pool.end_step(plan.step)
         except Exception as error:  # every plan must be answered
-            log.exception("step %d failed", message.step)
-            no_memory = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-            status = pb.STEP_STATUS_OUT_OF_MEMORY if no_memory else pb.STEP_STATUS_FAILED
-            detail = f"{type(error).__name__}: {first_line(error)}"
-            if isinstance(error, torch.AcceleratorError):
-                self._lost = detail
-            self._refuse(message, status, detail)
+            self._answer(message, error)
+        if self._in_flight[-1].outcome.status == pb.STEP_STATUS_OUT_OF_MEMORY:
+            self.on_device.free_memory()
+
+    def _answer(self, message: pb.StepPlan, error: Exception) -> None:
+        status, detail = refusal_of(error, message.step)
+        if isinstance(error, torch.AcceleratorError) and status != pb.STEP_STATUS_OUT_OF_MEMORY:
+            self._lost = detail
+        self._refuse(message, status, detail)
+        if isinstance(error, PoolError):
+            # The scheduler gives all pages up, and expects no NaN in them.
+            self.on_device.zero_pool()
 
     def _refuse(self, message: pb.StepPlan, status: "pb.StepStatus", detail: str) -> None:
         if message.generation == self._generation:
@@ -150,7 +161,7 @@ class Runner:
     def _apply(self, plan: Plan) -> StepLayout[HostArray] | None:
         """Applies the plan to the tables and lays it out. Returns None if the plan computes nothing."""
         if plan.page_orders:
-            self._check_loads(plan.page_orders)
+            self._saved.follow(plan.page_orders)
         edits = self.tables.apply(plan)
         layout = None
         if plan.chunk_rows.size or plan.decode_rows.size:
@@ -160,15 +171,9 @@ class Runner:
             layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, views, device.place)
         elif edits.rows.size:
             raise PlanError("the plan starts rows or appends pages but computes nothing")
+        self.pool.begin_step(plan, self.tables)
         self.tables.advance(plan)
         return layout
-
-    def _check_loads(self, orders: PageOrders[HostArray]) -> None:
-        """Raises PlanError if the plan loads a host page to which neither it nor an earlier plan saved a page."""
-        self._is_saved[orders.saved_slots] = True
-        unknown = orders.loaded_slots[~self._is_saved[orders.loaded_slots]]
-        if unknown.size:
-            raise PlanError(f"loads.slots contains {unknown[0]}, to which no plan saved a page")
 
     def _run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> InFlight:
         """Runs the plan on the device; on a GPU it only enqueues the plan."""
@@ -205,7 +210,10 @@ class Runner:
             if oldest.ended is not None and not wait and not oldest.ended.query():
                 return None
             self._in_flight.popleft()
-            return self._finished(oldest)
+            outcome = oldest.finished()
+            if self._results is not None and oldest.output is not None:
+                self._results.put_back(oldest.output)
+            return outcome
         except torch.AcceleratorError as error:
             # CUDA reports a kernel's error at a later call, and from then on every call fails.
             self._lost = first_line(error)
@@ -219,12 +227,6 @@ class Runner:
         self._in_flight = deque(InFlight(outcome=outcome) for outcome in outcomes[1:])
         self._failed = self._failed or any(outcome.generation == self._generation for outcome in outcomes)
         return outcomes[0]
-
-    def _finished(self, item: InFlight) -> Outcome:
-        outcome = item.finished()
-        if self._results is not None and item.output is not None:
-            self._results.put_back(item.output)
-        return outcome
 
     def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
         """Compiles every kernel, captures padded steps, and calls `on_kernel` (name, seconds).

@@ -71,6 +71,8 @@ class Outcome:
     # Logprobs of sampled tokens and of prompt tokens, where requested, in worker.proto's orders.
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    # In the outcome of a plan that takes a pool over: the pool that the worker uses now.
+    pool_id: bytes = b""
 
 
 def parse_frame(frame: bytes | memoryview) -> pb.CoreToWorker:
@@ -145,6 +147,7 @@ def result_frame(outcome: Outcome) -> bytes:
     if outcome.nonfinite.size:
         result.nonfinite = outcome.nonfinite.astype(_INT32, copy=False).tobytes()
     result.compute_us = outcome.compute_us
+    result.pool_id = outcome.pool_id
     for values, into in (
         (outcome.logprobs, result.logprobs),
         (outcome.prompt_logprobs, result.prompt_logprobs),

@@ -44,9 +44,9 @@ class Announcer:
         queue_full, not_serving = self._queue_full(), self._lanes.crash_loop.cause(now)
         before = self._sent_status
         is_same = (bool(queue_full), bool(not_serving)) == (bool(before[0]), bool(before[1]))
-        if is_same and before[2] == len(self._lanes.by_worker):
+        if is_same and before[2] == len(self._lanes.seated):
             return []
-        self._sent_status = (queue_full, not_serving, len(self._lanes.by_worker))
+        self._sent_status = (queue_full, not_serving, len(self._lanes.seated))
         effects: list[Effect] = [self._status(frontend) for frontend in frontends]
         if bool(not_serving) != bool(before[1]):
             message = f"not serving: {not_serving}" if not_serving else "serving again after a crash loop"

@@ -161,6 +161,7 @@ def new_requests(
             page_hashes=list(hashes),
             cache_read=event.cache_read,
             cache_write=event.cache_write,
+            lingers=event.linger_seconds > 0,
             prompt_logprobs_from=0 if i else prompt_logprobs_from,
         )
         for i, stream in enumerate(event.streams)

@@ -18,12 +18,16 @@ from scheduler_svc.core.suspicion.quarantine import MAX_ENTRIES
 def audit(core: Scheduler) -> None:
     """Checks all invariants; raises an AssertionError at the first one that is broken."""
     _audit_queue(core)
+    _audit_seats(core)
     in_flight = {worker: _InFlightCounts(core, lane) for worker, lane in core.lanes.items()}
     for worker, lane in core.lanes.items():
         assert lane.worker == worker
         _audit_pages(lane)
         _audit_rows(core, lane, in_flight[worker])
         _audit_prompt_logprobs(core, lane)
+    for held in core.held_pools.pools:
+        assert not held.pages.num_used, "a row holds a page of a lost worker"
+        assert all(held.pages is not lane.pool for lane in core.lanes.values()), "a pool is held and in use"
     for request in core.queue:
         if not request.row:
             plans = sum(records.plans[request.handle] for records in in_flight.values())
@@ -63,11 +67,51 @@ def _audit_queue(core: Scheduler) -> None:
         assert request.phase is not Phase.ENDED, f"{request.request_id} ended and is still live"
         assert (request.row > 0) == (request.phase is Phase.RUNNING), f"{request.request_id}: phase and row differ"
         assert (request.worker in core.lanes) == (request.row > 0), f"{request.request_id}: row and lane differ"
-        assert request.frontend in core.frontends, f"{request.request_id} belongs to a front end that is gone"
+        _audit_reader(core, request)
         assert request.num_outputs == sum(len(part) for part in request.outputs)
         assert request.known < request.total_length or request.phase is Phase.RUNNING
         assert request.pending_tokens <= request.pending_plans or request.phase is Phase.RUNNING
+    _audit_kept(core)
     _audit_suspects(core)
+
+
+def _audit_reader(core: Scheduler, request: Request) -> None:
+    """Checks that a request has a connected front end, or lingers."""
+    frontend, entry = request.frontend, core.kept.by_id(request.request_id)
+    assert core.queue.by_stream(frontend, request.stream) is request, f"{request.request_id}: its stream is another's"
+    if request.row:
+        rows = core.lanes[request.worker].rows
+        reader = int(rows.stream[request.row]), int(rows.frontend_idx[request.row])
+        assert reader == (request.stream, core.frontends.get(frontend, 0)), f"row {request.row} has another reader"
+    assert (entry is not None) == request.lingers, f"{request.request_id}: lingers, and is not kept"
+    if entry is None or entry.reader is not None:
+        assert frontend in core.frontends, f"{request.request_id} belongs to a front end that is gone"
+    if entry is not None:
+        first = entry.reader or ("", entry.first_handle)
+        assert (frontend, request.stream - request.sample_idx) == first, f"{request.request_id} has another reader"
+
+
+def _audit_kept(core: Scheduler) -> None:
+    """Checks the requests that linger: each is live or expires, and those that ended are within their bounds."""
+    kept, size = core.kept, 0
+    for entry in kept.all:
+        live = core.queue.by_request_id(entry.request_id)
+        assert entry.awaits_worker or len(live) == entry.num_live, f"{entry.request_id}: live samples are miscounted"
+        assert not any(request.sample_idx in entry.answers for request in live), f"{entry.request_id} ended and lives"
+        assert entry.expires_at is not None or (entry.num_live and entry.reader), f"{entry.request_id} never expires"
+        size += 0 if entry.num_live else entry.num_bytes
+    assert size == kept.ended_bytes, "the size of the kept answers is miscounted"
+
+
+def _audit_seats(core: Scheduler) -> None:
+    """Checks that no request runs on standby workers, and that callers see the sizes of the serving ones."""
+    for lane in core.lanes.values():
+        if not lane.is_seated:
+            assert lane.rows.num_seated == 0 and lane.step <= 1, f"{lane.worker} is on standby and has a request"
+    sizes = [(lane.info.max_length, lane.info.usable_pages) for lane in core.lanes.values() if lane.serves]
+    if sizes:
+        assert core.info is not None, "a worker serves, and callers see no model"
+        assert (core.info.max_length, core.info.usable_pages) == max(sizes), "callers see sizes that no worker has"
 
 
 def _audit_suspects(core: Scheduler) -> None:

@@ -1,13 +1,18 @@
 """Opens, resets and closes the lanes of all workers.
 
-`Lanes` owns the lanes and the generations. It handles every fault of a worker or a step (lost, failed, out of memory,
-out of sync) in the same way: it resets the lane, its requests go back to the queue with all known tokens, and any lane
-with room admits them. A worker is refused after 5 failed steps without a confirmed one; it may join again.
+`Lanes` owns the lanes and the generations. It handles every fault of a worker or a step (lost, hung, failed, out of
+memory, out of sync) in the same way: it resets the lane, its requests go back to the queue with all known tokens, and
+any lane with room admits them. A worker is refused after 5 failed steps without a confirmed one; it may join again.
+
+A lane is *seated* if requests may run on it. A standby worker's lane is proven and then waits; if a serving worker is
+lost, the same event seats the standby lane that was proven first (`standby.py` chooses it).
 """
 
 from collections.abc import Sequence
 
+from scheduler_svc.core import standby
 from scheduler_svc.core.check_join import frame_refusal, model_refusal
+from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
@@ -25,7 +30,8 @@ from scheduler_svc.core.update import step_reports
 _MAX_FAILED_STEPS = 5
 # After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.
 _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
-# After these causes the requests in the worker's plans in flight are suspects.
+# After these causes the requests in the worker's plans in flight are suspects, and the pages of a lost worker stay
+# cached if their memory outlives it.
 _DEATHS = (ResetCause.WORKER_LOST, ResetCause.WORKER_SILENT)
 
 
@@ -43,7 +49,10 @@ class Lanes:
         self.last_loss: tuple[float, str] | None = None
         """Time and reason of the last loss of a worker."""
         self.counters = Counters()
-        self._generation = 0
+        # Whether a worker has been seated since the start.
+        self._was_seated = False
+        self.held_pools = HeldPools()
+        self._generation = config.first_generation
         self._next_number = 1
 
     def report(
@@ -60,11 +69,7 @@ class Lanes:
         if not self._config.report_steps:
             return []
         totals = step_reports.Totals(self.counters.steps, self.counters.preemptions, self._queue.num_waiting)
-        return [
-            step_reports.step_report(
-                totals, self.by_worker.values(), lane, now, plans, cause, output_tokens, compute_us
-            )
-        ]
+        return [step_reports.step_report(totals, self.seated, lane, now, plans, cause, output_tokens, compute_us)]
 
     # Workers -------------------------------------------------------------------------------------------------
 
@@ -75,35 +80,76 @@ class Lanes:
         refusal = frame_refusal(self._config, info) or self._model_refusal(info, worker)
         if worker in self.by_worker:
             what = "it joined again and is refused" if refusal else "it joined again"
-            effects += self.close(worker, what, now, is_death=False)
+            # The seat is still this worker's if it is accepted.
+            effects += self.close(worker, what, now, is_death=False, seats=bool(refusal))
         if refusal:
             return [*effects, *_refused_for_good(worker, refusal)]
         if len(self.by_worker) == MAX_LANES:
             reason = f"{MAX_LANES} workers serve already; this one is accepted when one of them leaves"
             return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
+        self.held_pools.forget(info.pool_id)
         self._generation += 1
         lane = Lane(worker=worker, number=self._next_number, info=info, generation=self._generation, now=now)
         self._next_number += 1
         self.by_worker[worker] = lane
         effects.append(fx.WorkerAccepted(worker=worker, generation=self._generation))
-        effects += self.report(lane, now)
+        if lane.is_seated:
+            self._was_seated = True
+            effects += self.report(lane, now)
         if not self._config.prove_workers:
-            effects += self._prove(lane)
+            effects += self._prove(lane, now)
         return effects
 
-    def _prove(self, lane: Lane) -> list[fx.Effect]:
-        """Lets the lane get requests, and announces its sizes to callers."""
-        lane.prove()
-        self.worker_infos.update(self._proven_infos())
-        self._queue.restore_set_aside()
+    def _prove(self, lane: Lane, now: float) -> list[fx.Effect]:
+        """Lets a seated lane get requests, and announces its sizes to callers. A standby lane may be seated at once."""
+        lane.prove(now)
+        if not lane.is_seated:
+            return self._seat_due(now)
+        self.held_pools.hand_over(lane, now)
+        self._serving_changed()
         return [fx.WorkerProven(worker=lane.worker)]
 
-    def _proven_infos(self) -> list[WorkerInfo]:
-        return [lane.info for lane in self.by_worker.values() if lane.is_proven]
+    def _serving_changed(self) -> None:
+        """Announces the sizes of the serving workers, and looks again at requests that fitted none of them."""
+        self.worker_infos.update(self._serving_infos())
+        self._queue.restore_set_aside()
+
+    def _serving_infos(self) -> list[WorkerInfo]:
+        return [lane.info for lane in self.by_worker.values() if lane.serves]
+
+    @property
+    def seated(self) -> list[Lane]:
+        """The lanes of all workers but those on standby, in the order in which the workers joined."""
+        return [lane for lane in self.by_worker.values() if lane.is_seated]
+
+    def _seat_due(self, now: float) -> list[fx.Effect]:
+        """Seats a standby worker if no worker is seated and none is expected to come."""
+        due = standby.seat_due_at(self.by_worker.values(), was_seated=self._was_seated)
+        return [] if due is None or now < due else self._seat_next(now)
+
+    def _seat_next(self, now: float) -> list[fx.Effect]:
+        """Seats the standby worker that was proven first, if there is one whose model still matches."""
+        effects: list[fx.Effect] = []
+        while (lane := standby.first_proven(self.by_worker.values())) is not None:
+            if difference := self._model_refusal(lane.info, lane.worker):
+                effects += self.close(lane.worker, difference, now, is_death=False)
+                effects += _refused_for_good(lane.worker, difference)
+                continue
+            return effects + self._seat(lane, now)
+        return effects
+
+    def _seat(self, lane: Lane, now: float) -> list[fx.Effect]:
+        """Lets requests run on a proven standby worker."""
+        lane.take_seat()
+        self.held_pools.hand_over(lane, now)
+        self._was_seated = True
+        self._serving_changed()
+        note = fx.Note(message=f"worker {lane.worker}, which was on standby, serves now")
+        return [fx.WorkerProven(worker=lane.worker, was_standby=True), note, *self.report(lane, now)]
 
     def _model_refusal(self, info: WorkerInfo, worker: str) -> str:
         served = self.worker_infos.served
-        others = [lane.info for name, lane in self.by_worker.items() if name != worker and lane.is_proven]
+        others = [lane.info for name, lane in self.by_worker.items() if name != worker and lane.serves]
         return model_refusal(info, None if served is None else served.info, others)
 
     def close(
@@ -115,22 +161,32 @@ class Lanes:
         compute_us: int = 0,
         *,
         is_death: bool = True,
+        seats: bool = True,
     ) -> list[fx.Effect]:
-        """Resets and removes the lane. If `is_death`, the loss may count towards a crash loop."""
+        """Resets and removes the lane. If `is_death`, the loss may count towards a crash loop.
+
+        If `seats`, a standby worker gets the seat of a worker that served, or of the last one that was seated.
+        """
         lane = self.by_worker.pop(worker)
         in_trial = False
-        if is_death and cause in _DEATHS:
+        if is_death and cause in _DEATHS and lane.serves:
             in_trial = self.suspects.is_trial(lane.in_flight)
-            num_lanes = len(self._proven_infos()) + 1
+            num_lanes = len(self._serving_infos()) + 1
             self.suspects.implicate(lane, lane.in_flight, reason, is_step=False, num_lanes=num_lanes, now=now)
-        effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
-        self.last_loss = now, reason
-        # The death of a worker on probation does not count while another worker serves.
-        if is_death and (lane.is_proven or not self._proven_infos()):
+        # The death of a worker on probation or on standby does not count while another worker serves.
+        if is_death and (lane.serves or not self._serving_infos()):
             self.crash_loop.died(reason, now, in_trial=in_trial)
-        if lane.is_proven:
+        if not lane.is_seated:
+            return [fx.Note(message=f"worker {worker} lost: {reason}; it was on standby")]
+        pool_id = lane.pool_id if cause in _DEATHS else b""
+        effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us, keep_pages=bool(pool_id))
+        self.held_pools.keep(lane, pool_id, now)
+        self.last_loss = now, reason
+        if lane.serves:
             self.worker_infos.worker_left(lane.info, now)
-            self.worker_infos.update(self._proven_infos())
+            self.worker_infos.update(self._serving_infos())
+        if seats and (lane.serves or not self.seated):
+            effects += self._seat_next(now)
         if not self.worker_infos.present:
             self._queue.restore_set_aside()
         return effects
@@ -139,30 +195,38 @@ class Lanes:
         """Proves the lane after its first step if its model still matches: other workers may be proven by now."""
         difference = self._model_refusal(lane.info, lane.worker)
         if not difference:
-            return self._prove(lane)
+            return self._prove(lane, now)
         effects = self.close(lane.worker, difference, now, is_death=False)
         return [*effects, *_refused_for_good(lane.worker, difference)]
 
     def next_timeout(self) -> float | None:
-        """Returns the time at which the first worker times out, None if there is no worker."""
-        return min(map(self._timeout_of, self.by_worker.values()), default=None)
-
-    def _timeout_of(self, lane: Lane) -> float:
-        config = self._config
-        if lane.in_flight:
-            return lane.working_since() + config.step_timeout_seconds
-        return lane.heard_at + config.silence_timeout_seconds
+        """Returns the time at which the first worker times out or a standby worker is seated, None without a worker."""
+        times = [lane.timeout(self._config) for lane in self.by_worker.values()]
+        due = standby.seat_due_at(self.by_worker.values(), was_seated=self._was_seated)
+        return min(times if due is None else [*times, due], default=None)
 
     def expire_workers(self, now: float) -> list[fx.Effect]:
-        """Closes the lanes of workers that timed out, and asks the workers to join again."""
-        effects: list[fx.Effect] = []
-        for lane in [lane for lane in self.by_worker.values() if now >= self._timeout_of(lane)]:
-            what = "a step took too long" if lane.in_flight else "it has been silent for too long"
-            effects += self.close(lane.worker, what, now, ResetCause.WORKER_SILENT)
-            effects.append(fx.AskRejoin(worker=lane.worker))
-        return effects
+        """Closes the lanes of workers that timed out; seats a standby worker that is due.
 
-    def _reset(self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int) -> list[fx.Effect]:
+        Each worker that timed out is killed, or joins again if it still runs.
+        """
+        effects: list[fx.Effect] = []
+        for lane in [lane for lane in self.by_worker.values() if now >= lane.timeout(self._config)]:
+            self.counters.worker_hung()
+            effects += self.close(
+                lane.worker, lane.clock.why_given_up(lane.in_flight, self._config, now), now, ResetCause.WORKER_SILENT
+            )
+            effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]
+        return effects + self._seat_due(now)
+
+    def paused(self, seconds: float) -> None:
+        """Excuses all workers for a time in which the scheduler did not run."""
+        for lane in self.by_worker.values():
+            lane.clock.paused(seconds, is_working=bool(lane.in_flight))
+
+    def _reset(
+        self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int, *, keep_pages: bool
+    ) -> list[fx.Effect]:
         """Resets the lane: its requests go back to the queue with all known tokens, its plans in flight become void."""
         void = tuple(lane.in_flight)
         self._generation += 1
@@ -172,12 +236,17 @@ class Lanes:
             request = self._queue.by_handle(handle)
             if request is not None and not request.row:
                 request.void_pending_plans()
-        requests = lane.reset(self._generation, keep_pages=cause in _KEEPING_CAUSES)
+        requests = lane.reset(self._generation, keep_pages=keep_pages)
         for request in requests:
             request.void_pending_plans()
             self._queue.enqueue(request)
         effects: list[fx.Effect] = [fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")]
         return effects + self.report(lane, now, void, cause=cause, compute_us=compute_us)
+
+    def reset_for_memory(self, lane: Lane, reason: str, now: float, compute_us: int) -> list[fx.Effect]:
+        """Resets the lane after a step that ran out of memory, which does not count as a failed step."""
+        cause = ResetCause.OUT_OF_MEMORY
+        return self._reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us, keep_pages=True)
 
     def reset_or_refuse(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
@@ -189,7 +258,8 @@ class Lanes:
                 lane.forgive_failed_steps()
         num_failed = lane.count_failed_step()
         if num_failed < _MAX_FAILED_STEPS:
-            return self._reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us)
+            keep_pages = cause in _KEEPING_CAUSES
+            return self._reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us, keep_pages=keep_pages)
         reason = f"{num_failed} failed steps in a row without a confirmed one; the last: {reason}"
         return self.refuse_for_now(lane, reason, now, cause, compute_us)
 
@@ -204,7 +274,8 @@ class Lanes:
         """Evicts all cached pages and returns their number."""
         for lane in self.by_worker.values():
             lane.schedule.clear_lookups()
-        return sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
+        num_held = self.held_pools.evict_all()
+        return num_held + sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
 
 
 def _refused_for_good(worker: str, reason: str) -> list[fx.Effect]:

@@ -1,15 +1,19 @@
 """Makes the report of the core's load, summed over its lanes."""
 
 from scheduler_svc.core.lanes import Lanes
-from scheduler_svc.core.messages.reports import Load, WorkerLoad
+from scheduler_svc.core.limits.memory_limit import Reduction
+from scheduler_svc.core.messages.reports import Incidents, Load, WorkerLoad
+from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 
 
-def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: int, now: float) -> Load:
+def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: int, suspects: int, now: float) -> Load:
     """Returns the load at `now`. `output_tokens` is the number of tokens emitted since the start."""
     lost_at, lost_reason = lanes.last_loss or (None, "")
-    counters, each = lanes.counters, [_of_lane(lane) for lane in lanes.by_worker.values()]
+    counters, seated = lanes.counters, lanes.seated
+    each = [_of_lane(lane) for lane in seated]
+    on_standby = [_of_lane(lane) for lane in lanes.by_worker.values() if not lane.is_seated]
     return Load(
         running=sum(one.running for one in each),
         waiting=queue.num_waiting,
@@ -26,12 +30,26 @@ def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: in
         pages_cached=sum(one.pages_cached for one in each),
         prompt_tokens=counters.prompt_tokens,
         cached_prompt_tokens=counters.cached_prompt_tokens,
-        host_pages_used=sum(lane.host.num_used for lane in lanes.by_worker.values()),
-        host_pages_total=sum(lane.host.num_slots for lane in lanes.by_worker.values()),
-        per_worker=tuple(each),
+        host_pages_used=sum(lane.host.num_used for lane in seated),
+        host_pages_total=sum(lane.host.num_slots for lane in seated),
+        per_worker=(*each, *on_standby),
         worker_lost_seconds=None if lost_at is None else now - lost_at,
         worker_lost_reason=lost_reason,
-        suspects=len(lanes.suspects),
+        suspects=suspects,
+        standby_workers=len(on_standby),
+        incidents=_incidents(counters),
+    )
+
+
+def _incidents(counters: Counters) -> Incidents:
+    reductions = counters.memory_reductions
+    return Incidents(
+        hung_workers=counters.hung_workers,
+        smaller_steps=reductions[Reduction.SMALLER_STEP],
+        fewer_rows=reductions[Reduction.FEWER_ROWS],
+        alone=reductions[Reduction.ALONE],
+        ended_for_memory=reductions[Reduction.ENDED],
+        workers_refused_for_memory=reductions[Reduction.REFUSED],
     )
 
 
@@ -43,4 +61,5 @@ def _of_lane(lane: Lane) -> WorkerLoad:
         pages_used=lane.pool.num_used,
         pages_cached=lane.pool.num_evictable,
         pages_total=lane.info.usable_pages,
+        is_standby=not lane.is_seated,
     )

@@ -13,11 +13,13 @@ answer, Rejected or End, unless its front end cancels it or disconnects.
 from collections.abc import Callable
 from typing import Any
 
-from scheduler_svc.core import worker_wait
 from scheduler_svc.core.announcer import Announcer
 from scheduler_svc.core.check_submit import Refusal, new_requests, refusal
 from scheduler_svc.core.convictions import Convictions
+from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.lingering import Lingering, restore_output, restored_ending
 from scheduler_svc.core.load import load_of
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -25,13 +27,15 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
+from scheduler_svc.core.state.kept_requests import KeptRequests
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
-from scheduler_svc.core.state.request_queue import DeadlineKind, RequestQueue
+from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.steps import Steps
 from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update.output_collector import OutputCollector
 from scheduler_svc.core.update.results import Ending
+from scheduler_svc.core.update.stats import stats_of
 
 
 class Scheduler:
@@ -51,9 +55,14 @@ class Scheduler:
         self._next_frontend = 1
         self._announcer = Announcer(config, self.queue, self._lanes)
         self._seen_revision = self._lanes.worker_infos.revision
-        self._output = OutputCollector()
+        self._output = OutputCollector(report_detached=config.report_detached)
+        self._deadlines = Deadlines(config, self.queue, self._lanes, self._end)
+        self._lingering = Lingering(config, self.queue, self._lanes, self._remove)
+        self.outputs_of = self._lingering.outputs_of
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
+            ev.Resume: self._on_resume,
+            ev.Restored: self._on_restored,
             ev.Cancel: self._on_cancel,
             ev.Finish: self._on_finish,
             ev.Abort: self._on_abort,
@@ -68,19 +77,30 @@ class Scheduler:
             ev.WorkerAlive: self._on_worker_alive,
             ev.StepDone: self._on_step_done,
             ev.Tick: self._on_tick,
+            ev.Paused: self._on_paused,
             ev.DrainStarted: self._on_drain_started,
             ev.DrainEnded: self._on_drain_ended,
         }
 
     @property
     def lanes(self) -> dict[str, Lane]:
-        """Lanes by the worker's name, the longest joined first."""
+        """Lanes by the worker's name, the longest joined first; those of standby workers too."""
         return self._lanes.by_worker
 
     @property
     def suspects(self) -> Suspects:
         """The live requests that may have killed a worker or made a step fail."""
         return self._lanes.suspects
+
+    @property
+    def held_pools(self) -> HeldPools:
+        """The page pools of lost workers that another worker may take over."""
+        return self._lanes.held_pools
+
+    @property
+    def kept(self) -> KeptRequests:
+        """The requests that linger."""
+        return self._lingering.kept
 
     @property
     def counters(self) -> Counters:
@@ -110,48 +130,61 @@ class Scheduler:
             lanes.next_timeout(),
             lanes.worker_infos.next_expiry(),
             lanes.suspects.waits_until,
+            self._lingering.next_expiry(),
         )
         return min((at for at in moments if at is not None), default=None)
 
     # Requests ------------------------------------------------------------------------------------------------
 
     def _on_submit(self, event: ev.Submit, now: float) -> list[fx.Effect]:
-        if event.frontend not in self.frontends:
-            message = "this front end is not registered with the core; it must send Hello first"
-            return [
-                fx.Rejected(
-                    frontend=event.frontend,
-                    stream=event.stream,
-                    code=fx.RejectCode.NOT_READY,
-                    message=message,
-                    field="",
-                )
-            ]
         refusal = self._refusal(event, now)
         if refusal is not None:
             code, field, message = refusal
             return [fx.Rejected(frontend=event.frontend, stream=event.stream, code=code, message=message, field=field)]
         ahead = self.queue.num_waiting
-        first_handle = self._next_handle
-        self._next_handle += event.num_samples
-        for request in new_requests(
-            event,
+        first_handle = self._take_handles(event.num_samples)
+        effects = self._lingering.accepted(event, first_handle)
+        for request in self._new_requests(event, first_handle, now):
+            self.queue.add(request)
+            self._deadlines.begin(request, event, now)
+        return [*effects, fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
+
+    def _on_resume(self, event: ev.Resume, now: float) -> list[fx.Effect]:
+        return self._lingering.resume(event, self.frontends, now)
+
+    def _on_restored(self, event: ev.Restored, now: float) -> list[fx.Effect]:
+        return self._lingering.restored(event, self._take_handles(event.submit.num_samples), now)
+
+    def _add_restored(self, now: float) -> None:
+        """Queues the restored requests, now that the sizes of a worker are known."""
+        for first_handle, arrived_at, event in self._lingering.take_restored():
+            for request in self._new_requests(event.submit, first_handle, arrived_at):
+                if event.ends[request.sample_idx] is None:
+                    restore_output(request, event.outputs[request.sample_idx])
+                    self.queue.add(request)
+                    self._deadlines.begin(request, event.submit, now)
+                    if (ending := restored_ending(request, self._lanes.worker_infos.known, event.identity)) is not None:
+                        self._apply_ending(ending, now)
+
+    def _take_handles(self, count: int) -> int:
+        first, self._next_handle = self._next_handle, self._next_handle + count
+        return first
+
+    def _new_requests(self, submit: ev.Submit, first_handle: int, arrived_at: float) -> list[Request]:
+        return new_requests(
+            submit,
             first_handle=first_handle,
             worker_infos=self._lanes.worker_infos,
             fair_share=self.queue.fair_share,
             fair=self.config.policy.fair_share,
-            now=now,
-        ):
-            self.queue.add(request)
-            if event.max_time_seconds > 0:
-                self.queue.add_deadline(now + event.max_time_seconds, request, DeadlineKind.TIME_LIMIT)
-            if event.deadline_seconds > 0:
-                self.queue.add_deadline(now + event.deadline_seconds, request, DeadlineKind.DEADLINE)
-            worker_wait.update(request, self.queue, self._lanes.worker_infos, self.config, now)
-        return [fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
+            now=arrived_at,
+        )
 
     def _refusal(self, event: ev.Submit, now: float) -> Refusal | None:
         """Returns code, field and message of the refusal, None if the request is accepted."""
+        if event.frontend not in self.frontends:
+            message = "this front end is not registered with the core; it must send Hello first"
+            return fx.RejectCode.NOT_READY, "", message
         if self.info is None:
             return fx.RejectCode.NOT_READY, "", "no worker has joined yet"
         if self.draining:
@@ -163,10 +196,13 @@ class Scheduler:
         return refusal(event, worker_infos=self._lanes.worker_infos, queue=self.queue, config=self.config)
 
     def _on_cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
+        if event.detach:
+            return self._lingering.reader_lost(event.frontend, event.stream, now)
         request = self.queue.by_stream(event.frontend, event.stream)
-        if request is not None:
-            self._remove(request)
-        return []
+        if request is None:
+            return []
+        self._remove(request)
+        return self._lingering.canceled(request, now)
 
     def _on_finish(self, event: ev.Finish, now: float) -> list[fx.Effect]:
         request = self.queue.by_stream(event.frontend, event.stream)
@@ -176,12 +212,14 @@ class Scheduler:
 
     def _on_abort(self, event: ev.Abort, now: float) -> list[fx.Effect]:
         outcomes: list[tuple[str, bool]] = []
+        effects: list[fx.Effect] = []
         for request_id in event.request_ids:
             samples = self.queue.by_request_id(request_id)
             outcomes.append((request_id, bool(samples)))
             for request in samples:
                 self._end(request, now, reason=fx.EndReason.ABORTED)
-        return [fx.AbortReply(frontend=event.frontend, query=event.query, outcomes=tuple(outcomes))]
+            effects += self._lingering.forget(request_id)
+        return [*effects, fx.AbortReply(frontend=event.frontend, query=event.query, outcomes=tuple(outcomes))]
 
     def _end(
         self,
@@ -197,17 +235,10 @@ class Scheduler:
         in_flight = self._remove(request)
         delivered = request.num_outputs
         kept = delivered if output_tokens is None else min(output_tokens, delivered)
-        stats = request.stats(now=now, output_tokens=kept, discarded_tokens=in_flight + delivered - kept)
-        self._output.add(
-            request.frontend,
-            fx.End(
-                stream=request.stream,
-                reason=reason,
-                failure=failure,
-                stop_token_id=stop_token_id,
-                stats=stats,
-            ),
-        )
+        stats = stats_of(request, now=now, output_tokens=kept, discarded_tokens=in_flight + delivered - kept)
+        end = fx.End(stream=request.stream, reason=reason, failure=failure, stop_token_id=stop_token_id, stats=stats)
+        self._lingering.ended(request, end, kept, now)
+        self._output.add(request.frontend, end)
 
     def _end_convicted(self, now: float) -> list[fx.Effect]:
         """Ends the requests that were convicted of killing their workers or making their steps fail."""
@@ -230,8 +261,8 @@ class Scheduler:
     # Front ends ----------------------------------------------------------------------------------------------
 
     def _on_frontend_joined(self, event: ev.FrontendJoined, now: float) -> list[fx.Effect]:
-        self._drop_frontend(event.frontend)
-        effects = self._announcer.changed_status(self.frontends, now)
+        effects = self._drop_frontend(event.frontend, now)
+        effects += self._announcer.changed_status(self.frontends, now)
         self.frontends[event.frontend] = self._next_frontend
         self._next_frontend += 1
         effects += self._announcer.greeting(event.frontend)
@@ -240,16 +271,19 @@ class Scheduler:
         return effects
 
     def _on_frontend_lost(self, event: ev.FrontendLost, now: float) -> list[fx.Effect]:
-        self._drop_frontend(event.frontend)
-        return []
+        return self._drop_frontend(event.frontend, now)
 
-    def _drop_frontend(self, frontend: str) -> None:
-        if self.frontends.pop(frontend, None) is not None:
-            for request in self.queue.by_frontend(frontend):
-                self._remove(request)
+    def _drop_frontend(self, frontend: str, now: float) -> list[fx.Effect]:
+        """Frees the requests of a front end that is gone, except for those that linger."""
+        if self.frontends.pop(frontend, None) is None:
+            return []
+        effects = self._lingering.frontend_lost(frontend, now)
+        for request in self.queue.by_frontend(frontend):
+            self._remove(request)
+        return effects
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:
-        load = load_of(self._lanes, self.queue, self._steps.step_ms, self.output_tokens, now)
+        load = load_of(self._lanes, self.queue, self._steps.step_ms, self.output_tokens, len(self.suspects), now)
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 
     def _on_flush_cache(self, event: ev.FlushCache, now: float) -> list[fx.Effect]:
@@ -265,8 +299,10 @@ class Scheduler:
     def _on_workers_changed(self, now: float) -> list[fx.Effect]:
         """Updates the waits of all requests and announces the model, after the known workers changed."""
         self._seen_revision = self._lanes.worker_infos.revision
+        if self.info is not None:
+            self._add_restored(now)
         for request in self.queue:
-            worker_wait.update(request, self.queue, self._lanes.worker_infos, self.config, now)
+            self._deadlines.update_worker_wait(request, now)
         return self._announcer.changed_model(self.frontends)
 
     def _on_worker_alive(self, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
@@ -296,8 +332,8 @@ class Scheduler:
 
     def _on_tick(self, event: ev.Tick, now: float) -> list[fx.Effect]:
         effects: list[fx.Effect] = []
-        while (due := self.queue.pop_deadline(now)) is not None:
-            self._expire(*due, now)
+        self._deadlines.expire(now)
+        effects += self._lingering.expire(now)
         self._lanes.worker_infos.expire(now)
         effects += self._lanes.expire_workers(now)
         effects += self._end_convicted(now)
@@ -305,16 +341,9 @@ class Scheduler:
         effects += self._announcer.changed_status(self.frontends, now)
         return effects
 
-    def _expire(self, request: Request, due: DeadlineKind, now: float) -> None:
-        match due:
-            case DeadlineKind.TIME_LIMIT:
-                self._end(request, now, reason=fx.EndReason.TIME_LIMIT)
-            case DeadlineKind.DEADLINE:
-                message = f"request {request.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
-                self._end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
-            case DeadlineKind.WORKER_WAIT:
-                if (waited := worker_wait.expire(request, self.queue, self.config, now)) is not None:
-                    self._end(request, now, failure=waited)
+    def _on_paused(self, event: ev.Paused, now: float) -> list[fx.Effect]:
+        self._lanes.paused(event.seconds)
+        return []
 
     # Shutdown ----------------------------------------------------------------------------------------------
 

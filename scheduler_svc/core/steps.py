@@ -1,6 +1,6 @@
 """Makes the plans of all lanes and reads the results of their steps.
 
-`Steps` owns the durations of the last steps. If a step fails or runs out of memory, its requests become suspects
+`Steps` owns the durations of the last steps. If a step fails, its requests become suspects
 (`suspicion/suspects.py`), as they do if a worker dies. `Steps` does not end requests itself: it returns those that end.
 """
 
@@ -15,6 +15,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.out_of_memory import OutOfMemory
 from scheduler_svc.core.schedule.placement import by_backlog
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.schedule.probation import probation_plan
@@ -23,7 +24,7 @@ from scheduler_svc.core.schedule.turn import Turn
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.check_result import is_valid
-from scheduler_svc.core.update.results import Ending, StepTokens, read_result
+from scheduler_svc.core.update.results import DETACHED, Ending, StepTokens, read_result
 
 _RECENT_STEPS = 64
 _CAUSES = {
@@ -39,6 +40,7 @@ class Steps:
         self._config = config
         self._queue = queue
         self._lanes = lanes
+        self._out_of_memory = OutOfMemory(queue, lanes)
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     @property
@@ -49,7 +51,7 @@ class Steps:
     def plan(self, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
         """Makes plans until each lane has `plans_in_flight` plans in flight or nothing can run."""
         effects: list[fx.Effect] = []
-        proven = [lane for lane in self._lanes.by_worker.values() if lane.is_proven]
+        proven = [lane for lane in self._lanes.by_worker.values() if lane.serves]
         suspects = self._lanes.suspects
         trial_on = trial_lane(suspects, proven, now) if len(suspects) else None
         turn = others_turn(suspects, trial_on, proven)
@@ -59,10 +61,12 @@ class Steps:
             for lane in by_backlog(self._lanes.by_worker.values()):
                 if len(lane.in_flight) >= (1 if lane is trial_on else self._config.plans_in_flight):
                     continue
-                if not lane.is_proven:
+                if lane.proven_at is None:
                     if not lane.in_flight:
                         plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
                         effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
+                    continue
+                if not lane.is_seated:
                     continue
                 others = [other for other in proven if other is not lane]
                 if lane is trial_on:
@@ -81,7 +85,7 @@ class Steps:
             lane=lane,
             queue=self._queue,
             other_lanes=others,
-            frontend_idx=frontends.__getitem__,
+            frontend_idx=lambda frontend: frontends.get(frontend, DETACHED),
             counters=self._lanes.counters,
             policy=self._config.policy,
             max_bytes=plan_bytes(self._config, lane.info),
@@ -119,14 +123,19 @@ class Steps:
             what = f"the result is for step {event.step}, but {expected} in flight"
             cause = ResetCause.WRONG_STEP
             return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
+        if record.takes_over:
+            lane.take_over_ended(record.takes_over, event.pool_id)
         if event.status is not ev.StepStatus.OK:
+            if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.serves:
+                effects, endings = self._out_of_memory.handle(lane, record, event, now)
+                return effects, None, endings
             what = f"step {event.step} {event.status}: {event.detail}"
             return self._lanes.reset_or_refuse(lane, what, now, _CAUSES[event.status], event.compute_us), None, []
         if not is_valid(event, record, lane.info.vocab_size):
             what = f"its result for step {event.step} is malformed"
             return self._lanes.refuse_for_now(lane, what, now, ResetCause.MALFORMED, event.compute_us), None, []
         lane.result_confirmed()
-        if not lane.is_proven:
+        if lane.proven_at is None:
             return self._lanes.end_probation(lane, now), None, []
         self._lanes.counters.step_confirmed()
         self._step_seconds.append(now - record.sent_at)

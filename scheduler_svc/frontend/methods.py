@@ -36,6 +36,7 @@ def add_to_server(
     # The other methods admit every call of up to MAX_SMALL_BYTES.
     admit: dict[str, Callable[[], int]] = {
         "Generate": inference.admit_generate,
+        "Resume": inference.admit_resume,
         "Tokenize": inference.admit_tokenize,
         "Detokenize": inference.admit_detokenize,
         "Watch": health.admit_watch,

@@ -112,6 +112,10 @@ class FrontEnd:
                 self._streams.admitted(message.admitted)
             case "rejected":
                 self._streams.rejected(message.rejected)
+            case "resumed":
+                self._streams.resumed(message.resumed)
+            case "replaced":
+                self._streams.replaced(message.replaced)
             case "abort_reply" | "load_reply" | "flush_reply" | "quarantine_reply" as kind:
                 self._queries.answer(getattr(message, kind))
             case "model_state":

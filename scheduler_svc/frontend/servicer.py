@@ -9,11 +9,14 @@ If the caller leaves, a coroutine handler gets CancelledError or an InternalErro
 
 import asyncio
 import functools
+import hashlib
 import logging
-from collections.abc import Sequence
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc.aio
+from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
@@ -23,23 +26,22 @@ from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.rpc.turns import Turns
-from scheduler_svc.frontend.streaming.sender import PreparedRequest, StreamSender, wait_for_admission
+from scheduler_svc.frontend.streaming.outputs import describe, make_outputs
+from scheduler_svc.frontend.streaming.sender import PreparedStream, StreamSender, wait_for_admission, wait_for_resumed
 from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.writer import StreamWriter
-from scheduler_svc.frontend.text.detokenize import Detokenizer
-from scheduler_svc.frontend.text.output import SampleOutput
-from scheduler_svc.frontend.text.stop_strings import StopFinder
 from scheduler_svc.frontend.validate import request as validation
+from scheduler_svc.frontend.validate.resume import check_offsets, check_resume
 from scheduler_svc.frontend.validate.sampling import without_lists
 
 logger = logging.getLogger(__name__)
 
-# Prompt tokens that give the first output token its context when it is decoded.
-NUM_CONTEXT_TOKENS = 8
 # The most bytes of a character in UTF-8, and of a token id as a varint.
 MAX_CHAR_BYTES = 4
 MAX_ID_BYTES = 5
+# Of the secret that resumes a request.
+SECRET_BYTES = 32
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -57,6 +59,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._readiness.admit()
         self._streams.check_room(1)
         return self._max_message_bytes
+
+    def admit_resume(self) -> int:
+        """The size limit of a Resume in bytes. Raises Refusal without a model, or if too many streams are open."""
+        self._readiness.model()
+        self._streams.check_room(1)
+        return MAX_SMALL_BYTES
 
     def admit_tokenize(self) -> int:
         """The size limit of a request in bytes, which fits the longest text. Raises Refusal without a model."""
@@ -76,12 +84,42 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Streams one completion."""
         seconds_left(context)
         model = self._readiness.admit()
+
+        async def begin(stream: RequestStream) -> PreparedStream:
+            submit, prepared = await self._prepare(request, context, model)
+            # Frees the prompt, which may be large, before the stream, which may be long.
+            request.Clear()
+            self._streams.submit(stream, submit)
+            submit.Clear()
+            prepared.accepted.requests_ahead = await wait_for_admission(stream)
+            return prepared
+
+        await self._stream(begin, context)
+
+    async def Resume(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: pb.ResumeRequest, context: Any
+    ) -> None:
+        """Streams the rest of a completion whose stream was lost. A full queue and a drain do not refuse it."""
+        seconds_left(context)
+        check_resume(request)
+        model = self._readiness.model()
+
+        async def begin(stream: RequestStream) -> PreparedStream:
+            secret_hash = hashlib.sha256(request.resume_secret).digest()
+            self._streams.resume(stream, request.request_id, secret_hash)
+            description = await wait_for_resumed(stream)
+            check_offsets(list(request.offsets), [sample.num_received for sample in stream.samples])
+            description.accepted.resume_secret = request.resume_secret
+            return _prepared(description, model, request.offsets)
+
+        await self._stream(begin, context)
+
+    async def _stream(self, begin: Callable[[RequestStream], Awaitable[PreparedStream]], context: Any) -> None:
+        """Runs one stream from its opening to its end. `begin` gets the core's consent."""
         stream = self._streams.open()
         try:
             await self._turns.wait()
-            prepared = await self._prepare(request, context, model)
-            # Frees the prompt, which may be large, before the stream, which may be long.
-            request.Clear()
+            prepared = await begin(stream)
             connection = self._corks.join(context)
             try:
                 await self._run(prepared, stream, context, connection)
@@ -111,7 +149,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
         return pb.DetokenizeResponse(text=await tokenizer.decode(request.token_ids, skip_special_tokens=skip))
 
-    async def _prepare(self, request: pb.GenerateRequest, context: Any, model: Model) -> PreparedRequest:
+    async def _prepare(
+        self, request: pb.GenerateRequest, context: Any, model: Model
+    ) -> tuple[frontend_pb2.Submit, PreparedStream]:
         checked = validation.check_request(request, model)
         token_ids = await validation.prompt_ids(request, model)
         # The queue may have filled while a long text was tokenized.
@@ -123,27 +163,41 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             prompt_tokens=len(token_ids),
             max_new_tokens=validation.new_tokens_in_force(submit.max_new_tokens, len(token_ids), model),
         )
-        return PreparedRequest(
-            submit=submit,
-            accepted=accepted,
-            make_outputs=functools.partial(make_outputs, checked, token_ids[-NUM_CONTEXT_TOKENS:], model),
-            want_text=checked.want_text,
-            want_token_ids=checked.want_token_ids,
-        )
+        description = describe(checked, accepted, token_ids, submit.max_new_tokens)
+        if checked.linger_seconds:
+            secret = secrets.token_bytes(SECRET_BYTES)
+            submit.linger_seconds = checked.linger_seconds
+            submit.secret_hash = hashlib.sha256(secret).digest()
+            submit.description = description.SerializeToString()
+            description.accepted.resume_secret = secret
+        return submit, _prepared(description, model)
 
-    async def _run(
-        self, prepared: PreparedRequest, stream: RequestStream, context: Any, connection: Connection
-    ) -> None:
+    async def _run(self, prepared: PreparedStream, stream: RequestStream, context: Any, connection: Connection) -> None:
         writer = StreamWriter(stream, context.write, connection.hold)
-        self._streams.submit(stream, prepared.submit)
-        prepared.submit.Clear()
-        prepared.accepted.requests_ahead = await wait_for_admission(stream)
+        sender = StreamSender(prepared, stream, self._streams, writer)
+        missed = await sender.replay() if stream.description is not None else ()
         # After the initial metadata the caller's gRPC does not retry on its own. Metadata must be ASCII, so another
         # request id is only in Accepted.
         request_id = stream.request_id
         await context.send_initial_metadata((("x-request-id", request_id),) if request_id.isascii() else ())
         await writer.write(pb.GenerateResponse(accepted=prepared.accepted))
-        await StreamSender(prepared, stream, self._streams, writer).run()
+        # From now on the caller may have the secret.
+        stream.is_resumable = bool(prepared.accepted.resume_secret)
+        for message in missed:
+            await writer.write(message)
+        await sender.run()
+
+
+def _prepared(
+    description: frontend_pb2.StreamDescription, model: Model, received: Sequence[pb.SampleOffset] = ()
+) -> PreparedStream:
+    return PreparedStream(
+        accepted=description.accepted,
+        make_outputs=functools.partial(make_outputs, description, model),
+        want_text=description.want_text,
+        want_token_ids=description.want_token_ids,
+        received=received,
+    )
 
 
 def seconds_left(context: Any) -> float:
@@ -155,25 +209,3 @@ def seconds_left(context: Any) -> float:
     if seconds <= 0:
         raise status.deadline_passed("the deadline passed before the request was admitted")
     return seconds
-
-
-def make_outputs(checked: validation.Checked, context: Sequence[int], model: Model) -> tuple[SampleOutput, ...]:
-    """One output for each sample, with text if the caller wants it or a stop string needs it.
-
-    `context` holds the prompt's last tokens.
-    """
-    stop, strings, decode = checked.stop, checked.stop_strings, None
-    if model.tokenizer is not None and (checked.want_text or strings):
-        decode = model.tokenizer.decoder(skip_special_tokens=checked.skip_special_tokens)
-    stop_finder = StopFinder(strings, include_stop=stop.include_stop) if strings else None
-    model_stops = frozenset[int]() if stop.ignore_eos else model.eos_token_ids
-    return tuple(
-        SampleOutput(
-            detokenizer=Detokenizer(decode, list(context)) if decode is not None else None,
-            stop_finder=stop_finder.fork() if stop_finder is not None else None,
-            stop_token_ids=model_stops | frozenset(stop.stop_token_ids),
-            min_new_tokens=stop.min_new_tokens,
-            include_stop=stop.include_stop,
-        )
-        for _ in range(checked.sampling.num_samples)
-    )

@@ -22,6 +22,7 @@ from scheduler_svc import private_file
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.journal.restore import event_of as restored_event
 from scheduler_svc.recording import core_config
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
@@ -145,6 +146,10 @@ def event_of(entry: pb.RecordedEvent) -> ev.Event:
             return ev.FrontendLost(frontend=entry.peer)
         case "worker_lost":
             return ev.WorkerLost(worker=entry.peer, reason=entry.worker_lost.reason)
+        case "paused":
+            return ev.Paused(seconds=entry.paused.seconds)
+        case "restored":
+            return restored_event(entry.restored)
         case "tick" | "drain_started" | "drain_ended" as kind:
             return _WITHOUT_FIELDS[kind]
         case _:

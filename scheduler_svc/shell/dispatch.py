@@ -12,6 +12,7 @@ from tandem.internal.v1 import frontend_pb2, worker_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.reports import StepReport
 from scheduler_svc.logs import announce
+from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.router_link import PeerLostError, RouterLink
 from scheduler_svc.shell.served_model import ServedModel
@@ -33,6 +34,7 @@ class EffectDispatcher:
         workers: RouterLink,
         frontends: RouterLink,
         served_model: ServedModel,
+        worker_processes: WorkerProcesses,
         steps: StepsFile | None,
         listen: Callable[[], str],
         joined: Callable[[], Collection[str]],
@@ -44,6 +46,7 @@ class EffectDispatcher:
         self._joined = joined
         self._frontends = frontends
         self._served_model = served_model
+        self._worker_processes = worker_processes
         self._steps = steps
         self.lost_peers: deque[tuple[RouterLink, str, str]] = deque()
 
@@ -65,9 +68,10 @@ class EffectDispatcher:
                         join.num_pages - 1, join.page_size, join.max_rows,
                     )  # fmt: skip
                     self._workers.limit_frames(effect.worker, join.max_frame_bytes)
+                    self._worker_processes.joined(effect.worker, join.pid)
                     self.send(self._workers, effect.worker, worker_wire.joined_frame(effect.generation, self._listen()))
                 case fx.WorkerProven():
-                    self._served_model.proven(effect.worker)
+                    self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
                     self._turn_away(effect)
                 case _:
@@ -85,13 +89,19 @@ class EffectDispatcher:
             match effect:
                 case fx.SendPlan():
                     self.send(self._workers, effect.worker, worker_wire.plan_frame(effect.plan))
+                case fx.WorkerProven():
+                    self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
                     self._turn_away(effect)
+                case fx.KillWorker():
+                    self._worker_processes.kill(effect.worker)
                 case fx.Note():
                     log.warning("%s", effect.message)
                 case StepReport():
                     reports.append(effect)
-                case fx.WorkerAccepted() | fx.WorkerProven():
+                case fx.Detached() | fx.Forgotten() | fx.StepOutput(frontend=""):
+                    pass  # Only a journal reads these.
+                case fx.WorkerAccepted():
                     raise AssertionError(f"{effect} does not answer a worker's message")
                 case _:
                     later.setdefault(effect.frontend, []).append(effect)
@@ -108,6 +118,11 @@ class EffectDispatcher:
             link.send(peer, frame)
         except PeerLostError as error:
             self.lost_peers.append((link, peer, str(error)))
+
+    def _proven(self, effect: fx.WorkerProven) -> None:
+        self._served_model.proven(effect.worker)
+        if effect.was_standby:
+            self.send(self._workers, effect.worker, worker_wire.seated_frame())
 
     def _turn_away(self, effect: fx.WorkerRefused | fx.AskRejoin) -> None:
         if isinstance(effect, fx.AskRejoin):

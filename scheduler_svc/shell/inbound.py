@@ -90,8 +90,9 @@ class Inbound:
             event = frontend_wire.event_of(message, peer)
         except WireError as error:
             self.dropped.add(f"front end {peer}", str(error))
-            if message.HasField("submit") and peer in self._core.frontends:
-                stream = message.submit.stream
+            kind = message.WhichOneof("message")
+            if kind in ("submit", "resume") and peer in self._core.frontends:
+                stream = getattr(message, kind).stream
                 return [
                     fx.Rejected(frontend=peer, stream=stream, code=fx.RejectCode.INVALID, message=str(error), field="")
                 ]

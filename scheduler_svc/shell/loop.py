@@ -17,7 +17,9 @@ from tandem.internal.v1 import record_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.processes.frontends import FrontendProcesses
+from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.dispatch import EffectDispatcher
@@ -35,6 +37,8 @@ _WATCH_SECONDS = 0.05
 _CHECK_SECONDS = 1.0
 # A socket learns of the end of a connection a moment after its monitor, so peers are probed for a second.
 _PROBE_SECONDS, _PROBE_EVERY_SECONDS = 1.0, 0.005
+# A turn that begins later than this after the one before it: the machine or this process was stopped meanwhile.
+_PAUSE_SECONDS = 1.0
 # Front ends get this long after the grace period to deliver the last answers.
 _FAREWELL_SECONDS = 5.0
 _RECORDED_TICK = record_pb2.Tick()
@@ -51,10 +55,12 @@ class Loop:
         frontends: RouterLink,
         served_model: ServedModel,
         children: FrontendProcesses,
+        worker_processes: WorkerProcesses,
         credentials: Credentials,
         watch: Callable[[], None],
         recorder: Recorder | None,
         steps: StepsFile | None,
+        journal: JournalKeeper | None,
         grace_seconds: float,
         wake: socket.socket,
     ) -> None:
@@ -64,12 +70,14 @@ class Loop:
         """
         self._core = core
         self._recorder = recorder
+        self._journal = journal
         self._workers = workers
         self._frontends = frontends
         self._dispatcher = EffectDispatcher(
             workers=workers,
             frontends=frontends,
             served_model=served_model,
+            worker_processes=worker_processes,
             steps=steps,
             listen=lambda: children.listen,
             joined=lambda: core.lanes,
@@ -84,6 +92,7 @@ class Loop:
             on_frontend_lost=self._frontend_lost,
         )
         self._children = children
+        self._worker_processes = worker_processes
         self._watch = watch
         self._grace_seconds = grace_seconds
         self._wake = wake
@@ -96,7 +105,11 @@ class Loop:
 
     def run(self, num_stop_requests: Callable[[], int]) -> None:
         """Runs turns. The first stop request drains the service, the second ends it at once."""
+        if self._journal is not None:
+            restored = self._journal.restore(lambda event, entry: self._handle(event, restored=entry))
+            self._dispatcher.dispatch(restored)
         num_seen = 0
+        turned_at = time.monotonic()
         while True:
             readable = self._wait()
             if self._wake.fileno() in readable:
@@ -109,7 +122,9 @@ class Loop:
             if now >= self._next_check_at:
                 self._next_check_at = now + _CHECK_SECONDS
                 self._check(now)
-            effects = self._inbound.receive()
+            effects = self._excuse_workers(now - turned_at)
+            turned_at = now
+            effects += self._inbound.receive()
             if (num_requested := num_stop_requests()) > num_seen:
                 effects += self._begin_stop(at_once=num_requested > 1)
                 num_seen = num_requested
@@ -119,6 +134,10 @@ class Loop:
             if self._recorder is not None:
                 # The events so far outlive this process.
                 self._recorder.flush()
+            if self._journal is not None:
+                # A token that a caller gets is in the journal.
+                self._journal.write(time.monotonic())
+                effects = self._journal.described(effects)
             self._dispatcher.dispatch(effects)
             if num_seen and not self._has_work() and self._is_over():
                 return
@@ -126,12 +145,21 @@ class Loop:
     def _handle(self, event: ev.Event, **entry: Any) -> list[fx.Effect]:
         """Passes an event to the core now, and records it before. `entry` has the event's fields in record.proto."""
         now = time.monotonic()
-        if self._recorder is None:
-            return self._core.handle(event, now)
-        self._recorder.add_event(record_pb2.RecordedEvent(now=now, **entry))
+        if self._recorder is not None:
+            self._recorder.add_event(record_pb2.RecordedEvent(now=now, **entry))
         effects = self._core.handle(event, now)
-        self._recorder.add_effects(effects)
+        if self._recorder is not None:
+            self._recorder.add_effects(effects)
+        if self._journal is not None:
+            self._journal.observe(event, effects)
         return effects
+
+    def _excuse_workers(self, seconds: float) -> list[fx.Effect]:
+        """Reports to the core if this process did not run: messages of workers may not have arrived meanwhile."""
+        if seconds < _PAUSE_SECONDS:
+            return []
+        log.warning("the scheduler did not run for %.1f s; its workers get this time in addition", seconds)
+        return self._handle(ev.Paused(seconds=seconds), paused=record_pb2.Paused(seconds=seconds))
 
     def _has_work(self) -> bool:
         return bool(len(self._core.queue) or self._dispatcher.lost_peers)
@@ -173,6 +201,7 @@ class Loop:
         self._watch()
         self._inbound.dropped.report(now)
         self._workers.keep_limits_of(self._core.lanes)
+        self._worker_processes.keep(self._core.lanes)
 
     def _frontend_lost(self, frontend: str, reason: str) -> None:
         if self._drain_deadline is None:

@@ -13,7 +13,7 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.config import MAX_LOGPROBS
+from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.messages.quarantine import (
     ClearQuarantine,
@@ -21,7 +21,8 @@ from scheduler_svc.core.messages.quarantine import (
     QuarantineQuery,
     QuarantineReply,
 )
-from scheduler_svc.core.messages.reports import Load, WorkerLoad
+from scheduler_svc.core.messages.reports import Incidents, Load, WorkerLoad
+from scheduler_svc.core.messages.submit import MAX_DESCRIPTION_BYTES, MAX_SAMPLING_BYTES, SECRET_HASH_BYTES
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 
 _MAX_STOP_IDS = 1024
@@ -34,7 +35,7 @@ _FAILURE = {code: pb.FailureCode.Value(f"FAILURE_CODE_{code.name}") for code in 
 
 # The fields that have the same names and values on both sides.
 _SUBMIT = tuple(name for name in ev.Submit.__slots__ if name in pb.Submit.DESCRIPTOR.fields_by_name)
-_LOAD = tuple(name for name in Load.__slots__ if name != "per_worker")
+_LOAD = tuple(name for name in Load.__slots__ if name not in ("per_worker", "incidents"))
 _USAGE = tuple(inference_pb2.Usage.DESCRIPTOR.fields_by_name)
 _TIMING = tuple(inference_pb2.Timing.DESCRIPTOR.fields_by_name)
 
@@ -47,7 +48,9 @@ def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
         case "submit":
             return _submit(message.submit, frontend)
         case "cancel":
-            return ev.Cancel(frontend=frontend, stream=message.cancel.stream)
+            return ev.Cancel(frontend=frontend, stream=message.cancel.stream, detach=message.cancel.detach)
+        case "resume":
+            return _resume(message.resume, frontend)
         case "finish":
             return ev.Finish(
                 frontend=frontend, stream=message.finish.stream, output_tokens=message.finish.output_tokens
@@ -79,23 +82,46 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
         )
     if len(stop_ids) > _MAX_STOP_IDS:
         raise WireError(f"stop_token_ids has {len(stop_ids)} ids; the limit is {_MAX_STOP_IDS}")
-    if len(submit.sampling) > ev.MAX_SAMPLING_BYTES:
-        raise WireError(f"sampling has {len(submit.sampling)} bytes; the limit is {ev.MAX_SAMPLING_BYTES}")
+    if len(submit.sampling) > MAX_SAMPLING_BYTES:
+        raise WireError(f"sampling has {len(submit.sampling)} bytes; the limit is {MAX_SAMPLING_BYTES}")
     if submit.num_logprobs > 1 + MAX_LOGPROBS:
         raise WireError(f"num_logprobs is {submit.num_logprobs}; the limit is {1 + MAX_LOGPROBS}")
-    seconds = (submit.max_time_seconds, submit.deadline_seconds)
+    seconds = (submit.max_time_seconds, submit.deadline_seconds, submit.linger_seconds)
     if not submit.request_id or not all(math.isfinite(value) and value >= 0 for value in seconds):
-        raise WireError("request_id is empty, or max_time_seconds or deadline_seconds is negative or not finite")
+        raise WireError("request_id is empty, or a time limit or linger_seconds is negative or not finite")
     if not 1 <= submit.num_samples <= _MAX_SAMPLES or submit.stream + submit.num_samples - 1 > _MAX_STREAM:
         raise WireError(f"num_samples is {submit.num_samples} and stream is {submit.stream}; one is out of range")
     if submit.prompt_logprobs_from >= 1 << 30:
         raise WireError(f"prompt_logprobs_from is {submit.prompt_logprobs_from}; the limit is {(1 << 30) - 1}")
     _check_hashes(submit, len(prompt))
+    _check_linger(submit)
     same = fields(submit, _SUBMIT)
     same |= {"prompt": prompt, "stop_token_ids": tuple(int(token) for token in stop_ids)}
     same |= {"sampling_key": _sampling_key(submit.sampling)}
     cache_read, cache_write = not submit.bypass_read, not submit.bypass_write
     return ev.Submit(frontend=frontend, cache_read=cache_read, cache_write=cache_write, **same)
+
+
+def _check_linger(submit: pb.Submit) -> None:
+    num_hash, num_description = len(submit.secret_hash), len(submit.description)
+    expected = SECRET_HASH_BYTES if submit.linger_seconds else 0
+    if num_hash != expected:
+        raise WireError(f"secret_hash has {num_hash} bytes; it must have {expected}")
+    if num_description > MAX_DESCRIPTION_BYTES:
+        raise WireError(f"description has {num_description} bytes; the limit is {MAX_DESCRIPTION_BYTES}")
+    if submit.linger_seconds and (submit.num_logprobs or submit.prompt_logprobs_from):
+        raise WireError("the request wants logprobs and lingers; logprobs are not kept")
+
+
+def _resume(resume: pb.Resume, frontend: str) -> ev.Resume:
+    num_hash = len(resume.secret_hash)
+    if num_hash != SECRET_HASH_BYTES:
+        raise WireError(f"secret_hash has {num_hash} bytes; it must have {SECRET_HASH_BYTES}")
+    if resume.stream + MAX_NUM_SAMPLES - 1 > _MAX_STREAM:
+        raise WireError(f"stream is {resume.stream}; the limit is {_MAX_STREAM - MAX_NUM_SAMPLES + 1}")
+    return ev.Resume(
+        frontend=frontend, stream=resume.stream, request_id=resume.request_id, secret_hash=resume.secret_hash
+    )
 
 
 def _sampling_key(sampling: bytes) -> bytes:
@@ -130,6 +156,8 @@ FrontendEffect = (
     | QuarantineReply
     | fx.CoreStatus
     | fx.AnnounceDrain
+    | fx.Resumed
+    | fx.Replaced
 )
 
 
@@ -164,6 +192,8 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             load = control_pb2.GetLoadResponse(**fields(effect.load, _LOAD))
             for worker in effect.load.per_worker:
                 load.per_worker.add(**fields(worker, WorkerLoad.__slots__))
+            counts = control_pb2.Incidents(**fields(effect.load.incidents, Incidents.__slots__))
+            load.incidents.CopyFrom(counts)
             message.load_reply.load.CopyFrom(load)
         case fx.FlushReply():
             message.flush_reply.query = effect.query
@@ -179,6 +209,10 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             message.core_status.workers = effect.workers
         case fx.AnnounceDrain():
             message.draining.SetInParent()
+        case fx.Resumed():
+            _fill_resumed(message.resumed, effect)
+        case fx.Replaced():
+            message.replaced.stream = effect.stream
 
 
 def _fill_logprobs(out: pb.TokenLogprobs | pb.PromptLogprobs, values: fx.Logprobs) -> None:
@@ -199,12 +233,26 @@ def _fill_output(out: pb.StepOutput, effect: fx.StepOutput) -> None:
         item = out.prompt_logprobs.add(stream=piece.stream, start=piece.start)
         _fill_logprobs(item, piece.values)
     for end in effect.ends:
-        usage, timing = fields(end.stats, _USAGE), fields(end.stats, _TIMING)
-        item = out.ends.add(stream=end.stream, usage=usage, timing=timing)
-        if end.reason is not None:
-            item.reason = _REASON[end.reason]
-        if end.stop_token_id is not None:
-            item.stop_token_id = end.stop_token_id
-        if end.failure is not None:
-            item.failure.code = _FAILURE[end.failure.code]
-            item.failure.message = end.failure.message
+        _fill_end(out.ends.add(), end)
+
+
+def _fill_resumed(out: pb.Resumed, effect: fx.Resumed) -> None:
+    out.stream, out.description = effect.stream, effect.description
+    for tokens, end in zip(effect.outputs, effect.ends, strict=True):
+        sample = out.samples.add(tokens=packed(tokens))
+        if end is not None:
+            _fill_end(sample.end, end)
+
+
+def _fill_end(item: pb.End, end: fx.End) -> None:
+    usage, timing = fields(end.stats, _USAGE), fields(end.stats, _TIMING)
+    item.stream = end.stream
+    item.usage.CopyFrom(inference_pb2.Usage(**usage))
+    item.timing.CopyFrom(inference_pb2.Timing(**timing))
+    if end.reason is not None:
+        item.reason = _REASON[end.reason]
+    if end.stop_token_id is not None:
+        item.stop_token_id = end.stop_token_id
+    if end.failure is not None:
+        item.failure.code = _FAILURE[end.failure.code]
+        item.failure.message = end.failure.message

@@ -13,13 +13,15 @@ from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, Row
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 # The members of both enums have the same names.
 _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status in ev.StepStatus}
 # The fields that a Join and a WorkerInfo share, with the same values.
-_INFO = tuple(name for name in WorkerInfo.__slots__ if name not in ("eos_token_ids", "device", "defaults"))
-_MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS = 2000, 512, 1024
+_INFO = tuple(
+    name for name in WorkerInfo.__slots__ if name not in ("eos_token_ids", "device", "defaults", "is_standby")
+)
+_MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS, _MAX_POOL_BYTES = 2000, 512, 1024, 64
 
 
 def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
@@ -64,6 +66,11 @@ def _info(join: pb.Join) -> WorkerInfo:
     for name, text in (("identity", join.identity), ("model", join.model)):
         if not 1 <= len(text) <= _MAX_NAME:
             raise WireError(f"{name} has {len(text)} characters; it must have 1 to {_MAX_NAME}")
+    for name, data in (("pool_id", join.pool_id), ("pool_layout", join.pool_layout)):
+        if len(data) > _MAX_POOL_BYTES:
+            raise WireError(f"{name} has {len(data)} bytes; the limit is {_MAX_POOL_BYTES}")
+    if bool(join.pool_id) != bool(join.pool_layout):
+        raise WireError("only one of pool_id and pool_layout is set; a shared pool has both")
     if len(join.eos_token_ids) > _MAX_EOS_IDS:
         raise WireError(f"eos_token_ids has {len(join.eos_token_ids)} ids; the limit is {_MAX_EOS_IDS}")
     for token in join.eos_token_ids:
@@ -73,6 +80,7 @@ def _info(join: pb.Join) -> WorkerInfo:
         **fields(join, _INFO),
         eos_token_ids=tuple(join.eos_token_ids),
         device=join.device[:_MAX_NAME],
+        is_standby=join.standby,
         defaults=GenerationDefaults(**fields(join.defaults, GenerationDefaults.__slots__)),
     )
 
@@ -83,6 +91,8 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         raise WireError(f"step status {result.status} is unknown")
     if result.tokens_per_row:
         raise WireError("tokens_per_row is set; several tokens per row and step are not supported")
+    if len(result.pool_id) > _MAX_POOL_BYTES:
+        raise WireError(f"pool_id has {len(result.pool_id)} bytes; the limit is {_MAX_POOL_BYTES}")
     return ev.StepDone(
         worker=worker,
         generation=result.generation,
@@ -94,6 +104,7 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         compute_us=result.compute_us,
         logprobs=_logprobs(result.logprobs) if result.HasField("logprobs") else ev.NO_LOGPROBS,
         prompt_logprobs=_logprobs(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NO_LOGPROBS,
+        pool_id=result.pool_id,
     )
 
 
@@ -126,6 +137,8 @@ def plan_frame(plan: Plan) -> bytes:
         out.chunks.samples = plan.chunk_samples.tobytes()
     if plan.moves is not NOTHING_MOVES:
         _fill_moves(out, plan.moves)
+    if plan.take_over is not None:
+        out.take_over.pool_id, out.take_over.generation = plan.take_over.pool_id, plan.take_over.generation
     return message.SerializeToString()
 
 
@@ -176,3 +189,8 @@ def refused_frame(reason: str, *, retry: bool) -> bytes:
 def rejoin_frame() -> bytes:
     """Asks a worker that the core does not know to join again."""
     return pb.CoreToWorker(rejoin=pb.Rejoin()).SerializeToString()
+
+
+def seated_frame() -> bytes:
+    """Tells a standby worker that it gets requests now."""
+    return pb.CoreToWorker(seated=pb.Seated()).SerializeToString()

@@ -20,7 +20,8 @@ from typing import Any
 
 import psutil
 
-from gpu_worker.__main__ import choose_allocator, die_with_parent, keep_compiled_kernels
+from gpu_worker.__main__ import choose_allocator, keep_compiled_kernels
+from gpu_worker.process.parent import die_with_parent
 from tests.gpu_day.day import Day
 from tests.gpu_day.part_table import Part
 from tests.gpu_day.record import Record

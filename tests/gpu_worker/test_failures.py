@@ -41,6 +41,11 @@ def file_error(number: int) -> OSError:
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB.\nSee docs."),
             "the GPU is out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB; ",
         ),
+        (torch.AcceleratorError("CUDA error: out of memory"), "the GPU is out of memory: CUDA error: out of memory; "),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "the GPU is out of memory: CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
+        ),
         (MemoryError(), "host memory is used up: MemoryError; a smaller pool_bytes"),
         (
             OSError(errno.ENOMEM, "Cannot allocate memory"),

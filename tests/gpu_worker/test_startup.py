@@ -23,7 +23,7 @@ from gpu_worker.memory.sizing import DoesNotFit
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import start
 from gpu_worker.step.warm_up import full_plan, full_prompts_plan
-from gpu_worker.timings import Timings, take_timings
+from gpu_worker.timings import take_timings
 from tests.gpu_worker.rig import Rig, RigSpec
 from tests.gpu_worker.rig_specs import SPECS
 from tests.gpu_worker.saved_model import save_model
@@ -212,18 +212,18 @@ def test_join_contains_settings_and_measurements(tmp_path: Path, device: torch.d
         host_pool_bytes="80KiB",
     )
     runner, join = start(settings, saved)
-    assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (5, window, sinks, 5)
+    assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (6, window, sinks, 5)
     assert join.max_length > join.num_pages * join.page_size
     assert 0 < join.page_copy_us < 1e6
     assert 0 < join.token_us < 1e6
     # Another window gives another text, so such a worker cannot continue this one's requests.
-    files, geometry, timings = startup.read_files(saved), runner.geometry, Timings(token_us=1, page_copy_us=1)
+    files = startup.read_files(saved)
     others = [
-        startup.join_message(settings.model_copy(update=update), files, geometry, timings, device, torch.float32)
+        startup.identity_of(settings.model_copy(update=update), files, runner.geometry)
         for update in ({}, {"window": None, "window_sinks": 0}, {"window_sinks": 0}, {"window": 71, "window_sinks": 7})
     ]
-    assert len({other.identity for other in others}) == len(others)
-    assert join.identity == others[0].identity
+    assert len(set(others)) == len(others)
+    assert join.identity == others[0]
     # Measuring left the runner unchanged.
     cache = runner.on_device.cache
     assert not any(pool.any() for pool in (*cache.keys, *cache.values))

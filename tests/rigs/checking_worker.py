@@ -22,6 +22,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 from tests.rigs import byte_tokenizer
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
+from tests.rigs.in_flight import InFlightWriter
 from tests.rigs.lateness import Lateness
 from tests.rigs.worker_session import Phase, WorkerSession
 
@@ -50,7 +51,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="checking")
     parser.add_argument("--identity", help="default: a hash of what is served")
     parser.add_argument("--without-key", action="store_true", help="join as a stray process would")
-    parser.add_argument("--protocol", type=int, default=5)
+    parser.add_argument("--protocol", type=int, default=6)
+    parser.add_argument("--standby", action="store_true", help="wait without requests until a worker is lost")
     shape = Shape()
     for name in _SHAPE_FLAGS:
         default = getattr(shape, name)
@@ -61,6 +63,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--heartbeat-seconds", type=float, default=1.0)
     parser.add_argument("--retry-seconds", type=float, default=0.05, help="after a refusal that allows it")
     parser.add_argument("--max-in-flight", type=int, default=2, help="more plans at once are a violation")
+    parser.add_argument("--in-flight-file", type=Path, help="tell there how many plans are in flight")
     parser.add_argument("--fail-steps", type=_steps, default=frozenset())
     parser.add_argument("--oom-steps", type=_steps, default=frozenset())
     parser.add_argument("--out-of-sync-steps", type=_steps, default=frozenset())
@@ -68,6 +71,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--kill-token", type=int, help="a step that computes this token ends the process with SIGKILL")
     parser.add_argument("--hang-token", type=int, help="after a step that computes this token nothing is answered")
     parser.add_argument("--nonfinite-token", type=int)
+    parser.add_argument("--memory-tokens", type=int, metavar="N", help="steps of more positions run out of memory")
+    parser.add_argument("--memory-rows", type=int, metavar="N", help="steps of more rows run out of memory")
     parser.add_argument("--hang-step", type=int)
     parser.add_argument("--exit-step", type=int)
     return parser.parse_args(arguments)
@@ -107,6 +112,7 @@ def join_message(args: argparse.Namespace) -> pb.Join:
         defaults=pb.GenerationDefaults(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
         tokenizer_json=tokenizer,
         pid=os.getpid(),
+        standby=args.standby,
         max_frame_bytes=_MAX_MESSAGE_BYTES,
         device="none (content checking)",
         dtype="uint64",
@@ -145,6 +151,8 @@ def _session(args: argparse.Namespace) -> WorkerSession:
         kill_token=args.kill_token,
         hang_token=args.hang_token,
         nonfinite_token=args.nonfinite_token,
+        memory_tokens=args.memory_tokens,
+        memory_rows=args.memory_rows,
         hang_step=args.hang_step,
         exit_step=args.exit_step,
     )
@@ -189,7 +197,7 @@ def _send(dealer: zmq.Socket, session: WorkerSession) -> None:
             session.join_unsent(now)
 
 
-def _serve(session: WorkerSession, dealer: zmq.Socket, wake: socket.socket) -> int:
+def _serve(session: WorkerSession, dealer: zmq.Socket, wake: socket.socket, in_flight: InFlightWriter | None) -> int:
     poller = zmq.Poller()
     poller.register(dealer, zmq.POLLIN)
     poller.register(wake, zmq.POLLIN)
@@ -199,6 +207,10 @@ def _serve(session: WorkerSession, dealer: zmq.Socket, wake: socket.socket) -> i
             return 3
         if session.phase == Phase.EXITED:
             os.kill(os.getpid(), signal.SIGKILL)
+        if in_flight is not None:
+            if in_flight.shall_hang:
+                session.hang()
+            in_flight.write(session.num_unanswered, session.num_answered)
         _send(dealer, session)
         wait = session.wait_seconds(time.monotonic())
         ready = dict(poller.poll(None if wait is None else wait * 1000))
@@ -229,7 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
     session = _session(args)
     _say("waits for a scheduler")
     try:
-        return _serve(session, dealer, wake)
+        return _serve(session, dealer, wake, InFlightWriter(args.in_flight_file) if args.in_flight_file else None)
     except zmq.Again:
         # SIGTERM while no core is there to be told.
         return 0

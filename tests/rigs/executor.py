@@ -14,7 +14,7 @@ import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from tests.rigs.faults import Faults
-from tests.rigs.page_pool import PagePool
+from tests.rigs.page_pool import PagePool, Slots
 from tests.rigs.plan_arrays import Chunk, PlanArrays, PlanError, StartedRow, read_plan
 from tests.rigs.row_tables import Row, RowTables
 from tests.rigs.sampling import Logprob, draw, logprob_of
@@ -64,8 +64,13 @@ class Executor:
         *,
         faults: Faults | None = None,
         on_violation: Callable[[str], None] | None = None,
+        pool_id: bytes = b"",
+        shared: dict[bytes, Slots] | None = None,
     ) -> None:
+        """`shared`: the memory of pools whose workers are dead, by id."""
         self.shape = shape
+        self.pool_id = pool_id
+        self._shared = {} if shared is None else shared
         self.violations: list[str] = []
         self.num_applied = 0
         self._faults = faults or Faults()
@@ -86,13 +91,18 @@ class Executor:
         """Row → (next position, page list), as table_checksum takes it."""
         return {row.idx: (row.position, row.pages[: row.num_pages].tolist()) for row in self._tables.rows.values()}
 
+    @property
+    def memory(self) -> Slots:
+        """The memory of its device pages."""
+        return self._pool.device
+
     def begin(self, generation: int) -> None:
         """The core said Joined: the pool is zeroed, plans of this generation follow, whatever came before."""
         self._pool.reset()
         self._open(generation)
 
     def _open(self, generation: int) -> None:
-        self._generation = generation
+        self._generation = self._pool.device.generation = generation
         self._step = 0
         self._broken = False
         self._tables.reset()
@@ -108,7 +118,9 @@ class Executor:
         self.num_applied += 1
         self._step += 1
         try:
-            if self._commit_fault(result):
+            if not self._take_over(plan, result):
+                pass
+            elif self._commit_fault(result):
                 if result.status != pb.STEP_STATUS_OUT_OF_SYNC:
                     self._pool.spoil(read_plan(plan))
             elif plan.step != self._step:
@@ -121,6 +133,21 @@ class Executor:
             self._note(result, str(error))
         self._broken = result.status != pb.STEP_STATUS_OK
         return result
+
+    def _take_over(self, plan: pb.StepPlan, result: pb.StepResult) -> bool:
+        """Maps the pool that the plan names. Returns False, with the reason in `result`, if it is gone."""
+        if not plan.HasField("take_over"):
+            return True
+        memory = self._shared.pop(plan.take_over.pool_id, None)
+        if memory is None or memory.generation > plan.take_over.generation:
+            memory, result.status = None, pb.STEP_STATUS_OUT_OF_SYNC
+            result.detail = "the pool is gone, in use, or another session has written to it"
+        else:
+            memory.generation = plan.generation
+            self.pool_id = plan.take_over.pool_id
+            self._pool.use(memory)
+        result.pool_id = self.pool_id
+        return memory is not None
 
     def _commit_fault(self, result: pb.StepResult) -> bool:
         for steps, status in (
@@ -163,9 +190,24 @@ class Executor:
             result.detail = f"token {self._faults.fail_token} was in the step"
             self._pool.spoil(arrays)
             return
+        if what := self._without_memory(work):
+            result.status, result.detail = pb.STEP_STATUS_OUT_OF_MEMORY, what
+            self._pool.spoil(arrays)
+            return
         outcomes = {idx: self._compute(work[idx]) for idx in self._writers_first(work, arrays.started)}
         self._check_idle(work, arrays.started)
         _fill(result, [outcomes[idx] for idx in range(len(work))])
+
+    def _without_memory(self, work: list[_Work]) -> str:
+        """Why the step does not fit the worker's memory; empty if it does."""
+        for what, count, limit in (
+            ("positions", sum(item.count for item in work), self._faults.memory_tokens),
+            ("rows", len(work), self._faults.memory_rows),
+        ):
+            if limit is not None and count > limit:
+                return f"there is memory for {limit} {what}, not for {count}"
+        computed = (item.row.tokens[item.start : item.start + item.count] for item in work)
+        return f"token {self._faults.oom_token}" if any(self._faults.oom_token in tokens for tokens in computed) else ""
 
     def _writers_first(self, work: list[_Work], started: list[StartedRow]) -> list[int]:
         """The order in which rows compute: who shares a page with one that writes it in this step comes after it."""

@@ -18,6 +18,11 @@ class Faults:
     hang_token: int | None = None
     # Logits behind this token are not finite.
     nonfinite_token: int | None = None
+    # Steps with more positions or more rows than this run out of memory.
+    memory_tokens: int | None = None
+    memory_rows: int | None = None
+    # Every step that computes this token runs out of memory.
+    oom_token: int | None = None
     # At this step the worker stops answering, heartbeats included.
     hang_step: int | None = None
     # At this step the process exits without an answer.

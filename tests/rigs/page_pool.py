@@ -9,7 +9,7 @@ import numpy as np
 from tests.rigs.plan_arrays import PlanArrays, PlanError
 
 
-class _Slots:
+class Slots:
     """Content of some pages. A mark is the position plus one; 0 marks an unwritten slot."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -17,6 +17,8 @@ class _Slots:
         self.tokens = np.zeros(shape, np.int32)
         self.marks = np.zeros(shape, np.int32)
         self.hashes = np.zeros(shape, np.uint64)
+        # The newest generation that may have written to it.
+        self.generation = 0
         # Slots with nonfinite values; only overwriting clears them.
         self.nonfinite = np.zeros(shape, np.bool_)
 
@@ -24,7 +26,7 @@ class _Slots:
         for array in (self.tokens, self.marks, self.hashes, self.nonfinite):
             array[page] = 0
 
-    def take(self, target: int, other: "_Slots", source: int, count: int) -> None:
+    def take(self, target: int, other: "Slots", source: int, count: int) -> None:
         """Copies the first `count` slots of a page, from this pool or another."""
         for name in ("tokens", "marks", "hashes", "nonfinite"):
             getattr(self, name)[target, :count] = getattr(other, name)[source, :count]
@@ -36,14 +38,24 @@ class PagePool:
     def __init__(self, *, num_pages: int, page_size: int, host_pages: int, max_length: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        self._device = _Slots(num_pages, page_size)
-        self._host = _Slots(host_pages, page_size)
+        self._host = Slots(host_pages, page_size)
         self._saved = np.zeros(host_pages, np.bool_)
         positions = np.arange(max_length + 1)
         self._page_of, self._offset = positions // page_size, positions % page_size
         self._marks_wanted = positions.astype(np.int32) + 1
         # True once any slot was nonfinite; until then `read` skips the check.
         self._suspicious = False
+        self.use(Slots(num_pages, page_size))
+
+    @property
+    def device(self) -> Slots:
+        """The memory of the device pages."""
+        return self._device
+
+    def use(self, device: Slots) -> None:
+        """Replaces the memory of the device pages by another, with its content."""
+        self._device = device
+        self._suspicious |= bool(device.nonfinite.any())
         self._flat = tuple(
             array.reshape(-1)
             for array in (self._device.tokens, self._device.marks, self._device.hashes, self._device.nonfinite)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from tandem.internal.v1 import worker_pb2
 
 from scheduler_svc.core.invariants import audit
@@ -17,6 +18,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.page_hash import hash_pages
 from scheduler_svc.core.messages.reports import StepReport
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.standby import PATIENCE_SECONDS
 from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.recording.event_log import EffectsDigest
 from scheduler_svc.wire import worker as worker_wire
@@ -93,9 +95,11 @@ class Episode:
         return [
             (lambda: load.submit(self.now), 14), (load.end_from_outside, 4),
             (fleet.execute_plans, 18), (fleet.deliver_results, 18), (self._tick, 24), (self._progress, 13),
+            (fleet.standby_worker_joins, 0.4),
             (fleet.heartbeats, 2), (fleet.rejoin, 1.5), (fleet.worker_joins, 1.2), (fleet.worker_dies, 0.5),
             (fleet.join_twice, 0.2), (fleet.late_result_arrives, 0.5), (fleet.other_model_joins, 0.1),
-            (self._long_silence, 0.2), (load.frontend_joins, 0.4), (load.frontend_dies, 0.2),
+            (self._long_silence, 0.2), (self._pause, 0.2), (fleet.worker_hangs, 1.0), (fleet.workers_wake, 0.2),
+            (load.frontend_joins, 0.4), (load.frontend_dies, 0.2),
             (load.frontend_restarts, 0.05), (load.query_load, 0.5), (self._flush, self.setting.flush_share),
         ]  # fmt: skip
 
@@ -124,7 +128,7 @@ class Episode:
         is_full = queue.num_waiting >= config.max_waiting or queue.waiting_tokens >= config.max_waiting_tokens
         for frontend in self.core.frontends:
             assert bool(self._status[frontend].queue_full) == is_full, f"{frontend} has a wrong queue_full"
-            assert self._status[frontend].workers == len(self.core.lanes)
+            assert self._status[frontend].workers == sum(lane.is_seated for lane in self.core.lanes.values())
             self.seen["queue full"] += is_full
 
     def _check_size(self, sent: fx.SendPlan) -> None:
@@ -162,7 +166,8 @@ class Episode:
 
     def _check_busy(self) -> None:
         """Asserts that a lane has a step in flight if a waiting request fits any worker."""
-        lanes = self.core.lanes.values()
+        lanes = [lane for lane in self.core.lanes.values() if lane.is_seated]
+        self._check_seats(bool(lanes))
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
             waiting = self.core.queue.waiting()
@@ -170,16 +175,25 @@ class Episode:
                 "requests that fit a worker wait, and no step was planned"
             )
 
+    def _check_seats(self, any_seated: bool) -> None:
+        """Asserts that a proven standby worker is seated in time if no other worker is there."""
+        waiting = [
+            lane.proven_at for lane in self.core.lanes.values() if not lane.is_seated and lane.proven_at is not None
+        ]
+        if waiting and not any_seated:
+            assert self.now < min(waiting) + PATIENCE_SECONDS, "nobody serves, and a standby worker waits"
+
     def _carry_out(self, effect: fx.Effect) -> None:
         match effect:
-            case fx.SendPlan() | fx.WorkerAccepted() | fx.WorkerRefused() | fx.AskRejoin():
+            case fx.SendPlan() | fx.WorkerAccepted() | fx.WorkerRefused() | fx.AskRejoin() | fx.KillWorker():
                 self.fleet.take(effect, self._submit_at)
                 if isinstance(effect, fx.SendPlan):
                     self._check_size(effect)
             case fx.CoreStatus():
                 self._status[effect.frontend] = effect
             case fx.WorkerProven():
-                self.seen["worker proven"] += 1
+                self.seen["standby seated" if effect.was_standby else "worker proven"] += 1
+                self.fleet.take(effect, self._submit_at)
             case fx.Admitted() | fx.Rejected() | fx.StepOutput():
                 self.load.take(effect, self.now)
             case StepReport() if effect.cause is not None:
@@ -212,6 +226,15 @@ class Episode:
         self.now += self.rng.choice([1.0, 4.0, 6.0])
         self.handle(ev.Tick())
 
+    def _pause(self) -> None:
+        """The scheduler does not run for a while; no worker may be given up for that."""
+        seconds = self.rng.choice([1.0, 5.0, 50.0])
+        before = {worker: lane.timeout(self.setting.config) for worker, lane in self.core.lanes.items()}
+        self.now += seconds
+        self.handle(ev.Paused(seconds=seconds))
+        after = {worker: lane.timeout(self.setting.config) for worker, lane in self.core.lanes.items()}
+        assert after == pytest.approx({worker: at + seconds for worker, at in before.items()})
+
     def _progress(self) -> None:
         for _ in range(self.rng.randint(1, 6)):
             self.now += 0.001
@@ -221,6 +244,7 @@ class Episode:
     def _finale(self) -> None:
         """Stops all faults and runs until every request has ended; asserts that no page and no row is held then."""
         core, fleet = self.core, self.fleet
+        fleet.workers_wake()
         if self.rng.random() < 0.1:
             self.handle(ev.DrainEnded())
         fleet.full_size_worker_joins()
@@ -239,6 +263,7 @@ class Episode:
                 self.now += 2 * self.setting.config.step_timeout_seconds
         assert not len(core.queue), f"{len(core.queue)} requests have not ended after {_FINALE_STEPS} steps"
         self.load.callers.check_answered()
+        self.seen.update({f"memory: {what}": count for what, count in core.counters.memory_reductions.items()})
         assert not core.suspects
         for lane in core.lanes.values():
             assert (lane.pool.num_used, lane.rows.num_seated) == (0, 0), "pages or rows are held without a request"

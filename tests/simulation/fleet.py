@@ -11,11 +11,16 @@ from dataclasses import replace
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
+from tests.rigs.page_pool import Slots
 from tests.simulation.faults import corrupt
 from tests.simulation.setting import Setting, draw_faults, draw_worker_shape
 from tests.simulation.worker import Joined, Worker
 
 Handle = Callable[[ev.Event], list[fx.Effect]]
+# Share of lost workers whose shared pool is gone when another worker wants it.
+_LOST_POOL_SHARE = 0.1
+# Share of lost workers that share their pool and are started again at once.
+_RESTART_SHARE = 0.7
 SubmitAt = Callable[[fx.SendPlan, int], ev.Submit]
 
 
@@ -31,6 +36,9 @@ class Fleet:
         self._num_workers = 0
         # The worker that died last, with its undelivered results.
         self._dead: Worker | None = None
+        # By pool id: the memory of dead workers' pools, and the requests that the core has written their pages for.
+        self._shared: dict[bytes, Slots] = {}
+        self._writers: dict[bytes, dict[int, ev.Submit]] = {}
 
     # Joining and leaving -------------------------------------------------------------------------------------------
 
@@ -39,15 +47,24 @@ class Fleet:
         if len(self.workers) < self._setting.max_workers:
             self._add(draw_worker_shape(self._rng, self._setting))
 
-    def _add(self, shape: Shape) -> None:
+    def standby_worker_joins(self) -> None:
+        """A worker on standby joins, at most one more than `max_workers` allows."""
+        if len(self.workers) <= self._setting.max_workers:
+            self._add(draw_worker_shape(self._rng, self._setting), is_standby=True)
+
+    def _add(self, shape: Shape, *, is_standby: bool = False) -> None:
         self._num_workers += 1
         name = f"w-{self._num_workers}"
-        self.workers[name] = Worker(name=name, shape=shape, faults=draw_faults(self._rng, self._setting))
-        self._join(self.workers[name])
+        faults = draw_faults(self._rng, self._setting)
+        pool_id = name.encode() if self._setting.shares_pools else b""
+        self.workers[name] = worker = Worker(
+            name=name, shape=shape, faults=faults, is_standby=is_standby, pool_id=pool_id, shared=self._shared
+        )
+        self._join(worker)
 
     def full_size_worker_joins(self) -> None:
         """A worker that fits every admitted request joins; if `max_workers` serve, it replaces one of them."""
-        if len(self.workers) == self._setting.max_workers:
+        if len(self.workers) >= self._setting.max_workers:
             self.worker_dies()
         self._add(self._setting.shape)
 
@@ -75,24 +92,46 @@ class Fleet:
     def rejoin(self) -> None:
         """Workers that were asked to rejoin, or refused for now, join again."""
         for worker in list(self.workers.values()):
-            if worker.wants_to_join and self._rng.random() < 0.7:
+            if worker.wants_to_join and not worker.is_hung and self._rng.random() < 0.7:
                 self._join(worker)
 
     def worker_dies(self) -> None:
         """A worker dies with its results undelivered."""
         if self.workers:
             self._dead = self.workers.pop(self._any().name)
+            if self._setting.shares_pools:
+                self._leave_pool(self._dead)
             self._handle(ev.WorkerLost(worker=self._dead.name, reason="killed"))
+            if self._setting.shares_pools and self._rng.random() < _RESTART_SHARE:
+                self._add(self._dead.shape)
+
+    def _leave_pool(self, worker: Worker) -> None:
+        """The worker dies before or after further steps, whose results nobody sees; sometimes its pool is lost, too."""
+        for _ in range(self._rng.randint(0, 2)):
+            worker.work()
+        if self._rng.random() >= _LOST_POOL_SHARE:
+            self._shared[worker.executor.pool_id] = worker.executor.memory
 
     def late_result_arrives(self) -> None:
         """A result of the worker that died last arrives."""
         if self._dead is not None and self._dead.results:
             self._handle(self._dead.event_of(self._dead.results.popleft()))
 
+    def worker_hangs(self) -> None:
+        """A worker hangs, in some settings."""
+        if self.workers and self._rng.random() < self._setting.hang_share:
+            self._any().is_hung = True
+            self._seen["worker hangs"] += 1
+
+    def workers_wake(self) -> None:
+        """All workers that hang go on, as after SIGCONT."""
+        for worker in self.workers.values():
+            worker.is_hung = False
+
     def heartbeats(self) -> None:
         """Most workers send a heartbeat."""
         for worker in list(self.workers.values()):
-            if self._rng.random() < 0.8:
+            if not worker.is_hung and self._rng.random() < 0.8:
                 self._handle(ev.WorkerAlive(worker=worker.name))
 
     def _any(self) -> Worker:
@@ -120,7 +159,7 @@ class Fleet:
         return any(busy)
 
     def _deliver(self, worker: Worker, *, corrupt_share: float) -> bool:
-        if not worker.results:
+        if worker.is_hung or not worker.results:
             return False
         result = worker.results.popleft()
         if self._rng.random() < corrupt_share:
@@ -137,7 +176,9 @@ class Fleet:
     # Effects -----------------------------------------------------------------------------------------------------
 
     def take(
-        self, effect: fx.SendPlan | fx.WorkerAccepted | fx.WorkerRefused | fx.AskRejoin, submit_at: SubmitAt
+        self,
+        effect: (fx.SendPlan | fx.WorkerAccepted | fx.WorkerProven | fx.WorkerRefused | fx.AskRejoin | fx.KillWorker),
+        submit_at: SubmitAt,
     ) -> None:
         """Delivers a message of the core to its worker. `submit_at` returns the owner of a row of a plan."""
         worker = self.workers.get(effect.worker)
@@ -146,13 +187,30 @@ class Fleet:
             assert isinstance(effect, fx.WorkerRefused | fx.AskRejoin) or effect.worker == "stranger"
             return
         match effect:
+            case fx.WorkerProven():
+                assert worker.is_standby == effect.was_standby
+                worker.is_standby = False
             case fx.SendPlan():
+                assert not worker.is_standby or effect.plan.step == 1, "a worker on standby gets a request"
                 worker.inbox.append(effect.plan)
+                if effect.plan.take_over is not None:
+                    self._seen["pool taken over"] += 1
+                    worker.provenance.take_over(self._writers[effect.plan.take_over.pool_id])
+                    self._writers[effect.plan.take_over.pool_id] = worker.provenance.writers
                 worker.provenance.follow(effect.plan, lambda row: submit_at(effect, row), self._seen)
+                # If it cannot take that pool over, it keeps its own.
+                self._writers[worker.joined_with] = worker.provenance.writers
             case fx.WorkerAccepted():
+                worker.provenance.take_over({})
+                worker.joined_with = worker.executor.pool_id
                 worker.inbox.append(Joined(generation=effect.generation))
             case fx.WorkerRefused():
                 assert effect.retry
                 worker.wants_to_join = True
+            case fx.KillWorker():
+                # Some workers were started by the service, others by somebody else.
+                if self._rng.random() < 0.5:
+                    self._seen["worker killed"] += 1
+                    self._dead = self.workers.pop(worker.name)
             case fx.AskRejoin():
                 worker.wants_to_join = True

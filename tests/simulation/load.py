@@ -109,11 +109,12 @@ class Load:
         load = reply.load
         assert load.output_tokens == self.callers.num_delivered
         assert load.running + load.waiting == len(self.callers.live())
-        assert load.workers == len(load.per_worker)
+        seated = [worker for worker in load.per_worker if not worker.is_standby]
+        assert (load.workers, load.standby_workers) == (len(seated), len(load.per_worker) - len(seated))
         assert load.running == sum(worker.running for worker in load.per_worker)
         assert load.pages_used == sum(worker.pages_used for worker in load.per_worker)
-        assert load.pages_total == sum(worker.pages_total for worker in load.per_worker)
-        assert load.pages_cached == sum(worker.pages_cached for worker in load.per_worker)
+        assert load.pages_total == sum(worker.pages_total for worker in seated)
+        assert load.pages_cached == sum(worker.pages_cached for worker in seated)
         assert load.pages_used + load.pages_cached <= load.pages_total
         assert load.host_pages_used <= load.host_pages_total
         assert 0 <= load.cached_prompt_tokens <= load.prompt_tokens

@@ -20,6 +20,15 @@ class Provenance:
         self._host: dict[int, ev.Submit] = {}
         self._rows: dict[int, ev.Submit] = {}
 
+    @property
+    def writers(self) -> dict[int, ev.Submit]:
+        """The request that each page of the pool was written for."""
+        return self._pages
+
+    def take_over(self, writers: dict[int, ev.Submit]) -> None:
+        """The worker takes over the pool of a lost worker, whose pages were written for these requests."""
+        self._pages = dict(writers)
+
     def follow(self, plan: Plan, submit_at: Callable[[int], ev.Submit], seen: Counter[str]) -> None:
         """`submit_at` returns the request in a row. `seen` counts what the plan does."""
         self._move(plan, seen)

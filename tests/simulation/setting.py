@@ -15,6 +15,7 @@ POISON, KILLER = 272, 273
 _MAX_FAULTY_STEP = 400
 # Share of episodes with long outputs in a pool that fits few of them, with host memory: preempted requests must resume.
 _CROWDED_SHARE = 0.25
+_SHARED_POOL_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,11 @@ class Setting:
     corrupt_share: float
     poison_share: float
     killer_share: float
+    # Share of workers whose memory fits fewer positions or rows than they report, and of moves in which one hangs.
+    small_memory_share: float
+    hang_share: float
+    # Whether the memory of a worker's pages outlives it.
+    shares_pools: bool
 
 
 def draw_setting(rng: random.Random) -> Setting:
@@ -54,6 +60,9 @@ def draw_setting(rng: random.Random) -> Setting:
         corrupt_share=rng.choice([0.0, 0.0, 0.05]),
         poison_share=rng.choice([0.0, 0.05, 0.2]),
         killer_share=rng.choice([0.0, 0.0, 0.03, 0.1]),
+        small_memory_share=rng.choice([0.0, 0.0, 0.3, 1.0]),
+        hang_share=rng.choice([0.0, 0.0, 0.1, 0.3]),
+        shares_pools=rng.random() < _SHARED_POOL_SHARE,
     )
 
 
@@ -93,6 +102,7 @@ def _draw_config(rng: random.Random, crowded: bool) -> CoreConfig:
         max_worker_wait_seconds=rng.choice([2.0, 10.0, 600.0]),
         max_plan_bytes=rng.choice([1, 300, 2000, 1 << 24]),
         prove_workers=rng.random() < 0.6,
+        predict_steps=rng.random() < 0.6,
         report_steps=True,
         policy=Policy(
             mixed_steps=rng.random() < 0.8,
@@ -119,6 +129,7 @@ def draw_worker_shape(rng: random.Random, setting: Setting) -> Shape:
 
 def draw_faults(rng: random.Random, setting: Setting) -> Faults:
     """Draws which of a worker's first 400 steps fail."""
+    shape, has_small_memory = setting.shape, rng.random() < setting.small_memory_share
     drawn = [step for step in range(1, _MAX_FAULTY_STEP) if rng.random() < setting.failing_share]
     return Faults(
         fail_steps=frozenset(drawn[::3]),
@@ -126,4 +137,7 @@ def draw_faults(rng: random.Random, setting: Setting) -> Faults:
         out_of_sync_steps=frozenset(drawn[2::3]),
         fail_token=KILLER,
         nonfinite_token=setting.nonfinite_token,
+        # A worker can always run one chunk of one row.
+        memory_tokens=rng.randint(shape.chunk_align, shape.token_budget) if has_small_memory else None,
+        memory_rows=rng.randint(1, shape.max_rows) if has_small_memory else None,
     )

@@ -4,7 +4,7 @@ Owns those messages, which wait until an episode delivers them. Decides nothing.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.internal.v1 import worker_pb2 as pb
 
@@ -14,6 +14,7 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
+from tests.rigs.page_pool import Slots
 from tests.scheduler_svc.core.world import info_of
 from tests.simulation.provenance import Provenance
 
@@ -32,28 +33,38 @@ class Worker:
     name: str
     shape: Shape
     faults: Faults
+    is_standby: bool = False
+    pool_id: bytes = b""
+    # The memory of pools whose workers are dead.
+    shared: dict[bytes, Slots] = field(default_factory=dict[bytes, Slots])
+    # The pool that its last accepted Join named.
+    joined_with: bytes = b""
     wants_to_join: bool = True
+    is_hung: bool = False
     inbox: deque[Plan | Joined] = field(default_factory=deque[Plan | Joined])
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
     executor: Executor = field(init=False)
     provenance: Provenance = field(init=False)
 
     def __post_init__(self) -> None:
-        self.executor = Executor(self.shape, faults=self.faults)
+        self.executor = Executor(self.shape, faults=self.faults, pool_id=self.pool_id, shared=self.shared)
         self.provenance = Provenance(self.shape.page_size)
 
     @property
     def info(self) -> WorkerInfo:
         """The info that its Join carries."""
-        return info_of(self.shape)
+        pool_id = self.executor.pool_id
+        return replace(
+            info_of(self.shape), is_standby=self.is_standby, pool_id=pool_id, pool_layout=b"layout" if pool_id else b""
+        )
 
     def joining(self) -> ev.WorkerJoined:
         """The event of its Join."""
         return ev.WorkerJoined(worker=self.name, info=self.info)
 
     def work(self) -> bool:
-        """Handles its oldest message, encoded and parsed. Returns False without one."""
-        if not self.inbox:
+        """Handles its oldest message, encoded and parsed. Returns False without one, and while it hangs."""
+        if self.is_hung or not self.inbox:
             return False
         message = self.inbox.popleft()
         if isinstance(message, Joined):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tandem_client.plural import counted
-from tandem_client.types import Load, ModelInfo, QuarantinedRequest, SamplingDefaults, WorkerLoad
+from tandem_client.types import Incidents, Load, ModelInfo, QuarantinedRequest, SamplingDefaults, WorkerLoad
 
 
 class State(StrEnum):
@@ -77,10 +77,32 @@ def of_load(load: Load) -> Iterator[str]:
     if len(workers) == 1:
         yield f"workers   1 ({workers[0]})"
     else:
-        yield f"workers   {load.workers:,}"
+        on_standby = f", and {load.standby_workers:,} on standby" if load.standby_workers else ""
+        yield f"workers   {load.workers:,}{on_standby}"
         yield from (f"          {worker}" for worker in workers)
+    yield from _incidents(load.incidents)
     if load.worker_lost_seconds is not None:
         yield f"lost      {_lost(load.worker_lost_seconds, load.worker_lost_reason)}"
+    if load.journal_suspended:
+        yield f"journal   suspended: {load.journal_suspended}"
+    elif load.journal_bytes:
+        yield f"journal   {counted(load.journal_bytes, 'byte')}"
+
+
+def _incidents(incidents: Incidents) -> Iterator[str]:
+    """Yields lines for hung workers and steps out of memory, if there were any."""
+    if incidents.hung_workers:
+        yield f"hung      {counted(incidents.hung_workers, 'worker')} given up since start"
+    counts = {
+        "smaller steps": incidents.smaller_steps,
+        "fewer rows": incidents.fewer_rows,
+        "a request alone": incidents.alone,
+        "a request ended": incidents.ended_for_memory,
+        "a worker refused": incidents.workers_refused_for_memory,
+    }
+    if any(counts.values()):
+        parts = ", ".join(f"{what} {count:,}" for what, count in counts.items() if count)
+        yield f"memory    after steps that ran out of it: {parts}"
 
 
 def of_model(model: ModelInfo) -> Iterator[str]:
@@ -105,6 +127,8 @@ def _worker(worker: WorkerLoad, *, alone: bool) -> str:
     name = ", ".join(filter(None, (f"pid {worker.pid}" if worker.pid else "", worker.device))) or "pid unknown"
     if alone:
         return name
+    if worker.is_standby:
+        return f"{name}: on standby"
     pages = _pages(worker.pages_used, worker.pages_total)
     return f"{name}: {worker.running:,} running, {pages}, {worker.pages_cached:,} cached"
 

@@ -22,6 +22,7 @@ _FLAGS = {
     "cache_salt": "--salt",
     "bypass_cache_read": "--bypass-cache read",
     "bypass_cache_write": "--bypass-cache write",
+    "linger_seconds": "--linger",
 }
 _OF_KEYWORD = {keyword: _FLAGS.get(keyword, f"--{keyword.replace('_', '-')}") for keyword in FIELD_KEYWORDS.values()}
 FLAGS: Mapping[str, str] = {path: _OF_KEYWORD[keyword] for path, keyword in FIELD_KEYWORDS.items()}

@@ -61,6 +61,8 @@ class GenerateOptions(TypedDict, total=False):
     # Compute the whole prompt; do not cache its pages.
     bypass_cache_read: bool | None
     bypass_cache_write: bool | None
+    # Seconds for which the request goes on without a reader and its answer is kept; 60 with `resume=True`.
+    linger_seconds: float | None
 
 
 def _fields(part: str) -> list[str]:
@@ -80,7 +82,7 @@ _PLACES: Mapping[str, tuple[str, str]] = {
     **{name: ("", name) for name in ("request_id", "model", "priority")},
     **{
         _KEYWORDS.get(field, field): (part, field)
-        for part in ("sampling", "stop", "output", "cache")
+        for part in ("sampling", "stop", "output", "cache", "resume")
         for field in _fields(part)
     },
     "allowed_token_ids": ("sampling.allowed_token_ids", "ids"),

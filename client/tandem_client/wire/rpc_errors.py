@@ -27,6 +27,7 @@ _CLASSES: Mapping[grpc.StatusCode, type[errors.TandemError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
     grpc.StatusCode.CANCELLED: errors.Cancelled,
     grpc.StatusCode.FAILED_PRECONDITION: errors.Quarantined,
+    grpc.StatusCode.ABORTED: errors.Replaced,
     grpc.StatusCode.INTERNAL: errors.Internal,
 }
 
@@ -55,7 +56,7 @@ class ErrorReader:
         """Returns the exception for a gRPC error. `stream_began`: the service had accepted the request."""
         code = error.code()
         metadata = _metadata(error)
-        violations, retry_after_seconds = _details(metadata)
+        violations, retry_after_seconds, request_ended = _details(metadata)
         if retry_after_seconds is None:
             retry_after_seconds = _pushback_seconds(metadata)
         said = error.details() or code.name
@@ -71,6 +72,8 @@ class ErrorReader:
             keyword=None if path is None else name_of(path, self.keywords),
             service_message=said if violations else message,
             stream_began=stream_began,
+            is_refusal=_DETAILS_KEY in metadata,
+            request_ended=request_ended,
         )
 
     def not_ready(self, reason: str) -> errors.DeadlineExceeded:
@@ -116,15 +119,16 @@ def _metadata(error: grpc.RpcError) -> dict[str, str | bytes]:
     return dict(pairs or ())
 
 
-def _details(metadata: Mapping[str, str | bytes]) -> tuple[tuple[errors.FieldViolation, ...], float | None]:
-    """Returns the refused fields and the pause before a retry in seconds."""
+def _details(metadata: Mapping[str, str | bytes]) -> tuple[tuple[errors.FieldViolation, ...], float | None, bool]:
+    """Returns the refused fields, the pause before a retry in seconds, and whether an accepted request has ended."""
     violations: list[errors.FieldViolation] = []
     retry_after_seconds: float | None = None
     raw = metadata.get(_DETAILS_KEY, b"")
     try:
         status = status_pb2.Status.FromString(raw if isinstance(raw, bytes) else raw.encode())
     except DecodeError:
-        return (), None
+        return (), None, False
+    request_ended = False
     for detail in status.details:
         bad_request = error_details_pb2.BadRequest()
         retry_info = error_details_pb2.RetryInfo()
@@ -135,7 +139,8 @@ def _details(metadata: Mapping[str, str | bytes]) -> tuple[tuple[errors.FieldVio
             ]
         elif detail.Unpack(retry_info):
             retry_after_seconds = retry_info.retry_delay.ToTimedelta().total_seconds()
-    return tuple(violations), retry_after_seconds
+        request_ended |= detail.Unpack(error_details_pb2.RequestInfo())
+    return tuple(violations), retry_after_seconds, request_ended
 
 
 def _pushback_seconds(metadata: Mapping[str, str | bytes]) -> float | None:

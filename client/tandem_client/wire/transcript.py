@@ -112,6 +112,27 @@ class Transcript:
                 pass  # An event that is newer than this client.
         return None
 
+    def is_repeated(self, message: inference_pb2.GenerateResponse) -> bool:
+        """Whether a message of a resumed stream was in the stream before."""
+        match message.WhichOneof("event"):
+            case "accepted":
+                return self.accepted is not None
+            case "finished":
+                return self._sample(message.finished.sample_idx).finished is not None
+            case _:
+                return False
+
+    def resume_request(self) -> inference_pb2.ResumeRequest:
+        """Returns the request for the rest of the stream. The stream must have been accepted."""
+        assert self.accepted is not None
+        offsets = [
+            inference_pb2.SampleOffset(token_ids=len(sample.token_ids), text_chars=len(sample.text))
+            for sample in self.samples
+        ]
+        return inference_pb2.ResumeRequest(
+            request_id=self.accepted.request_id, resume_secret=self.accepted.resume_secret, offsets=offsets
+        )
+
     def end(self) -> None:
         """Checks the end of the stream. Raises ProtocolError if a message that belongs there is missing."""
         if self.summary is None:

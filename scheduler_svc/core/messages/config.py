@@ -48,16 +48,26 @@ class CoreConfig:
     """Largest number of plans in flight per lane. A plan is in flight from its sending until its result arrives."""
     step_timeout_seconds: float = 120.0
     """A worker is treated as lost if its current step takes longer than this."""
-    silence_timeout_seconds: float = 15.0
+    predict_steps: bool = False
+    """Whether a worker is also treated as lost if its current step takes much longer than predicted (`limits/`)."""
+    silence_timeout_seconds: float = 3.0
     """A worker is treated as lost if it has no plan in flight and sends no message for this long."""
     max_worker_wait_seconds: float = 600.0
     """A request fails if no present worker can hold it for this long."""
+    max_kept_requests: int = 1024
+    """Largest number of ended requests whose answers are kept for callers that may resume them."""
+    max_kept_bytes: int = 64 << 20
+    """Largest size of these answers: their tokens and descriptions."""
+    report_detached: bool = False
+    """Whether the core emits the StepOutputs of requests without a reader (`resume_effects.Detached`)."""
     max_plan_bytes: int = 16 << 20
     """Largest encoded size of the rows that a plan starts. A plan that starts only one row may exceed it."""
     quarantine_seconds: float = 3600.0
     """How long a request that killed its workers, or made its steps fail, is refused if it is sent again."""
     prove_workers: bool = False
     """Whether a new worker must confirm a step before requests run on it and callers learn its limits."""
+    first_generation: int = 0
+    """No worker has seen a generation above this one. A scheduler that continues another's journal begins there."""
     report_steps: bool = False
     """Whether the core emits a StepReport for every step, every lane reset and every worker that joins."""
     policy: Policy = field(default_factory=Policy)

@@ -11,9 +11,22 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Float32Array, Int32Array
-from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.ends import End as End
+from scheduler_svc.core.messages.ends import EndReason as EndReason
+from scheduler_svc.core.messages.ends import Failure as Failure
+from scheduler_svc.core.messages.ends import FailureCode as FailureCode
+from scheduler_svc.core.messages.ends import Stats as Stats
 from scheduler_svc.core.messages.quarantine import QuarantineReply
 from scheduler_svc.core.messages.reports import Load, StepReport
+from scheduler_svc.core.messages.resume_effects import Detached, Forgotten, Replaced, Resumed
+from scheduler_svc.core.messages.worker_effects import (
+    AskRejoin,
+    KillWorker,
+    SendPlan,
+    WorkerAccepted,
+    WorkerProven,
+    WorkerRefused,
+)
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 
@@ -25,74 +38,7 @@ class RejectCode(StrEnum):
     QUEUE_FULL = "queue full"
     NOT_READY = "not ready"
     QUARANTINED = "quarantined"
-
-
-class EndReason(StrEnum):
-    """Why an accepted request ended without an error."""
-
-    EOS = "eos"
-    STOP_TOKEN = "stop token"
-    STOP_STRING = "stop string"
-    LENGTH = "length"
-    TIME_LIMIT = "time limit"
-    ABORTED = "aborted"
-    CONTEXT_FULL = "context full"
-
-
-class FailureCode(StrEnum):
-    """Why an accepted request failed."""
-
-    INTERNAL = "internal"
-    DEADLINE = "deadline"
-    SHUTDOWN = "shutdown"
-    NO_WORKER = "no worker"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """An error that ended a request. `message` is one sentence."""
-
-    code: FailureCode
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """Tokens and times of one request, sent at its end."""
-
-    prompt_tokens: int
-    output_tokens: int
-    """Tokens of the output. A stop string may end it before the last sampled token."""
-    discarded_tokens: int
-    """Tokens sampled after the end of the output, including those that are still in flight."""
-    recomputed_tokens: int
-    """Positions computed more than once, because of preemptions and lane resets."""
-    cached_prompt_tokens: int
-    """Prompt tokens found in the prefix cache when the request got its first row."""
-    queue_seconds: float
-    """From arrival to the first row."""
-    prefill_seconds: float
-    """From the first row to the first output token."""
-    first_token_seconds: float
-    """From arrival to the first output token."""
-    decode_seconds: float
-    """From the first output token to the last."""
-    total_seconds: float
-    """From arrival to the end."""
-    preemptions: int
-    worker_changes: int
-    """Lane resets while the request was running."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """The one terminal answer of an accepted request. Exactly one of `reason` and `failure` is set."""
-
-    stream: int
-    reason: EndReason | None
-    failure: Failure | None
-    stop_token_id: int | None
-    stats: Stats
+    NOT_FOUND = "not found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,46 +158,7 @@ class CoreStatus:
     not_serving: str
     """One sentence while the workers crash in a loop, otherwise empty."""
     workers: int
-    """Number of workers that have joined."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerAccepted:
-    """The worker has joined and has a lane. The lane's plans carry `generation`."""
-
-    worker: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerProven:
-    """Requests may run on the worker and callers see its limits: a step succeeded, or `prove_workers` is off."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRefused:
-    """The worker may not serve. If `retry` is True, it may join again later."""
-
-    worker: str
-    reason: str
-    retry: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskRejoin:
-    """The core has no lane for this worker, so the worker should join again."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendPlan:
-    """The next plan for a worker."""
-
-    worker: str
-    plan: Plan
+    """Number of workers that have joined, without those on standby."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,8 +189,13 @@ Effect = (
     | WorkerProven
     | WorkerRefused
     | AskRejoin
+    | KillWorker
     | SendPlan
     | AnnounceDrain
     | Note
     | StepReport
+    | Resumed
+    | Replaced
+    | Detached
+    | Forgotten
 )

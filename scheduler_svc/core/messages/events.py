@@ -9,69 +9,23 @@ from enum import StrEnum
 
 from scheduler_svc.core.messages.arrays import NO_FLOATS, NO_IDS, Float32Array, Int32Array
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
+from scheduler_svc.core.messages.submit import Restored as Restored
+from scheduler_svc.core.messages.submit import Resume as Resume
+from scheduler_svc.core.messages.submit import Submit as Submit
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-
-# The largest `Submit.sampling`: the lists of tokens that a front end takes make 94 kB at most.
-MAX_SAMPLING_BYTES = 96 << 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Submit:
-    """A validated request. Its samples use the streams `stream` to `stream + num_samples - 1`, one each."""
-
-    frontend: str
-    stream: int
-    request_id: str
-    prompt: Int32Array
-    """int32[n], n at least 1."""
-    sampling: bytes
-    """A serialized SamplingParams. The core passes it to the worker and does not parse it."""
-    max_new_tokens: int
-    min_new_tokens: int
-    stop_token_ids: tuple[int, ...]
-    ignore_eos: bool
-    priority: int
-    """Requests of a higher priority go first (`request_queue.queue_key`)."""
-    max_time_seconds: float
-    """Time from this event after which the request ends with TIME_LIMIT. 0 for no limit."""
-    deadline_seconds: float
-    """Time from this event after which the request fails with DEADLINE. 0 for no deadline."""
-    num_samples: int = 1
-    num_logprobs: int = 0
-    """0 for none, otherwise 1 + the number of alternatives for each output token."""
-    prompt_logprobs_from: int = 0
-    """The first stream gets prompt logprobs from this position on. 0 for none."""
-    prefix_root: bytes = b""
-    """32 bytes: the start of the request's page hashes (`page_hash`), which also identifies the tenant. If it is empty,
-    the request shares no pages."""
-    page_hashes: bytes = b""
-    """32 bytes for each full page of the prompt, as far as the front end computed them."""
-    cache_read: bool = True
-    """Whether the request may use cached pages."""
-    cache_write: bool = True
-    """Whether the request's pages enter the prefix cache."""
-    sampling_key: bytes = b""
-    """Hash of `sampling` without the seed, which may be drawn anew each time. If it is empty, `sampling` counts."""
-
-    @property
-    def options(self) -> tuple[bytes, bytes]:
-        """What identifies the request besides tenant and prompt: its sampling, its stop tokens and limits."""
-        stops = sorted(set(self.stop_token_ids))
-        limits = (stops, self.ignore_eos, self.max_new_tokens, self.min_new_tokens, self.num_logprobs)
-        return self.sampling_key or self.sampling, repr(limits).encode()
-
-    @property
-    def streams(self) -> range:
-        """The streams of the request, one per sample."""
-        return range(self.stream, self.stream + self.num_samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """The caller of this stream is gone, so the core frees the request and sends no answer."""
+    """The caller of this stream is gone, so the core frees the request and sends no answer.
+
+    If `detach` is set, `stream` is the first sample's and the event is for all samples. A request that lingers then
+    goes on without a reader.
+    """
 
     frontend: str
     stream: int
+    detach: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,11 +146,20 @@ class StepDone:
     """One entry per row that samples and wants logprobs, in the order of `tokens`."""
     prompt_logprobs: RawLogprobs = NO_LOGPROBS
     """One entry per wanted prompt position, in the order of `SentPlan.wanted_prompt_logprobs`."""
+    pool_id: bytes = b""
+    """If the plan had a `take_over`: the pool that the worker uses now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """The shell has passed on all pending events. The core checks deadlines, then makes plans (on this event only)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """The scheduler did not run for `seconds`, for example because its machine was frozen. It heard no worker then."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +174,8 @@ class DrainEnded:
 
 Event = (
     Submit
+    | Resume
+    | Restored
     | Cancel
     | Finish
     | Abort
@@ -225,6 +190,7 @@ Event = (
     | WorkerAlive
     | StepDone
     | Tick
+    | Paused
     | DrainStarted
     | DrainEnded
 )

@@ -56,6 +56,15 @@ class RowStart:
     """The request wants prompt logprobs from this position on. 0 for none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOver:
+    """The pool of a lost worker, which takes the place of the worker's own pool before the plan is applied."""
+
+    pool_id: bytes
+    generation: int
+    """No generation after this one has written to the pool."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
     """One forward pass of the model: prompt chunks and decode rows, and the changes to the worker's row tables.
@@ -85,6 +94,7 @@ class Plan:
     decode_rows: Int32Array
     """Rows that compute one position, their next one, and sample a token."""
     moves: PageMoves = NOTHING_MOVES
+    take_over: TakeOver | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,3 +141,9 @@ class SentPlan:
     these pages are evicted."""
     swapped_out: tuple[bytes, ...]
     """Hashes of the pages that this plan swaps out. If the plan becomes void, their host pages are evicted."""
+    moved_pages: int = 0
+    """Number of pages that are swapped out, copied, or swapped in."""
+    started_tokens: int = 0
+    """Number of tokens that come with the started rows."""
+    takes_over: bytes = b""
+    """The id of the pool that the worker takes over with this plan, empty if it keeps its pool."""

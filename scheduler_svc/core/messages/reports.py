@@ -14,11 +14,28 @@ class WorkerLoad:
     pages_used: int
     pages_cached: int
     pages_total: int
+    is_standby: bool
+    """Whether the worker waits without requests until a serving worker is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incidents:
+    """Hung workers, and what followed steps that ran out of memory (`limits.memory_limit.Reduction`)."""
+
+    hung_workers: int = 0
+    smaller_steps: int = 0
+    fewer_rows: int = 0
+    alone: int = 0
+    ended_for_memory: int = 0
+    workers_refused_for_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The load of the core. Counters start at 0 with the core. Page counts are sums over the workers."""
+    """The load of the core. Counters start at 0 with the core.
+
+    `workers` and the sums of pages leave out workers on standby; `per_worker` lists them last.
+    """
 
     running: int
     waiting: int
@@ -47,12 +64,18 @@ class Load:
     worker_lost_seconds: float | None
     """Time since a worker was last lost. None if none was."""
     worker_lost_reason: str
-    suspects: int = 0
+    suspects: int
     """Requests that may have killed a worker or made a step fail."""
+    standby_workers: int
+    incidents: Incidents
+    journal_bytes: int = 0
+    """Size of the journal, 0 without one. The shell sets this and the next field."""
+    journal_suspended: str = ""
+    """Why the journal cannot be written at the moment, otherwise empty."""
 
 
 class StepKind(StrEnum):
-    """What a StepReport reports: the type of a step, a lane reset, or a worker that joined."""
+    """What a StepReport reports: the type of a step, a lane reset, or a worker that joined or was seated."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -76,7 +99,7 @@ class ResetCause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """A confirmed step, a lane reset, or a worker that joined.
+    """A confirmed step, a lane reset, or a worker that joined. A standby worker joins when it is seated.
 
     `step` and `preemptions` are counts since the core's start, as in Load. `prefill_tokens` counts the positions in
     chunks, `decode_tokens` the decode rows, `output_tokens` the delivered tokens. `span_seconds` is the time between

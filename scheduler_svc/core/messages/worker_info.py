@@ -51,8 +51,14 @@ class WorkerInfo:
     """Measured time to compute one prompt token."""
     max_frame_bytes: int = 64 << 20
     """Size of the largest message that the worker accepts."""
+    pool_id: bytes = b""
+    """Names the memory of its pages if the memory outlives the worker. Empty otherwise."""
+    pool_layout: bytes = b""
+    """Hash of the layout of that memory. Only a worker with an equal hash can take its pages over."""
     device: str = ""
     """Human-readable description."""
+    is_standby: bool = False
+    """Whether the worker gets no request before a serving worker is lost."""
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property

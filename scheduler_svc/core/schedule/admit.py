@@ -42,7 +42,7 @@ class _Start:
 def admit(builder: PlanBuilder, turn: Turn, other_lanes: Sequence[Lane], policy: Policy) -> None:
     """Gives rows to waiting requests, as far as rows, pages and budgets allow."""
     lane, queue = builder.lane, builder.queue
-    if not queue.num_waiting or not lane.rows.num_free or builder.budget <= 0 or not lane.pool.num_unused:
+    if not queue.num_waiting or not lane.num_free_rows or builder.budget <= 0 or not lane.pool.num_unused:
         return
     head = queue.head()
     if head is None or (lane.rows.num_seated and lane.schedule.still_blocks(head.handle, lane.pool.num_releases)):
@@ -50,7 +50,7 @@ def admit(builder: PlanBuilder, turn: Turn, other_lanes: Sequence[Lane], policy:
     lane.schedule.unblock()
     order = AdmissionOrder(lane, queue, cache_aware=policy.cache_aware)
     others = OtherLanes([one for one in other_lanes if one is not turn.closed and not one.is_overdue(builder.now)])
-    while lane.rows.num_free and builder.budget > 0:
+    while lane.num_free_rows and builder.budget > 0:
         request = order.next()
         if request is None or (turn.stops_at is not None and queue_key(request) > turn.stops_at):
             return
@@ -119,7 +119,7 @@ def admit_suspects(builder: PlanBuilder, turn: Turn, policy: Policy) -> None:
     """Starts the trial's waiting suspects, in order, as far as rows, pages and budgets allow, without headroom."""
     lane = builder.lane
     for request in turn.suspects:
-        if not lane.rows.num_free or builder.budget <= 0:
+        if not lane.num_free_rows or builder.budget <= 0:
             return
         if request.pending_plans or not lane.info.holds(request.total_length):
             continue

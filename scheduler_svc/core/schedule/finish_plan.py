@@ -30,6 +30,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
         all_rows, counts = np.concatenate([chunk_rows, decode]), np.concatenate([chunk_counts, counts])
         sampled = np.concatenate([np.flatnonzero(chunk_samples), sampled])
     ends = rows.plan(all_rows, counts, sampled)
+    take_over = lane.next_take_over()
     num_logprobs, wanted = None, ()
     if rows.num_with_logprobs:
         num_logprobs, wanted = _wanted_logprobs(rows, all_rows[sampled], chunks, chunk_starts)
@@ -48,6 +49,9 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
             wanted_prompt_logprobs=wanted,
             cached=tuple(builder.cached),
             swapped_out=tuple(page_hash for _, _, page_hash in builder.swap_outs),
+            moved_pages=len(builder.swap_outs) + len(builder.copies) + len(builder.swap_ins),
+            started_tokens=sum(len(start.tokens) for start in builder.starts),
+            takes_over=b"" if take_over is None else take_over.pool_id,
         )
     )
     append_rows, append_pages = _columns(builder.appends, 2)
@@ -66,6 +70,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
         chunk_samples=chunk_samples.view(np.uint8),
         decode_rows=decode.astype(np.int32),
         moves=_moves(builder),
+        take_over=take_over,
     )
 
 

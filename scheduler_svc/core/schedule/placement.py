@@ -70,7 +70,7 @@ class OtherLanes:
     def _load(self, lane: Lane) -> _LaneLoad:
         load = self._loads.get(lane.number)
         if load is None:
-            load = _LaneLoad(backlog=backlog(lane), free_rows=lane.rows.num_free)
+            load = _LaneLoad(backlog=backlog(lane), free_rows=lane.num_free_rows)
             self._loads[lane.number] = load
         return load
 

@@ -19,6 +19,7 @@ from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.request_queue import RequestQueue
+from scheduler_svc.core.state.swap_out import swap_out
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,7 +129,7 @@ class PlanBuilder:
         # The worker swaps out first, so a swap-out could overwrite a host page that this plan swaps in. A plan with
         # swap-ins therefore gets no swap-outs.
         if not self.swap_ins and swapping_pays(lane.info):
-            self.swap_outs += lane.swap_out(victim, len(self.swap_outs))
+            self.swap_outs += swap_out(lane, victim, len(self.swap_outs))
         lane.unseat(victim, Move.PREEMPT)
         self.queue.enqueue(victim)
 

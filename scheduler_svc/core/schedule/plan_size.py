@@ -5,7 +5,7 @@ could exceed the largest frame that the worker accepts, which ends its connectio
 compare them with encoded plans.
 """
 
-from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
+from scheduler_svc.core.messages.submit import MAX_SAMPLING_BYTES
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.request import Request
 

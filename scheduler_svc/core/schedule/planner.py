@@ -49,7 +49,7 @@ def plan_step(
         frontend_idx=frontend_idx,
         counters=counters,
         now=now,
-        budget=lane.info.token_budget,
+        budget=lane.memory.token_budget,
         bytes_left=max_bytes,
         logit_budget=_logit_budget(lane, queue),
     )
@@ -67,7 +67,7 @@ def plan_step(
             return None
         # Every row is in the middle of its prompt and waits for pages that another row holds.
         builder.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=victim_key))
-        builder.restart(lane.info.token_budget, _logit_budget(lane, queue))
+        builder.restart(lane.memory.token_budget, _logit_budget(lane, queue))
 
 
 def _decide(

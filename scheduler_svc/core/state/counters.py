@@ -1,5 +1,7 @@
 """Counters of the core since its start. The plan builder and the lanes update them for the load report."""
 
+from scheduler_svc.core.limits.memory_limit import Reduction
+
 
 class Counters:
     """All counters start at zero and only increase."""
@@ -10,6 +12,10 @@ class Counters:
         self.preemptions = 0
         self.resets = 0
         """Lane resets. The loss of a worker counts as one."""
+        self.hung_workers = 0
+        """Workers that were given up because a step took too long or because they were silent."""
+        self.memory_reductions = dict.fromkeys(Reduction, 0)
+        """How often a step that ran out of memory led to each reduction."""
         self.prompt_tokens = 0
         """Prompt tokens of all requests that have had a row."""
         self.cached_prompt_tokens = 0
@@ -26,6 +32,14 @@ class Counters:
     def lane_reset(self) -> None:
         """Counts a lane reset."""
         self.resets += 1
+
+    def worker_hung(self) -> None:
+        """Counts a worker that was given up."""
+        self.hung_workers += 1
+
+    def memory_reduced(self, reduction: Reduction) -> None:
+        """Counts what followed a step that ran out of memory."""
+        self.memory_reductions[reduction] += 1
 
     def admitted(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Counts a request that got its first row. `cached_tokens` of its prompt were in the prefix cache."""

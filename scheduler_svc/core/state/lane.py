@@ -16,10 +16,14 @@ generation. Results of older generations are ignored. The worker drops its rows 
 """
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
-from scheduler_svc.core.messages.plan import SentPlan
+from scheduler_svc.core.limits.memory_limit import MemoryLimit
+from scheduler_svc.core.limits.step_clock import StepClock
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.plan import SentPlan, TakeOver
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.host_pool import HostPool
 from scheduler_svc.core.state.lane_schedule import LaneSchedule
@@ -39,19 +43,22 @@ class Lane:
         self.number = number
         """Number of the lane, counted from the core's start. An older lane has a lower number."""
         self.info, self.eos = info, np.array(info.eos_token_ids, np.int32)
-        self.heard_at = now
-        """Time of the worker's last message."""
-        self.result_at = now
-        """Time of the worker's last result."""
+        self.clock, self.memory = StepClock(info, now), MemoryLimit(info)
         self.failed_steps = 0
         """Number of failed steps since the last confirmed step."""
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
         self.pool = PagePool(info.num_pages)
+        self.pool_id = info.pool_id
+        """Names the memory of the pages if it outlives the worker (`held_pools`). Empty otherwise."""
+        # The pool that the next plan tells the worker to take over.
+        self._next_take_over: TakeOver | None = None
         self.host = HostPool(info.host_pages)
         self.schedule = LaneSchedule()
-        self.is_proven = False
-        """Whether requests may run on the worker: its first step succeeded, or `prove_workers` is off."""
+        self.proven_at: float | None = None
+        """When the worker's first step succeeded, or it joined with `prove_workers` off; None before."""
+        self.is_seated = not info.is_standby
+        """Whether requests may run on the worker once it is proven. A standby worker is seated when another is lost."""
         self._open(generation)
 
     def _open(self, generation: int) -> None:
@@ -78,6 +85,11 @@ class Lane:
         """
         window = self.info.window
         return max(0, position - window + 1) // self.info.page_size if window else 0
+
+    @property
+    def num_free_rows(self) -> int:
+        """Number of requests that may be seated now."""
+        return max(0, min(self.rows.num_free, self.memory.max_rows - self.rows.num_seated))
 
     # Pages ---------------------------------------------------------------------------------------------------------
 
@@ -131,6 +143,27 @@ class Lane:
         pages, self._zero_pages = self._zero_pages, []
         return pages
 
+    def take_over(self, pool: PagePool, take_over: TakeOver) -> None:
+        """Replaces the page pool, which no row uses, by that of a lost worker. The next plan tells the worker."""
+        assert not self.pool.num_used and not self._zero_pages, "pages of the pool that is replaced are in use"
+        self.pool, self.pool_id, self._next_take_over = pool, take_over.pool_id, take_over
+        self.schedule.reset()
+
+    def next_take_over(self) -> TakeOver | None:
+        """Returns the pool that the plan being made tells the worker to take over, and clears it."""
+        take_over, self._next_take_over = self._next_take_over, None
+        return take_over
+
+    def take_over_ended(self, wanted: bytes, used: bytes) -> None:
+        """Records the result of a plan that told the worker to take over pool `wanted`; it uses pool `used` now.
+
+        If these differ, no page has the content that its hash says, so all pages are evicted.
+        """
+        self.in_flight[0] = replace(self.in_flight[0], takes_over=b"")
+        if used != wanted:
+            self.pool.evict_all()
+            self.pool_id = self.info.pool_id if used == self.info.pool_id else b""
+
     def plan_made(self, record: SentPlan) -> None:
         """Adds the record of a new plan to the plans in flight."""
         assert record.step == self.step + 1, f"step {record.step} planned after step {self.step}"
@@ -140,7 +173,9 @@ class Lane:
 
     def result_confirmed(self) -> None:
         """Removes the oldest plan in flight, because its result is valid."""
-        self.in_flight.popleft()
+        record = self.in_flight.popleft()
+        self.clock.confirmed(record)
+        self.memory.confirmed(record)
         self.schedule.clear_lookups()
         self.failed_steps = 0
 
@@ -155,26 +190,34 @@ class Lane:
 
     def heard(self, now: float) -> None:
         """Records that the worker sent a message."""
-        self.heard_at = now
+        self.clock.heard(now)
 
     def answered(self, now: float) -> None:
         """Records that the worker sent a result."""
-        self.heard_at = self.result_at = now
+        self.clock.answered(now, self.in_flight)
 
-    def prove(self) -> None:
-        """Records that requests may run on the worker."""
-        self.is_proven = True
+    def prove(self, now: float) -> None:
+        """Records that the worker's first step succeeded, or that `prove_workers` is off."""
+        self.proven_at = now
+
+    def take_seat(self) -> None:
+        """Records that requests may run on this standby worker."""
+        self.is_seated = True
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests may run on the worker: it is proven and seated."""
+        return self.is_seated and self.proven_at is not None
 
     # Waiting for results -------------------------------------------------------------------------------------------
 
-    def working_since(self) -> float:
-        """Returns when the worker began the oldest plan in flight. A plan must be in flight."""
-        # The plan may have been sent while the worker was still computing an earlier one.
-        return max(self.in_flight[0].sent_at, self.result_at)
+    def timeout(self, config: CoreConfig) -> float:
+        """Returns the time at which the worker is given up, unless it is heard before."""
+        return self.clock.timeout(self.in_flight, config)
 
     def is_overdue(self, now: float) -> bool:
         """Returns whether the worker has taken more than `OVERDUE_SECONDS` for its current step."""
-        return bool(self.in_flight) and now - self.working_since() > OVERDUE_SECONDS
+        return bool(self.in_flight) and now - self.clock.began_at(self.in_flight[0]) > OVERDUE_SECONDS
 
     def awaits(self, request: Request) -> bool:
         """Returns whether a plan in flight contains the request."""
@@ -224,8 +267,12 @@ class Lane:
         requests = self.rows.requests_at(self.rows.seated())
         for request in requests:
             self.unseat(request, Move.RESET)
+        self.clock.voided(self.in_flight)
         for record in self.in_flight:
             self._evict_pages_of(record)
+            if record.takes_over:
+                # Nobody knows which pool the worker uses, so a later worker cannot take it over.
+                self.pool_id = b""
         if not keep_pages:
             self.pool.evict_all()
             self.host.evict_all()
@@ -239,23 +286,3 @@ class Lane:
                 self.pool.evict(page)
         for page_hash in record.swapped_out:
             self.host.evict(page_hash)
-
-    def swap_out(self, request: Request, num_written: int) -> list[tuple[int, int, bytes]]:
-        """Assigns host pages to the cached pages that only this running request holds, for the plan being made.
-
-        Returns (page, host page, hash) for each. `num_written` is the number of host pages that the plan writes
-        already. The plan must not write a host page twice, so it writes at most as many as the pool has.
-        """
-        swap_outs: list[tuple[int, int, bytes]] = []
-        table = self.rows.pages[request.row]
-        for page_idx, page_hash in enumerate(request.page_hashes[: len(table)]):
-            if num_written + len(swap_outs) >= self.host.num_slots:
-                break
-            page = table[page_idx]
-            # A page that other rows share stays on the device.
-            if self.pool.hash_of(page) != page_hash or self.pool.references(page) != 1:
-                continue
-            slot = self.host.store(page_hash, self.pool.tokens(page), unverified=self.pool.is_unverified(page))
-            if slot is not None:
-                swap_outs.append((page, slot, page_hash))
-        return swap_outs

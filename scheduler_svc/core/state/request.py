@@ -18,7 +18,6 @@ from enum import StrEnum
 import numpy as np
 
 from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.core.messages.effects import Stats
 from scheduler_svc.core.messages.page_hash import next_hash
 
 
@@ -56,6 +55,7 @@ class Request:
     handle: int
     """Never used again, so the result of a plan cannot be applied to another request."""
     frontend: str
+    """The front end that reads the output. Empty if the request is detached; `stream` is then its handle."""
     stream: int
     request_id: str
     prompt: Int32Array
@@ -88,6 +88,8 @@ class Request:
     """Hashes of the leading full pages, as far as they were computed."""
     cache_read: bool = True
     cache_write: bool = True
+    lingers: bool = False
+    """Whether the request may be resumed (`kept_requests`), so that it outlives its reader."""
     phase: Phase = Phase.WAITING
     worker: str = ""
     """The worker of the lane that the request runs on. Empty unless it is running."""
@@ -126,6 +128,10 @@ class Request:
         self.phase = to
         self.preemptions += move is Move.PREEMPT
         self.worker_changes += move is Move.RESET
+
+    def attach(self, frontend: str, stream: int) -> None:
+        """Changes the reader of the output."""
+        self.frontend, self.stream = frontend, stream
 
     @property
     def prompt_tokens(self) -> int:
@@ -261,23 +267,3 @@ class Request:
         if len(tokens):
             self.outputs.append(tokens)
             self.num_outputs += len(tokens)
-
-    def stats(self, *, now: float, output_tokens: int, discarded_tokens: int) -> Stats:
-        """Returns the tokens and times of a request that ends at `now`."""
-        admitted = now if self.admitted_at is None else self.admitted_at
-        first = self.first_token_at
-        last = now if self.last_token_at is None else self.last_token_at
-        return Stats(
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=output_tokens,
-            discarded_tokens=discarded_tokens,
-            recomputed_tokens=self.recomputed_tokens,
-            cached_prompt_tokens=self.cached_prompt_tokens,
-            queue_seconds=admitted - self.arrived_at,
-            prefill_seconds=0.0 if first is None else first - admitted,
-            first_token_seconds=0.0 if first is None else first - self.arrived_at,
-            decode_seconds=0.0 if first is None else last - first,
-            total_seconds=now - self.arrived_at,
-            preemptions=self.preemptions,
-            worker_changes=self.worker_changes,
-        )

@@ -100,6 +100,12 @@ class RequestQueue:
         self._by_id.setdefault(request.request_id, []).append(request)
         self.enqueue(request)
 
+    def attach(self, request: Request, frontend: str, stream: int) -> None:
+        """Gives a live request another reader."""
+        del self._by_stream[request.frontend, request.stream]
+        request.attach(frontend, stream)
+        self._by_stream[frontend, stream] = request
+
     def remove(self, request: Request) -> None:
         """Removes a request that has ended."""
         self._held.discard(request.handle)

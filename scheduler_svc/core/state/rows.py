@@ -34,8 +34,7 @@ import numpy.typing as npt
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.state.request import Request
 
-# New tokens of a row collect in `_tail`, and move to its request when the tail is full. It has room for about this
-# many, so the loop over requests runs once in about 64 steps instead of in every step.
+# A row's new tokens collect in `_tail` until it is full, so the loop over requests runs once in about 64 steps.
 TAIL_TOKENS = 64
 
 _MASK = (1 << 64) - 1
@@ -102,8 +101,7 @@ class Rows:
         # If pages are small, the width is a multiple of their size, so that the tokens of a full page are contiguous.
         self._width = -(-TAIL_TOKENS // page_size) * page_size if page_size <= 4 * TAIL_TOKENS else TAIL_TOKENS
         self._tail = np.zeros((n, self._width), np.int32)
-        # Number of tokens that are in the row's request. The later ones are in `_tail`, at their position modulo
-        # `_width`.
+        # Tokens that are in the row's request. The later ones are in `_tail`, at their position modulo `_width`.
         self._flushed = np.zeros(n, np.int32)
         self._weight = mix(np.arange(n, dtype=np.uint64) << np.uint64(40) ^ np.uint64(_POSITION_TAG)) | np.uint64(1)
         self._page_sum = np.zeros(n, np.uint64)
@@ -162,8 +160,7 @@ class Rows:
         self.prompt[row] = request.prompt_tokens
         self.total[row] = request.total_length
         self.min_known[row] = request.prompt_tokens + request.min_new_tokens
-        self.stream[row] = request.stream
-        self.frontend_idx[row] = frontend_idx
+        self.attach(row, request.stream, frontend_idx)
         self.ignore_eos[row] = request.ignore_eos
         self.has_stops[row] = bool(request.stop_token_ids)
         self.num_logprobs[row] = request.num_logprobs
@@ -174,6 +171,10 @@ class Rows:
         self._replace_table(row, pages, first_position)
         request.row = row
         return row
+
+    def attach(self, row: int, stream: int, frontend_idx: int) -> None:
+        """Changes the reader of the row's output."""
+        self.stream[row], self.frontend_idx[row] = stream, frontend_idx
 
     def unseat(self, row: int) -> list[int]:
         """Removes the request from its row and returns the row's page list.

@@ -13,10 +13,12 @@ from scheduler_svc.core.messages.plan import SentPlan
 
 
 def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
-    """Returns whether the result has a valid token for each sampled row, and exactly the wanted logprobs.
+    """Returns whether the result has a valid token for each sampled row, the wanted logprobs and the wanted pool.
 
     Values of rows with logits that are not finite are not checked.
     """
+    if event.pool_id != record.takes_over:
+        return False
     num_sampled = len(record.sampled)
     if len(event.tokens) != num_sampled or not _within(event.nonfinite, num_sampled):
         return False

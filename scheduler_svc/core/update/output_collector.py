@@ -10,15 +10,19 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.effects import Effect, End, Logprobs, StepOutput, TokenLogprobs
-from scheduler_svc.core.update.results import StepTokens
+from scheduler_svc.core.update.results import DETACHED, StepTokens
 
 _NO_STREAMS = np.zeros(0, np.uint64)
 
 
 class OutputCollector:
-    """Holds the terminal answers of the event that is being handled, by front end. It is empty between events."""
+    """Holds the terminal answers of the event that is being handled, by front end. It is empty between events.
 
-    def __init__(self) -> None:
+    With `report_detached`, the output of requests without a reader is emitted too, for the front end "".
+    """
+
+    def __init__(self, *, report_detached: bool = False) -> None:
+        self._others: dict[str, int] = {"": DETACHED} if report_detached else {}
         self._ends: dict[str, list[End]] = {}
 
     def add(self, frontend: str, end: End) -> None:
@@ -28,13 +32,15 @@ class OutputCollector:
     def deliver(self, step_tokens: StepTokens, frontends: Mapping[str, int]) -> list[Effect]:
         """Returns the step's tokens and ends for each front end. `frontends` maps names to indices."""
         effects: list[Effect] = []
-        alone = len(frontends) == 1
-        for frontend, idx in frontends.items():
+        # Without a mask, which costs time, if all tokens are for the only front end.
+        alone = len(frontends) == 1 and bool(step_tokens.frontend_idx.all())
+        for frontend, idx in (*frontends.items(), *self._others.items()):
             ends = tuple(self._ends.pop(frontend, ()))
-            mask = slice(None) if alone else step_tokens.frontend_idx == idx
+            gets_all = alone and idx != DETACHED
+            mask = slice(None) if gets_all else step_tokens.frontend_idx == idx
             tokens = step_tokens.tokens[mask]
             logprobs, pieces = step_tokens.logprobs, step_tokens.prompt_logprobs
-            if not alone:
+            if not gets_all:
                 logprobs = None if logprobs is None else _of_some(logprobs, step_tokens.frontend_idx == idx)
                 pieces = tuple(piece for piece in pieces if piece.frontend == frontend)
             if len(tokens) or pieces or ends:
@@ -52,7 +58,7 @@ class OutputCollector:
         return effects
 
     def flush(self, frontends: Mapping[str, int]) -> list[Effect]:
-        """Returns the collected ends that no step delivered. Ends of a disconnected front end are dropped."""
+        """Returns the collected ends that no step delivered. Ends without a connected front end are dropped."""
         if not self._ends:
             return []
         ends, self._ends = self._ends, {}
@@ -67,7 +73,7 @@ class OutputCollector:
                 ends=tuple(of),
             )
             for frontend, of in ends.items()
-            if frontend in frontends
+            if frontend in frontends or frontend in self._others
         ]
 
 

@@ -21,6 +21,9 @@ from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.logprobs import entry_logprobs, prompt_piece
 
+# The index that stands for no front end, in the tokens of requests without a reader. Front ends count from 1.
+DETACHED = 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ending:
@@ -132,7 +135,7 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: 
         may_end |= (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
     for i in may_end.nonzero()[0].tolist():
         request = rows.request_at(int(rows_s[i]))
-        ending = _ending(request, int(tokens[i]), int(known[i]), bool(is_eos[i]))
+        ending = ending_of(request, int(tokens[i]), int(known[i]), bool(is_eos[i]))
         if ending is not None:
             endings.append(ending)
     return StepTokens(
@@ -154,7 +157,7 @@ def _any_of(tokens: Int32Array, eos: Int32Array) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _ending(request: Request, token: int, known: int, is_eos: bool) -> Ending | None:
+def ending_of(request: Request, token: int, known: int, is_eos: bool) -> Ending | None:
     """Returns the ending that `token` causes, if any. `known` includes it. Stop tokens precede the length limit."""
     if known > request.prompt_tokens + request.min_new_tokens:
         if token in request.stop_token_ids:
@@ -194,14 +197,14 @@ def _pending(
         token = int(tokens[i])
         if request.known == request.prompt_tokens:
             request.emitted_first_token(now)
-        indices.append(frontend_idx[request.frontend])
+        indices.append(frontend_idx.get(request.frontend, DETACHED))
         streams.append(request.stream)
         offsets.append(request.num_outputs)
         pending_tokens.append(token)
         sampled.append(i)
         queue.add_pending_token(request, token)
         is_eos = not request.ignore_eos and token in eos
-        ending = _ending(request, token, request.known, is_eos)
+        ending = ending_of(request, token, request.known, is_eos)
         if ending is not None:
             endings.append(ending)
     step_tokens = StepTokens(

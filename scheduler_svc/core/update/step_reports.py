@@ -29,7 +29,7 @@ def step_report(
     output_tokens: int,
     compute_us: int,
 ) -> StepReport:
-    """Returns the report of one event of `lane`. If the event closed it, `lanes` no longer contains it.
+    """Returns the report of one event of `lane`. `lanes` are all that are seated, without one that the event closed.
 
     `plans` holds the plan of a confirmed step, or the plans that a reset made void, oldest first. A reset has a
     `cause`. A join has neither.

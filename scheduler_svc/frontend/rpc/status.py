@@ -72,6 +72,11 @@ def overloaded(message: str) -> Refusal:
     return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, retry_after_seconds=QUEUE_FULL_RETRY_SECONDS)
 
 
+def replaced() -> Refusal:
+    """Another call took over the stream."""
+    return Refusal(grpc.StatusCode.ABORTED, "another reader resumed this request")
+
+
 def deadline_passed(message: str) -> Refusal:
     """The time limit of the call is over."""
     return Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, message)
@@ -93,6 +98,11 @@ def from_rejected(rejected: frontend_pb2.Rejected, request_id: str) -> Refusal:
                 resource_type="request", resource_name=request_id, description=message
             )
             return Refusal(grpc.StatusCode.ALREADY_EXISTS, message, resource)
+        case frontend_pb2.REJECT_CODE_NOT_FOUND:
+            resource = error_details_pb2.ResourceInfo(
+                resource_type="request", resource_name=request_id, description=message
+            )
+            return Refusal(grpc.StatusCode.NOT_FOUND, message, resource)
         case frontend_pb2.REJECT_CODE_QUEUE_FULL:
             return overloaded(message)
         case frontend_pb2.REJECT_CODE_QUARANTINED:
@@ -112,7 +122,8 @@ def from_failure(failure: frontend_pb2.Failure, request_id: str) -> Refusal:
         case frontend_pb2.FAILURE_CODE_DEADLINE:
             return Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, message, info)
         case frontend_pb2.FAILURE_CODE_SHUTDOWN | frontend_pb2.FAILURE_CODE_NO_WORKER:
-            return not_ready(message)
+            # The request has ended, so a caller that could resume it must not try.
+            return Refusal(grpc.StatusCode.UNAVAILABLE, message, info, retry_after_seconds=NOT_READY_RETRY_SECONDS)
         case _:
             return internal(message, info)
 

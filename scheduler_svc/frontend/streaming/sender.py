@@ -10,37 +10,21 @@ message, and the task is not woken for it: whoever brings the tokens begins the 
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.streaming.stream import MAX_PROMPT_INFO_BYTES, RequestStream, SampleStream
+from scheduler_svc.frontend.streaming.sample_sender import TOKEN_REASONS, PreparedStream, SampleSender
+from scheduler_svc.frontend.streaming.stream import MAX_PROMPT_INFO_BYTES, RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.summary import summarize
 from scheduler_svc.frontend.streaming.writer import StreamWriter
-from scheduler_svc.frontend.text.output import OutputPiece, SampleOutput
 
 logger = logging.getLogger(__name__)
 
 # The core counts as hung if it takes longer than this to admit or reject a request, or to confirm a stop string.
 ANSWER_SECONDS = 10.0
-
-TOKEN_REASONS = (pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP_TOKEN)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedRequest:
-    """A request that is ready for the core: its Submit, its Accepted, and what its stream carries."""
-
-    submit: frontend_pb2.Submit
-    accepted: pb.Accepted
-    # Creates one output for each sample. Takes up to 10 ms for the largest set of stop strings.
-    make_outputs: Callable[[], tuple[SampleOutput, ...]]
-    want_text: bool
-    want_token_ids: bool
 
 
 async def wait_for_admission(stream: RequestStream) -> int:
@@ -60,64 +44,25 @@ async def wait_for_admission(stream: RequestStream) -> int:
     return stream.requests_ahead
 
 
-class SampleSender:
-    """The messages of one sample: its pending delta and its end."""
-
-    __slots__ = ("_idx", "_num_sent", "_request", "is_ending", "is_over", "output", "reason", "sample", "stop_string")
-
-    def __init__(self, idx: int, sample: SampleStream, output: SampleOutput, request: PreparedRequest) -> None:
-        self.sample = sample
-        self.output = output
-        # All tokens have been taken; the sample's end may remain to be sent.
-        self.is_ending = False
-        # The stop string that ended the sample, or "".
-        self.stop_string = ""
-        self.is_over = False
-        self.reason = pb.FINISH_REASON_UNSPECIFIED
-        self._request = request
-        self._idx = idx
-        # The offset of the next delta.
-        self._num_sent = 0
-
-    def next_delta(self, piece: OutputPiece) -> pb.GenerateResponse | None:
-        """The message with the delta that `piece` makes. Returns None if the delta would be empty."""
-        wants, logprobs = self._request, self.sample.logprobs
-        token_ids = piece.token_ids if wants.want_token_ids else ()
-        text = piece.text if wants.want_text else ""
-        has_logprobs = logprobs is not None and bool(piece.token_ids)
-        if not (token_ids or text or has_logprobs):
-            # Tokens without ids and text wait for the delta that shows them.
-            return None
-        # The message of every token, so it is filled in place: a Delta of its own would be copied.
-        message = pb.GenerateResponse()
-        delta = message.delta
-        delta.sample_idx, delta.token_offset, delta.text = self._idx, self._num_sent, text
-        if token_ids:
-            delta.token_ids.extend(token_ids)
-        if logprobs is not None and has_logprobs:
-            delta.logprobs.CopyFrom(logprobs.take(len(piece.token_ids)))
-        self._num_sent = self.output.num_tokens
-        return message
-
-    def finished(self) -> pb.Finished:
-        """How the sample ended: at a stop string, else as the core's End says."""
-        message = pb.Finished(sample_idx=self._idx, output_tokens=self.output.num_tokens)
-        if self.stop_string:
-            message.reason, message.stop_string = pb.FINISH_REASON_STOP_STRING, self.stop_string
-        else:
-            assert self.sample.end is not None
-            message.reason = self.sample.end.reason
-            if message.reason in TOKEN_REASONS:
-                message.stop_token_id = self.sample.end.stop_token_id
-        self.reason = message.reason
-        return message
+async def wait_for_resumed(stream: RequestStream) -> frontend_pb2.StreamDescription:
+    """Returns the description of a resumed stream. Raises Refusal if the core does not give the request."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await stream.changed()
+    except TimeoutError:
+        raise _hung() from None
+    if stream.rejected is not None:
+        raise status.from_rejected(stream.rejected, stream.request_id)
+    if stream.failure is not None or stream.description is None:
+        raise stream.failure or _hung()
+    return stream.description
 
 
 class StreamSender:
     """Sends one request's messages, from the one after Accepted to the Summary."""
 
     def __init__(
-        self, request: PreparedRequest, stream: RequestStream, streams: StreamTable, writer: StreamWriter
+        self, request: PreparedStream, stream: RequestStream, streams: StreamTable, writer: StreamWriter
     ) -> None:
         self._request = request
         self._stream = stream
@@ -125,6 +70,28 @@ class StreamSender:
         self._writer = writer
         pairs = zip(stream.samples, request.make_outputs(), strict=True)
         self._samples = [SampleSender(idx, sample, output, request) for idx, (sample, output) in enumerate(pairs)]
+
+    async def replay(self) -> list[pb.GenerateResponse]:
+        """Builds the output of a resumed stream so far. Returns the messages that the caller has not received.
+
+        Raises Refusal if the caller claims more text than there is.
+        """
+        messages: list[pb.GenerateResponse] = []
+        for idx, sender in enumerate(self._samples):
+            sample = sender.sample
+            num_chars = sender.chars_to_skip
+            while not sender.is_ending and (sample.pending or sample.end is not None):
+                message = self._next_message(sender)
+                if message is not None:
+                    messages.append(message)
+                # Up to 1,024 tokens at once, so that other streams do not wait.
+                await asyncio.sleep(0)
+            if sender.chars_to_skip:
+                field, num_found = f"offsets[{idx}].text_chars", num_chars - sender.chars_to_skip
+                message = f"{field} is {num_chars}; the limit is {num_found}, the sample's number of characters so far"
+                raise status.invalid(field, message)
+        self._stream.wake()
+        return messages
 
     async def run(self) -> None:
         """Sends messages until every sample has ended. Raises Refusal if the request fails."""
@@ -179,6 +146,10 @@ class StreamSender:
         tokens = sample.take()
         if sample.pending or (end is None and self._stream.failure is None):
             piece = output.push(tokens)
+        elif end is None and self._stream.is_resumable:
+            # Held text may still change. The stream that continues this one sends it.
+            piece = output.push(tokens)
+            sender.is_ending = True
         else:
             stop_token_id = end.stop_token_id if end is not None and end.reason in TOKEN_REASONS else None
             piece = output.finish(tokens, stop_token_id=stop_token_id)
@@ -199,7 +170,7 @@ class StreamSender:
         if sender.stop_string or (end is not None and not end.HasField("failure")):
             await self._writer.write(pb.GenerateResponse(finished=sender.finished()))
         elif end is not None:
-            self._streams.fail(self._stream, status.from_failure(end.failure, self._stream.request_id))
+            self._streams.give_up(self._stream, status.from_failure(end.failure, self._stream.request_id))
 
     async def _wait_for_ends(self) -> None:
         """Waits until the core has ended every sample. Raises Refusal if the request fails."""

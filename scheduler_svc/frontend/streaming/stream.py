@@ -27,7 +27,13 @@ class SampleStream:
 
     __slots__ = ("_max_take", "end", "id", "is_stopped", "logprobs", "num_received", "pending", "stream")
 
-    def __init__(self, sample_id: int, stream: "RequestStream", num_top: int | None) -> None:
+    def __init__(
+        self,
+        sample_id: int,
+        stream: "RequestStream",
+        num_top: int | None,
+        resumed: frontend_pb2.ResumedSample | None = None,
+    ) -> None:
         self.id = sample_id
         self.stream = stream
         # The core's End.
@@ -38,6 +44,10 @@ class SampleStream:
         # Logprobs of the pending tokens and of tokens that were taken but not sent. None if the caller wants none.
         self.logprobs = None if num_top is None else LogprobQueue(num_top)
         self.num_received = 0
+        if resumed is not None:
+            self.pending.frombytes(resumed.tokens)
+            self.num_received = len(self.pending)
+            self.end = resumed.end if resumed.HasField("end") else None
         bytes_each = BYTES_PER_TOKEN + (self.logprobs.bytes_each if self.logprobs is not None else 0)
         self._max_take = max(1, MAX_DELTA_BYTES // bytes_each)
 
@@ -70,6 +80,9 @@ class RequestStream:
 
     task: "asyncio.Task[object] | None"
     is_submitted: bool = False
+    # Whether the caller may come back, so that the core keeps the request if this stream breaks. Not before the caller
+    # has the secret.
+    is_resumable: bool = False
     request_id: str = ""
     max_new_tokens: int = 0
     # Empty until the request is submitted.
@@ -79,6 +92,8 @@ class RequestStream:
     # The core's answer to the Submit: one of the two is set.
     requests_ahead: int | None = None
     rejected: frontend_pb2.Rejected | None = None
+    # The core's answer to a Resume, unless it is rejected.
+    description: frontend_pb2.StreamDescription | None = None
     # The first failure: a sample failed, the core is gone, the reader stalls, or tokens are missing.
     failure: status.Refusal | None = None
     # The loop's time at which the current write began; 0 between writes.
@@ -97,6 +112,19 @@ class RequestStream:
         if submit.prompt_logprobs_from:
             num_prompt = len(submit.prompt) // BYTES_PER_TOKEN
             self.prompt = PromptQueue(start=submit.prompt_logprobs_from, end=num_prompt, num_top=num_top or 0)
+
+    def begin_resume(self, first_id: int, request_id: str) -> None:
+        """Prepares for the answer to a Resume. Until it comes, one sample stands for all."""
+        self.request_id, self.is_resumable = request_id, True
+        self.samples = (SampleStream(first_id, self, None),)
+
+    def take_resumed(self, resumed: frontend_pb2.Resumed) -> None:
+        """Creates the samples of a request that was resumed, with their output so far."""
+        self.description = frontend_pb2.StreamDescription.FromString(resumed.description)
+        self.max_new_tokens = self.description.max_new_tokens
+        self.samples = tuple(
+            SampleStream(resumed.stream + idx, self, None, sample) for idx, sample in enumerate(resumed.samples)
+        )
 
     @property
     def is_ended(self) -> bool:

@@ -1,7 +1,7 @@
 """Owns the table of open streams: passes the core's output to them and drops readers that stall.
 
 Knows nothing of text or gRPC. A request has at most its samples' max_new_tokens and its prompt pending; `StreamLimits`
-bounds how long. `wakeups` decides when a stream's handler sees new tokens: it never delays first tokens and ends.
+bounds how long. `step_output` reads the tokens.
 """
 
 import asyncio
@@ -9,16 +9,14 @@ import logging
 from collections.abc import Callable
 
 import grpc
-import numpy as np
 from tandem.internal.v1 import frontend_pb2
 
+from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.frontend.core_link import CoreMessageTooLargeError
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.streaming import logprobs
-from scheduler_svc.frontend.streaming.arrivals import SampleTokens
 from scheduler_svc.frontend.streaming.limits import StreamLimits
+from scheduler_svc.frontend.streaming.step_output import StepOutputReader
 from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream
-from scheduler_svc.frontend.streaming.wakeups import Wakeups
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ class StreamTable:
         self._last_id = 0
         # Samples of the open streams. A request that is not submitted yet counts as one.
         self._num_reserved = 0
-        self._wakeups = Wakeups(limits, self._pass_on)
+        self._output = StepOutputReader(self._samples, limits, self._fail_broken)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -77,6 +75,17 @@ class StreamTable:
             raise status.not_ready("the scheduler's core cannot be reached")
         stream.is_submitted = True
 
+    def resume(self, stream: RequestStream, request_id: str, secret_hash: bytes) -> None:
+        """Asks the core for a request that lingers. Raises Refusal if that is not possible."""
+        first = self._last_id + 1
+        self._last_id += MAX_NUM_SAMPLES
+        stream.begin_resume(first, request_id)
+        self._samples[first] = stream.samples[0]
+        resume = frontend_pb2.Resume(stream=first, request_id=request_id, secret_hash=secret_hash)
+        if not self._send(frontend_pb2.FrontendToCore(resume=resume)):
+            raise status.not_ready("the scheduler's core cannot be reached")
+        stream.is_submitted = True
+
     def stop(self, sample: SampleStream, output_tokens: int) -> None:
         """Ends a sample after `output_tokens` tokens, at a stop string. Reports it unless the core has sent an End."""
         sample.is_stopped = True
@@ -91,7 +100,7 @@ class StreamTable:
             return
         del self._open[stream]
         self._num_reserved -= max(1, len(stream.samples))
-        self._wakeups.forget(stream)
+        self._output.forget(stream)
         self._cancel(stream)
         for sample in stream.samples:
             self._samples.pop(sample.id, None)
@@ -116,9 +125,14 @@ class StreamTable:
         self._cancel(stream)
         stream.wake()
 
+    def give_up(self, stream: RequestStream, failure: status.Refusal) -> None:
+        """Like `fail`, but the caller cannot resume the request."""
+        stream.is_resumable = False
+        self.fail(stream, failure)
+
     def fail_all(self, failure: Callable[[], status.Refusal]) -> None:
         """Ends every stream that the core has not ended, because the core is gone or the grace period is over."""
-        self._wakeups.release()
+        self._output.release()
         for stream in list(self._open):
             if not stream.is_ended:
                 self.fail(stream, failure())
@@ -148,60 +162,34 @@ class StreamTable:
             sample.stream.rejected = message
             sample.stream.wake()
 
-    def step_output(self, output: frontend_pb2.StepOutput) -> None:
-        """Passes a step's tokens and ends to their streams. Drops those of closed streams."""
-        num_tokens = len(output.tokens) // 4
-        num_bytes = (len(output.streams), len(output.offsets), len(output.tokens))
-        if num_bytes != (8 * num_tokens, 4 * num_tokens, 4 * num_tokens):
-            logger.error("dropped a step's output: its arrays differ in length")
+    def resumed(self, message: frontend_pb2.Resumed) -> None:
+        if (placeholder := self._samples.get(message.stream)) is None:
             return
-        self._wakeups.measure_load(num_tokens)
-        if self._wakeups.hold(output):
+        stream = placeholder.stream
+        try:
+            self._reserve(len(message.samples) - 1)
+        except status.Refusal as refusal:
+            self.fail(stream, refusal)
             return
-        self._wakeups.release()
-        for piece in output.prompt_logprobs:
-            self._put_prompt_logprobs(piece)
-        received, row_of_entry = logprobs.read_step(output)
-        streams = np.frombuffer(output.streams, "<u8").tolist()
-        offsets = np.frombuffer(output.offsets, "<i4").tolist()
-        tokens = np.frombuffer(output.tokens, "<i4").tolist()
-        for entry, (sample_id, offset, token) in enumerate(zip(streams, offsets, tokens, strict=True)):
-            sample = self._samples.get(sample_id)
-            if sample is None or sample.is_stopped or sample.stream.failure:
-                continue
-            stream = sample.stream
-            if offset != sample.num_received or offset >= stream.max_new_tokens:
-                expected = f"token {sample.num_received} of {stream.max_new_tokens}"
-                self._fail_broken(stream, f"token {offset} came instead of {expected}")
-                continue
-            if sample.logprobs is not None:
-                row = row_of_entry.get(entry)
-                if received is None or row is None or not sample.logprobs.put(received, slice(row, row + 1)):
-                    self._fail_broken(stream, f"token {offset} came without the requested logprobs")
-                    continue
-            sample.num_received += 1
-            sample.pending.append(token)
-            if offset:
-                self._wakeups.wake(stream)
-            else:
-                self._wakeups.wake_soon(stream)
-        for end in output.ends:
-            if sample := self._samples.get(end.stream):
-                sample.end = end
-                sample.stream.wake()
+        stream.take_resumed(message)
+        self._samples.update((sample.id, sample) for sample in stream.samples)
+        stream.wake()
 
-    def _put_prompt_logprobs(self, piece: frontend_pb2.PromptLogprobs) -> None:
-        sample = self._samples.get(piece.stream)
-        if sample is None or sample.stream.failure:
+    def replaced(self, message: frontend_pb2.Replaced) -> None:
+        """Ends a stream whose request has another reader."""
+        if (sample := self._samples.get(message.stream)) is None:
             return
         stream = sample.stream
-        try:
-            fits = stream.prompt is not None and stream.prompt.put(piece.start, logprobs.read(piece))
-        except ValueError:
-            fits = False
-        if not fits:
-            self._fail_broken(stream, f"unexpected logprobs of the prompt came, from token {piece.start} on")
-        stream.wake()
+        # The core has no request of this stream any more.
+        stream.is_submitted = False
+        self.fail(stream, status.replaced())
+        if stream.blocked_since and stream.task is not None:
+            # The handler is in a write that may never end, because the old connection may be dead.
+            stream.task.cancel()
+
+    def step_output(self, output: frontend_pb2.StepOutput) -> None:
+        """Passes a step's tokens and ends to their streams. Drops those of closed streams."""
+        self._output.read(output)
 
     def _reserve(self, num_samples: int) -> None:
         self.check_room(num_samples)
@@ -209,30 +197,15 @@ class StreamTable:
 
     def _fail_broken(self, stream: RequestStream, message: str) -> None:
         logger.error("request %s: %s", stream.request_id, message)
-        self.fail(stream, status.internal(message))
+        self.give_up(stream, status.internal(message))
 
     def _cancel(self, stream: RequestStream) -> None:
         if stream.is_submitted and stream.rejected is None:
-            for sample in stream.samples:
-                if sample.end is None:
-                    cancel = frontend_pb2.Cancel(stream=sample.id)
-                    self._send(frontend_pb2.FrontendToCore(cancel=cancel))
+            live = [sample.id for sample in stream.samples if sample.end is None]
+            if live and stream.is_resumable:
+                detach = frontend_pb2.Cancel(stream=stream.samples[0].id, detach=True)
+                self._send(frontend_pb2.FrontendToCore(cancel=detach))
+                live = []
+            for sample_id in live:
+                self._send(frontend_pb2.FrontendToCore(cancel=frontend_pb2.Cancel(stream=sample_id)))
         stream.is_submitted = False
-
-    def _pass_on(self, tokens: SampleTokens) -> RequestStream | None:
-        """Passes tokens of several steps to their sample. Returns its stream, if it is open and takes them."""
-        sample_id, first, count, is_complete, data = tokens
-        sample = self._samples.get(sample_id)
-        if sample is None or sample.is_stopped or sample.stream.failure:
-            return None
-        stream = sample.stream
-        if first != sample.num_received or not is_complete or first + count > stream.max_new_tokens:
-            expected = f"{count} tokens from {sample.num_received} on, of {stream.max_new_tokens}"
-            self._fail_broken(stream, f"{count} tokens from {first} on came instead of {expected}")
-            return None
-        if sample.logprobs is not None:
-            self._fail_broken(stream, f"token {first} came without the requested logprobs")
-            return None
-        sample.num_received += count
-        sample.pending.frombytes(data)
-        return stream

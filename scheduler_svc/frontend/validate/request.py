@@ -28,6 +28,7 @@ from scheduler_svc.frontend.validate.checks import (
     check_token_ids,
     refuse,
 )
+from scheduler_svc.frontend.validate.resume import check_linger
 from scheduler_svc.frontend.validate.sampling import check_sampling
 
 MAX_STOP_STRINGS = 16
@@ -58,6 +59,8 @@ class Checked:
     num_top: int | None
     # None means no logprobs of the prompt.
     prompt_logprobs_start: int | None
+    # 0: the request ends with its stream.
+    linger_seconds: float
 
 
 def check_request(request: inference_pb2.GenerateRequest, model: Model) -> Checked:
@@ -80,6 +83,7 @@ def check_request(request: inference_pb2.GenerateRequest, model: Model) -> Check
         skip_special_tokens=not output.HasField("skip_special_tokens") or output.skip_special_tokens,
         num_top=_check_logprobs(output, model),
         prompt_logprobs_start=output.prompt_logprobs_start if output.HasField("prompt_logprobs_start") else None,
+        linger_seconds=check_linger(request),
     )
 
 

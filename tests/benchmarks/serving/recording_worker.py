@@ -34,6 +34,10 @@ class RecordedRunner:
     def num_in_flight(self) -> int:
         return self.runner.num_in_flight
 
+    @property
+    def pool_id(self) -> bytes:
+        return self.runner.pool_id
+
     def join(self, generation: int) -> None:
         self.runner.join(generation)
 

@@ -69,6 +69,20 @@ def test_health_prints_the_reason_for_not_serving(
     assert (waited.exit_code, waited.stdout) == (4, f"not serving: {reason}\n")
 
 
+@pytest.mark.parametrize(
+    ("load", "line"),
+    [
+        (control_pb2.GetLoadResponse(journal_bytes=12_345), "journal   12,345 bytes"),
+        (control_pb2.GetLoadResponse(journal_suspended="the disk is full"), "journal   suspended: the disk is full"),
+    ],
+)
+def test_load_shows_the_journal(tandem, service: FakeService, load: control_pb2.GetLoadResponse, line: str) -> None:
+    service.load = load
+    assert tandem("load").stdout.splitlines()[-1] == line
+    service.load = control_pb2.GetLoadResponse()
+    assert "journal" not in tandem("load").stdout
+
+
 def test_health_as_json_has_the_same_names_in_every_state(tandem, service: FakeService) -> None:
     service.load = lost(waiting=3)
     serving = {"state": "serving", "reason": "", "workers": 0, "waiting": 3, "suspects": 0, "worker_lost_seconds": 12.4}

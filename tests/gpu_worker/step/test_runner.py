@@ -1,5 +1,6 @@
 """The runner as the core uses it: outcomes in order, failures that spare the process, independent rows."""
 
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -180,6 +181,8 @@ def test_an_invalid_plan_fails_and_spares_the_process(rig: Rig) -> None:
     [
         (torch.OutOfMemoryError("tried to allocate 20 GiB"), pb.STEP_STATUS_OUT_OF_MEMORY),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), pb.STEP_STATUS_OUT_OF_MEMORY),
+        (torch.AcceleratorError("CUDA error: out of memory"), pb.STEP_STATUS_OUT_OF_MEMORY),
+        (MemoryError(), pb.STEP_STATUS_OUT_OF_MEMORY),
         (RuntimeError("a kernel failed"), pb.STEP_STATUS_FAILED),
     ],
 )
@@ -196,6 +199,34 @@ def test_a_failing_step_is_answered_and_spares_the_process(
         outcome = rig.submit(core.plan(decode=[1]))
     assert (outcome.status, outcome.step) == (status, 2)
     expect_failure(rig, core, core.plan(decode=[1]), pb.STEP_STATUS_SKIPPED, "")
+
+
+def test_a_step_out_of_memory_holds_no_tensor_when_it_is_answered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither through the traceback nor through a cycle of the exception with a frame, nor in the log's queue."""
+    core, held = running(rig), []
+
+    def fail(*args: object, **kwargs: object) -> None:
+        activations = torch.zeros(1 << 20)
+        held.append(weakref.ref(activations))
+        try:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        except RuntimeError as error:
+            kept = error  # a cycle: the frame refers to the exception, whose traceback refers to the frame
+            raise kept from None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.runner.on_device, "_static", fail)
+        patch.setattr(rig.runner.on_device, "proven", None)
+        rig.runner.submit(core.plan(chunks={}, decode=[1]))
+    assert [reference() for reference in held] == [None]
+    assert rig.runner.on_device.last_logits is None
+    outcome = rig.runner.collect()
+    assert outcome is not None
+    assert outcome.status == pb.STEP_STATUS_OUT_OF_MEMORY and "DefaultCPUAllocator" in outcome.detail
+    # The next generation runs as if nothing had happened.
+    fresh = rig.core()
+    fresh.add(1, rig.prompt(9, seed=10))
+    assert rig.step(fresh, chunks={1: 9}).tokens.tolist() == greedy(rig, rig.prompt(9, seed=10), 1)
 
 
 def test_a_lost_device_answers_its_plan_and_then_ends_the_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

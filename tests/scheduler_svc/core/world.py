@@ -6,7 +6,7 @@ terminal answer.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from tests.rigs.oracle import Completion, complete, logprobs
 from tests.rigs.sampling import Logprob, Settings
 
 FRONTEND = "f-1"
+# Of the requests that linger.
+SECRET, DESCRIPTION = bytes(range(100, 132)), b"how to build the stream"
 # A service draws this at random when it starts.
 CACHE_ROOT = bytes(range(32))
 
@@ -94,6 +96,7 @@ class Stream:
     logprobs: list[Logprob] = field(default_factory=list[Logprob])
     prompt_logprobs: list[Logprob] = field(default_factory=list[Logprob])
     end: fx.End | None = None
+    replaced: bool = False
     _expected: tuple[Shape, Completion] | None = None
 
     def expected(self, shape: Shape) -> Completion:
@@ -118,6 +121,7 @@ class Stream:
         """Appends what an effect contains for this stream. Raises AssertionError if it is out of order."""
         assert self.admitted and self.rejected is None
         assert self.end is None, f"stream {number}: something after its end"
+        assert not self.replaced, f"stream {number}: something after another reader has come"
         for piece in output.prompt_logprobs:
             if piece.stream == number:
                 self._take_piece(piece)
@@ -215,10 +219,25 @@ class World:
                 for number in self.streams[effect.stream].submit.streams:
                     assert not self.streams[number].admitted
                     self.streams[number].rejected = effect
+            case fx.StepOutput(frontend=""):
+                pass
             case fx.StepOutput():
                 self._take_output(effect)
+            case fx.Resumed():
+                self._take_resumed(effect)
+            case fx.Replaced():
+                for number in self.streams[effect.stream].submit.streams:
+                    self.streams[number].replaced = True
             case _:
                 pass
+
+    def _take_resumed(self, resumed: fx.Resumed) -> None:
+        assert resumed.description == DESCRIPTION
+        streams = self.streams[resumed.stream].submit.streams
+        for number, tokens, end in zip(streams, resumed.outputs, resumed.ends, strict=True):
+            stream = self.streams[number]
+            stream.admitted, stream.tokens, stream.end = True, tokens.tolist(), end
+            assert end is None or end.stream == number
 
     def _take_output(self, output: fx.StepOutput) -> None:
         for number in streams_in(output):
@@ -282,6 +301,8 @@ class World:
         page_hashes: bytes | None = None,
         cache_read: bool = True,
         cache_write: bool = True,
+        linger_seconds: float = 0.0,
+        frontend: str = FRONTEND,
         **sampling: Any,
     ) -> int:
         """Submits a request and returns its first stream. Without `page_hashes` (None) the prompt's own are sent."""
@@ -290,7 +311,7 @@ class World:
             hashes["page_hashes"] = page_hashes
         stream = len(self.streams) + 1
         event = ev.Submit(
-            frontend=FRONTEND,
+            frontend=frontend,
             stream=stream,
             request_id=request_id or f"r{stream}",
             prompt=np.array(prompt, np.int32),
@@ -307,6 +328,9 @@ class World:
             prompt_logprobs_from=prompt_logprobs_from,
             cache_read=cache_read,
             cache_write=cache_write,
+            linger_seconds=linger_seconds,
+            secret_hash=SECRET if linger_seconds else b"",
+            description=DESCRIPTION if linger_seconds else b"",
             **hashes,
         )
         for sample_idx, number in enumerate(event.streams):
@@ -314,9 +338,33 @@ class World:
         self.handle(event)
         return stream
 
-    def cancel(self, stream: int) -> None:
-        """Cancels a stream."""
-        self.handle(ev.Cancel(frontend=FRONTEND, stream=stream))
+    def cancel(self, stream: int, *, detach: bool = False) -> None:
+        """Cancels a stream, or reports that the connection of the request's caller broke."""
+        self.handle(ev.Cancel(frontend=self.streams[stream].submit.frontend, stream=stream, detach=detach))
+
+    def resume(self, stream: int, *, frontend: str = FRONTEND, secret_hash: bytes = SECRET) -> int:
+        """Resumes the request of a first stream. Returns its new first stream."""
+        submit = self.streams[stream].submit
+        first = len(self.streams) + 1
+        resumed = replace(submit, frontend=frontend, stream=first)
+        for sample_idx, number in enumerate(resumed.streams):
+            self.streams[number] = Stream(resumed, sample_idx)
+        request_id = submit.request_id
+        self.handle(ev.Resume(frontend=frontend, stream=first, request_id=request_id, secret_hash=secret_hash))
+        return first
+
+    def restore(self, stream: int, core_of: "World", **fields: Any) -> None:
+        """Restores a request of another world's core, as a journal would, with the tokens that its streams got."""
+        submit = core_of.streams[stream].submit
+        streams = [core_of.streams[number] for number in submit.streams]
+        self.handle(
+            ev.Restored(
+                submit=replace(submit, frontend="", stream=0),
+                outputs=tuple(np.array(one.tokens, np.int32) for one in streams),
+                ends=tuple(one.end for one in streams),
+                **{"linger_seconds": submit.linger_seconds, **fields},
+            )
+        )
 
     def tick(self, seconds: float = 0.0) -> None:
         """Advances the clock, then lets the core plan."""

@@ -31,7 +31,7 @@ SHAPE = Shape(page_size=4, num_pages=10, max_rows=3, token_budget=12, chunk_alig
 
 def join_message() -> worker_pb2.WorkerToCore:
     join = worker_pb2.Join(
-        protocol=5, identity="i", model="m", vocab_size=SHAPE.vocab_size, page_size=SHAPE.page_size,
+        protocol=6, identity="i", model="m", vocab_size=SHAPE.vocab_size, page_size=SHAPE.page_size,
         num_pages=SHAPE.num_pages, max_rows=SHAPE.max_rows, max_length=SHAPE.max_length,
         token_budget=SHAPE.token_budget, chunk_align=SHAPE.chunk_align, logit_rows=SHAPE.logit_rows,
         eos_token_ids=SHAPE.eos_token_ids, max_frame_bytes=64 << 20,
@@ -138,8 +138,9 @@ def test_the_log_has_every_setting_of_the_core(tmp_path: Path) -> None:
     policy = Policy(mixed_steps=False, admission=Admission.KNOWN, cache_aware=False, fair_share=False)
     config = CoreConfig(
         max_waiting=1, max_waiting_tokens=2, plans_in_flight=3, step_timeout_seconds=4.0, silence_timeout_seconds=5.0,
-        max_worker_wait_seconds=6.0, max_plan_bytes=7, quarantine_seconds=8.0, prove_workers=True, report_steps=True,
-            policy=policy,
+        max_worker_wait_seconds=6.0, max_plan_bytes=7, prove_workers=True, report_steps=True, policy=policy,
+        predict_steps=True, quarantine_seconds=11.0,
+        max_kept_requests=8, max_kept_bytes=9, report_detached=True, first_generation=10,
     )  # fmt: skip
     for value, plain in ((config, CoreConfig()), (policy, Policy())):
         assert not [f.name for f in fields(value) if getattr(value, f.name) == getattr(plain, f.name)]
@@ -165,7 +166,7 @@ SETTINGS = json.loads(core_config.encode(CoreConfig()))
         ("{", "Invalid JSON: "),
         ("[]", "Input should be an object"),
         (SETTINGS | {"speed": 1, "colour": 2}, "colour, speed unknown; another version wrote this record"),
-        ({"policy": SETTINGS["policy"]}, "max_plan_bytes, .* missing; another version wrote this record"),
+        ({"policy": SETTINGS["policy"]}, "first_generation, .* missing; another version wrote this record"),
         (SETTINGS | {"policy": 1}, "policy: Input should be an object"),
         (
             SETTINGS | {"policy": SETTINGS["policy"] | {"lifo": True}},

@@ -12,6 +12,7 @@ from tandem.internal.v1 import frontend_pb2, worker_pb2
 from tandem.v1 import control_pb2
 
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording import event_log
 from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.shell.loop import Loop
@@ -107,12 +108,14 @@ class Bench:
             core=self.core,
             workers=self.links[0],
             frontends=self.links[1],
+            worker_processes=WorkerProcesses(None),
             served_model=ServedModel(default_max_new_tokens=8, max_waiting=8, cache_root=bytes(32)),
             children=self.child,
             credentials=Credentials(worker_key=KEY, key_path=Path("/run/worker.key"), frontend_secret=SECRET),
             watch=lambda: None,
             recorder=self.recorder,
             steps=None,
+            journal=None,
             grace_seconds=5.0,
             wake=self.wake,
         )

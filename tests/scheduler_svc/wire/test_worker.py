@@ -10,8 +10,8 @@ from tandem.v1 import inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
-from scheduler_svc.core.messages.reports import Load, WorkerLoad
+from scheduler_svc.core.messages.reports import Incidents, Load, WorkerLoad
+from scheduler_svc.core.messages.submit import MAX_SAMPLING_BYTES
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.shell.served_model import ServedModel
 from scheduler_svc.wire import frontend as frontend_wire
@@ -19,7 +19,7 @@ from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, array, packed, parsed
 
 JOIN = worker_pb2.Join(
-    protocol=5, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
+    protocol=6, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
     token_budget=12, chunk_align=2, logit_rows=8, eos_token_ids=[0], max_frame_bytes=64 << 20,
 )  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_mutated_frames_never_break_the_core(seed: int) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
-        ("protocol", 1, "it speaks protocol 1; this scheduler speaks 5"),
+        ("protocol", 1, "it speaks protocol 1; this scheduler speaks 6"),
         ("vocab_size", 0, "vocab_size is 0; it must be 1 to 16777216"),
         ("num_pages", 1, "num_pages is 1; it must be 2 to 1048576"),
         ("token_budget", 4, "token_budget is 4; it must be 5 to 16777216"),
@@ -341,30 +341,38 @@ def told(effect: frontend_wire.FrontendEffect) -> frontend_pb2.CoreToFrontend:
 
 
 def test_every_figure_of_the_load_is_sent() -> None:
-    names = [name for name in Load.__slots__ if name != "per_worker"]
+    names = [name for name in Load.__slots__ if name not in ("per_worker", "incidents")]
     figures: dict[str, Any] = {name: 100 + i for i, name in enumerate(names)}
     figures |= {"step_ms": 2.5, "worker_lost_seconds": 12.5, "worker_lost_reason": "its connection is gone"}
+    figures["journal_suspended"] = "the disk is full"
     workers = tuple(
         WorkerLoad(
             pid=10 * n, device=f"cuda:{n}", running=10 * n + 1, pages_used=10 * n + 2, pages_cached=10 * n + 3,
-            pages_total=10 * n + 4,
+            pages_total=10 * n + 4, is_standby=n == 2,
         )
         for n in (1, 2)
     )  # fmt: skip
-    reply = told(fx.LoadReply(frontend="f", query=9, load=Load(**figures, per_worker=workers))).load_reply
+    incidents = Incidents(
+        hung_workers=1, smaller_steps=2, fewer_rows=3, alone=4, ended_for_memory=5, workers_refused_for_memory=6
+    )
+    reply = told(
+        fx.LoadReply(frontend="f", query=9, load=Load(**figures, per_worker=workers, incidents=incidents))
+    ).load_reply
     assert reply.query == 9
     assert {name: getattr(reply.load, name) for name in names} == figures
     # The front end adds not_serving.
-    assert {field.name for field in reply.load.DESCRIPTOR.fields} == {*names, "per_worker", "not_serving"}
+    assert {field.name for field in reply.load.DESCRIPTOR.fields} == {*names, "per_worker", "incidents", "not_serving"}
+    assert [value for _, value in reply.load.incidents.ListFields()] == [1, 2, 3, 4, 5, 6]
     assert [[value for _, value in worker.ListFields()] for worker in reply.load.per_worker] == [
         [10, 11, 12, 13, 14, "cuda:1"],
-        [20, 21, 22, 23, 24, "cuda:2"],
+        [20, 21, 22, 23, 24, "cuda:2", True],
     ]
 
 
 def test_a_load_without_a_lost_worker_leaves_its_seconds_unset() -> None:
     figures: dict[str, Any] = dict.fromkeys(Load.__slots__, 0)
-    figures |= {"per_worker": (), "worker_lost_seconds": None, "worker_lost_reason": ""}
+    figures |= {"per_worker": (), "incidents": Incidents(), "worker_lost_seconds": None, "worker_lost_reason": ""}
+    figures["journal_suspended"] = ""
     load = told(fx.LoadReply(frontend="f", query=9, load=Load(**figures))).load_reply.load
     assert not load.HasField("worker_lost_seconds")
 

@@ -38,7 +38,7 @@ _RETRIES = flags.option(CONNECTION, "--retries N", "Retries while the service is
 
 # Each takes the type of the value, the flag's names with the metavar, and the help.
 _prompt, _sampling, _stopping = partial(flag, PROMPT), partial(flag, SAMPLING), partial(flag, STOPPING)
-_output, _cache = partial(flag, OUTPUT), partial(flag, CACHE)
+_output, _cache, _connection = partial(flag, OUTPUT), partial(flag, CACHE), partial(flag, CONNECTION)
 
 # In the order of the help.
 _PARAMETERS = (
@@ -119,6 +119,16 @@ _PARAMETERS = (
         "--bypass-cache read|write",
         "read: compute the whole prompt; write: cache nothing of this request. Repeatable.",
     ),
+    _connection(
+        bool,
+        "--resume",
+        "Continue if the connection or the service's front end is lost; not with --logprobs.",
+    ),
+    _connection(
+        float,
+        "--linger SECONDS",
+        "How long the request goes on without this command, 0 to 600. Default: 60 with --resume, else 0.",
+    ),
     parameter("address", flags.Address, DEFAULT_ADDRESS),
     parameter("timeout", flags.Timeout),
     parameter("retries", Annotated[int, _RETRIES], 3),
@@ -134,6 +144,7 @@ def generate(
     address: str,
     timeout: float | None,
     retries: int,
+    resume: bool | None,
     **options: Any,
 ) -> None:
     """Complete a text and print the output as it is generated."""
@@ -141,7 +152,7 @@ def generate(
         raise fail('PROMPT is missing: tandem generate "Return the", or - to read it from standard input', Exit.USAGE)
     with reported(timeout, of_generate=True), Client(address, max_retries=retries) as client:
         given = read_prompt(prompt, token_ids=token_ids)
-        stream = client.generate(given, timeout=timeout, **_keywords(**options))
+        stream = client.generate(given, timeout=timeout, resume=bool(resume), **_keywords(**options))
         with stream:
             if json:
                 print_json(stream)

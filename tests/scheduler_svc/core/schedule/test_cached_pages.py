@@ -41,7 +41,7 @@ def lane(world: World) -> Lane:
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_pages_stay_cached_after_an_end_from_outside(how: str, confirmed: bool) -> None:
     world = World(SHAPE, greedy(plans_in_flight=1))
-    stream = ask(world, text(9), max_new_tokens=20, max_time_seconds=5.0)
+    stream = ask(world, text(9), max_new_tokens=20, max_time_seconds=2.0)
     world.tick()
     if confirmed:
         world.apply()
@@ -54,7 +54,7 @@ def test_pages_stay_cached_after_an_end_from_outside(how: str, confirmed: bool) 
         case "finish":
             world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=0))
         case _:
-            world.tick(5.0)
+            world.tick(2.0)
     assert load(world).pages_used == 0
     # If no step is confirmed, the plan that fills the pages is still in flight, and the next plan comes after it.
     assert found(world, text(9)) == 8

@@ -15,7 +15,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.core.messages import page_hash
-from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
+from scheduler_svc.core.messages.submit import MAX_SAMPLING_BYTES
 from scheduler_svc.frontend import model as models
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import parsing
@@ -89,6 +89,10 @@ def output(**fields: Any) -> dict[str, Any]:
     return {"output": pb.OutputParams(**fields)}
 
 
+def resume(linger_seconds: float) -> dict[str, Any]:
+    return {"resume": pb.ResumeParams(linger_seconds=linger_seconds)}
+
+
 def cache(**fields: Any) -> dict[str, Any]:
     return {"cache": pb.CacheParams(**fields)}
 
@@ -156,6 +160,12 @@ REFUSED = [
     ("output.logprobs", output(logprobs=2**32 - 1), [2**32 - 1, "between 0 and 5"]),
     ("output.prompt_logprobs_start", output(prompt_logprobs_start=3), ["is 3", "limit is 2 (the prompt has 3 tokens)"]),
     ("output.prompt_logprobs_start", output(prompt_logprobs_start=2**32 - 1), [2**32 - 1, "limit is 2"]),
+    ("resume.linger_seconds", resume(-1.0), ["is -1", "between 0 and 600"]),
+    ("resume.linger_seconds", resume(600.5), ["is 600.5", "between 0 and 600"]),
+    ("resume.linger_seconds", resume(math.nan), ["is nan", "between 0 and 600"]),
+    ("resume.linger_seconds", resume(math.inf), ["is inf", "between 0 and 600"]),
+    ("resume.linger_seconds", resume(5.0) | output(logprobs=0), ["is 5", "output.logprobs is set"]),
+    ("resume.linger_seconds", resume(5.0) | output(prompt_logprobs_start=1), ["output.prompt_logprobs_start is set"]),
     ("stop.max_new_tokens", stop(max_new_tokens=0), [0, 1]),
     ("stop.min_new_tokens", stop(max_new_tokens=5, min_new_tokens=6), [6, 5]),
     (

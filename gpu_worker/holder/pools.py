@@ -1,0 +1,136 @@
+"""The memory of shared pools: creates it, grants it to one process at a time, and frees it.
+
+Owns the memory (memfd) and the rule who may have it. A process has a pool from the grant until it has given the pool
+back or is dead. Dead means that its pidfd is readable: a worker that hangs and wakes up still writes to its pages, so
+nobody else gets them before. Knows nothing of sockets.
+"""
+
+import fcntl
+import os
+import secrets
+import select
+from dataclasses import dataclass
+
+from gpu_worker.shared_pool.messages import POOL_ID_BYTES
+
+HOLD_SECONDS = 600.0
+"""An unused pool is freed after this time. The scheduler forgets it earlier."""
+MAX_UNUSED = 8
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class PoolRefused(Exception):
+    """The pool cannot be granted; the message says why. If `is_busy`, its user still lives."""
+
+    def __init__(self, message: str, *, is_busy: bool = False) -> None:
+        super().__init__(message)
+        self.is_busy = is_busy
+
+
+@dataclass(slots=True, kw_only=True)
+class User:
+    """A process by its pidfd, which identifies it even if its number is used again. Owns the pidfd."""
+
+    pid: int
+    pidfd: int
+
+    def __del__(self) -> None:
+        os.close(self.pidfd)
+
+    def is_dead(self) -> bool:
+        """Whether the process and all of its threads have ended."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pool:
+    memory: int
+    num_bytes: int
+    user: User | None
+    # When it lost its last user.
+    unused_since: float
+
+
+class Pools:
+    """All pools of one holder, `max_bytes` at most. `now` is the time of a monotonic clock."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        # In the order in which they were created.
+        self._pools: dict[bytes, _Pool] = {}
+
+    def create(self, num_bytes: int, user: User, now: float) -> tuple[bytes, int]:
+        """Returns the id and the descriptor of a new pool of zeros. Frees unused pools if they are in the way.
+
+        Raises PoolRefused if it would exceed the limit.
+        """
+        self.collect(now)
+        while self._total() + num_bytes > self._max_bytes and (unused := self._unused()):
+            self._free(unused[0])
+        if self._total() + num_bytes > self._max_bytes:
+            raise PoolRefused(
+                f"a pool of {num_bytes} bytes does not fit: pools in use have {self._total()} bytes, and the limit is "
+                f"{self._max_bytes} (max_bytes)"
+            )
+        pool_id = secrets.token_bytes(POOL_ID_BYTES)
+        memory = os.memfd_create("tandem-kv-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.fchmod(memory, 0o600)
+            os.ftruncate(memory, num_bytes)
+            # A process with a mapping of memory that shrinks is killed by the system.
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+        except OSError:
+            os.close(memory)
+            raise
+        self._pools[pool_id] = _Pool(memory=memory, num_bytes=num_bytes, user=user, unused_since=now)
+        return pool_id, memory
+
+    def take(self, pool_id: bytes, user: User, now: float) -> tuple[int, int]:
+        """Returns descriptor and bytes of a pool whose last user is dead. Raises PoolRefused."""
+        self.collect(now)
+        pool = self._pools.get(pool_id)
+        if pool is None:
+            raise PoolRefused("the holder has no such pool")
+        if pool.user is not None and pool.user.pid != user.pid:
+            raise PoolRefused(f"process {pool.user.pid} still uses the pool", is_busy=True)
+        pool.user = user
+        return pool.memory, pool.num_bytes
+
+    def give_back(self, pool_id: bytes, user: User) -> None:
+        """Frees a pool that its user needs no longer. Raises PoolRefused for anybody else."""
+        pool = self._pools.get(pool_id)
+        if pool is None or pool.user is None or pool.user.pid != user.pid:
+            raise PoolRefused("only its user can give a pool back")
+        self._free(pool_id)
+
+    def collect(self, now: float) -> None:
+        """Notes which users are dead, and frees pools that nobody used for long, and the oldest of too many."""
+        for pool in self._pools.values():
+            if pool.user is not None and pool.user.is_dead():
+                pool.user, pool.unused_since = None, now
+        unused = self._unused()
+        late = [pool_id for pool_id in unused if now - self._pools[pool_id].unused_since >= HOLD_SECONDS]
+        for pool_id in dict.fromkeys([*late, *unused[:-MAX_UNUSED]]):
+            self._free(pool_id)
+
+    def unused_bytes(self) -> int:
+        """Memory that the unused pools occupy. Pages that were never touched take none."""
+        return sum(512 * os.fstat(self._pools[pool_id].memory).st_blocks for pool_id in self._unused())
+
+    def close(self) -> None:
+        """Frees all pools. Processes that have one mapped keep it until they end."""
+        for pool_id in list(self._pools):
+            self._free(pool_id)
+
+    def _unused(self) -> list[bytes]:
+        """Pools without a user, the longest unused first."""
+        found = [pool_id for pool_id, pool in self._pools.items() if pool.user is None]
+        return sorted(found, key=lambda pool_id: self._pools[pool_id].unused_since)
+
+    def _total(self) -> int:
+        return sum(pool.num_bytes for pool in self._pools.values())
+
+    def _free(self, pool_id: bytes) -> None:
+        os.close(self._pools.pop(pool_id).memory)

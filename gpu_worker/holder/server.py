@@ -1,0 +1,182 @@
+"""The holder: keeps the memory of workers' KV pools, so that it outlives them.
+
+Owns the socket in the runtime folder and its connections. Only processes of the same user are answered. The holder
+touches no content; `pools.py` decides who gets which memory.
+"""
+
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpu_worker.holder.pools import PoolRefused, Pools, User
+from gpu_worker.shared_pool.messages import (
+    MAX_BYTES,
+    MessageError,
+    decode,
+    encode,
+    holder_socket,
+    new_socket,
+    number,
+    pool_id,
+)
+
+# From asm-generic/socket.h; Python has no names for them before 3.14. Linux 6.5 has the second one.
+_PEER_CREDENTIALS, _PEER_PIDFD = struct.Struct("3i"), 77
+_MAX_CONNECTIONS = 128
+_COLLECT_SECONDS = 1.0
+_MAX_POOL_BYTES = 1 << 48
+
+
+class HolderRuns(RuntimeError):
+    """Another holder serves this runtime folder."""
+
+
+class Holder:
+    """Serves one runtime folder until `stop`."""
+
+    def __init__(self, folder: Path, pools: Pools, *, say: Callable[[str], None]) -> None:
+        """Listens. Raises HolderRuns, or OSError."""
+        self._pools, self._say = pools, say
+        self._path = holder_socket(folder)
+        self._users: dict[socket.socket, User] = {}
+        self._selector = selectors.DefaultSelector()
+        self._listener = _listen(self._path)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Lets `serve` return."""
+        self._stopping = True
+
+    def serve(self, wake: socket.socket) -> None:
+        """Answers workers until `stop`, which is noticed when `wake` is readable."""
+        self._selector.register(wake, selectors.EVENT_READ)
+        try:
+            while not self._stopping:
+                for key, _ in self._selector.select(_COLLECT_SECONDS):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif isinstance(key.fileobj, socket.socket) and key.fileobj is not wake:
+                        self._answer(key.fileobj)
+                self._pools.collect(time.monotonic())
+        finally:
+            self._path.unlink(missing_ok=True)
+            for connection in list(self._users):
+                self._drop(connection)
+            self._listener.close()
+            self._selector.close()
+            self._pools.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        user = None
+        if len(self._users) < _MAX_CONNECTIONS:
+            user = _user_of(connection)
+        if user is None:
+            self._say("refused a connection: it is of another user, its process has ended, or there are too many")
+            connection.close()
+            return
+        self._users[connection] = user
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            packet = connection.recv(MAX_BYTES + 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            self._drop(connection)
+            return
+        memory = None
+        try:
+            answer, memory = self._handle(decode(packet), self._users[connection])
+        except PoolRefused as refusal:
+            answer = {"error": str(refusal), "is_busy": refusal.is_busy}
+        except (MessageError, OSError) as error:
+            self._say(f"refused a request of process {self._users[connection].pid}: {error}")
+            answer = {"error": str(error), "is_busy": False}
+        try:
+            socket.send_fds(connection, [encode(answer)], [] if memory is None else [memory])
+        except OSError:
+            self._drop(connection)
+
+    def _handle(self, message: dict[str, object], user: User) -> tuple[dict[str, object], int | None]:
+        """Returns the answer and the descriptor that goes with it."""
+        now = time.monotonic()
+        match message.get("want"):
+            case "create":
+                # A pool's user may outlive its connection, so it needs a pidfd of its own.
+                num_bytes = number(message, "bytes", 1, _MAX_POOL_BYTES)
+                created, memory = self._pools.create(num_bytes, user, now)
+                self._say(f"process {user.pid} has pool {created.hex()[:8]} of {num_bytes >> 20} MiB")
+                return {"pool_id": created.hex(), "bytes": num_bytes}, memory
+            case "take":
+                wanted = pool_id(message)
+                memory, num_bytes = self._pools.take(wanted, user, now)
+                self._say(f"process {user.pid} takes pool {wanted.hex()[:8]} over")
+                return {"pool_id": wanted.hex(), "bytes": num_bytes}, memory
+            case "give back":
+                self._pools.give_back(pool_id(message), user)
+                return {}, None
+            case "unused":
+                self._pools.collect(now)
+                return {"bytes": self._pools.unused_bytes()}, None
+            case _:
+                raise MessageError("want must be create, take, give back or unused")
+
+    def _drop(self, connection: socket.socket) -> None:
+        del self._users[connection]
+        self._selector.unregister(connection)
+        connection.close()
+
+
+def _listen(path: Path) -> socket.socket:
+    """A listening socket at the path, in place of one that a dead holder left."""
+    with new_socket() as probe:
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            path.unlink(missing_ok=True)
+        else:
+            raise HolderRuns(f"another holder serves {path}")
+    listener = new_socket()
+    try:
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        listener.listen(_MAX_CONNECTIONS)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _user_of(connection: socket.socket) -> User | None:
+    """The process at the other end; None if it belongs to another user or has ended."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    pid, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
+    if uid != os.getuid():
+        return None
+    try:
+        return User(pid=pid, pidfd=connection.getsockopt(socket.SOL_SOCKET, _PEER_PIDFD))
+    except OSError:
+        pass
+    try:
+        # Without the kernel's own pidfd of the peer, the number could be another process's by now, but then its end of
+        # the connection is closed.
+        user = User(pid=pid, pidfd=os.pidfd_open(pid))
+        is_open = bool(connection.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return user
+    except OSError:
+        return None
+    return user if is_open else None

@@ -1,0 +1,98 @@
+"""The page pools of lost workers whose memory outlives them, until a worker takes them over.
+
+A worker may share the memory of its KV pool with a holder process (`WorkerInfo.pool_id`). If the worker dies or hangs,
+its lane's page pool is kept here, with the cached pages of confirmed steps; no row holds a page of it. A lane with the
+same layout that begins to serve takes it over: its next plan names the pool, and the worker maps that memory in place
+of its own. If the worker answers that it could not, the lane evicts all pages and computes them again.
+
+A pool is dropped after `HOLD_SECONDS`, or if more than `MAX_HELD` are kept.
+"""
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.messages.plan import TakeOver
+from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.page_pool import PagePool
+
+HOLD_SECONDS = 300.0
+"""The holder keeps the memory of an unused pool for longer than this."""
+MAX_HELD = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPool:
+    """The pages of a lost worker. `take_over` is what the next worker is told; the pool is dropped at `until`."""
+
+    take_over: TakeOver
+    pages: PagePool
+    info: WorkerInfo
+    until: float
+
+
+class HeldPools:
+    """Pools by id, in the order in which their workers were lost."""
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, HeldPool] = {}
+        self.num_pages_kept = 0
+        """Cached pages that lanes have taken over since the start."""
+
+    @property
+    def pools(self) -> tuple[HeldPool, ...]:
+        """The pools that are kept."""
+        return tuple(self._held.values())
+
+    def keep(self, lane: Lane, pool_id: bytes, now: float) -> None:
+        """Keeps the page pool of a lane that was reset because its worker is lost, if a page of it is cached.
+
+        `pool_id` names the pool that the worker had at its loss.
+        """
+        if not pool_id or not lane.pool.num_cached:
+            return
+        self._held.pop(pool_id, None)
+        self._held[pool_id] = HeldPool(
+            take_over=TakeOver(pool_id=pool_id, generation=lane.generation),
+            pages=lane.pool,
+            info=lane.info,
+            until=now + HOLD_SECONDS,
+        )
+        if len(self._held) > MAX_HELD:
+            del self._held[next(iter(self._held))]
+
+    def hand_over(self, lane: Lane, now: float) -> None:
+        """Gives a lane without rows the pool of the worker that was lost last, if one fits."""
+        self.expire(now)
+        if lane.rows.num_seated or lane.in_flight:
+            return
+        for pool_id, held in reversed(self._held.items()):
+            if _fits(held.info, lane.info):
+                del self._held[pool_id]
+                self.num_pages_kept += held.pages.num_cached
+                lane.take_over(held.pages, held.take_over)
+                return
+
+    def forget(self, pool_id: bytes) -> None:
+        """Drops the pool, because a worker that uses its memory has joined and zeroes it."""
+        self._held.pop(pool_id, None)
+
+    def expire(self, now: float) -> None:
+        """Drops the pools that were kept for `HOLD_SECONDS`."""
+        for pool_id in [pool_id for pool_id, held in self._held.items() if now >= held.until]:
+            del self._held[pool_id]
+
+    def evict_all(self) -> int:
+        """Drops all pools and returns the number of their cached pages."""
+        count = sum(held.pages.num_cached for held in self._held.values())
+        self._held.clear()
+        return count
+
+
+def _fits(held: WorkerInfo, info: WorkerInfo) -> bool:
+    """Returns whether the content of a page means the same to both workers."""
+    return (
+        held.pool_layout == info.pool_layout
+        and held.identity == info.identity
+        and held.num_pages == info.num_pages
+        and (held.window, held.sink_tokens) == (info.window, info.sink_tokens)
+    )

@@ -1,0 +1,120 @@
+"""Predicts the time of a step from the confirmed steps of its lane, for the step's deadline.
+
+A prediction may be too large, but cheap steps before must not make it too small. It rests on two assumptions about the
+time t(w) of a step with work w: t does not fall if w grows, and t grows at most in proportion to w. Each confirmed step
+with work v therefore bounds the time of every other step: t(w) <= t(v) * max(1, w / v). Confirmed steps are kept in
+classes of work, each twice as large as the one before, with a moving average of the time for each class. Steps with and
+without prompt chunks have separate classes, because the price of context differs between the two.
+"""
+
+import math
+
+import numpy as np
+
+from scheduler_svc.core.messages.plan import SentPlan
+from scheduler_svc.core.messages.worker_info import WorkerInfo
+
+SHORTEST_DEADLINE_SECONDS, DEADLINE_FACTOR, DEADLINE_MARGIN_SECONDS = 2.0, 8.0, 1.0
+# Costs in prompt tokens, rather too high: if a price is wrong, the first step of a class has a wrong prediction.
+# Context positions that a decode row reads, and pairs of chunk and context positions.
+_CONTEXT_PER_TOKEN, _PAIRS_PER_TOKEN = 256, 1024
+# Tokens that a started row brings, which are only copied.
+_STARTED_PER_TOKEN = 256
+# A page move of a worker that measured none costs this share of computing the page; zeroing a page costs less.
+_MOVE_SHARE, _ZERO_SHARE = 1 / 16, 1 / 128
+# A small step costs as much as this many tokens of a full one, because it reads all weights.
+_BASE_TOKENS = 256
+# Used if the worker measured no time of a prompt token.
+_UNKNOWN_TOKEN_SECONDS = 1e-3
+_FIRST_STEP_SECONDS = 0.5
+# Weight of a step in the average of its class, if it was slower or faster than the average.
+_SLOWER_WEIGHT, _FASTER_WEIGHT = 1 / 4, 1 / 16
+
+
+def deadline_seconds(predicted_seconds: float) -> float:
+    """Returns how long a step may take before its worker is given up."""
+    return max(SHORTEST_DEADLINE_SECONDS, DEADLINE_FACTOR * predicted_seconds) + DEADLINE_MARGIN_SECONDS
+
+
+class StepTimes:
+    """What one lane knows of the times of its steps."""
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self._token_seconds = 1e-6 * info.token_us
+        self._reach = info.window + info.sink_tokens if info.window else 0
+        """Positions that one position reads; 0 for all before it."""
+        move_tokens = info.page_size * _MOVE_SHARE
+        if info.page_copy_us and info.token_us:
+            move_tokens = info.page_copy_us / info.token_us
+        self._move_tokens = move_tokens
+        # Before its first step a worker zeroes its pool.
+        self._zeroing_tokens = info.num_pages * info.page_size * _ZERO_SHARE
+        self._of_chunks: dict[int, float] = {}
+        """Class of work (power of 2) -> average time in seconds of steps with prompt chunks."""
+        self._of_decodes: dict[int, float] = {}
+        """The same of steps that only decode."""
+
+    def work(self, record: SentPlan) -> float:
+        """Returns the work of a step in prompt tokens, at least 1. O(rows)."""
+        num_decodes, num_chunks = record.decode_tokens, len(record.ends) - record.decode_tokens
+        read = np.minimum(record.ends, self._reach) if self._reach else record.ends
+        if not num_chunks:
+            # Most steps only decode. A sum over all rows is not a slice, which costs as much as the sum.
+            work = num_decodes + int(np.add.reduce(read)) / _CONTEXT_PER_TOKEN
+        else:
+            # An upper bound: every chunk reads as much as the last position of all.
+            pairs = record.prefill_tokens * int(read[:num_chunks].max())
+            context = int(np.add.reduce(read[num_chunks:]))
+            work = record.prefill_tokens + num_decodes + pairs / _PAIRS_PER_TOKEN + context / _CONTEXT_PER_TOKEN
+        if record.moved_pages or record.started_tokens:
+            work += record.moved_pages * self._move_tokens + record.started_tokens / _STARTED_PER_TOKEN
+        return max(1.0, work)
+
+    def predict(self, record: SentPlan, work: float) -> float:
+        """Returns the predicted time in seconds of a step with this work."""
+        known = self._averages(record) or self._of_chunks or self._of_decodes
+        if not known:
+            token_seconds = self._token_seconds or _UNKNOWN_TOKEN_SECONDS
+            tokens = work + _BASE_TOKENS + self._zeroing_tokens
+            return max(_FIRST_STEP_SECONDS, tokens * token_seconds)
+        # The worker's own measurement is a lower bound, because it was taken without context.
+        return max(record.prefill_tokens * self._token_seconds, _bound(known, work))
+
+    def learn(self, record: SentPlan, work: float, seconds: float) -> None:
+        """Takes the time of a confirmed step with this work."""
+        own = _class_of(work)
+        average = _moved(self._averages(record).get(own), seconds)
+        if record.prefill_tokens:
+            self._of_chunks[own] = average
+        else:
+            self._of_decodes[own] = average
+
+    def _averages(self, record: SentPlan) -> dict[int, float]:
+        return self._of_chunks if record.prefill_tokens else self._of_decodes
+
+
+def _moved(average: float | None, seconds: float) -> float:
+    """Returns the average after another step."""
+    if average is None:
+        return seconds
+    return average + (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
+
+
+def _bound(averages: dict[int, float], work: float) -> float:
+    """Returns the average of the work's class, or else the bound that the next class on either side gives."""
+    own = _class_of(work)
+    if own in averages:
+        return averages[own]
+    larger = min((each for each in averages if each > own), default=None)
+    smaller = max((each for each in averages if each < own), default=None)
+    bounds: list[float] = []
+    if larger is not None:
+        bounds.append(averages[larger])
+    if smaller is not None:
+        bounds.append(averages[smaller] * work / 2.0**smaller)
+    return min(bounds)
+
+
+def _class_of(work: float) -> int:
+    """Returns c with 2^c <= work < 2^(c+1), for work of at least 1."""
+    return math.frexp(work)[1] - 1

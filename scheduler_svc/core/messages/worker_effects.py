@@ -1,0 +1,52 @@
+"""The outputs of the core for workers. `effects` has all outputs, these included."""
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.messages.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAccepted:
+    """The worker has joined and has a lane. The lane's plans carry `generation`."""
+
+    worker: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProven:
+    """Requests may run on the worker and callers see its limits: a step succeeded, or it was on standby until now."""
+
+    worker: str
+    was_standby: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRefused:
+    """The worker may not serve. If `retry` is True, it may join again later."""
+
+    worker: str
+    reason: str
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskRejoin:
+    """The core has no lane for this worker, so the worker should join again."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorker:
+    """The worker hangs. It is killed if the program that started this service started the worker, too."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendPlan:
+    """The next plan for a worker."""
+
+    worker: str
+    plan: Plan

@@ -1,0 +1,197 @@
+"""Requests that linger: their secrets, their readers, the answers of their ended samples, and when each is dropped.
+
+A request lingers if its caller may resume it. Its entry is made when it is accepted. The entry outlives the request: it
+keeps the tokens and the end of each ended sample. Live samples are in the `RequestQueue` as always.
+
+**Times.** An entry expires `linger_seconds` after it lost its reader, or after its last sample ended, whichever came
+last before the caller was back. An entry with a reader and a live sample does not expire.
+
+**Bounds.** The entries of live requests are bounded like these. At most `max_ended` others with `max_bytes` are kept;
+the one that ended first is dropped first.
+"""
+
+import heapq
+import hmac
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.ends import End
+from scheduler_svc.core.messages.submit import Submit
+
+# What an entry takes besides its tokens and its description, as counted in `max_bytes`.
+ENTRY_BYTES = 1024
+_NO_HASH = bytes(32)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class KeptRequest:
+    """A submitted request that lingers, with all its samples."""
+
+    request_id: str
+    secret_hash: bytes
+    description: bytes
+    linger_seconds: float
+    num_samples: int
+    first_handle: int
+    """The handle of the first sample; sample i has `first_handle + i`. Without a reader it is also the first stream."""
+    num_live: int
+    """Number of samples that have not ended."""
+    reader: tuple[str, int] | None
+    """The front end and the first sample's stream; None without a reader."""
+    answers: dict[int, tuple[Int32Array, End]] = field(default_factory=dict[int, tuple[Int32Array, End]])
+    """The tokens and the end of each ended sample, by its index."""
+    expires_at: float | None = None
+    awaits_worker: bool = False
+    """Whether its live samples are not queued yet, because it came from the journal and no worker has been proven."""
+    num_bytes: int = 0
+    """Size of the description and the answers."""
+
+
+class KeptRequests:
+    """All entries by request id. An id has at most one entry."""
+
+    def __init__(self, *, max_ended: int, max_bytes: int) -> None:
+        self._max_ended = max_ended
+        self._max_bytes = max_bytes
+        self._by_id: dict[str, KeptRequest] = {}
+        self._by_reader: dict[tuple[str, int], KeptRequest] = {}
+        # Entries without live samples, the first one that ended first.
+        self._ended: dict[str, KeptRequest] = {}
+        self._ended_bytes = 0
+        # A heap of time, number and entry; the entry is stale if its `expires_at` is another time.
+        self._expiries: list[tuple[float, int, KeptRequest]] = []
+        self._next_number = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def all(self) -> list[KeptRequest]:
+        """All entries, in the order in which their requests arrived."""
+        return list(self._by_id.values())
+
+    @property
+    def ended_bytes(self) -> int:
+        """Size of the entries without live samples."""
+        return self._ended_bytes
+
+    def by_id(self, request_id: str) -> KeptRequest | None:
+        """Returns the entry with this id, or None."""
+        return self._by_id.get(request_id)
+
+    def by_reader(self, frontend: str, stream: int) -> KeptRequest | None:
+        """Returns the entry whose reader has this front end and first stream, or None."""
+        return self._by_reader.get((frontend, stream))
+
+    def of_frontend(self, frontend: str) -> list[KeptRequest]:
+        """Returns the entries whose readers are at this front end."""
+        return [entry for entry in self._by_id.values() if entry.reader is not None and entry.reader[0] == frontend]
+
+    def authorized(self, request_id: str, secret_hash: bytes) -> KeptRequest | None:
+        """Returns the entry with this id and secret, or None. The comparison takes the same time for any hash."""
+        entry = self._by_id.get(request_id)
+        is_same = hmac.compare_digest(_NO_HASH if entry is None else entry.secret_hash, secret_hash)
+        return entry if is_same else None
+
+    def add(self, submit: Submit, first_handle: int) -> KeptRequest:
+        """Adds the entry of an accepted request. An ended request of the same id must have been forgotten."""
+        assert submit.request_id not in self._by_id, f"request {submit.request_id} is kept already"
+        entry = KeptRequest(
+            request_id=submit.request_id,
+            secret_hash=submit.secret_hash,
+            description=submit.description,
+            linger_seconds=submit.linger_seconds,
+            num_samples=submit.num_samples,
+            first_handle=first_handle,
+            num_live=submit.num_samples,
+            reader=None,
+            num_bytes=ENTRY_BYTES + len(submit.description),
+        )
+        self._by_id[entry.request_id] = entry
+        if submit.frontend:
+            self.attach(entry, submit.frontend, submit.stream)
+        return entry
+
+    def attach(self, entry: KeptRequest, frontend: str, stream: int) -> None:
+        """Makes the front end the entry's reader."""
+        self._drop_reader(entry)
+        entry.reader = frontend, stream
+        self._by_reader[entry.reader] = entry
+        if entry.num_live:
+            entry.expires_at = None
+
+    def detach(self, entry: KeptRequest, now: float, linger_seconds: float | None = None) -> None:
+        """Records that the entry has no reader any more. It expires after its own linger time, or after another one."""
+        self._drop_reader(entry)
+        self._expire_at(entry, now + (entry.linger_seconds if linger_seconds is None else linger_seconds))
+
+    def refresh(self, entry: KeptRequest, now: float) -> None:
+        """Begins the linger time of an ended request again, because a reader came back."""
+        self._expire_at(entry, now + entry.linger_seconds)
+
+    def keep_answer(self, entry: KeptRequest, sample_idx: int, tokens: Int32Array, end: End, now: float) -> None:
+        """Keeps the answer of a sample that has ended."""
+        entry.answers[sample_idx] = tokens, end
+        entry.num_bytes += tokens.nbytes
+        self._sample_ended(entry, now)
+
+    def cancel_sample(self, entry: KeptRequest, now: float) -> None:
+        """Records that a sample was freed without an answer."""
+        self._sample_ended(entry, now)
+
+    def await_worker(self, entry: KeptRequest, awaits: bool) -> None:
+        """Records whether the live samples still wait to be queued."""
+        entry.awaits_worker = awaits
+
+    def forget(self, entry: KeptRequest) -> None:
+        """Drops an entry. Its request must not be live any more."""
+        self._drop_reader(entry)
+        del self._by_id[entry.request_id]
+        entry.expires_at = None
+        if self._ended.pop(entry.request_id, None) is not None:
+            self._ended_bytes -= entry.num_bytes
+
+    def surplus(self) -> KeptRequest | None:
+        """Returns the entry that must be forgotten because more are kept than the bounds allow, or None."""
+        if len(self._ended) <= self._max_ended and self._ended_bytes <= self._max_bytes:
+            return None
+        return next(iter(self._ended.values()))
+
+    def pop_expired(self, now: float) -> KeptRequest | None:
+        """Removes and returns an entry's expiry that has passed, or None. The caller must forget the entry."""
+        heap = self._expiries
+        while heap and (heap[0][0] <= now or self._is_stale(heap[0])):
+            at, _, entry = heapq.heappop(heap)
+            if self._by_id.get(entry.request_id) is entry and entry.expires_at == at:
+                return entry
+        if len(heap) > 2 * len(self) + 64:
+            self._expiries = [item for item in heap if not self._is_stale(item)]
+            heapq.heapify(self._expiries)
+        return None
+
+    def next_expiry(self) -> float | None:
+        """Returns the earliest expiry, or None. It may be stale."""
+        return self._expiries[0][0] if self._expiries else None
+
+    def _is_stale(self, item: tuple[float, int, KeptRequest]) -> bool:
+        return item[2].expires_at != item[0]
+
+    def _sample_ended(self, entry: KeptRequest, now: float) -> None:
+        entry.num_live -= 1
+        assert entry.num_live >= 0, f"request {entry.request_id}: more samples ended than it has"
+        if entry.num_live:
+            return
+        self._ended[entry.request_id] = entry
+        self._ended_bytes += entry.num_bytes
+        if entry.reader is not None:
+            self._expire_at(entry, now + entry.linger_seconds)
+
+    def _expire_at(self, entry: KeptRequest, at: float) -> None:
+        entry.expires_at = at
+        self._next_number += 1
+        heapq.heappush(self._expiries, (at, self._next_number, entry))
+
+    def _drop_reader(self, entry: KeptRequest) -> None:
+        if entry.reader is not None:
+            del self._by_reader[entry.reader]
+            entry.reader = None

@@ -1,0 +1,213 @@
+"""Derives the journal's records from what the core does: the requests that linger, their tokens and their ends.
+
+Owns the kept requests by id and the streams that they have now. It sees every event and its effects (`observe`), and
+writes at the end of a turn (`write`), before any front end gets the turn's tokens. Only requests that linger are kept,
+because nobody can resume another one.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+from tandem.internal.v1 import record_pb2
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.journal import records
+from scheduler_svc.journal.reader import SavedCore
+from scheduler_svc.journal.records import SampleEnd
+from scheduler_svc.journal.restore import event_of, wanted
+from scheduler_svc.journal.streams import KeptStreams
+from scheduler_svc.journal.writer import JournalWriter, Snapshot
+
+log = logging.getLogger("tandem.core")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Kept:
+    number: int
+    accepted_at: float
+    submit: ev.Submit
+    frontend: str
+    stream: int
+    ends: list[SampleEnd | None] = field(default_factory=list[SampleEnd | None])
+
+
+class JournalKeeper:
+    """The kept requests. `restore` comes before everything else."""
+
+    def __init__(
+        self,
+        *,
+        saved: SavedCore,
+        cache_root: bytes,
+        next_generation: int,
+        outputs_of: Callable[[str], Sequence[Int32Array]],
+        make_writer: Callable[[Snapshot], JournalWriter],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`outputs_of` returns the outputs of a request's samples; `clock` the Unix time."""
+        self._saved = saved
+        self._cache_root = cache_root
+        self._next_generation = next_generation
+        self._outputs_of = outputs_of
+        self._make_writer = make_writer
+        self._clock = clock
+        self._identity = saved.identity
+        self._next_number = saved.next_number
+        self._by_id: dict[str, _Kept] = {}
+        self._streams: dict[str, KeptStreams[_Kept]] = {}
+        self._payloads: list[bytes] = []
+        self._drops = False
+        self._writer: JournalWriter | None = None
+
+    def restore(self, handle: Callable[[ev.Restored, record_pb2.RestoredRequest], list[fx.Effect]]) -> list[fx.Effect]:
+        """Gives the core the requests of the earlier scheduler, then begins a new file. Returns the core's effects."""
+        effects: list[fx.Effect] = []
+        saved, self._saved = self._saved, SavedCore()
+        for request, entry in wanted(saved, self._clock()):
+            self._by_id[request.submit.request_id] = _Kept(
+                number=request.number,
+                accepted_at=request.accepted_at,
+                submit=request.submit,
+                frontend="",
+                stream=0,
+                ends=list(request.ends),
+            )
+            effects += handle(event_of(entry), entry)
+        if saved.requests:
+            what = "%d of %d requests in the journal go on; the others were not resumed in time"
+            log.info(what, len(self._by_id), len(saved.requests))
+        self._writer = self._make_writer(self.snapshot)
+        return effects
+
+    def observe(self, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
+        """Notes what an event did to the kept requests."""
+        if isinstance(event, ev.FrontendLost | ev.FrontendJoined):
+            # Its streams are gone, and a successor may use their numbers again.
+            self._streams.pop(event.frontend, None)
+        for effect in effects:
+            match effect:
+                case fx.StepOutput():
+                    if effect.frontend in self._streams:
+                        self._output(effect, self._streams[effect.frontend])
+                case fx.Admitted():
+                    if isinstance(event, ev.Submit) and event.linger_seconds > 0:
+                        self._accepted(event)
+                case fx.Resumed():
+                    self._attach(effect.request_id, effect.frontend, effect.stream)
+                case fx.Detached():
+                    self._attach(effect.request_id, "", effect.stream)
+                case fx.Forgotten():
+                    self._forget(effect.request_id)
+                case fx.ModelServed():
+                    if effect.info is not None and effect.info.identity != self._identity:
+                        self._identity = effect.info.identity
+                        self._payloads.append(self._state())
+                case _:
+                    pass
+
+    def write(self, now: float) -> None:
+        """Writes the records of this turn."""
+        assert self._writer is not None, "the journal was not restored"
+        if self._payloads:
+            payloads, self._payloads = self._payloads, []
+            drops, self._drops = self._drops, False
+            self._writer.append(payloads, now, drops=drops)
+        self._writer.maintain(now)
+
+    def described(self, effects: list[fx.Effect]) -> list[fx.Effect]:
+        """Returns the effects; each LoadReply also has the state of the journal."""
+        writer = self._writer
+        if writer is None or not any(isinstance(effect, fx.LoadReply) for effect in effects):
+            return effects
+        state = {"journal_bytes": writer.size, "journal_suspended": writer.suspended}
+        return [
+            replace(effect, load=replace(effect.load, **state)) if isinstance(effect, fx.LoadReply) else effect
+            for effect in effects
+        ]
+
+    def close(self, now: float) -> None:
+        """Leaves a journal of what can still be resumed."""
+        if self._writer is not None:
+            self.write(now)
+            self._writer.close(now)
+
+    def snapshot(self) -> Iterator[bytes]:
+        """Yields the records of a file that contains only what is kept now, this turn included."""
+        self._payloads.clear()
+        yield self._state()
+        for request_id, kept in self._by_id.items():
+            outputs = self._outputs_of(request_id)
+            yield records.request_record(kept.number, kept.accepted_at, kept.submit, outputs, kept.ends)
+
+    def _state(self) -> bytes:
+        return records.state_record(
+            cache_root=self._cache_root, identity=self._identity, next_generation=self._next_generation
+        )
+
+    def _accepted(self, submit: ev.Submit) -> None:
+        kept = _Kept(
+            number=self._next_number,
+            accepted_at=self._clock(),
+            submit=submit,
+            frontend=submit.frontend,
+            stream=submit.stream,
+            ends=[None] * submit.num_samples,
+        )
+        self._next_number += submit.num_samples
+        self._by_id[submit.request_id] = kept
+        self._of(submit.frontend).add(submit.stream, submit.num_samples, kept.number, kept)
+        self._payloads.append(records.request_record(kept.number, kept.accepted_at, submit))
+
+    def _attach(self, request_id: str, frontend: str, stream: int) -> None:
+        kept = self._by_id.get(request_id)
+        if kept is None:
+            return
+        self._leave(kept)
+        kept.frontend, kept.stream = frontend, stream
+        self._of(frontend).add(stream, kept.submit.num_samples, kept.number, kept)
+
+    def _forget(self, request_id: str) -> None:
+        kept = self._by_id.pop(request_id, None)
+        if kept is None:
+            return
+        self._leave(kept)
+        self._drops = True
+        self._payloads.append(records.forgotten_record(kept.number))
+
+    def _of(self, frontend: str) -> KeptStreams[_Kept]:
+        return self._streams.setdefault(frontend, KeptStreams())
+
+    def _leave(self, kept: _Kept) -> None:
+        streams = self._streams.get(kept.frontend)
+        if streams is not None and streams.remove(kept.stream, kept):
+            del self._streams[kept.frontend]
+
+    def _output(self, effect: fx.StepOutput, streams: KeptStreams[_Kept]) -> None:
+        if len(effect.tokens):
+            self._tokens(effect.streams, effect.offsets, effect.tokens, streams)
+        for end in effect.ends:
+            found = streams.find(end.stream)
+            if found is not None:
+                kept, sample = found
+                sample_end = SampleEnd(end=end, at=self._clock())
+                kept.ends[sample] = sample_end
+                self._payloads.append(records.end_record(kept.number + sample, sample_end))
+
+    def _tokens(
+        self,
+        streams_n: npt.NDArray[np.uint64],
+        offsets: Int32Array,
+        tokens: Int32Array,
+        streams: KeptStreams[_Kept],
+    ) -> None:
+        numbers, is_kept = streams.numbers(streams_n)
+        if is_kept is not None:
+            numbers, offsets, tokens = numbers[is_kept], offsets[is_kept], tokens[is_kept]
+        if len(numbers):
+            self._payloads.append(records.tokens_record(numbers, offsets, tokens))

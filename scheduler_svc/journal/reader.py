@@ -1,0 +1,196 @@
+"""Reads the journal that an earlier scheduler left. Owns the rules for damaged, foreign and old files.
+
+- The last frame is incomplete (the process was killed while it wrote): it is dropped, because nothing of it was sent.
+- A frame does not fit its checksum: no request of the file is restored, because one may miss tokens that its caller has
+  seen. The file is kept as `journal.damaged`. What belongs to no request is taken from the frames before.
+- The file is none of ours, or of another version: the service does not start.
+"""
+
+import logging
+import mmap
+import os
+import stat
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+from tandem.internal.v1 import journal_pb2
+
+from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.flags import SettingError
+from scheduler_svc.journal import framing, records
+from scheduler_svc.journal.folder import JournalFolder
+from scheduler_svc.journal.records import SampleEnd, SavedRequest
+from scheduler_svc.wire.arrays import WireError, array, parsed
+
+log = logging.getLogger("tandem.core")
+
+
+@dataclass(slots=True, kw_only=True)
+class SavedCore:
+    """What the journal holds; all fields are empty if there was none."""
+
+    cache_root: bytes = b""
+    identity: str = ""
+    next_generation: int = 0
+    next_number: int = 1
+    requests: list[SavedRequest] = field(default_factory=list[SavedRequest])
+    """Live and lingering requests, in the order of arrival."""
+    written_at: float = 0.0
+    """Unix time of the last write: about when the earlier scheduler died."""
+
+
+def read(folder: JournalFolder) -> SavedCore:
+    """Reads the folder's journal. Raises SettingError if it cannot be read or is not a journal of this version."""
+    try:
+        descriptor = os.open(folder.current, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return SavedCore()
+    except OSError as error:
+        raise SettingError(f"journal: {folder.current} cannot be read: {error.strerror}") from None
+    try:
+        return _read(folder, descriptor)
+    except OSError as error:
+        raise SettingError(f"journal: {folder.current} cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+
+
+def _read(folder: JournalFolder, descriptor: int) -> SavedCore:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise SettingError(
+            f"journal: {folder.current} must be a file of user {os.getuid()} with mode 0600; it belongs to user "
+            f"{status.st_uid} and has mode {stat.S_IMODE(status.st_mode):04o}"
+        )
+    if not status.st_size:
+        return SavedCore()
+    with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as data:
+        try:
+            is_whole = framing.check_first_line(data)
+        except framing.ForeignFileError as error:
+            raise SettingError(
+                f"journal: {folder.current} {error}; remove it or choose another folder with --journal"
+            ) from None
+        if not is_whole:
+            return SavedCore()
+        return _restored(folder, data, status.st_mtime)
+
+
+def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> SavedCore:
+    frames, collected = framing.Frames(data), _Collected()
+    saved, why = SavedCore(), ""
+    try:
+        for payload in frames:
+            collected.add(parsed(journal_pb2.JournalRecord, payload))
+        saved = collected.result()
+    except WireError as error:
+        why = f"a record cannot be read: {error}"
+    extent = frames.extent
+    if extent.tail is framing.Tail.DAMAGED:
+        why = f"the frame at byte {extent.end:,} of {len(data):,} does not match its checksum"
+    if why:
+        os.replace(folder.current, folder.damaged)
+        log.error(
+            "the journal %s is damaged: %s; its %d requests are not restored, because tokens may be missing; it is "
+            "kept as %s for you to look at and remove",
+            *(folder.current, why, collected.num_requests, folder.damaged.name),
+        )
+        saved = replace(collected.without_requests())
+    elif extent.tail is framing.Tail.TORN:
+        log.warning(
+            "the last %d bytes of the journal %s are an incomplete record and are dropped; nothing of it had been sent",
+            *(len(data) - extent.end, folder.current),
+        )
+    saved.written_at = written_at
+    return saved
+
+
+class _Collected:
+    """The content of the frames so far."""
+
+    def __init__(self) -> None:
+        self._state = journal_pb2.JournalState()
+        self._requests: dict[int, SavedRequest] = {}
+        self._ends: dict[int, SampleEnd] = {}
+        self._next_number = 1
+        self._numbers: list[npt.NDArray[np.uint64]] = []
+        self._offsets: list[Int32Array] = []
+        self._tokens: list[Int32Array] = []
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are not forgotten."""
+        return len(self._requests)
+
+    def add(self, record: journal_pb2.JournalRecord) -> None:
+        """Takes the next record. Raises WireError if it does not follow from those before."""
+        match record.WhichOneof("record"):
+            case "state":
+                self._state = record.state
+            case "request":
+                request = records.request_of(record.request)
+                self._requests[request.number] = request
+                self._next_number = max(self._next_number, request.numbers.stop)
+            case "tokens":
+                numbers = array(record.tokens.numbers, np.uint64, "numbers")
+                offsets = array(record.tokens.offsets, np.int32, "offsets")
+                tokens = array(record.tokens.tokens, np.int32, "tokens")
+                if not len(numbers) == len(offsets) == len(tokens):
+                    raise WireError("numbers, offsets and tokens differ in length")
+                self._numbers.append(numbers)
+                self._offsets.append(offsets)
+                self._tokens.append(tokens)
+            case "end":
+                self._ends[record.end.number] = records.end_of(record.end)
+            case "forgotten":
+                self._requests.pop(record.forgotten.number, None)
+            case None:
+                raise WireError("it is empty")
+
+    def without_requests(self) -> SavedCore:
+        """Returns what belongs to no request."""
+        state = self._state
+        return SavedCore(
+            cache_root=state.cache_root,
+            identity=state.identity,
+            next_generation=state.next_generation,
+            next_number=self._next_number,
+        )
+
+    def result(self) -> SavedCore:
+        """Returns everything. Raises WireError if a request misses tokens."""
+        saved = self.without_requests()
+        outputs = self._outputs()
+        for request in sorted(self._requests.values(), key=lambda request: request.number):
+            ends = [end or self._ends.get(number) for number, end in zip(request.numbers, request.ends, strict=True)]
+            all_outputs = [
+                _whole_output(first, outputs.get(number), end)
+                for number, first, end in zip(request.numbers, request.outputs, ends, strict=True)
+            ]
+            saved.requests.append(replace(request, outputs=tuple(all_outputs), ends=tuple(ends)))
+        return saved
+
+    def _outputs(self) -> dict[int, tuple[Int32Array, Int32Array]]:
+        """Returns the offsets and the tokens of each sample, from all records of tokens."""
+        if not self._numbers:
+            return {}
+        numbers = np.concatenate(self._numbers)
+        offsets, tokens = np.concatenate(self._offsets), np.concatenate(self._tokens)
+        order = numbers.argsort(kind="stable")
+        found, first = np.unique(numbers[order], return_index=True)
+        bounds = [*first.tolist(), len(order)]
+        parts = {number: order[bounds[i] : bounds[i + 1]] for i, number in enumerate(found.tolist())}
+        return {number: (offsets[part], tokens[part]) for number, part in parts.items()}
+
+
+def _whole_output(first: Int32Array, later: tuple[Int32Array, Int32Array] | None, end: SampleEnd | None) -> Int32Array:
+    """Returns a sample's output: its first tokens, then the `later` ones, with their offsets."""
+    whole = first
+    if later is not None:
+        offsets, tokens = later
+        if not np.array_equal(offsets, np.arange(len(first), len(first) + len(offsets))):
+            raise WireError(f"a sample's tokens do not follow its first {len(first)} without a gap")
+        whole = np.concatenate([first, tokens])
+    # A stop string may end the output before the last token.
+    return whole if end is None else whole[: end.end.stats.output_tokens]

@@ -1,0 +1,119 @@
+"""Journal records as bytes: encodes what the core did, and decodes a request. Owns no state."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tandem.internal.v1 import frontend_pb2, journal_pb2
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.wire import frontend as frontend_wire
+from scheduler_svc.wire.arrays import WireError, array, packed
+from scheduler_svc.wire.saved import end_of as decoded_end
+from scheduler_svc.wire.saved import fill_end, fill_submit
+
+_NO_TOKENS = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampleEnd:
+    """How a sample ended, and when (Unix time)."""
+
+    end: fx.End
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SavedRequest:
+    """A request in the journal, with all that is known of it."""
+
+    number: int
+    accepted_at: float
+    """Unix time."""
+    submit: ev.Submit
+    """Without front end and page hashes."""
+    outputs: tuple[Int32Array, ...]
+    """The output of each sample."""
+    ends: tuple[SampleEnd | None, ...]
+    """The end of each sample, None if it lives."""
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of its samples."""
+        return range(self.number, self.number + self.submit.num_samples)
+
+
+def state_record(*, cache_root: bytes, identity: str, next_generation: int) -> bytes:
+    """Encodes a JournalState."""
+    state = journal_pb2.JournalState(cache_root=cache_root, identity=identity, next_generation=next_generation)
+    return journal_pb2.JournalRecord(state=state).SerializeToString()
+
+
+def request_record(
+    number: int,
+    accepted_at: float,
+    submit: ev.Submit,
+    outputs: Sequence[Int32Array] = (),
+    ends: Sequence[SampleEnd | None] = (),
+) -> bytes:
+    """Encodes a JournalRequest. `outputs` and `ends` are empty when it is accepted."""
+    record = journal_pb2.JournalRecord()
+    request = record.request
+    request.number, request.accepted_at = number, accepted_at
+    fill_submit(request.submit, submit)
+    for i, (tokens, end) in enumerate(zip(outputs, ends, strict=True)):
+        sample = request.samples.add(tokens=packed(tokens))
+        if end is not None:
+            _fill_end(sample.end, number + i, end)
+    return record.SerializeToString()
+
+
+def tokens_record(numbers: npt.NDArray[np.uint64], offsets: Int32Array, tokens: Int32Array) -> bytes:
+    """Encodes a JournalTokens."""
+    arrays = journal_pb2.JournalTokens(numbers=packed(numbers), offsets=packed(offsets), tokens=packed(tokens))
+    return journal_pb2.JournalRecord(tokens=arrays).SerializeToString()
+
+
+def end_record(number: int, end: SampleEnd) -> bytes:
+    """Encodes a JournalEnd of the sample with this number."""
+    record = journal_pb2.JournalRecord()
+    _fill_end(record.end, number, end)
+    return record.SerializeToString()
+
+
+def forgotten_record(number: int) -> bytes:
+    """Encodes a JournalForgotten of the request whose first sample has this number."""
+    return journal_pb2.JournalRecord(forgotten=journal_pb2.JournalForgotten(number=number)).SerializeToString()
+
+
+def _fill_end(out: journal_pb2.JournalEnd, number: int, end: SampleEnd) -> None:
+    out.number, out.ended_at = number, end.at
+    fill_end(out.end, end.end)
+
+
+def end_of(record: journal_pb2.JournalEnd) -> SampleEnd:
+    """Decodes a JournalEnd. Raises WireError."""
+    return SampleEnd(end=decoded_end(record.end), at=record.ended_at)
+
+
+def request_of(record: journal_pb2.JournalRequest) -> SavedRequest:
+    """Decodes a JournalRequest. Raises WireError."""
+    message = frontend_pb2.FrontendToCore(submit=record.submit)
+    submit = frontend_wire.event_of(message, "")
+    assert isinstance(submit, ev.Submit)
+    samples = record.samples
+    if samples and len(samples) != submit.num_samples:
+        raise WireError(f"a request has {submit.num_samples} samples, but {len(samples)} in the record")
+    none: tuple[Any, ...] = (None,) * submit.num_samples
+    return SavedRequest(
+        number=record.number,
+        accepted_at=record.accepted_at,
+        submit=submit,
+        outputs=tuple(array(sample.tokens, np.int32, "tokens") for sample in samples)
+        or (_NO_TOKENS,) * submit.num_samples,
+        ends=tuple(end_of(sample.end) if sample.HasField("end") else None for sample in samples) or none,
+    )

@@ -1,0 +1,241 @@
+"""Appends to the journal, rewrites it when most of it is dead, and gives it up safely when it cannot be written.
+
+Owns the file and the thread that waits for the disk. Knows nothing of requests: payloads are bytes, and `snapshot`
+returns the payloads of a file that contains only what is alive.
+
+**Rewriting.** The next file is written aside with a snapshot and synced to the disk in a thread. Meanwhile every append
+goes to both files. Then it replaces the current one by a rename, so a crash at any point leaves one complete journal.
+
+**Suspension.** If a write fails (a full disk) or the live content exceeds the limit, the current file is removed,
+because an old journal would bring requests back without tokens that their callers have seen. Streams continue, and
+`suspended` says why. A snapshot is tried again every few seconds; when it succeeds, the journal is complete again.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+
+from scheduler_svc.journal import framing
+from scheduler_svc.journal.folder import JournalFolder
+
+log = logging.getLogger("tandem.core")
+
+# A file is rewritten when it is larger than this and than `_GROWTH` times its size after the last rewriting.
+_SMALL_BYTES, _GROWTH = 4 << 20, 3
+# Content of dropped requests stays in the file no longer than this.
+_ERASE_SECONDS = 30.0
+_RETRY_SECONDS = 5.0
+_SYNC_SECONDS = 1.0
+Snapshot = Callable[[], Iterable[bytes]]
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Sync(StrEnum):
+    """When appended records are forced to the disk. It matters only if the machine dies, not if the process does."""
+
+    OFF = "off"
+    SECOND = "second"
+    STEP = "step"
+
+
+class _File:
+    """An open journal file and its size."""
+
+    def __init__(self, descriptor: int, write: Callable[[int, bytes], int]) -> None:
+        self.descriptor = descriptor
+        self.size = 0
+        self._write = write
+
+    def append(self, data: bytes) -> None:
+        """Writes all of `data`. Raises OSError; the file then ends with a part of it."""
+        self.size += len(data)
+        while (written := self._write(self.descriptor, data)) < len(data):
+            data = data[written:]
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class JournalWriter:
+    """The journal of a running scheduler. No method raises OSError."""
+
+    def __init__(
+        self,
+        folder: JournalFolder,
+        *,
+        snapshot: Snapshot,
+        max_bytes: int,
+        sync: Sync,
+        now: float,
+        write: Callable[[int, bytes], int] = os.write,
+    ) -> None:
+        """Replaces the folder's journal by a snapshot. `write` is os.write, or a test's."""
+        self.suspended = ""
+        """One sentence while nothing is written, otherwise empty."""
+        self._folder = folder
+        self._snapshot = snapshot
+        self._max_bytes = max_bytes
+        self._sync = sync
+        self._write = write
+        self._file: _File | None = None
+        self._next: _File | None = None
+        self._syncing: _Syncing | None = None
+        self._base_bytes = 0
+        self._dead_since: float | None = None
+        self._dirty = False
+        self._synced_at = self._retry_at = now
+        self._rewrite(now, wait=True)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the current file; 0 while the journal is suspended."""
+        return 0 if self._file is None else self._file.size
+
+    def _is_too_large(self) -> bool:
+        return self.size > self._max_bytes
+
+    def append(self, payloads: Iterable[bytes], now: float, *, drops: bool = False) -> None:
+        """Writes the payloads with one system call. `drops`: some content of the file is dead from now on."""
+        if drops and self._dead_since is None:
+            self._dead_since = now
+        if self._file is None:
+            return
+        data = b"".join(map(framing.frame, payloads))
+        try:
+            for file in filter(None, (self._file, self._next)):
+                file.append(data)
+                if self._sync is Sync.STEP:
+                    os.fdatasync(file.descriptor)
+        except OSError as error:
+            self._suspend(f"cannot be written: {error.strerror}", now)
+            return
+        self._dirty = True
+        if self._is_too_large():
+            self._finish(now, wait=True)
+            if self._is_too_large():
+                self._rewrite(now, wait=True)
+
+    def maintain(self, now: float) -> None:
+        """Called at least about once a second: syncs, rewrites, and ends a suspension."""
+        if self._file is None:
+            if now >= self._retry_at:
+                self._rewrite(now, wait=True)
+            return
+        self._finish(now, wait=False)
+        if self._syncing is not None or self.suspended:
+            return
+        is_dead = self._dead_since is not None and now >= self._dead_since + _ERASE_SECONDS
+        if is_dead or self._file.size > max(_SMALL_BYTES, _GROWTH * self._base_bytes):
+            self._rewrite(now, wait=False)
+        elif self._sync is Sync.SECOND and self._dirty and now >= self._synced_at + _SYNC_SECONDS:
+            self._dirty, self._synced_at = False, now
+            self._syncing = _Syncing(self._file.descriptor, data_only=True)
+
+    def close(self, now: float) -> None:
+        """Leaves a file with only live content, and closes it."""
+        if self._file is not None:
+            self._finish(now, wait=True)
+            self._rewrite(now, wait=True)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _rewrite(self, now: float, *, wait: bool) -> None:
+        """Writes the next file and begins to sync it."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._folder.aside)
+            self._next = _File(os.open(self._folder.aside, _FLAGS, 0o600), self._write)
+            payloads = list(self._snapshot())
+            self._next.append(framing.FIRST_LINE + b"".join(map(framing.frame, payloads)))
+        except OSError as error:
+            self._suspend(f"cannot be written: {error.strerror}", now)
+            return
+        if self._next.size > self._max_bytes:
+            size = self._next.size
+            self._suspend(f"would need {size:,} bytes for live requests; the limit is {self._max_bytes:,}", now)
+            return
+        self._dead_since = None
+        self._base_bytes = self._next.size
+        self._syncing = _Syncing(self._next.descriptor, data_only=False)
+        self._finish(now, wait=wait)
+
+    def _finish(self, now: float, *, wait: bool) -> None:
+        """Ends a sync that is complete; puts the next file in place if it was the one that was synced."""
+        syncing = self._syncing
+        if syncing is None or not syncing.is_done(wait=wait):
+            return
+        self._syncing = None
+        try:
+            if syncing.error is not None:
+                raise syncing.error
+            if self._next is None:
+                return
+            os.rename(self._folder.aside, self._folder.current)
+            self._folder.sync()
+        except OSError as error:
+            self._suspend(f"cannot be written: {error.strerror}", now)
+            return
+        if self._file is not None:
+            self._file.close()
+        self._file, self._next = self._next, None
+        if self.suspended:
+            log.warning("the journal %s is written again", self._folder.path)
+            self.suspended = ""
+
+    def _suspend(self, why: str, now: float) -> None:
+        if self._syncing is not None:
+            self._syncing.is_done(wait=True)
+            self._syncing = None
+        # Removing the current file may have freed the space that its next version needs.
+        self._retry_at = now if self._file is not None else now + _RETRY_SECONDS
+        left = self._remove()
+        for file in (self._file, self._next):
+            if file is not None:
+                file.close()
+        self._file = self._next = None
+        if not self.suspended:
+            log.error(
+                "the journal %s %s; it was removed%s, and it is tried again every %g s; streams continue, but would "
+                "not survive the death of this process",
+                *(self._folder.path, why, left, _RETRY_SECONDS),
+            )
+        self.suspended = f"the journal {self._folder.path} {why}; streams would not survive the scheduler's death"
+
+    def _remove(self) -> str:
+        """Removes both files. Returns a clause for the log if an old journal is still there."""
+        left = ""
+        for path in (self._folder.current, self._folder.aside):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                left = f" (not {path}: {error.strerror}; remove it before the next start)"
+        return left
+
+
+class _Syncing(threading.Thread):
+    """One sync of a file in a thread, because a disk may need long and steps must not wait."""
+
+    def __init__(self, descriptor: int, *, data_only: bool) -> None:
+        super().__init__(name="journal-sync", daemon=True)
+        self.error: OSError | None = None
+        self._descriptor = descriptor
+        self._data_only = data_only
+        self.start()
+
+    def run(self) -> None:
+        try:
+            (os.fdatasync if self._data_only else os.fsync)(self._descriptor)
+        except OSError as error:
+            self.error = error
+
+    def is_done(self, *, wait: bool) -> bool:
+        """Whether the sync has ended; waits for it if `wait`."""
+        if wait:
+            self.join()
+        return not self.is_alive()

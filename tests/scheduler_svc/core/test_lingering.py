@@ -1,0 +1,390 @@
+"""Requests that outlive their reader: detaching, resuming, second readers, linger time, bounds, and the journal."""
+
+import pytest
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import CoreConfig
+from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.world import FRONTEND, SECRET, World, greedy
+
+OTHER = "f-2"
+
+
+def prompt(length: int, salt: int = 0) -> list[int]:
+    return [(7 * i + 13 * salt) % 250 for i in range(length)]
+
+
+def world_with_two_frontends(config: CoreConfig | None = None, shape: Shape | None = None) -> World:
+    world = World(shape, config)
+    world.handle(ev.FrontendJoined(frontend=OTHER))
+    return world
+
+
+def steps(world: World, count: int) -> None:
+    for _ in range(count):
+        world.step()
+
+
+def of_kind(world: World, kind: type) -> list:
+    return [effect for effect in world.effects if isinstance(effect, kind)]
+
+
+@pytest.mark.parametrize("by", ["front end", "connection"])
+def test_a_detached_request_goes_on_and_its_new_reader_gets_every_token(by: str) -> None:
+    world = world_with_two_frontends()
+    stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=60.0)
+    steps(world, 4)
+    seen = list(world.streams[stream].tokens)
+    assert seen
+    if by == "front end":
+        world.handle(ev.FrontendLost(frontend=FRONTEND))
+    else:
+        world.cancel(stream, detach=True)
+    steps(world, 4)
+    assert world.streams[stream].tokens == seen
+    again = world.resume(stream, frontend=OTHER)
+    assert world.streams[again].tokens[: len(seen)] == seen
+    assert len(world.streams[again].tokens) == len(seen) + 4
+    world.run()
+    assert len(world.streams[again].tokens) == 12
+    assert world.end(again).reason is fx.EndReason.LENGTH
+    world.check_content()
+    world.check_empty()
+
+
+def test_only_requests_that_linger_outlive_their_front_end() -> None:
+    world = world_with_two_frontends()
+    world.submit(prompt(5), max_new_tokens=12)
+    stream = world.submit(prompt(5, 1), max_new_tokens=12, linger_seconds=60.0)
+    steps(world, 3)
+    world.handle(ev.FrontendLost(frontend=FRONTEND))
+    assert [request.request_id for request in world.core.queue] == [world.streams[stream].submit.request_id]
+
+
+def test_a_front_end_that_joins_again_may_resume_its_own_request() -> None:
+    world = World()
+    stream = world.submit(prompt(5), max_new_tokens=8, ignore_eos=True, linger_seconds=60.0)
+    steps(world, 3)
+    world.handle(ev.FrontendJoined(frontend=FRONTEND))
+    again = world.resume(stream)
+    world.run()
+    assert len(world.streams[again].tokens) == 8
+    world.check_content()
+
+
+def test_a_detached_request_keeps_its_tokens_over_the_loss_of_its_worker_and_preemption() -> None:
+    world = world_with_two_frontends(shape=Shape(page_size=4, num_pages=8, max_rows=4))
+    streams = [
+        world.submit(prompt(4, salt), max_new_tokens=9, ignore_eos=True, linger_seconds=60.0) for salt in range(4)
+    ]
+    steps(world, 5)
+    world.handle(ev.FrontendLost(frontend=FRONTEND))
+    steps(world, 5)
+    world.kill()
+    world.join()
+    again = {stream: world.resume(stream, frontend=OTHER) for stream in streams[:2]}
+    steps(world, 3)
+    again |= {stream: world.resume(stream, frontend=OTHER) for stream in streams[2:]}
+    world.run()
+    assert [len(world.streams[again[stream]].tokens) for stream in streams] == [9] * 4
+    world.check_content()
+    world.check_empty()
+
+
+def test_an_answer_is_kept_for_the_linger_time_after_its_end() -> None:
+    world = world_with_two_frontends()
+    stream = world.submit(prompt(5), max_new_tokens=6, ignore_eos=True, linger_seconds=60.0)
+    world.run()
+    assert world.streams[stream].end is not None
+    world.tick(59.0)
+    again = world.resume(stream, frontend=OTHER)
+    assert world.streams[again].tokens == world.streams[stream].tokens
+    assert world.end(again).stats == world.end(stream).stats
+    # The time begins again, because the caller was there.
+    world.tick(59.0)
+    assert world.streams[world.resume(stream)].end is not None
+    world.tick(60.0)
+    assert len(world.core.kept) == 0
+    rejected = world.streams[world.resume(stream)].rejected
+    assert rejected is not None
+    assert rejected.code is fx.RejectCode.NOT_FOUND
+    assert [effect.request_id for effect in of_kind(world, fx.Forgotten)] == ["r1"]
+
+
+def test_a_detached_request_is_freed_when_its_time_is_over() -> None:
+    world = World()
+    stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=5.0)
+    steps(world, 3)
+    world.cancel(stream, detach=True)
+    assert world.core.next_wake() == world.now + 5.0
+    world.tick(4.9)
+    assert len(world.core.queue) == 1
+    world.tick(0.1)
+    world.check_empty()
+    assert len(world.core.kept) == 0
+
+
+def test_a_resumed_request_does_not_expire() -> None:
+    world = World()
+    stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=5.0)
+    steps(world, 3)
+    world.cancel(stream, detach=True)
+    world.tick(4.0)
+    again = world.resume(stream)
+    world.tick(4.0)
+    world.run()
+    assert len(world.streams[again].tokens) == 12
+
+
+def test_a_second_reader_replaces_the_first() -> None:
+    world = world_with_two_frontends()
+    stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, num_samples=2, linger_seconds=60.0)
+    steps(world, 4)
+    again = world.resume(stream, frontend=OTHER)
+    assert of_kind(world, fx.Replaced) == [fx.Replaced(frontend=FRONTEND, stream=stream)]
+    world.run()
+    # The first reader got nothing after it was replaced, as `Stream.take` checks.
+    assert [len(world.streams[again + idx].tokens) for idx in range(2)] == [12, 12]
+    world.check_content()
+
+
+def test_the_loss_of_the_first_reader_does_not_touch_the_second() -> None:
+    world = world_with_two_frontends()
+    stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=60.0)
+    steps(world, 4)
+    again = world.resume(stream, frontend=OTHER)
+    world.cancel(stream, detach=True)
+    world.cancel(stream)
+    world.handle(ev.FrontendLost(frontend=FRONTEND))
+    world.run()
+    assert len(world.streams[again].tokens) == 12
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_wrong_secret_and_an_unknown_id_have_the_same_answer(known: bool) -> None:
+    world = World()
+    stream = world.submit(prompt(5), linger_seconds=60.0 if known else 0.0)
+    rejected = world.streams[world.resume(stream, secret_hash=bytes(32) if known else SECRET)].rejected
+    assert rejected is not None
+    assert rejected.code is fx.RejectCode.NOT_FOUND
+    assert "it was given up" in rejected.message
+    assert not of_kind(world, fx.Replaced)
+
+
+def test_samples_end_one_by_one_and_are_resumed_together() -> None:
+    world = World(Shape(eos_token_ids=(0,), sampled_vocab=5))
+    stream = world.submit(prompt(5), max_new_tokens=25, num_samples=4, temperature=0.9, seed=3, linger_seconds=60.0)
+    numbers = range(stream, stream + 4)
+    while not any(world.streams[number].end for number in numbers):
+        world.step()
+    assert not all(world.streams[number].end for number in numbers)
+    world.cancel(stream, detach=True)
+    steps(world, 2)
+    again = world.resume(stream)
+    for before, after in zip(numbers, range(again, again + 4), strict=True):
+        tokens, end = world.streams[before].tokens, world.streams[before].end
+        assert world.streams[after].tokens[: len(tokens)] == tokens
+        assert end is None or world.streams[after].end is not None
+    world.run()
+    for number in range(again, again + 4):
+        assert world.streams[number].tokens == list(world.streams[number].expected(world.shape).tokens)
+    world.check_content()
+    world.check_empty()
+
+
+def test_a_stop_string_that_was_found_before_the_break_is_kept() -> None:
+    world = World()
+    stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=60.0)
+    steps(world, 6)
+    world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=2))
+    again = world.resume(stream)
+    assert len(world.streams[again].tokens) == 2
+    assert world.end(again).reason is fx.EndReason.STOP_STRING
+
+
+def test_abort_ends_a_detached_request_and_drops_its_answer() -> None:
+    world = World()
+    live = world.submit(prompt(5), max_new_tokens=12, linger_seconds=60.0)
+    over = world.submit(prompt(5, 1), max_new_tokens=1, linger_seconds=60.0)
+    while world.streams[over].end is None:
+        world.step()
+    world.cancel(live, detach=True)
+    [reply] = world.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=("r1", "r2")))[-1:]
+    assert isinstance(reply, fx.AbortReply)
+    assert reply.outcomes == (("r1", True), ("r2", False))
+    assert len(world.core.kept) == 0
+    world.run()
+    world.check_empty()
+
+
+def test_a_canceled_request_is_not_kept() -> None:
+    world = World()
+    stream = world.submit(prompt(5), num_samples=2, linger_seconds=60.0)
+    steps(world, 1)
+    world.cancel(stream)
+    assert len(world.core.kept) == 1
+    world.cancel(stream + 1)
+    assert len(world.core.kept) == 0
+
+
+@pytest.mark.parametrize("limit", ["max_time_seconds", "deadline_seconds"])
+def test_time_limits_end_detached_requests(limit: str) -> None:
+    world = World()
+    stream = world.submit(prompt(5), max_new_tokens=12, linger_seconds=60.0, **{limit: 3.0})
+    steps(world, 2)
+    world.cancel(stream, detach=True)
+    world.tick(3.0)
+    world.check_empty()
+    end = world.end(world.resume(stream))
+    if limit == "max_time_seconds":
+        assert end.reason is fx.EndReason.TIME_LIMIT
+    else:
+        assert end.failure is not None
+        assert end.failure.code is fx.FailureCode.DEADLINE
+
+
+def test_the_end_of_the_drain_ends_detached_requests() -> None:
+    world = World()
+    stream = world.submit(prompt(5), max_new_tokens=12, linger_seconds=60.0)
+    world.cancel(stream, detach=True)
+    world.handle(ev.DrainStarted())
+    world.handle(ev.DrainEnded())
+    world.check_empty()
+
+
+def test_detached_requests_count_in_the_queue_and_in_the_load() -> None:
+    world = World(config=CoreConfig(max_waiting=2), join=False)
+    world.join()
+    for salt in range(2):
+        world.cancel(world.submit(prompt(3, salt), linger_seconds=60.0), detach=True)
+    refused = world.streams[world.submit(prompt(3, 2))].rejected
+    assert refused is not None
+    assert refused.code is fx.RejectCode.QUEUE_FULL
+    [reply] = world.handle(ev.LoadQuery(frontend=FRONTEND, query=1))
+    assert isinstance(reply, fx.LoadReply)
+    assert reply.load.waiting == 2
+
+
+def test_the_id_of_a_live_request_is_taken_and_that_of_a_kept_answer_is_not() -> None:
+    world = World()
+    first = world.submit(prompt(5), max_new_tokens=3, request_id="mine", linger_seconds=60.0)
+    world.cancel(first, detach=True)
+    refused = world.streams[world.submit(prompt(5), request_id="mine")].rejected
+    assert refused is not None
+    assert refused.code is fx.RejectCode.DUPLICATE
+    world.run()
+    assert len(world.core.kept) == 1
+    second = world.submit(prompt(6), max_new_tokens=3, request_id="mine")
+    assert world.streams[second].admitted
+    assert len(world.core.kept) == 0
+
+
+def test_the_oldest_answers_are_dropped_beyond_the_bounds() -> None:
+    world = World(config=greedy(max_kept_requests=2))
+    streams = [world.submit(prompt(3, salt), max_new_tokens=2, linger_seconds=60.0) for salt in range(4)]
+    world.run()
+    kept = [world.streams[world.resume(stream)].rejected is None for stream in streams]
+    assert kept.count(True) == 2
+    world = World(config=greedy(max_kept_bytes=2500))
+    for salt in range(4):
+        world.submit(prompt(3, salt), max_new_tokens=2, linger_seconds=60.0)
+    world.run()
+    assert len(world.core.kept) == 2
+    assert world.core.kept.ended_bytes <= 2500
+
+
+def test_detached_output_is_reported_to_a_journal() -> None:
+    world = World(config=greedy(report_detached=True))
+    stream = world.submit(prompt(5), max_new_tokens=6, ignore_eos=True, num_samples=2, linger_seconds=60.0)
+    plain = world.submit(prompt(4, 1), max_new_tokens=6, ignore_eos=True)
+    steps(world, 3)
+    world.cancel(stream, detach=True)
+    [detached] = of_kind(world, fx.Detached)
+    count = len(world.effects)
+    world.run()
+    reported = [effect for effect in world.effects[count:] if isinstance(effect, fx.StepOutput) and not effect.frontend]
+    for idx in range(2):
+        tokens = list(world.streams[stream + idx].tokens)
+        for output in reported:
+            tokens += output.tokens[output.streams == detached.stream + idx].tolist()
+        assert tokens == list(world.streams[stream + idx].expected(world.shape).tokens)
+    assert sum(len(output.ends) for output in reported) == 2
+    assert len(world.streams[plain].tokens) == 6
+
+
+def test_a_restored_request_continues_where_the_journal_ends() -> None:
+    before = World(Shape(eos_token_ids=(0,), sampled_vocab=5))
+    kinds = {"num_samples": 3, "temperature": 0.9, "seed": 5}
+    streams = [before.submit(prompt(5, salt), max_new_tokens=20, linger_seconds=60.0, **kinds) for salt in range(2)]
+    steps(before, 9)
+    after = World(before.shape, join=False)
+    for stream in streams:
+        after.streams |= {n: s for n, s in before.streams.items() if n in before.streams[stream].submit.streams}
+        after.restore(stream, before)
+    assert len(after.core.kept) == 2
+    not_yet = after.streams[after.resume(streams[0])].rejected
+    assert not_yet is not None
+    assert not_yet.code is fx.RejectCode.NOT_READY
+    after.join()
+    steps(after, 3)
+    again = [after.resume(stream) for stream in streams]
+    after.run()
+    for stream, first in zip(streams, again, strict=True):
+        for idx in range(3):
+            now = after.streams[first + idx]
+            was = before.streams[stream + idx].tokens
+            assert now.tokens[: len(was)] == was
+            assert now.tokens == list(now.expected(after.shape).tokens)
+            assert now.end is not None
+    after.check_empty()
+
+
+def test_a_restored_request_ends_if_its_tokens_have_ended_it() -> None:
+    before = World()
+    stream = before.submit(prompt(5), max_new_tokens=4, ignore_eos=True, linger_seconds=60.0)
+    before.run()
+    # The journal lost the end.
+    before.streams[stream].end = None
+    after = World(join=False)
+    after.streams |= before.streams
+    after.restore(stream, before)
+    after.join()
+    end = after.end(after.resume(stream))
+    assert end.reason is fx.EndReason.LENGTH
+    assert end.stats.output_tokens == 4
+    after.check_empty()
+
+
+def test_a_restored_request_that_the_new_model_cannot_hold_fails() -> None:
+    before = World()
+    stream = before.submit(prompt(20), max_new_tokens=4, linger_seconds=60.0)
+    after = World(Shape(max_length=16), join=False)
+    after.streams |= before.streams
+    after.restore(stream, before)
+    after.join()
+    failure = after.end(after.resume(stream)).failure
+    assert failure is not None
+    assert failure.code is fx.FailureCode.INTERNAL
+
+
+def test_a_restored_request_expires_also_before_a_worker_joins() -> None:
+    before = World()
+    stream = before.submit(prompt(5), linger_seconds=60.0)
+    after = World(join=False)
+    after.streams |= before.streams
+    after.restore(stream, before, linger_seconds=2.0)
+    after.tick(2.0)
+    after.join()
+    assert len(after.core.queue) == len(after.core.kept) == 0
+
+
+def test_the_time_before_the_restart_counts() -> None:
+    before = World()
+    stream = before.submit(prompt(5), max_new_tokens=12, linger_seconds=60.0, max_time_seconds=10.0)
+    after = World(join=False)
+    after.streams |= before.streams
+    after.restore(stream, before, age_seconds=8.0)
+    after.join()
+    after.tick(2.0)
+    assert after.end(after.resume(stream)).reason is fx.EndReason.TIME_LIMIT

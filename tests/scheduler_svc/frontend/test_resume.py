@@ -1,0 +1,353 @@
+"""Streams that outlive their connection: secrets, detaching, and streams that are built again from any offset."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import inference_pb2 as pb
+
+from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
+from tests.scheduler_svc.frontend.fake_core import FakeCore, Service, rest
+from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
+
+Run = Callable[..., None]
+LINGER = pb.ResumeParams(linger_seconds=60.0)
+EOS_ID = byte_level().token_to_id(EOS)
+# Bytes of characters with one to four bytes, and of stop strings that nearly match.
+TEXT = "aé€😀 st sto stóp the end".encode()
+
+
+async def accepted_stream(s: Service, **fields: Any) -> tuple[Any, frontend_pb2.Submit, pb.Accepted]:
+    call = s.generate(resume=LINGER, **fields)
+    submit = await s.core.admit()
+    accepted = (await call.read()).accepted
+    assert s.front_end is not None
+    stream = s.front_end._streams._samples[submit.stream].stream
+    while not stream.is_resumable:
+        await asyncio.sleep(0)
+    return call, submit, accepted
+
+
+def resume(s: Service, accepted: pb.Accepted, *offsets: tuple[int, int], **fields: Any) -> Any:
+    request = pb.ResumeRequest(request_id=accepted.request_id, resume_secret=accepted.resume_secret)
+    for token_ids, text_chars in offsets:
+        request.offsets.add(token_ids=token_ids, text_chars=text_chars)
+    request.MergeFrom(pb.ResumeRequest(**fields))
+    return s.inference.Resume(request, timeout=10)
+
+
+async def resumed(core: FakeCore, description: bytes, *samples: tuple[Sequence[int], str]) -> frontend_pb2.Resume:
+    """Answers a Resume with the tokens of each sample, and its end if the reason is not empty."""
+    asked = await core.expect("resume")
+    message = frontend_pb2.Resumed(stream=asked.stream, description=description)
+    for idx, (tokens, reason) in enumerate(samples):
+        core.num_sent[asked.stream + idx] = len(tokens)
+        sample = message.samples.add(tokens=b"".join(token.to_bytes(4, "little") for token in tokens))
+        if reason:
+            sample.end.CopyFrom(core._end(asked.stream + idx, reason))
+    await core.send(resumed=message)
+    return asked
+
+
+def text_of(messages: Sequence[tuple[str, Any]]) -> str:
+    return "".join(message.text for kind, message in messages if kind == "delta")
+
+
+def ids_of(messages: Sequence[tuple[str, Any]]) -> list[int]:
+    return [token for kind, message in messages if kind == "delta" for token in message.token_ids]
+
+
+def test_a_request_that_lingers_has_a_secret_of_which_the_core_gets_the_hash(run: Run):
+    async def scenario(s: Service) -> None:
+        _, submit, accepted = await accepted_stream(s)
+        assert submit.linger_seconds == 60.0
+        assert len(accepted.resume_secret) == 32
+        assert submit.secret_hash == hashlib.sha256(accepted.resume_secret).digest()
+        assert accepted.resume_secret not in submit.SerializeToString()
+        _, _, other = await accepted_stream(s)
+        assert other.resume_secret != accepted.resume_secret
+        call = s.generate()
+        submit = await s.core.admit()
+        assert not (submit.linger_seconds or submit.secret_hash or submit.description)
+        assert not (await call.read()).accepted.resume_secret
+
+    run(scenario)
+
+
+def test_a_lost_caller_detaches_a_request_that_lingers(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit, _ = await accepted_stream(s, sampling=pb.SamplingParams(num_samples=3))
+        call.cancel()
+        assert await s.core.expect("cancel") == frontend_pb2.Cancel(stream=submit.stream, detach=True)
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+def test_a_caller_that_leaves_before_it_has_the_secret_cancels(run: Run):
+    async def scenario(s: Service) -> None:
+        call = s.generate(resume=LINGER)
+        submit = await s.core.expect("submit")
+        call.cancel()
+        assert await s.core.expect("cancel") == frontend_pb2.Cancel(stream=submit.stream)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("stops", [(), ("stop", "end"), ("the",)])
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_text_and_tokens_are_equal_wherever_the_stream_breaks(run: Run, stops: tuple[str, ...], include_stop: bool):
+    """The first stream breaks after each number of tokens; the second one gets all tokens with its answer or later."""
+    tokens = spell(TEXT)
+    stop = pb.StopParams(stop_strings=stops, include_stop=include_stop, max_new_tokens=100)
+
+    async def undisturbed(s: Service) -> list[tuple[str, Any]]:
+        call, submit = await s.start_stream(stop=stop)
+        for token in tokens:
+            await s.core.output(submit.stream, [token])
+        if stops:
+            await s.core.expect("finish")
+            await s.core.output(submit.stream, [], "STOP_STRING")
+        else:
+            await s.core.output(submit.stream, [], "LENGTH")
+        return await rest(call)
+
+    async def broken(s: Service, num_before: int, num_at_once: int) -> list[tuple[str, Any]]:
+        call, submit, accepted = await accepted_stream(s, stop=stop)
+        received: list[tuple[str, Any]] = []
+        for token in tokens[:num_before]:
+            await s.core.output(submit.stream, [token])
+            delta = (await call.read()).delta
+            received.append(("delta", delta))
+        call.cancel()
+        assert (await s.core.expect("cancel")).detach
+        again = resume(s, accepted, (len(ids_of(received)), len(text_of(received))))
+        asked = await resumed(s.core, submit.description, (tokens[:num_at_once], ""))
+        for token in tokens[num_at_once:]:
+            await s.core.output(asked.stream, [token])
+        if stops:
+            await s.core.expect("finish")
+            await s.core.output(asked.stream, [], "STOP_STRING")
+        else:
+            await s.core.output(asked.stream, [], "LENGTH")
+        first = (await again.read()).accepted
+        accepted.requests_ahead = 0
+        assert first == accepted
+        messages = await rest(again)
+        offset = len(ids_of(received))
+        for kind, message in messages:
+            if kind == "delta":
+                assert message.token_offset == offset
+                offset += len(message.token_ids)
+        return received + messages
+
+    async def scenario(s: Service) -> None:
+        expected = await undisturbed(s)
+        num_kept = len(ids_of(expected))
+        assert num_kept == len(tokens) or stops
+        # The stop string ends the stream at once, so the first stream breaks before it.
+        for num_before in range(num_kept if stops else num_kept + 1):
+            for num_at_once in sorted({num_before, (num_before + len(tokens)) // 2, len(tokens)}):
+                got = await broken(s, num_before, num_at_once)
+                assert ids_of(got) == ids_of(expected)
+                assert text_of(got) == text_of(expected)
+                assert [message for kind, message in got if kind == "finished"] == [
+                    message for kind, message in expected if kind == "finished"
+                ]
+
+    run(scenario)
+
+
+def test_a_request_that_has_ended_is_sent_from_the_offset_to_its_summary(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit, accepted = await accepted_stream(s)
+        await s.core.output(submit.stream, spell(b"abc"), "EOS", stop_token_id=EOS_ID)
+        await rest(call)
+        again = resume(s, accepted, (1, 1))
+        await resumed(s.core, submit.description, (spell(b"abc"), "LENGTH"))
+        assert (await again.read()).WhichOneof("event") == "accepted"
+        messages = await rest(again)
+        assert messages[0] == ("delta", pb.Delta(token_offset=1, token_ids=spell(b"bc"), text="bc"))
+        assert [kind for kind, _ in messages] == ["delta", "finished", "summary"]
+        again = resume(s, accepted, (3, 3))
+        await resumed(s.core, submit.description, (spell(b"abc"), "LENGTH"))
+        assert (await again.read()).WhichOneof("event") == "accepted"
+        assert [kind for kind, _ in await rest(again)] == ["finished", "summary"]
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+def test_samples_are_resumed_with_an_offset_each(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit, accepted = await accepted_stream(s, sampling=pb.SamplingParams(num_samples=3))
+        call.cancel()
+        await s.core.expect("cancel")
+        again = resume(s, accepted, (2, 2), (0, 0))
+        asked = await resumed(s.core, submit.description, (spell(b"abc"), ""), (spell(b"xy"), "LENGTH"), ([], ""))
+        await s.core.output(asked.stream, spell(b"d"), "LENGTH")
+        await s.core.output(asked.stream + 2, spell(b"z"), "LENGTH")
+        await again.read()
+        messages = await rest(again)
+        texts: dict[int, str] = {}
+        for kind, message in messages:
+            if kind == "delta":
+                texts[message.sample_idx] = texts.get(message.sample_idx, "") + message.text
+        assert texts == {0: "cd", 1: "xy", 2: "z"}
+        assert sum(kind == "finished" for kind, _ in messages) == 3
+
+    run(scenario)
+
+
+def test_a_caller_without_ids_gives_its_characters_only(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit, accepted = await accepted_stream(s, output=pb.OutputParams(want_token_ids=False))
+        call.cancel()
+        await s.core.expect("cancel")
+        again = resume(s, accepted, (0, 2))
+        await resumed(s.core, submit.description, (spell("aé€".encode()), "LENGTH"))
+        await again.read()
+        messages = await rest(again)
+        assert text_of(messages) == "€"
+        assert ids_of(messages) == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "field", "parts"),
+    [
+        ([(4, 0)], "offsets[0].token_ids", ["is 4", "limit is 3"]),
+        ([(3, 4)], "offsets[0].text_chars", ["is 4", "limit is 3"]),
+        ([(0, 2**32 - 1)], "offsets[0].text_chars", ["is 4294967295", "limit is 3"]),
+        ([(0, 0), (0, 0)], "offsets", ["2 long", "limit is 1"]),
+    ],
+)
+def test_offsets_beyond_the_output_are_refused(run: Run, offsets: list[tuple[int, int]], field: str, parts: list[str]):
+    async def scenario(s: Service) -> None:
+        call, submit, accepted = await accepted_stream(s)
+        call.cancel()
+        await s.core.expect("cancel")
+        again = resume(s, accepted, *offsets)
+        asked = await resumed(s.core, submit.description, (spell(b"abc"), ""))
+        error = await failure(again)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert all(part in error.details() for part in parts), error.details()
+        [bad] = details(error, error_details_pb2.BadRequest)
+        assert bad.field_violations[0].field == field
+        # The caller may correct itself.
+        assert await s.core.expect("cancel") == frontend_pb2.Cancel(stream=asked.stream, detach=True)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"), [({"request_id": ""}, "request_id"), ({"request_id": "x" * 129}, "request_id")]
+)
+def test_a_wrong_resume_request_does_not_reach_the_core(run: Run, fields: dict[str, Any], field: str):
+    async def scenario(s: Service) -> None:
+        error = await failure(s.inference.Resume(pb.ResumeRequest(**fields)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        [bad] = details(error, error_details_pb2.BadRequest)
+        assert bad.field_violations[0].field == field
+        many = pb.ResumeRequest(request_id="r", offsets=[pb.SampleOffset()] * 65)
+        error = await failure(s.inference.Resume(many))
+        assert "offsets is 65 long; the limit is 64" in error.details()
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+def test_an_unknown_request_is_not_found(run: Run):
+    async def scenario(s: Service) -> None:
+        call = s.inference.Resume(pb.ResumeRequest(request_id="r", resume_secret=b"guess"))
+        asked = await s.core.expect("resume")
+        assert asked.secret_hash == hashlib.sha256(b"guess").digest()
+        code = frontend_pb2.REJECT_CODE_NOT_FOUND
+        await s.core.send(rejected=frontend_pb2.Rejected(stream=asked.stream, code=code, message="no such request"))
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert error.details() == "no such request"
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+def test_the_first_reader_is_told_that_another_one_came(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit, accepted = await accepted_stream(s)
+        await s.core.output(submit.stream, spell(b"a"))
+        again = resume(s, accepted)
+        asked = await s.core.expect("resume")
+        await s.core.send(replaced=frontend_pb2.Replaced(stream=submit.stream))
+        message = frontend_pb2.Resumed(stream=asked.stream, description=submit.description)
+        message.samples.add(tokens=(ord("a")).to_bytes(4, "little"))
+        await s.core.send(resumed=message)
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.ABORTED
+        assert error.details() == "another reader resumed this request"
+        s.core.num_sent[asked.stream] = 1
+        await s.core.output(asked.stream, spell(b"b"), "LENGTH")
+        await again.read()
+        assert text_of(await rest(again)) == "ab"
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+def test_a_caller_that_leaves_before_the_answer_to_its_resume_detaches_the_request_again(run: Run):
+    async def scenario(s: Service) -> None:
+        _, submit, accepted = await accepted_stream(s)
+        again = resume(s, accepted)
+        asked = await s.core.expect("resume")
+        again.cancel()
+        assert await s.core.expect("cancel") == frontend_pb2.Cancel(stream=asked.stream, detach=True)
+        await s.core.send(resumed=frontend_pb2.Resumed(stream=asked.stream, description=submit.description))
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+def test_a_full_queue_and_a_drain_do_not_refuse_a_resume(run: Run):
+    async def scenario(s: Service) -> None:
+        _, submit, accepted = await accepted_stream(s)
+        await s.core.send(core_status=frontend_pb2.CoreStatus(queue_full="full"))
+        await s.core.send(draining=frontend_pb2.Draining())
+        again = resume(s, accepted)
+        await resumed(s.core, submit.description, (spell(b"a"), "LENGTH"))
+        await again.read()
+        assert text_of(await rest(again)) == "a"
+
+    run(scenario)
+
+
+def test_a_broken_stream_shows_no_text_that_may_still_change(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit, _ = await accepted_stream(s, stop=pb.StopParams(stop_strings=["stop"]))
+        await s.core.output(submit.stream, spell(b"a sto"))
+        await asyncio.sleep(0)
+        s.core.close()
+        assert (await call.read()).delta.text == "a "
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "core is gone" in error.details()
+
+    run(scenario)
+
+
+def test_the_failure_of_a_request_says_that_it_has_ended(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit, _ = await accepted_stream(s)
+        await s.core.fail(submit.stream, "NO_WORKER", "no worker")
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        [info] = details(error, error_details_pb2.RequestInfo)
+        assert info.request_id == submit.request_id
+        assert_retry_hint(error, 1.0)
+
+    run(scenario)

@@ -1,0 +1,256 @@
+"""One service over several lives of its core: a real journal, executors that check their content, a virtual clock.
+
+A life ends between two turns, or within one: after the journal was written and before a front end got its tokens.
+Callers resume their requests in the next life. They check offsets and compare with the oracle.
+"""
+
+import os
+import random
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from tandem.internal.v1 import worker_pb2 as pb
+
+from scheduler_svc.core.invariants import audit
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.journal.keeper import JournalKeeper
+from scheduler_svc.journal.opened import OpenedJournal
+from scheduler_svc.journal.writer import Sync
+from scheduler_svc.wire import worker as worker_wire
+from tests.rigs.executor import Executor, Shape
+from tests.rigs.oracle import complete
+from tests.rigs.sampling import Settings
+from tests.scheduler_svc.core.world import hashes_of, info_of, settings_of
+
+FRONTEND = "f"
+UNIX_TIME = 1_700_000_000.0
+
+
+class Died(Exception):
+    """The scheduler was killed within a turn."""
+
+
+@dataclass(slots=True)
+class Caller:
+    """The caller of one request, and what it has received of each sample."""
+
+    submit: ev.Submit
+    stream: int
+    received: list[list[int]]
+    ends: list[fx.End | None]
+    accepted: bool = False
+    lost: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.lost or all(self.ends)
+
+    def take(self, effect: fx.StepOutput) -> None:
+        for i, stream in enumerate(range(self.stream, self.stream + self.submit.num_samples)):
+            for entry in np.flatnonzero(effect.streams == np.uint64(stream)).tolist():
+                offset = int(effect.offsets[entry])
+                assert offset == len(self.received[i]), f"{self.submit.request_id}: a token is missing or came twice"
+                self.received[i].append(int(effect.tokens[entry]))
+            for end in effect.ends:
+                if end.stream == stream:
+                    assert self.ends[i] is None, f"{self.submit.request_id}: a second end"
+                    self.ends[i] = end
+
+    def resumed(self, effect: fx.Resumed) -> None:
+        """What the caller has must be what the core has, as far as it goes."""
+        for i, (tokens, end) in enumerate(zip(effect.outputs, effect.ends, strict=True)):
+            have = self.received[i]
+            assert tokens[: len(have)].tolist() == have, f"{self.submit.request_id}: received tokens changed"
+            self.received[i] = tokens.tolist()
+            assert end is not None or self.ends[i] is None, f"{self.submit.request_id}: an end was taken back"
+            self.ends[i] = end
+
+    def check(self, shape: Shape) -> None:
+        """Compares with the oracle."""
+        for i, (tokens, end) in enumerate(zip(self.received, self.ends, strict=True)):
+            expected = complete(
+                self.submit.prompt.tolist(),
+                max_new_tokens=self.submit.max_new_tokens,
+                vocab=shape.sampled_vocab,
+                eos_token_ids=shape.eos_token_ids,
+                settings=settings_of(self.submit, i),
+                ignore_eos=self.submit.ignore_eos,
+            )
+            assert tokens == list(expected.tokens[: len(tokens)])
+            if end is not None and end.reason is not fx.EndReason.STOP_STRING:
+                assert end.failure is None, end.failure
+                assert tokens == list(expected.tokens)
+
+
+@dataclass(slots=True)
+class Worker:
+    executor: Executor
+    plans: deque[pb.StepPlan] = field(default_factory=deque[pb.StepPlan])
+    results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
+
+
+class Lives:
+    """`begin` starts a life, `kill` ends it. Workers outlive it and join again."""
+
+    def __init__(self, folder: Path, seed: int = 0, *, shape: Shape | None = None, num_workers: int = 2) -> None:
+        self.folder = folder
+        self.random = random.Random(seed)
+        self.shape = shape or Shape(num_pages=40, max_rows=6)
+        self.now = 50.0
+        self.callers: list[Caller] = []
+        self.workers = {f"w-{i}": Worker(Executor(self.shape)) for i in range(num_workers)}
+        self.generations: list[int] = []
+        self.roots: set[bytes] = set()
+        self.num_lives = 0
+        self.identity = "identity"
+        self._next_stream = 1
+        self._stack = ExitStack()
+        # 1: die after the journal of the next turn was written; the turn is not sent.
+        self.die_unsent = False
+
+    # A life ---------------------------------------------------------------------------------------------------------
+
+    def begin(self, *, workers: bool = True) -> None:
+        journal = OpenedJournal(self.folder, sync=Sync.OFF, max_bytes=1 << 24, stack=self._stack)
+        self.roots.add(journal.cache_root)
+        config = CoreConfig(report_detached=True, first_generation=journal.first_generation)
+        self.core = Scheduler(config)
+        self.keeper: JournalKeeper = journal.keeper(self.core, lambda: self.now)
+        self.keeper._clock = lambda: UNIX_TIME + self.now
+        self.num_lives += 1
+        self.send(self.keeper.restore(lambda event, entry: self.handle(event)))
+        self.turn(ev.FrontendJoined(frontend=FRONTEND))
+        if workers:
+            for name in self.workers:
+                self.join(name)
+
+    def join(self, name: str) -> None:
+        self.workers[name].plans.clear()
+        self.workers[name].results.clear()
+        self.turn(ev.WorkerJoined(worker=name, info=replace(info_of(self.shape), identity=self.identity)))
+
+    def kill(self) -> None:
+        """The process is gone: nothing is written, closed or sent any more."""
+        self._stack.close()
+        # The file's time is that of the virtual clock.
+        os.utime(self.folder / "journal", times=(UNIX_TIME + self.now,) * 2)
+        for caller in self.callers:
+            # Nobody has promised anything about a request that was not accepted or does not linger.
+            caller.lost |= not caller.done and (not caller.accepted or not caller.submit.linger_seconds)
+        del self.core
+
+    def handle(self, event: ev.Event) -> list[fx.Effect]:
+        effects = self.core.handle(event, self.now)
+        audit(self.core)
+        self.keeper.observe(event, effects)
+        return effects
+
+    def turn(self, event: ev.Event) -> None:
+        """What the shell does for an event: the core, a Tick, the journal, the effects."""
+        effects = [*self.handle(event), *self.handle(ev.Tick())]
+        self.keeper.write(self.now)
+        if self.die_unsent:
+            raise Died
+        self.send(effects)
+
+    def send(self, effects: list[fx.Effect]) -> None:
+        by_id = {caller.submit.request_id: caller for caller in self.callers}
+        for effect in effects:
+            match effect:
+                case fx.SendPlan():
+                    frame = pb.CoreToWorker.FromString(worker_wire.plan_frame(effect.plan))
+                    self.workers[effect.worker].plans.append(frame.plan)
+                case fx.WorkerAccepted():
+                    self.generations.append(effect.generation)
+                    self.workers[effect.worker].executor.begin(effect.generation)
+                case fx.Admitted():
+                    next(c for c in self.callers if c.stream == effect.stream).accepted = True
+                case fx.Rejected():
+                    next(c for c in self.callers if c.stream == effect.stream).lost = True
+                case fx.Resumed():
+                    by_id[effect.request_id].resumed(effect)
+                case fx.StepOutput(frontend="f"):
+                    for caller in self.callers:
+                        if not caller.done:
+                            caller.take(effect)
+                case _:
+                    pass
+
+    # What happens in it ---------------------------------------------------------------------------------------------
+
+    def submit(
+        self, prompt: list[int], *, max_new_tokens: int = 8, num_samples: int = 1, linger: float = 60.0, seed: int = 0
+    ) -> Caller:
+        stream, self._next_stream = self._next_stream, self._next_stream + 64
+        event = ev.Submit(
+            frontend=FRONTEND, stream=stream, request_id=f"r-{stream}", prompt=np.array(prompt, np.int32),
+            sampling=Settings(temperature=1.0, seed=seed).encoded(), max_new_tokens=max_new_tokens, min_new_tokens=0,
+            stop_token_ids=(), ignore_eos=False, priority=0, max_time_seconds=0.0, deadline_seconds=0.0,
+            num_samples=num_samples, linger_seconds=linger, secret_hash=bytes([7] * 32) if linger else b"",
+            description=b"text options", **hashes_of(prompt, self.shape.page_size),
+        )  # fmt: skip
+        caller = Caller(event, stream, [[] for _ in range(num_samples)], [None] * num_samples)
+        self.callers.append(caller)
+        self.turn(event)
+        return caller
+
+    def resume(self, caller: Caller) -> None:
+        caller.stream, self._next_stream = self._next_stream, self._next_stream + 64
+        self.turn(
+            ev.Resume(
+                frontend=FRONTEND,
+                stream=caller.stream,
+                request_id=caller.submit.request_id,
+                secret_hash=caller.submit.secret_hash,
+            )
+        )
+
+    def resume_all(self) -> None:
+        for caller in self.callers:
+            if not caller.done:
+                self.resume(caller)
+
+    def step(self, name: str) -> bool:
+        """The worker applies a plan or delivers a result. Returns False if it has nothing to do."""
+        worker = self.workers[name]
+        if worker.plans:
+            worker.results.append(worker.executor.apply(worker.plans.popleft()))
+        elif worker.results:
+            message = pb.WorkerToCore(result=worker.results.popleft())
+            self.now += 0.001
+            self.turn(worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), name))
+        else:
+            return False
+        return True
+
+    def run(self) -> None:
+        """Steps all workers until nothing is left to do."""
+        while sum(self.step(name) for name in self.workers):
+            pass
+
+    def settle(self) -> None:
+        """Waits until the journal that is being written aside is in place."""
+        writer = self.keeper._writer
+        assert writer is not None
+        if writer._syncing is not None:
+            writer._syncing.join()
+        self.turn(ev.Tick())
+
+    def check(self) -> None:
+        for worker in self.workers.values():
+            assert worker.executor.violations == []
+        for caller in self.callers:
+            if not caller.lost:
+                caller.check(self.shape)
+        assert len(set(self.generations)) == len(self.generations)
+        assert self.generations == sorted(self.generations)
+        assert len(self.roots) == 1
+
+    def close(self) -> None:
+        self._stack.close()

@@ -1,0 +1,186 @@
+"""What a start finds: damaged, foreign and old journals, and what is taken from them."""
+
+import logging
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.flags import SettingError
+from scheduler_svc.journal import framing, reader, records
+from scheduler_svc.journal.folder import JournalFolder
+from scheduler_svc.journal.reader import SavedCore
+from tests.scheduler_svc.journal.lives import FRONTEND, Lives
+
+ROOT = bytes(range(32))
+STATE = records.state_record(cache_root=ROOT, identity="model 1", next_generation=1 << 40)
+
+
+def saved_by(tmp_path: Path, data: bytes, mode: int = 0o600) -> SavedCore:
+    """Returns what a start reads from a journal with this content."""
+    folder = JournalFolder(tmp_path / "journal")
+    folder.current.write_bytes(data)
+    folder.current.chmod(mode)
+    try:
+        return reader.read(folder)
+    finally:
+        folder.close()
+
+
+def real_journal(tmp_path: Path) -> tuple[bytes, Lives]:
+    """Returns the journal of a core that died with three live requests and an ended one."""
+    lives = Lives(tmp_path / "first")
+    lives.begin()
+    lives.submit([5, 6, 7], max_new_tokens=2)
+    for i in range(3):
+        lives.submit([i, 1, 2], max_new_tokens=30, num_samples=1 + i, seed=i)
+    for _ in range(10):
+        for name in lives.workers:
+            lives.step(name)
+    lives.kill()
+    return (tmp_path / "first" / "journal").read_bytes(), lives
+
+
+def test_no_journal_is_an_empty_one(tmp_path: Path) -> None:
+    folder = JournalFolder(tmp_path / "journal")
+    assert reader.read(folder) == SavedCore()
+    folder.close()
+    assert saved_by(tmp_path, b"") == SavedCore()
+    assert saved_by(tmp_path, framing.FIRST_LINE[:5]) == SavedCore()
+
+
+def test_everything_that_callers_got_is_read(tmp_path: Path) -> None:
+    data, lives = real_journal(tmp_path)
+    saved = saved_by(tmp_path, data)
+    assert len(saved.requests) == 4
+    assert saved.cache_root == next(iter(lives.roots))
+    assert saved.next_generation == 1 << 32
+    assert saved.next_number == saved.requests[-1].numbers.stop
+    for caller, request in zip(lives.callers, saved.requests, strict=True):
+        assert [tokens.tolist() for tokens in request.outputs] == caller.received
+        assert [end.end if end else None for end in request.ends] == caller.ends
+        for name in ("request_id", "sampling", "max_new_tokens", "linger_seconds", "secret_hash", "description"):
+            assert getattr(request.submit, name) == getattr(caller.submit, name)
+        assert request.submit.prompt.tolist() == caller.submit.prompt.tolist()
+        assert request.submit.prefix_root == caller.submit.prefix_root
+
+
+def test_a_journal_cut_at_any_byte_is_read_up_to_the_last_whole_record(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, _ = real_journal(tmp_path)
+    frames = framing.Frames(data)
+    ends = [len(framing.FIRST_LINE)]
+    for payload in frames:
+        ends.append(ends[-1] + framing.HEADER_BYTES + len(payload))
+    whole = saved_by(tmp_path, data)
+    for size in range(ends[-8], len(data)):
+        caplog.clear()
+        saved = saved_by(tmp_path, data[:size])
+        assert len(saved.requests) == len(whole.requests)
+        for cut, full in zip(saved.requests, whole.requests, strict=True):
+            for some, every in zip(cut.outputs, full.outputs, strict=True):
+                assert every[: len(some)].tolist() == some.tolist()
+        lost = size - max(end for end in ends if end <= size)
+        messages = [record.message for record in caplog.records]
+        assert len(messages) == (lost > 0)
+        assert all(f"the last {lost} bytes of the journal" in message for message in messages)
+
+
+def test_a_changed_byte_anywhere_restores_no_request_and_keeps_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, _ = real_journal(tmp_path)
+    after_state = len(framing.FIRST_LINE + framing.frame(STATE))
+    for at in range(after_state, len(data), 7):
+        changed = bytearray(data)
+        changed[at] ^= 0x10
+        caplog.clear()
+        saved = saved_by(tmp_path, bytes(changed))
+        assert saved.requests == []
+        assert saved.next_generation == 1 << 32
+        [record] = caplog.records
+        assert record.levelno == logging.ERROR
+        assert "does not match its checksum; its" in record.message
+        folder = tmp_path / "journal"
+        assert (folder / "journal.damaged").read_bytes() == bytes(changed)
+        assert not (folder / "journal").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (
+            b"tandem journal 2\n" + bytes(20),
+            "journal has format 2; this program reads format 1 only; remove",
+        ),
+        (b"#!/bin/sh\n", "journal is not a journal; remove it or choose another folder with --journal"),
+    ],
+)
+def test_foreign_files_end_the_start(tmp_path: Path, data: bytes, what: str) -> None:
+    with pytest.raises(SettingError, match=what):
+        saved_by(tmp_path, data)
+    assert (tmp_path / "journal" / "journal").read_bytes() == data
+
+
+def test_a_file_that_others_can_read_ends_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"must be a file of user \d+ with mode 0600; it .* has mode 0644"):
+        saved_by(tmp_path, framing.FIRST_LINE, mode=0o644)
+    folder = JournalFolder(tmp_path / "link")
+    os.symlink(tmp_path / "journal" / "journal", folder.current)
+    with pytest.raises(SettingError, match="cannot be read: Too many levels of symbolic links"):
+        reader.read(folder)
+    folder.close()
+
+
+def numbers(*values: int) -> np.ndarray:
+    return np.array(values, np.uint64)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b"", "it is empty"),
+        (b"\xff\xff", "not a JournalRecord"),
+        (records.tokens_record(numbers(1, 2), ints(0, 0), ints(5)), "differ in length"),
+        (struct.pack("<BBBB", 0x12, 2, 0x08, 1), "the prompt is empty"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_damage(
+    tmp_path: Path, payload: bytes, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = framing.FIRST_LINE + framing.frame(STATE) + framing.frame(payload) + framing.frame(STATE)
+    saved = saved_by(tmp_path, data)
+    assert (saved.cache_root, saved.identity, saved.next_generation) == (ROOT, "model 1", 1 << 40)
+    assert "is damaged: a record cannot be read: " in caplog.text
+    assert why in caplog.text
+
+
+def test_a_gap_in_a_sample_restores_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data, _ = real_journal(tmp_path)
+    request = saved_by(tmp_path, data).requests[-1]
+    gap = records.tokens_record(numbers(request.number), ints(len(request.outputs[0]) + 1), ints(9))
+    assert saved_by(tmp_path, data + framing.frame(gap)).requests == []
+    assert "without a gap" in caplog.text
+
+
+def test_the_output_of_many_samples_is_collected_from_all_steps(tmp_path: Path) -> None:
+    lives = Lives(tmp_path / "journal")
+    lives.begin()
+    callers = [lives.submit([i, i], max_new_tokens=20, num_samples=3, seed=i) for i in range(4)]
+    lives.run()
+    lives.kill()
+    folder = JournalFolder(tmp_path / "journal")
+    saved = reader.read(folder)
+    folder.close()
+    for caller, request in zip(callers, saved.requests, strict=True):
+        assert [tokens.tolist() for tokens in request.outputs] == caller.received
+        assert all(end is not None and isinstance(end.end, fx.End) for end in request.ends)
+        assert request.submit.frontend == "" != FRONTEND

@@ -1,0 +1,243 @@
+"""The core's death: a new core continues from the journal, and callers that resume miss and repeat nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.reports import Load
+from tests.scheduler_svc.journal.lives import FRONTEND, Died, Lives
+
+
+@pytest.fixture
+def lives(tmp_path: Path) -> Iterator[Lives]:
+    lives = Lives(tmp_path / "journal")
+    lives.begin()
+    yield lives
+    lives.check()
+    lives.close()
+
+
+def steps(lives: Lives, count: int) -> None:
+    for _ in range(count):
+        for name in lives.workers:
+            lives.step(name)
+
+
+def test_requests_continue_where_they_were(lives: Lives) -> None:
+    callers = [lives.submit([i, i + 1, i + 2], max_new_tokens=30, num_samples=1 + i % 3, seed=i) for i in range(6)]
+    steps(lives, 12)
+    before = [list(map(len, caller.received)) for caller in callers]
+    assert any(sum(counts) for counts in before)
+    lives.kill()
+    lives.begin()
+    lives.resume_all()
+    assert [list(map(len, caller.received)) for caller in callers] == before
+    lives.run()
+    assert all(caller.done and not caller.lost for caller in callers)
+
+
+def test_tokens_that_were_written_and_not_sent_come_on_resume(lives: Lives) -> None:
+    caller = lives.submit([1, 2, 3], max_new_tokens=30)
+    steps(lives, 9)
+    count = len(caller.received[0])
+    lives.die_unsent = True
+    with pytest.raises(Died):
+        steps(lives, 2)
+    lives.die_unsent = False
+    lives.kill()
+    lives.begin(workers=False)
+    assert lives.core.outputs_of(caller.submit.request_id)[0].size > count
+    for name in lives.workers:
+        lives.join(name)
+    lives.resume_all()
+    assert len(caller.received[0]) > count
+    lives.run()
+    assert caller.done
+
+
+def test_a_request_without_linger_is_not_written(lives: Lives) -> None:
+    lives.submit([1, 2, 3], linger=0.0)
+    steps(lives, 6)
+    lives.kill()
+    data = (lives.folder / "journal").read_bytes()
+    assert b"r-1" not in data
+    lives.begin()
+    assert len(lives.core.queue) == 0
+
+
+def test_nobody_resumes_before_the_linger_is_over(lives: Lives) -> None:
+    lives.submit([1, 2, 3], max_new_tokens=30, linger=10.0)
+    late = lives.submit([4, 5, 6], max_new_tokens=30, linger=30.0)
+    steps(lives, 8)
+    lives.kill()
+    lives.now += 20.0
+    lives.begin()
+    lives.now += 5.0
+    lives.turn(ev.Tick())
+    assert [request.request_id for request in lives.core.queue] == [late.submit.request_id]
+    lives.now += 6.0
+    lives.turn(ev.Tick())
+    assert len(lives.core.queue) == 0
+    for caller in lives.callers:
+        lives.resume(caller)
+        assert caller.lost
+
+
+def test_an_end_that_was_sent_is_still_there_after_a_death(lives: Lives) -> None:
+    caller = lives.submit([1, 2, 3], num_samples=2)
+    lives.run()
+    assert caller.done
+    received, ends = [list(tokens) for tokens in caller.received], caller.ends
+    caller.ends = [None, None]
+    lives.kill()
+    lives.begin()
+    lives.resume(caller)
+    assert caller.received == received
+    assert [(end.reason, end.stats) for end in caller.ends if end] == [(end.reason, end.stats) for end in ends if end]
+
+
+def test_a_stop_string_ends_the_output_before_its_last_token(lives: Lives) -> None:
+    caller = lives.submit([1, 2, 3], max_new_tokens=30)
+    steps(lives, 12)
+    assert len(caller.received[0]) > 3
+    lives.turn(ev.Finish(frontend=FRONTEND, stream=caller.stream, output_tokens=3))
+    assert caller.ends[0] is not None and caller.ends[0].reason is fx.EndReason.STOP_STRING
+    lives.kill()
+    lives.begin()
+    assert [len(tokens) for tokens in lives.core.outputs_of(caller.submit.request_id)] == [3]
+
+
+def test_an_aborted_request_is_gone_and_its_content_is_erased(lives: Lives) -> None:
+    caller = lives.submit([33] * 30, max_new_tokens=30)
+    steps(lives, 8)
+    lives.turn(ev.Abort(frontend=FRONTEND, query=1, request_ids=(caller.submit.request_id,)))
+    caller.lost = True
+    secret = caller.submit.prompt.tobytes()
+    assert secret in (lives.folder / "journal").read_bytes()
+    for _ in range(100):
+        lives.now += 0.5
+        lives.turn(ev.Tick())
+    lives.settle()
+    assert secret not in (lives.folder / "journal").read_bytes()
+    lives.kill()
+    lives.begin()
+    assert len(lives.core.kept) == 0
+
+
+def test_the_load_has_the_size_of_the_journal_and_why_it_is_suspended(lives: Lives) -> None:
+    def load() -> Load:
+        [reply] = lives.keeper.described(lives.handle(ev.LoadQuery(frontend=FRONTEND, query=1)))
+        assert isinstance(reply, fx.LoadReply)
+        return reply.load
+
+    lives.submit([1, 2, 3])
+    assert (load().journal_bytes, load().journal_suspended) == ((lives.folder / "journal").stat().st_size, "")
+    writer = lives.keeper._writer
+    assert writer is not None
+    writer._suspend("cannot be written: Input/output error", lives.now)
+    assert load().journal_bytes == 0
+    assert "Input/output error; streams would not survive the scheduler's death" in load().journal_suspended
+    lives.turn(ev.Tick())
+    assert load().journal_suspended == ""
+
+
+def test_requests_of_another_model_fail(lives: Lives) -> None:
+    caller = lives.submit([1, 2, 3], max_new_tokens=40)
+    steps(lives, 8)
+    lives.kill()
+    lives.identity = "another"
+    lives.begin()
+    lives.resume(caller)
+    assert caller.ends[0] is not None and caller.ends[0].failure is not None
+    assert "another model is served after the restart" in caller.ends[0].failure.message
+    caller.lost = True
+
+
+def test_a_detached_request_goes_on_and_is_kept_through_two_deaths(lives: Lives) -> None:
+    caller = lives.submit([1, 2, 3], max_new_tokens=40)
+    steps(lives, 8)
+    lives.turn(ev.Cancel(frontend=FRONTEND, stream=caller.stream, detach=True))
+    steps(lives, 8)
+    lives.kill()
+    lives.begin()
+    steps(lives, 8)
+    lives.kill()
+    lives.begin(workers=False)
+    lives.kill()
+    lives.begin()
+    count = len(caller.received[0])
+    lives.resume(caller)
+    assert len(caller.received[0]) > count + 2
+    lives.run()
+    assert caller.done
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_deaths_lose_and_repeat_nothing(tmp_path: Path, seed: int) -> None:
+    run_random(Lives(tmp_path / "journal", seed), 400)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_many_random_deaths_lose_and_repeat_nothing(tmp_path: Path, seed: int) -> None:
+    run_random(Lives(tmp_path / "journal", seed), 3000)
+
+
+def run_random(lives: Lives, operations: int) -> None:
+    """Requests, steps, losses of readers, workers and the core at random, then everything to its end."""
+    rng = lives.random
+    lives.begin()
+    for _ in range(operations):
+        try:
+            _one(lives)
+        except Died:
+            lives.die_unsent = False
+            _again(lives)
+    lives.resume_all()
+    lives.run()
+    assert all(caller.done for caller in lives.callers)
+    lives.check()
+    assert lives.num_lives > 2, f"seed {rng}"
+    lives.close()
+
+
+def _again(lives: Lives) -> None:
+    lives.kill()
+    lives.begin(workers=lives.random.random() < 0.7)
+    lives.resume_all()
+    for name in lives.workers:
+        lives.join(name)
+    lives.resume_all()
+
+
+def _one(lives: Lives) -> None:
+    rng = lives.random
+    chance = rng.random()
+    live = [caller for caller in lives.callers if caller.accepted and not caller.done]
+    if chance < 0.12 and len(live) < 10:
+        prompt = [rng.randrange(2) for _ in range(rng.randint(1, 20))]
+        lives.submit(
+            prompt, max_new_tokens=rng.randint(1, 30), num_samples=rng.choice([1, 1, 2, 3]),
+            linger=rng.choice([0.0, 30.0, 60.0]), seed=rng.randrange(100),
+        )  # fmt: skip
+    elif chance < 0.16 and live:
+        caller = rng.choice(live)
+        if caller.submit.linger_seconds:
+            lives.turn(ev.Cancel(frontend=FRONTEND, stream=caller.stream, detach=True))
+            if rng.random() < 0.5:
+                steps(lives, 3)
+            lives.resume(caller)
+    elif chance < 0.18:
+        name = rng.choice(list(lives.workers))
+        # In order, because so many deaths among so few requests would convict one.
+        lives.turn(ev.WorkerLost(worker=name, reason="leaves", is_orderly=True))
+        lives.join(name)
+    elif chance < 0.19:
+        _again(lives)
+    elif chance < 0.20:
+        lives.die_unsent = True
+    else:
+        lives.step(rng.choice(list(lives.workers)))
