@@ -39,8 +39,7 @@ class Lanes:
     """All lanes serve the same model with the same attention pattern."""
 
     def __init__(self, config: CoreConfig, queue: RequestQueue) -> None:
-        self._config = config
-        self._queue = queue
+        self._config, self._queue = config, queue
         self.by_worker: dict[str, Lane] = {}
         """Lanes by worker name, in the order in which the workers joined."""
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
@@ -197,8 +196,7 @@ class Lanes:
 
     def end_probation(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Proves the lane after its first step if its model still matches: other workers may be proven by now."""
-        difference = self._model_refusal(lane.info, lane.worker)
-        if not difference:
+        if not (difference := self._model_refusal(lane.info, lane.worker)):
             return self._prove(lane, now)
         effects = self.close(lane.worker, difference, now, is_death=False)
         return [*effects, *refused_for_good(lane.worker, difference)]
