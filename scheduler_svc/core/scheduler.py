@@ -18,6 +18,7 @@ from scheduler_svc.core.announcer import Announcer
 from scheduler_svc.core.check_submit import Refusal, refusal
 from scheduler_svc.core.convictions import Convictions
 from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.faults.hung_workers import HungWorkers
 from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.lingering.kept_requests import KeptRequests
@@ -46,6 +47,7 @@ class Scheduler:
         self.config = config
         self.queue = RequestQueue()
         self._lanes = Lanes(config, self.queue)
+        self._hung = HungWorkers(config, self._lanes)
         self._steps = Steps(config, self.queue, self._lanes)
         self.convictions = Convictions(config, self._lanes)
         self.draining = False
@@ -128,7 +130,8 @@ class Scheduler:
         lanes = self._lanes
         moments = (
             self.queue.next_deadline(),
-            lanes.next_timeout(),
+            self._hung.next_timeout(),
+            lanes.next_seating(),
             lanes.worker_infos.next_expiry(),
             lanes.suspects.waits_until,
             self._lingering.next_expiry(),
@@ -306,14 +309,15 @@ class Scheduler:
         self._deadlines.expire(now)
         effects += self._lingering.expire(now)
         self._lanes.worker_infos.expire(now)
-        effects += self._lanes.expire_workers(now)
+        effects += self._hung.give_up(now)
+        effects += self._lanes.seat_due(now)
         effects += self._end_convicted(now)
         effects += self._steps.plan(self.frontends, now)
         effects += self._announcer.changed_status(self.frontends, now)
         return effects
 
     def _on_paused(self, event: ev.Paused, now: float) -> list[fx.Effect]:
-        self._lanes.paused(event.seconds)
+        self._hung.paused(event.seconds)
         return []
 
     # Shutdown ----------------------------------------------------------------------------------------------
