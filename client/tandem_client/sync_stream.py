@@ -64,7 +64,7 @@ class GenerateStream(StreamBase[Call, threading.Event]):
 
     def close(self) -> None:
         """Cancels the call, and waits up to a second until a request that lingers is aborted."""
-        aborting = cast(grpc.Future[object] | None, self._cancel())
+        aborting = cast("grpc.Future[object] | None", self._cancel())
         if aborting is not None:
             # The request ends by itself if the service cannot be reached.
             with contextlib.suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):

@@ -22,6 +22,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 from tests.rigs import byte_tokenizer
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
+from tests.rigs.in_flight import InFlightWriter
 from tests.rigs.lateness import Lateness
 from tests.rigs.worker_session import Phase, WorkerSession
 
@@ -62,6 +63,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--heartbeat-seconds", type=float, default=1.0)
     parser.add_argument("--retry-seconds", type=float, default=0.05, help="after a refusal that allows it")
     parser.add_argument("--max-in-flight", type=int, default=2, help="more plans at once are a violation")
+    parser.add_argument("--in-flight-file", type=Path, help="tell there how many plans are in flight")
     parser.add_argument("--fail-steps", type=_steps, default=frozenset())
     parser.add_argument("--oom-steps", type=_steps, default=frozenset())
     parser.add_argument("--out-of-sync-steps", type=_steps, default=frozenset())
@@ -195,7 +197,7 @@ def _send(dealer: zmq.Socket, session: WorkerSession) -> None:
             session.join_unsent(now)
 
 
-def _serve(session: WorkerSession, dealer: zmq.Socket, wake: socket.socket) -> int:
+def _serve(session: WorkerSession, dealer: zmq.Socket, wake: socket.socket, in_flight: InFlightWriter | None) -> int:
     poller = zmq.Poller()
     poller.register(dealer, zmq.POLLIN)
     poller.register(wake, zmq.POLLIN)
@@ -205,6 +207,10 @@ def _serve(session: WorkerSession, dealer: zmq.Socket, wake: socket.socket) -> i
             return 3
         if session.phase == Phase.EXITED:
             os.kill(os.getpid(), signal.SIGKILL)
+        if in_flight is not None:
+            if in_flight.shall_hang:
+                session.hang()
+            in_flight.write(session.num_unanswered, session.num_answered)
         _send(dealer, session)
         wait = session.wait_seconds(time.monotonic())
         ready = dict(poller.poll(None if wait is None else wait * 1000))
@@ -235,7 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
     session = _session(args)
     _say("waits for a scheduler")
     try:
-        return _serve(session, dealer, wake)
+        return _serve(session, dealer, wake, InFlightWriter(args.in_flight_file) if args.in_flight_file else None)
     except zmq.Again:
         # SIGTERM while no core is there to be told.
         return 0

@@ -25,8 +25,9 @@ _OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.use_local_subc
 class Stream:
     """A Generate call in progress."""
 
-    def __init__(self, call: Any, *, stalled: bool = False) -> None:
-        self.transcript = Transcript()
+    def __init__(self, call: Any, *, stalled: bool = False, transcript: Transcript | None = None) -> None:
+        """`transcript`: that of an earlier call which this one continues."""
+        self.transcript = Transcript() if transcript is None else transcript
         self.error: grpc.RpcError | None = None
         self.failure: BaseException | None = None
         self._call = call

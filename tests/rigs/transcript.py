@@ -87,6 +87,12 @@ class Transcript:
             case other:
                 raise AssertionError(f"an unknown message: {other}")
 
+    def expect_resumed(self) -> None:
+        """Prepares for a call that resumes this one: it sends Accepted, Finished and Summary (again)."""
+        self.accepted = self.summary = None
+        for sample in self.samples.values():
+            sample.finished = None
+
     def _sample(self, idx: int) -> SampleTranscript:
         assert idx < self.num_samples, f"sample {idx} of {self.num_samples}"
         return self.samples[idx]

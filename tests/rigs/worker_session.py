@@ -75,6 +75,15 @@ class WorkerSession:
         self._held: deque[_Held] = deque()
         self._join_at = 0.0
         self._heartbeat_at = 0.0
+        # Results since the last Joined; the first one answers the plan that proves the worker.
+        self.num_answered = 0
+
+    @property
+    def num_unanswered(self) -> int:
+        """Plans of the newest generation without a result in `outgoing`."""
+        generations = [queued.plan.generation for queued in self._queued]
+        generations += [held.result.generation for held in self._held]
+        return generations.count(max(generations, default=0)) if self.phase == Phase.JOINED else 0
 
     def receive(self, message: pb.CoreToWorker, now: float) -> None:
         """Handles one message of the core."""
@@ -82,6 +91,7 @@ class WorkerSession:
             case "joined":
                 self._forget_plans()
                 self._executor.begin(message.joined.generation)
+                self.num_answered = 0
                 self._enter(Phase.JOINED, f"generation={message.joined.generation}")
                 self._heartbeat_at = now
             case "refused":
@@ -108,6 +118,11 @@ class WorkerSession:
         self._enter(Phase.JOINING, "")
         self._join_at = now
 
+    def hang(self) -> None:
+        """Stops answering for good, once a request's plan is there to hang in."""
+        if self.num_answered and self.num_unanswered:
+            self._enter(Phase.HUNG, "as ordered")
+
     def join_unsent(self, now: float) -> None:
         """Schedules another try, because the core is not there yet."""
         self._join_at = now + 0.02
@@ -123,6 +138,7 @@ class WorkerSession:
             self._apply(self._queued.popleft(), now)
         while self._held and now >= self._held[0].release_at and self.phase == Phase.JOINED:
             self.outgoing.append(pb.WorkerToCore(result=self._held.popleft().result))
+            self.num_answered += 1
         if self.phase == Phase.JOINED and now >= self._heartbeat_at:
             phase = "stepping" if self._queued or self._held else "ready"
             self.outgoing.append(pb.WorkerToCore(heartbeat=pb.Heartbeat(phase=phase)))

@@ -1,0 +1,170 @@
+"""The workers of a chaos run: starts, stops, kills and replaces them.
+
+Owns the worker processes and the workers that hang. A kill counts only if the worker has a plan of a request in flight
+at that moment: the worker is stopped (SIGSTOP) first, its own counts are read while it stands still, and it is killed,
+or let go on if no plan is in flight.
+"""
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.chaos.requests import MAX_LENGTH
+from tests.rigs import byte_tokenizer
+from tests.rigs.in_flight import order_hang, read_in_flight
+from tests.rigs.processes import Child, Rig
+
+_SHAPE = (
+    *("--page-size", "8", "--num-pages", "420", "--max-rows", "28", "--max-length", str(MAX_LENGTH)),
+    *("--token-budget", "96", "--chunk-align", "4", "--step-ms", "2"),
+)
+_FAULTS = ("--nonfinite-token", str(byte_tokenizer.POISON_ID))
+# Workers that commit a step fault of their own, which resets their lane.
+_STEP_FAULT_SHARE = 0.1
+_STOP_SECONDS = 5.0
+# A hung worker must be given up within this time.
+_NOTICE_SECONDS = 30.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Worker:
+    child: Child
+    file: Path
+    # Set while the worker hangs: the kind of hang and when it began.
+    hang: str = ""
+    since: float = 0.0
+    was_given_up: bool = False
+
+    @property
+    def is_healthy(self) -> bool:
+        return not self.hang and self.child.exit_code is None
+
+
+class Fleet:
+    """Keeps `size` workers; `counts` gets what happened to them."""
+
+    def __init__(self, rig: Rig, rng: random.Random, size: int, counts: Counter[str]) -> None:
+        self._rig = rig
+        self._rng = rng
+        self._size = size
+        self._counts = counts
+        self._num_started = 0
+        self.workers: list[Worker] = []
+        self._pending: Worker | None = None
+
+    def keep_full(self) -> None:
+        """Replaces workers that have died. Raises AssertionError if one died that nobody killed."""
+        for worker in [worker for worker in self.workers if worker.child.exit_code is not None]:
+            code = worker.child.exit_code
+            assert worker.child.killed or worker.hang, f"a worker ended by itself, exit code {code}"
+            self._forget(worker)
+        while len(self.workers) < self._size:
+            self.workers.append(self._start())
+
+    def stop_in_flight(self) -> Worker | None:
+        """Stops a healthy worker with a plan of a request in flight; None if there is none at this moment."""
+        healthy = [worker for worker in self.workers if worker.is_healthy]
+        self._rng.shuffle(healthy)
+        for worker in healthy:
+            worker.child.signal(signal.SIGSTOP)
+            _wait_stopped(worker.child.pid)
+            counts = read_in_flight(worker.file)
+            # The first result only proves the worker.
+            if counts.unanswered and counts.answered:
+                return worker
+            worker.child.signal(signal.SIGCONT)
+        return None
+
+    def kill_in_flight(self) -> bool:
+        """Kills a worker with a plan in flight. Returns False if there is none at this moment."""
+        worker = self.stop_in_flight()
+        if worker is None:
+            return False
+        worker.child.kill()
+        self.keep_full()
+        return True
+
+    def freeze_in_flight(self) -> bool:
+        """Leaves a worker with a plan in flight stopped. Returns False if there is none at this moment."""
+        worker = self.stop_in_flight()
+        if worker is None:
+            return False
+        worker.hang, worker.since = "stopped", time.monotonic()
+        return True
+
+    def hang_a_step(self) -> bool:
+        """Makes a worker hang in a step. Returns True once it hangs."""
+        if self._pending is not None and self._pending.child.exit_code is None:
+            if not any(line.startswith("hung") for line in self._pending.child.lines[-3:]):
+                return False
+            self._pending.hang, self._pending.since, self._pending = "hung", time.monotonic(), None
+            return True
+        candidates = [worker for worker in self.workers if worker.is_healthy and worker.file.exists()]
+        self._pending = self._rng.choice(candidates) if candidates else None
+        if self._pending is not None:
+            order_hang(self._pending.file)
+        return False
+
+    def hung(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.hang and not worker.was_given_up]
+
+    def settle_hung(self, pids: Collection[int]) -> None:
+        """Counts hung workers that the service has given up; `pids` are those that it uses."""
+        for worker in self.hung():
+            if worker.child.pid in pids and worker.child.exit_code is None:
+                waited = time.monotonic() - worker.since
+                assert waited < _NOTICE_SECONDS, f"a {worker.hang} worker was not given up in {waited:.0f} s"
+                continue
+            self._counts["hangs"] += 1
+            self._counts[f"{worker.hang} workers given up"] += 1
+            if worker.child.exit_code is not None:
+                self._counts["hung workers killed by the service"] += 1
+            if worker.hang == "stopped" and worker.child.exit_code is None and self._rng.random() < 0.5:
+                worker.child.signal(signal.SIGCONT)
+                worker.hang = ""
+                self._counts["stopped workers that went on"] += 1
+                continue
+            worker.was_given_up = True
+            worker.child.kill()
+
+    def _start(self) -> Worker:
+        self._num_started += 1
+        flags = [*_SHAPE, *_FAULTS]
+        if self._rng.random() < _STEP_FAULT_SHARE:
+            fault = self._rng.choice(["--oom-steps", "--out-of-sync-steps", "--fail-steps"])
+            flags += [fault, str(self._rng.randrange(20, 200))]
+        file = self._rig.runtime_dir / f"in-flight-{self._num_started}"
+        child = self._rig.worker(*flags, "--in-flight-file", str(file), seed=self._rng.randrange(1 << 30))
+        self._counts["workers started"] += 1
+        return Worker(child=child, file=file)
+
+    def _forget(self, worker: Worker) -> None:
+        worker.child.killed = True
+        self.workers.remove(worker)
+        if worker is self._pending:
+            self._pending = None
+        worker.file.unlink(missing_ok=True)
+        # Ten thousand dead workers need not be remembered, but their output is checked now.
+        worker.child.join_output()
+        output = worker.child.output()
+        assert "Traceback" not in output, output
+        self._rig.children.remove(worker.child)
+
+
+def _wait_stopped(pid: int) -> None:
+    """Waits until a signal has stopped the process, or it has ended."""
+    limit = time.monotonic() + _STOP_SECONDS
+    while time.monotonic() < limit:
+        try:
+            if psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+                return
+        except psutil.NoSuchProcess:
+            return
+        time.sleep(0.0002)
+    raise AssertionError(f"process {pid} did not stop in {_STOP_SECONDS:g} s")

@@ -1,0 +1,253 @@
+"""The callers of a chaos run: keeps a number of streams open, lets some misbehave, and checks each one that ends.
+
+Owns the open streams and the rules of how a stream may end. A stream that finishes must equal the oracle, and any
+other one a prefix of it. A stream may end UNAVAILABLE only if a front end or the scheduler died while it was open; then
+it is resumed. Knows nothing of workers.
+"""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from tests.chaos.connections import Connection
+from tests.chaos.requests import random_ask
+from tests.rigs import byte_tokenizer
+from tests.rigs.streams import Stream
+from tests.system.asks import Ask
+
+# What a caller does once it has some tokens; most read to the end.
+_FATES = {"reads": 82, "cancels": 6, "aborts": 4, "deadline": 3, "pauses": 4, "stalls": 1}
+# Callers that come back after their stream broke; the others ask for no linger.
+_RESUMING = ("reads", "cancels", "aborts", "pauses")
+_POISON_SHARE = 0.02
+_PAUSE_SECONDS = (0.5, 3.0)
+# A stream without any progress for this long is lost.
+_STUCK_SECONDS = 90.0
+_RESUME_PAUSE_SECONDS = 0.2
+# Callers that reach nobody try again at this rate together.
+_RETRY_SECONDS = 0.02
+_UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Flight:
+    """One request and its open stream. `act_after` is the number of tokens after which its caller acts."""
+
+    ask: Ask
+    connection: Connection
+    stream: Stream
+    fate: str
+    act_after: int
+    is_poison: bool
+    began: float
+    # The time of the last token, and the number of tokens then.
+    moved: float
+    num_tokens: int = 0
+    acted: bool = False
+    acts_again: float = 0.0
+    secret: bytes = b""
+    resumes_at: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Outages:
+    """When callers may see UNAVAILABLE: from the death of a front end or the scheduler until all are served again."""
+
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    open_since: float | None = None
+
+    def begin(self, now: float) -> None:
+        self.open_since = now if self.open_since is None else self.open_since
+
+    def end(self, now: float) -> None:
+        assert self.open_since is not None
+        self.spans.append((self.open_since, now))
+        self.open_since = None
+
+    def touches(self, began: float) -> bool:
+        """Whether an outage happened since `began`."""
+        return self.open_since is not None or any(end >= began for _, end in self.spans)
+
+
+class Load:
+    """Call `turn` often. `counts` gets the outcome of every stream."""
+
+    def __init__(
+        self,
+        connections: Sequence[Connection],
+        rng: random.Random,
+        num_streams: int,
+        counts: Counter[str],
+        *,
+        resumes: bool,
+    ) -> None:
+        """`resumes`: whether the service keeps requests whose stream broke."""
+        self.outages = Outages()
+        self.crowded_until = self._opens_at = 0.0
+        self._connections = connections
+        self._rng = rng
+        self._num_streams = num_streams
+        self._counts = counts
+        self._resumes = resumes
+        self._number = 0
+        self.flights: list[Flight] = []
+        # Requests that may linger, because they broke before their caller knew the secret.
+        self.orphans: list[str] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the open streams."""
+        return sum(flight.num_tokens for flight in self.flights)
+
+    def turn(self, *, open_new: bool = True) -> None:
+        """Opens streams up to the number, lets callers act, and checks streams that have ended."""
+        now = time.monotonic()
+        while open_new and len(self.flights) < self._num_streams and now >= self._opens_at:
+            self.flights.append(self._open(now))
+        for flight in list(self.flights):
+            if flight.resumes_at:
+                if now >= flight.resumes_at:
+                    flight.resumes_at = 0.0
+                    flight.stream = flight.connection.resume(flight.stream.transcript, flight.secret)
+            elif flight.stream.ended:
+                if self._ends(flight, now):
+                    self.flights.remove(flight)
+            else:
+                self._watch(flight, now)
+
+    def burst(self, count: int) -> list[Flight]:
+        """Opens many short requests at once, of which the service refuses those that do not fit its queue."""
+        now = time.monotonic()
+        self.crowded_until = now + 10.0
+        flights: list[Flight] = []
+        for _ in range(count):
+            self._number += 1
+            ask = Ask(prompt=(self._rng.randrange(256), ord("a")), max_new_tokens=2, request_id=f"burst-{self._number}")
+            connection = self._rng.choice(self._connections)
+            stream = connection.generate(ask.request())
+            flights.append(
+                Flight(ask=ask, connection=connection, stream=stream, fate="burst", act_after=1 << 30,
+                       is_poison=False, began=now, moved=now)
+            )  # fmt: skip
+        self.flights += flights
+        return flights
+
+    def _open(self, now: float) -> Flight:
+        rng, self._number = self._rng, self._number + 1
+        fate = rng.choices(list(_FATES), list(_FATES.values()))[0]
+        is_poison = rng.random() < _POISON_SHARE
+        poison = byte_tokenizer.POISON_ID if is_poison else None
+        resumes = self._resumes and fate in _RESUMING and rng.random() < 0.9
+        ask = random_ask(rng, f"chaos-{self._number}", poison=poison, resumes=resumes)
+        connection = rng.choice(self._connections)
+        timeout = rng.uniform(0.01, 3.0) if fate == "deadline" else None
+        return Flight(
+            ask=ask,
+            connection=connection,
+            stream=connection.generate(ask.request(), timeout),
+            fate=fate,
+            act_after=rng.randrange(20),
+            is_poison=is_poison,
+            began=now,
+            moved=now,
+        )
+
+    def _watch(self, flight: Flight, now: float) -> None:
+        transcript = flight.stream.transcript
+        if not flight.secret and transcript.accepted is not None and self._resumes:
+            flight.secret = transcript.accepted.resume_secret
+        count = sum(len(sample.tokens) for sample in list(transcript.samples.values()))
+        if count > flight.num_tokens or self.outages.open_since is not None:
+            flight.num_tokens, flight.moved = count, now
+        if flight.acts_again and now >= flight.acts_again:
+            flight.acts_again, flight.moved = 0.0, now
+            if flight.fate == "pauses":
+                flight.stream.resume()
+            else:
+                flight.stream.cancel()
+        elif not flight.acted and count >= flight.act_after:
+            self._act(flight, now)
+        stuck = now - flight.moved
+        assert stuck < _STUCK_SECONDS, f"{flight.ask.request_id} ({flight.fate}) is stuck for {stuck:.0f} s"
+
+    def _act(self, flight: Flight, now: float) -> None:
+        flight.acted = True
+        match flight.fate:
+            case "cancels":
+                flight.stream.cancel()
+                if self._resumes:
+                    # The service cannot tell a cancelled call from a broken one, so callers give up by Abort.
+                    flight.connection.abort(flight.ask.request_id)
+            case "aborts":
+                flight.connection.abort(flight.ask.request_id)
+            case "pauses" | "stalls":
+                flight.stream.stall()
+                flight.acts_again = now + self._rng.uniform(*_PAUSE_SECONDS)
+            case _:
+                pass
+
+    def _ends(self, flight: Flight, now: float) -> bool:
+        """Checks an ended stream. Returns False if it is resumed."""
+        stream, fate = flight.stream, flight.fate
+        if stream.failure is not None:
+            raise AssertionError(f"{flight.ask.request_id} ({fate}): {stream.failure}") from stream.failure
+        if stream.error is None:
+            self._finished(flight)
+            return True
+        code, details = stream.error.code(), stream.error.details()
+        self._check_prefix(flight)
+        what = f"{flight.ask.request_id} ({fate}, {flight.num_tokens} tokens) ended {code.name}: {details}"
+        if fate in ("cancels", "stalls") and flight.acted and code == grpc.StatusCode.CANCELLED:
+            self._counts[f"streams: {fate}"] += 1
+        elif fate == "deadline" and code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            self._counts["streams: deadline"] += 1
+        elif flight.is_poison and code == grpc.StatusCode.INTERNAL:
+            self._counts["streams: poison ended INTERNAL"] += 1
+        elif code == grpc.StatusCode.RESOURCE_EXHAUSTED and now < self.crowded_until + 10.0:
+            self._counts["requests refused by a full queue"] += 1
+        elif code in _UNREACHABLE and self.outages.touches(flight.began):
+            return self._broke(flight, now)
+        elif code == grpc.StatusCode.NOT_FOUND and flight.secret and self.outages.touches(flight.began):
+            self._counts["streams ended by the scheduler's death"] += 1
+        else:
+            raise AssertionError(what)
+        return True
+
+    def _broke(self, flight: Flight, now: float) -> bool:
+        """A front end or the scheduler died. Returns False if the stream is resumed."""
+        if flight.stream.transcript.accepted is None and not flight.secret:
+            self._counts["requests that broke before Accepted"] += 1
+            self.orphans.append(flight.ask.request_id)
+            self._opens_at = now + _RETRY_SECONDS
+            return True
+        if not flight.secret or (flight.acted and flight.fate == "cancels"):
+            self._counts["streams ended by a death of front end or scheduler"] += 1
+            return True
+        self._counts["resumes"] += 1
+        flight.resumes_at = now + _RESUME_PAUSE_SECONDS
+        return False
+
+    def _finished(self, flight: Flight) -> None:
+        transcript = flight.stream.transcript
+        reasons = {sample.reason for sample in transcript.samples.values()}
+        if "ABORTED" in reasons:
+            assert flight.fate in ("aborts", "cancels"), f"{flight.ask.request_id} ({flight.fate}) ended ABORTED"
+            self._check_prefix(flight)
+            self._counts["streams: aborted"] += 1
+            return
+        assert not flight.is_poison, f"{flight.ask.request_id} finished although its logits are not finite"
+        flight.ask.check(transcript)
+        self._counts["streams equal to the oracle"] += 1
+
+    def _check_prefix(self, flight: Flight) -> None:
+        """Asserts that what the caller got is the beginning of the oracle's answer."""
+        if flight.is_poison:
+            return
+        for idx, sample in flight.stream.transcript.samples.items():
+            expected = flight.ask.expected(idx)
+            assert sample.tokens == expected.tokens[: len(sample.tokens)], f"{flight.ask.request_id}: wrong tokens"
+            assert expected.text.startswith(sample.text), f"{flight.ask.request_id}: wrong text"
