@@ -23,7 +23,7 @@ from scheduler_svc.core.load import load_of
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
+from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.held_pools import HeldPools
@@ -32,6 +32,7 @@ from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.steps import Steps
+from scheduler_svc.core.suspicion.quarantine import Quarantine
 from scheduler_svc.core.update.output_collector import OutputCollector
 from scheduler_svc.core.update.results import Ending
 from scheduler_svc.core.update.stats import stats_of
@@ -69,6 +70,7 @@ class Scheduler:
             ev.FlushCache: self._on_flush_cache,
             QuarantineQuery: self._convictions.answer_query,
             ClearQuarantine: self._convictions.clear,
+            QuarantineRestored: self._convictions.restore,
             ev.FrontendJoined: self._on_frontend_joined,
             ev.FrontendLost: self._on_frontend_lost,
             ev.WorkerJoined: self._lanes.join,
@@ -90,6 +92,11 @@ class Scheduler:
     def suspects(self) -> set[int]:
         """Handles of the live requests that may have killed a worker or made a step fail (`suspicion`)."""
         return self._lanes.suspects.handles
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """The requests that are refused because they killed their workers."""
+        return self._convictions.quarantine
 
     @property
     def held_pools(self) -> HeldPools:
@@ -156,6 +163,7 @@ class Scheduler:
 
     def _add_restored(self, now: float) -> None:
         """Queues the restored requests, now that the sizes of a worker are known."""
+        suspects: list[Request] = []
         for first_handle, arrived_at, event in self._lingering.take_restored():
             for request in self._new_requests(event.submit, first_handle, arrived_at):
                 if event.ends[request.sample_idx] is None:
@@ -164,6 +172,10 @@ class Scheduler:
                     self._deadlines.begin(request, event.submit, now)
                     if (ending := restored_ending(request, self._lanes.worker_infos.known, event.identity)) is not None:
                         self._apply_ending(ending, now)
+                    elif request.sample_idx in event.suspects:
+                        suspects.append(request)
+        if suspects:
+            self._lanes.suspects.restore(suspects)
 
     def _take_handles(self, count: int) -> int:
         first, self._next_handle = self._next_handle, self._next_handle + count

@@ -124,7 +124,7 @@ class Lives:
         self.keeper: JournalKeeper = journal.keeper(self.core, lambda: self.now)
         self.keeper._clock = lambda: UNIX_TIME + self.now
         self.num_lives += 1
-        self.send(self.keeper.restore(lambda event, entry: self.handle(event)))
+        self.send(self.keeper.restore(lambda event, **entry: self.handle(event), self.now))
         self.turn(ev.FrontendJoined(frontend=FRONTEND))
         if workers:
             for name in self.workers:

@@ -7,6 +7,7 @@ import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.quarantine import ClearQuarantine
 from scheduler_svc.core.messages.reports import Load
 from tests.scheduler_svc.journal.lives import FRONTEND, Died, Lives
 
@@ -154,6 +155,51 @@ def test_requests_of_another_model_fail(lives: Lives) -> None:
     assert caller.ends[0] is not None and caller.ends[0].failure is not None
     assert "another model is served after the restart" in caller.ends[0].failure.message
     caller.lost = True
+
+
+def test_suspects_are_still_suspects_after_a_death(lives: Lives) -> None:
+    callers = [lives.submit([i, 1, 2], max_new_tokens=30, num_samples=2, seed=i) for i in range(3)]
+    steps(lives, 8)
+    lives.turn(ev.WorkerLost(worker="w-0", reason="killed"))
+    suspects = suspected(lives)
+    assert 0 < len(suspects) < 6
+    lives.kill()
+    lives.begin(workers=False)
+    lives.kill()
+    lives.begin()
+    assert suspected(lives) == suspects
+    lives.resume_all()
+    lives.run()
+    assert all(caller.done for caller in callers)
+    assert suspected(lives) == set()
+    lives.submit([9, 9], max_new_tokens=30)
+    lives.kill()
+    lives.begin()
+    assert suspected(lives) == set()
+
+
+def suspected(lives: Lives) -> set[tuple[str, int]]:
+    """Request id and sample of each suspect."""
+    requests = [lives.core.queue.by_handle(handle) for handle in lives.core.suspects]
+    return {(request.request_id, request.sample_idx) for request in requests if request is not None}
+
+
+def test_the_quarantine_outlives_the_core(lives: Lives) -> None:
+    first = lives.submit([1, 2, 3], max_new_tokens=30, linger=0.0)
+    [request] = lives.core.queue
+    lives.core.quarantine.add(request, "it killed two workers", lives.now)
+    lives.turn(ev.Tick())
+    lives.kill()
+    lives.now += 100.0
+    lives.begin()
+    [entry] = lives.core.quarantine.report(lives.now)
+    assert (entry.request_id, entry.cause) == (first.submit.request_id, "it killed two workers")
+    assert entry.age_seconds == pytest.approx(100.0)
+    assert lives.submit([1, 2, 3], max_new_tokens=30).lost
+    lives.turn(ClearQuarantine(frontend=FRONTEND, query=1, keys=()))
+    lives.kill()
+    lives.begin()
+    assert len(lives.core.quarantine) == 0
 
 
 def test_a_detached_request_goes_on_and_is_kept_through_two_deaths(lives: Lives) -> None:
