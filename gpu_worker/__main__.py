@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpu_worker import logs
 from gpu_worker.command_line import load_settings, variable_warnings
@@ -19,8 +20,14 @@ from gpu_worker.native.build import build_ahead
 from gpu_worker.preflight import check_before_imports
 from gpu_worker.process.lean_imports import import_transformers, keep_objects, without_collections
 from gpu_worker.process.parent import die_with_parent
+from gpu_worker.process.priority import at_low_priority
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
+
+if TYPE_CHECKING:
+    from tandem.internal.v1.worker_pb2 import Join
+
+    from gpu_worker.link.link import PlanRunner
 
 log = logging.getLogger("gpu_worker")
 
@@ -68,7 +75,27 @@ def run(settings: WorkerSettings, begun: float) -> int:
 
 
 def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
-    """Starts and serves until a signal. Passes on fatal exceptions."""
+    """Starts and serves until a signal. Passes on fatal exceptions.
+
+    A standby worker leaves the CPU to the serving one while it starts; then this thread serves at the normal priority.
+    """
+
+    def prepare() -> "tuple[PlanRunner, Join]":
+        return prepared(settings, folder, begun)
+
+    runner, join = at_low_priority(prepare) if settings.standby else prepare()
+    from gpu_worker.link.link import Link
+    from gpu_worker.step.runner import MAX_IN_FLIGHT
+
+    endpoint = worker_endpoint(settings.runtime_dir)
+    # Its sockets have threads, which get this thread's priority.
+    link = Link(endpoint, join, runner, key=KeyFile(settings.runtime_dir), max_in_flight=MAX_IN_FLIGHT)
+    log.info("waiting for a scheduler at %s", endpoint)
+    link.serve()
+
+
+def prepared(settings: WorkerSettings, folder: Path, begun: float) -> "tuple[PlanRunner, Join]":
+    """Imports torch, and returns the warm runner and its Join."""
     # Torch takes seconds to import, and a wrong setting is refused without it.
     if not settings.device.startswith("cuda") and settings.native_kernels == "auto":
         build_ahead()
@@ -77,19 +104,14 @@ def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
 
         on_cpu = settings.device == "cpu" or (not settings.device and not torch.cuda.is_available())
         import_transformers(without_compiler=on_cpu and settings.fused_layers != "on")
-        from gpu_worker.link.link import Link
         from gpu_worker.startup import start
-        from gpu_worker.step.runner import MAX_IN_FLIGHT
 
     logs.adopt_libraries()
     logs.log_phase("imports", time.perf_counter() - begun)
     runner, join = start(settings, folder)
-    endpoint = worker_endpoint(settings.runtime_dir)
-    link = Link(endpoint, join, runner, key=KeyFile(settings.runtime_dir), max_in_flight=MAX_IN_FLIGHT)
     keep_objects()
     logs.log_phase("whole start", time.perf_counter() - begun)
-    log.info("waiting for a scheduler at %s", endpoint)
-    link.serve()
+    return runner, join
 
 
 def last_line(cause: str, log_format: str) -> None:

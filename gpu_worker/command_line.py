@@ -26,7 +26,8 @@ _GROUPS = {
     "native_kernels=WHEN threads=N",
     "Memory": "page_size=N num_pages=N pool_bytes=SIZE keep_free_bytes=SIZE host_pool_bytes=SIZE shared_pool=WHEN",
     "Limits": "max_rows=N max_length=N token_budget=N window=N window_sinks=N",
-    "Process": "standby runtime_dir=FOLDER exit_with_parent log_level=LEVEL log_format=FORMAT config=FILE",
+    "Standby": "standby standby_pages=N standbys=N",
+    "Process": "runtime_dir=FOLDER exit_with_parent log_level=LEVEL log_format=FORMAT config=FILE",
 }
 _EPILOG = """\
 N is a whole number; SIZE is a number of bytes or has a unit: 512MiB, 2GiB.

@@ -115,6 +115,12 @@ class WorkerSettings(BaseModel):
     standby: bool = Field(
         False, description="wait, ready to serve, until a serving worker is lost; default: no, serve at once"
     )
+    standby_pages: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="pages in the KV pool of a standby worker: those of the serving one; default: see pool_bytes"
+    )
+    standbys: int = Field(
+        0, ge=0, le=64, description="standby workers that start later on the same device; default: none"
+    )
     runtime_dir: Path = Field(
         default_factory=default_runtime_dir,
         description="folder of the sockets; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>",
@@ -133,6 +139,12 @@ class WorkerSettings(BaseModel):
         given = [f"{name} is {value}" for name in POOL_SETTINGS if (value := getattr(self, name)) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}; set only one of them, because each decides the size of the pool")
+        return self
+
+    @model_validator(mode="after")
+    def _pages_of_a_standby(self) -> Self:
+        if self.standby_pages is not None and not self.standby:
+            raise ValueError(f"standby_pages is {self.standby_pages} and standby is not set; set num_pages instead")
         return self
 
     @model_validator(mode="after")

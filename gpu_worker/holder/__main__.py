@@ -19,7 +19,7 @@ from gpu_worker.holder.pools import Pools
 from gpu_worker.holder.server import Holder, HolderRuns
 from gpu_worker.link.runtime_dir import own_runtime_dir
 from gpu_worker.process.parent import die_with_parent
-from gpu_worker.settings import default_runtime_dir
+from gpu_worker.settings import ENV_PREFIX, OLD_PREFIX, default_runtime_dir
 
 log = logging.getLogger("gpu_worker.holder")
 
@@ -58,11 +58,17 @@ def _serve(settings: argparse.Namespace) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu_worker.holder", description="Keeps the KV pools of CPU workers.")
-    parser.add_argument("--runtime-dir", type=Path, default=default_runtime_dir(), help="folder of the sockets")
+    parser.add_argument("--runtime-dir", type=Path, default=_runtime_dir(), help="folder of the sockets")
     parser.add_argument("--max-bytes", type=_size, default=_default_limit(), help="limit of all pools, such as 4GiB")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when the parent process ends")
-    parser.add_argument("--log-format", choices=("text", "json"), default="text")
+    parser.add_argument("--log-format", choices=("text", "json"), default=os.environ.get("TANDEM_LOG_FORMAT") or "text")
     return parser.parse_args(arguments)
+
+
+def _runtime_dir() -> Path:
+    """The folder of the worker's settings: its own variable, the one of all programs, the default."""
+    names = f"{ENV_PREFIX}RUNTIME_DIR", f"{OLD_PREFIX}RUNTIME_DIR"
+    return next((Path(value) for name in names if (value := os.environ.get(name))), default_runtime_dir())
 
 
 def _size(text: str) -> int:

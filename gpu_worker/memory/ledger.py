@@ -37,6 +37,10 @@ def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = Non
         where = "" if place == "cpu" else ", in host memory"
         saved = [(f"saved KV, {geometry.host_pages} pages{where}", sizes.host_pool, measured and measured.host_pool)]
         left -= sizes.host_pool if place == "cpu" else 0
+    standbys: list[tuple[str, int, int | None]] = []
+    if sizes.standbys:
+        standbys = [("for standby workers", sizes.standbys, None)]
+        left -= sizes.standbys
     graphs: list[tuple[str, int, int | None]] = []
     if sizes.graphs or (measured and measured.num_graphs):
         number = f"at most {MAX_GRAPHS}" if measured is None else f"{measured.num_graphs} of at most {MAX_GRAPHS}"
@@ -49,6 +53,7 @@ def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = Non
         ("tables and buffers", sizes.tables, measured and measured.tables),
         (f"{pages}{', capped' if sizes.is_capped else ''}", sizes.pool, measured and measured.pool),
         *saved,
+        *standbys,
         (f"free, {readable(sizes.reserve)} of it kept", left, measured and measured.free),
     ]
     lines = [_line(f"memory on {place}", "planned", "" if measured is None else "measured")]

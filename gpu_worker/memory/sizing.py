@@ -11,6 +11,7 @@ from gpu_worker.geometry import Geometry, align_up, default_chunk_align
 from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs
 from gpu_worker.memory.host_memory import configured_host_pages, passing_bytes
 from gpu_worker.memory.pool import WHY_CAPPED, DoesNotFit, Pool, configured_pages
+from gpu_worker.memory.standbys import Standbys, pages_of_standby
 from gpu_worker.memory.units import readable, settable
 from gpu_worker.settings import WorkerSettings
 
@@ -51,6 +52,8 @@ class Sizes:
     reserve: int
     # Free before all of these are allocated.
     free: int
+    # Left free for standby workers that start later.
+    standbys: int = 0
     # Whether the pool is smaller than memory and rows allow, because of `WHY_CAPPED`.
     is_capped: bool = False
 
@@ -105,14 +108,15 @@ class _Choice:
         if costs.weights > self.free:
             self._refuse_weights()
         self.step, self.graphs, self.tables = self._beside(widest)
-        # Bytes available for the pool.
-        self.room = self.free - costs.weights - self.step - self.graphs - self.tables - self.reserve
+        own = costs.weights + self.step + self.graphs + self.tables
+        self.standbys = Standbys(count=self.settings.standbys, each=own)
+        self.room = self.free - own - self.standbys.num_bytes - self.reserve
+        self.standbys.check_room(self.room, self.pool, self._breakdown())
         if self.room < self.pool.num_bytes(2):
             self._refuse_step()
         host_pages = self._host_pages()
         num_pages = self._num_pages()
-        enough = self._held_pages() < num_pages
-        max_length = self.length if enough else (num_pages - 1) * self.page_size
+        max_length = self.length if self._held_pages() < num_pages else (num_pages - 1) * self.page_size
         if max_length < (self.settings.max_length or 0):
             self._refuse_length(num_pages)
         geometry = replace(self._geometry(num_pages, max_length), host_pages=host_pages)
@@ -126,6 +130,7 @@ class _Choice:
             pool=self.pool.num_bytes(num_pages),
             host_pool=self.host_pool,
             reserve=self.reserve,
+            standbys=self.standbys.num_bytes,
             free=self.free,
             is_capped=self.is_capped,
         )
@@ -149,10 +154,12 @@ class _Choice:
         return self.costs.step(geometry), graphs, self.costs.tables(geometry)
 
     def _num_pages(self) -> int:
-        asked = self.settings.num_pages, self.settings.pool_bytes
+        asked, breakdown = (self.settings.num_pages, self.settings.pool_bytes), self._breakdown()
+        if (of_serving := self.settings.standby_pages) is not None:
+            return pages_of_standby(of_serving, self.pool, room=self.room, breakdown=breakdown)
         if asked != (None, None):
-            return configured_pages(*asked, self.pool, room=self.room, breakdown=self._breakdown())
-        automatic = self.room
+            return configured_pages(*asked, self.pool, room=self.room, breakdown=breakdown)
+        automatic = self.standbys.share_of(self.room, on_cpu=self.on_cpu)
         if self.on_cpu and self.settings.keep_free_bytes is None:
             automatic = min(self.room, max(DEFAULT_CPU_POOL_BYTES, self.pool.num_bytes(2)))
         # By default no more pages than all rows need at full length.
@@ -187,7 +194,7 @@ class _Choice:
         graphs = f", captured graphs {readable(self.graphs)}" if self.graphs else ""
         return (
             f"of {readable(self.free)} free on {self.place}, weights take {readable(self.costs.weights)}, a step "
-            f"{readable(self.step)}{graphs}, tables {readable(self.tables + self.buffers)}{host}, and "
+            f"{readable(self.step)}{graphs}, tables {readable(self.tables + self.buffers)}{host}{self.standbys}, and "
             f"{readable(self.reserve)} are kept free"
         )
 

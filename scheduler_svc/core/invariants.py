@@ -12,6 +12,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.state.rows import Rows, mix
+from scheduler_svc.core.suspicion.quarantine import MAX_ENTRIES
 
 
 def audit(core: Scheduler) -> None:
@@ -70,8 +71,8 @@ def _audit_queue(core: Scheduler) -> None:
         assert request.num_outputs == sum(len(part) for part in request.outputs)
         assert request.known < request.total_length or request.phase is Phase.RUNNING
         assert request.pending_tokens <= request.pending_plans or request.phase is Phase.RUNNING
-    assert all(queue.by_handle(handle) for handle in core.suspects), "a suspect is not live"
     _audit_kept(core)
+    _audit_suspects(core)
 
 
 def _audit_reader(core: Scheduler, request: Request) -> None:
@@ -111,6 +112,27 @@ def _audit_seats(core: Scheduler) -> None:
     if sizes:
         assert core.info is not None, "a worker serves, and callers see no model"
         assert (core.info.max_length, core.info.usable_pages) == max(sizes), "callers see sizes that no worker has"
+
+
+def _audit_suspects(core: Scheduler) -> None:
+    """Checks that suspects are live, are held, are in one group each, and run only in their trial, alone."""
+    queue, suspects = core.queue, core.suspects
+    handles = suspects.handles
+    assert all(queue.by_handle(handle) for handle in handles), "a suspect is not live"
+    assert {request.handle for request in queue if queue.is_held(request)} == handles, "another request is held"
+    members = [request.handle for request in suspects.members()]
+    grouped = sorted([*members, *(handle for group in suspects.groups for handle in group)])
+    assert grouped == sorted(handles), "a suspect is in no group, or in two"
+    workers = {request.worker for request in queue if request.row and request.handle in handles}
+    assert len(workers) < 2, f"suspects run on {workers}"
+    for lane in core.lanes.values():
+        for record in lane.in_flight:
+            found = handles.intersection(record.handles.tolist())
+            # A request that is not live any more may have been suspected when the plan was made.
+            others = [handle for handle in record.handles.tolist() if handle not in handles and queue.by_handle(handle)]
+            assert not found or not others, "a suspect shares a plan with another request"
+            assert found <= set(members), "a suspect runs outside its trial"
+    assert len(core.convictions.quarantine) <= MAX_ENTRIES
 
 
 def _audit_pages(lane: Lane) -> None:

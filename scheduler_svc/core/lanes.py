@@ -1,8 +1,8 @@
 """Opens, resets and closes the lanes of all workers.
 
-`Lanes` owns the lanes and the generations. It handles every fault of a worker or a step (lost, failed, out of memory,
-out of sync) in the same way: it resets the lane, its requests go back to the queue with all known tokens, and any lane
-with room admits them. A worker is refused after 5 failed steps without a confirmed one; it may join again.
+`Lanes` owns the lanes and the generations. It handles every fault of a worker or a step (lost, hung, failed, out of
+memory, out of sync) in the same way: it resets the lane, its requests go back to the queue with all known tokens, and
+any lane with room admits them. A worker is refused after 5 failed steps without a confirmed one; it may join again.
 
 A lane is *seated* if requests may run on it. A standby worker's lane is proven and then waits; if a serving worker is
 lost, the same event seats the standby lane that was proven first (`standby.py` chooses it).
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from scheduler_svc.core import standby
 from scheduler_svc.core.check_join import frame_refusal, model_refusal
+from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
@@ -20,7 +21,6 @@ from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.crash_loop import CrashLoop
-from scheduler_svc.core.state.held_pools import HeldPools
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos

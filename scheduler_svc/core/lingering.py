@@ -127,9 +127,7 @@ class Lingering:
         self.kept.attach(entry, event.frontend, event.stream)
         if not entry.num_live:
             self.kept.refresh(entry, now)
-        ends: list[fx.End | None] = [None] * entry.num_samples
-        for sample_idx, (_, end) in entry.answers.items():
-            ends[sample_idx] = replace(end, stream=streams[sample_idx])
+        ends = {sample_idx: replace(end, stream=streams[sample_idx]) for sample_idx, (_, end) in entry.answers.items()}
         for request in self._queue.by_request_id(event.request_id):
             self._attach(request, event.frontend, streams[request.sample_idx], frontends[event.frontend])
         resumed = fx.Resumed(
@@ -138,7 +136,7 @@ class Lingering:
             request_id=entry.request_id,
             description=entry.description,
             outputs=self.outputs_of(event.request_id),
-            ends=tuple(ends),
+            ends=tuple(ends.get(sample_idx) for sample_idx in range(entry.num_samples)),
         )
         return [*effects, resumed]
 

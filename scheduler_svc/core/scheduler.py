@@ -17,6 +17,7 @@ from scheduler_svc.core.announcer import Announcer
 from scheduler_svc.core.check_submit import Refusal, new_requests, refusal
 from scheduler_svc.core.convictions import Convictions
 from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.lingering import Lingering, restore_output, restored_ending
 from scheduler_svc.core.load import load_of
@@ -26,13 +27,12 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.held_pools import HeldPools
 from scheduler_svc.core.state.kept_requests import KeptRequests
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.steps import Steps
-from scheduler_svc.core.suspicion.quarantine import Quarantine
+from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update.output_collector import OutputCollector
 from scheduler_svc.core.update.results import Ending
 from scheduler_svc.core.update.stats import stats_of
@@ -46,7 +46,7 @@ class Scheduler:
         self.queue = RequestQueue()
         self._lanes = Lanes(config, self.queue)
         self._steps = Steps(config, self.queue, self._lanes)
-        self._convictions = Convictions(config, self._lanes)
+        self.convictions = Convictions(config, self._lanes)
         self.draining = False
         self.frontends: dict[str, int] = {}
         """Index of each connected front end, by name; an index is never used twice."""
@@ -68,9 +68,9 @@ class Scheduler:
             ev.Abort: self._on_abort,
             ev.LoadQuery: self._on_load_query,
             ev.FlushCache: self._on_flush_cache,
-            QuarantineQuery: self._convictions.answer_query,
-            ClearQuarantine: self._convictions.clear,
-            QuarantineRestored: self._convictions.restore,
+            QuarantineQuery: self.convictions.answer_query,
+            ClearQuarantine: self.convictions.clear,
+            QuarantineRestored: self.convictions.restore,
             ev.FrontendJoined: self._on_frontend_joined,
             ev.FrontendLost: self._on_frontend_lost,
             ev.WorkerJoined: self._lanes.join,
@@ -89,14 +89,9 @@ class Scheduler:
         return self._lanes.by_worker
 
     @property
-    def suspects(self) -> set[int]:
-        """Handles of the live requests that may have killed a worker or made a step fail (`suspicion`)."""
-        return self._lanes.suspects.handles
-
-    @property
-    def quarantine(self) -> Quarantine:
-        """The requests that are refused because they killed their workers."""
-        return self._convictions.quarantine
+    def suspects(self) -> Suspects:
+        """The live requests that may have killed a worker or made a step fail."""
+        return self._lanes.suspects
 
     @property
     def held_pools(self) -> HeldPools:
@@ -202,7 +197,7 @@ class Scheduler:
             return fx.RejectCode.NOT_READY, "", "the service is shutting down"
         if cause := self._lanes.crash_loop.cause(now):
             return fx.RejectCode.NOT_READY, "", cause
-        if sentence := self._convictions.quarantine.refusal(event, now):
+        if sentence := self.convictions.quarantine.refusal(event, now):
             return fx.RejectCode.QUARANTINED, "", sentence
         return refusal(event, worker_infos=self._lanes.worker_infos, queue=self.queue, config=self.config)
 
@@ -253,7 +248,7 @@ class Scheduler:
 
     def _end_convicted(self, now: float) -> list[fx.Effect]:
         """Ends the requests that were convicted of killing their workers or making their steps fail."""
-        convicted = self._convictions.take(now)
+        convicted = self.convictions.take(now)
         for request, failure in convicted:
             self._end(request, now, failure=failure)
         return [fx.Note(message=f"{failure.message}; it is quarantined") for _, failure in convicted]
@@ -266,7 +261,7 @@ class Scheduler:
             request.move(Move.END)
             self.queue.withdraw(request)
         self.queue.remove(request)
-        self._lanes.suspects.discard(request)
+        self._lanes.suspects.forget(request)
         return request.pending_tokens
 
     # Front ends ----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.validate import checks
 
 MAX_ABORT_IDS = 1024
-MAX_KEYS = 1024
+MAX_KEYS = 16
 KEY_CHARACTERS = 64
 MAX_QUERIES = 1024
 REPLY_SECONDS = 5.0

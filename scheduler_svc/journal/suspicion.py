@@ -27,17 +27,17 @@ class SuspicionLog:
     def changes(self, number_of: Callable[[Request], int | None], now: float, unix_now: float) -> list[bytes]:
         """Returns records of what has changed. `number_of` returns a sample's number, None if it is not kept."""
         payloads: list[bytes] = []
-        suspects = self._core.suspects
+        suspects = self._core.suspects.handles
         if suspects != self._suspects:
             self._suspects = suspects
             payloads.append(self._suspects_record(number_of))
-        if self._core.quarantine.revision != self._revision:
+        if self._core.convictions.quarantine.revision != self._revision:
             payloads.append(self._quarantine_record(now, unix_now))
         return payloads
 
     def snapshot(self, number_of: Callable[[Request], int | None], now: float, unix_now: float) -> list[bytes]:
         """Returns records of everything."""
-        self._suspects = self._core.suspects
+        self._suspects = self._core.suspects.handles
         return [self._suspects_record(number_of), self._quarantine_record(now, unix_now)]
 
     def _suspects_record(self, number_of: Callable[[Request], int | None]) -> bytes:
@@ -50,10 +50,10 @@ class SuspicionLog:
         return journal_pb2.JournalRecord(suspects=suspects).SerializeToString()
 
     def _quarantine_record(self, now: float, unix_now: float) -> bytes:
-        self._revision = self._core.quarantine.revision
+        self._revision = self._core.convictions.quarantine.revision
         record = journal_pb2.JournalRecord()
         record.quarantine.SetInParent()
-        for entry in self._core.quarantine.entries(now):
+        for entry in self._core.convictions.quarantine.entries(now):
             record.quarantine.entries.add(
                 key=entry.key,
                 request_id=entry.request_id,

@@ -133,6 +133,8 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         self.endings: list[Ending] = []
         # The process ids of the workers in GetLoad's answer.
         self.worker_pids = [77, 78]
+        # Those of them that are on standby.
+        self.standby_pids: list[int] = []
         # GetLoad's answer, if it is not the default one; with a status, the call fails.
         self.load: control_pb2.GetLoadResponse | grpc.StatusCode | None = None
         self.model = "fake"
@@ -206,7 +208,10 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
             fail(context, self.load, "the scheduler's core cannot be reached")
         if self.load is not None:
             return self.load
-        workers = [control_pb2.WorkerLoad(pid=pid, running=i, pages_total=99) for i, pid in enumerate(self.worker_pids)]
+        workers = [
+            control_pb2.WorkerLoad(pid=pid, running=i, pages_total=99, is_standby=pid in self.standby_pids)
+            for i, pid in enumerate(self.worker_pids)
+        ]
         return control_pb2.GetLoadResponse(
             running=2, steps=2**40, step_ms=1.5, worker_pid=77, prompt_tokens=800, cached_prompt_tokens=200,
             per_worker=workers,

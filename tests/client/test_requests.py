@@ -41,6 +41,7 @@ EVERY_OPTION = {
     "cache_salt": "s",
     "bypass_cache_read": True,
     "bypass_cache_write": True,
+    "linger_seconds": 5.0,
 }
 
 
@@ -83,7 +84,7 @@ def test_every_keyword_sets_its_field() -> None:
 
 def test_every_field_of_the_api_has_a_keyword() -> None:
     request = generate_request("hi", **EVERY_OPTION)
-    for part in (request, request.sampling, request.stop, request.output, request.cache):
+    for part in (request, request.sampling, request.stop, request.output, request.cache, request.resume):
         unset = {field.name for field in part.DESCRIPTOR.fields} - {field.name for field, _ in part.ListFields()}
         assert unset <= {"token_ids"}
 

@@ -4,7 +4,7 @@ Owns the geometry of the tests and the recording of what the runner computes. On
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,6 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
@@ -28,6 +29,7 @@ from gpu_worker.compatibility.shared_inputs import shared_inputs
 from gpu_worker.cpu_graphs.graphs import cpu_graphs
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.shapes import StepShape
+from gpu_worker.shared_pool.pool import SharedPool
 from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.plans import Moves, TinyCore
@@ -118,7 +120,13 @@ def config_of(spec: RigSpec) -> PreTrainedConfig:
 
 
 class Rig:
-    def __init__(self, spec: RigSpec, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: RigSpec,
+        device: torch.device,
+        pool_of: Callable[[LayerMap, Geometry, torch.dtype], SharedPool] | None = None,
+    ) -> None:
+        """pool_of: makes the KV pool; by default it is in memory of the process."""
         self.spec, self.device = spec, device
         self.geometry = Geometry(
             page_size=spec.page_size,
@@ -142,7 +150,14 @@ class Rig:
         layers = layers if spec.bound is None else layers.bounded(*spec.bound)
         graphs = cpu_graphs() if spec.graphs else None
         self.runner = Runner(
-            served, layers, self.geometry, device=device, dtype=spec.dtype, graphs=graphs, native=spec.native
+            served,
+            layers,
+            self.geometry,
+            device=device,
+            dtype=spec.dtype,
+            graphs=graphs,
+            native=spec.native,
+            pool=None if pool_of is None else pool_of(layers, self.geometry, spec.dtype),
         )
         if spec.fused:
             self.runner.on_device.fuse_layers()

@@ -1,12 +1,15 @@
-"""No healthy worker is given up on a machine that has too much to do: four busy loops beside the real model."""
+"""The real worker on a busy machine, and hung: a healthy one is never given up, a hung one is killed and replaced."""
 
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
+import psutil
 import pytest
 
 from tandem_client import Client
@@ -63,3 +66,29 @@ def test_no_healthy_worker_is_given_up_beside_four_busy_loops(rig: Rig) -> None:
     )
     assert (given_up, load.lane_resets) == (0, 0), load.worker_lost_reason
     assert len(tokens) >= _CALLERS and sum(tokens) > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_tandem_serve_replaces_a_worker_that_hangs_in_a_step(rig: Rig) -> None:
+    arguments = ["tandem_client.cli", "serve", "--listen", "127.0.0.1:0", "--device", "cpu"]
+    serve = Child("serve", [*arguments, "--runtime-dir", str(rig.runtime_dir)])
+    rig.children.append(serve)
+    address = serve.wait_line(r"frontend listening on (\S+:\d+)", 120.0).group(1)
+    prompt, options = [5, 6, 7], {"max_new_tokens": 300, "ignore_eos": True, "temperature": 0.0, "timeout": 300.0}
+    with Client(address) as client:
+        client.wait_ready(120.0)
+        undisturbed = [token for delta in client.generate(prompt, **options) for token in delta.token_ids]
+        hung, tokens, times = client.load().worker_pid, [], []
+        for delta in client.generate(prompt, **options):
+            tokens += delta.token_ids
+            times.append(time.monotonic())
+            if len(times) == 20:
+                psutil.Process(hung).suspend()
+        load = client.load()
+    pause = max(after - before for before, after in pairwise(times))
+    print(f"the longest pause of the stream was {pause:.2f} s: {load.worker_lost_reason}")
+    assert tokens == undisturbed
+    assert load.incidents.hung_workers == 1 and load.worker_pid not in (0, hung)
+    serve.wait_line(f"killed the hung worker .*, process {hung}")
+    serve.wait_line(f"the worker was ended by {signal.SIGKILL.name}; it starts again")

@@ -88,6 +88,6 @@ def test_steps_out_of_memory_get_smaller_and_no_stream_changes(rig: Rig) -> None
         ask.check(stream.result())
     load = caller.wait_idle()
     counts = load.incidents
-    assert counts.smaller_steps and counts.fewer_rows and not counts.ended_for_memory
+    assert counts.smaller_steps and not counts.ended_for_memory
     assert load.lane_resets == counts.smaller_steps + counts.fewer_rows + counts.alone <= 40
     assert load.workers == 1

@@ -22,7 +22,15 @@ _LAST_OUTPUT_SECONDS = 1.0
 
 def missing_programs(modules: Sequence[str]) -> list[str]:
     """Returns the modules that `python -m` would not find here."""
-    return [module for module in modules if importlib.util.find_spec(module) is None]
+    return [module for module in modules if not has_program(module)]
+
+
+def has_program(module: str) -> bool:
+    """Whether `python -m` would find the module here."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False  # Its package is missing, or is no package.
 
 
 class Child:
@@ -30,7 +38,9 @@ class Child:
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], *, on_line: OnLine) -> None:
         self.name = name
-        self._command = [sys.executable, "-m", module, *arguments]
+        # Of the next start.
+        self.arguments = list(arguments)
+        self._module = module
         self._on_line = on_line
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process: asyncio.subprocess.Process | None = None
@@ -58,7 +68,7 @@ class Child:
         output, its_end = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *(sys.executable, "-m", self._module, *self.arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=its_end,
                 stderr=its_end,

@@ -1,6 +1,6 @@
-"""Keeps the scheduler service and one worker running side by side.
+"""Keeps the scheduler service and its workers running side by side.
 
-Owns both processes: their flags, whether they are ready, and the order in which they stop.
+Owns their flags, whether they are ready, and the order in which they stop; `workers` owns the workers.
 """
 
 import asyncio
@@ -13,13 +13,17 @@ from tandem_client.errors import TandemError
 from tandem_client.services.child import Child
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import Supervisor
+from tandem_client.services.workers import Workers
 
 PROGRAMS = ("scheduler_svc", "gpu_worker")
+HOLDER = "gpu_worker.holder"
 _LOOK_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
 # A line of the service, which it prints at every log level.
 _LISTENING = re.compile(r"\bfrontend listening on ([^\s\"]+)")
-# The kernel kills both processes when this process ends, for any reason.
+# The time to ask for suspects during the pause before a restart.
+_URGENT_SECONDS = 1.0
+# The kernel kills all processes when this process ends, for any reason.
 _WITH_PARENT = "--exit-with-parent"
 
 _Result = TypeVar("_Result")
@@ -31,7 +35,7 @@ def flags(**values: object) -> list[str]:
 
 
 class ServicePair:
-    """Both processes. The worker stops last, because streams that finish within the scheduler's grace need it."""
+    """All processes. Workers stop last, because streams that finish within the scheduler's grace need them."""
 
     def __init__(
         self,
@@ -40,9 +44,15 @@ class ServicePair:
         worker_flags: Sequence[str],
         scheduler_policy: RestartPolicy,
         worker_policy: RestartPolicy,
+        standbys: int = 0,
+        holder_flags: Sequence[str] | None = None,
         on_line: Callable[[str, str], None],
         say: Callable[[str], None],
     ) -> None:
+        """`standbys`: workers that wait, warm, until the serving one ends.
+
+        `holder_flags`: of the process that keeps the KV pools of dead workers (gpu_worker/holder); None starts none.
+        """
         self._on_line = on_line
         # The address of the running scheduler. Another service may answer at the address of the flags.
         self._address = ""
@@ -50,17 +60,43 @@ class ServicePair:
         # Set when a child ends.
         self._down = asyncio.Event()
         scheduler = Child("scheduler", PROGRAMS[0], [_WITH_PARENT, *scheduler_flags], on_line=self._on_child_line)
-        worker = Child("worker", PROGRAMS[1], [_WITH_PARENT, *worker_flags], on_line=self._on_child_line)
         self.scheduler = Supervisor(scheduler, scheduler_policy, say=say, on_end=self._on_scheduler_end)
-        self.worker = Supervisor(worker, worker_policy, say=say, on_end=self._down.set)
+        self._workers = Workers(
+            PROGRAMS[1],
+            [_WITH_PARENT, *worker_flags],
+            standbys=standbys,
+            policy=worker_policy,
+            on_line=on_line,
+            on_end=self._down.set,
+            say=say,
+            is_urgent=self._has_suspects,
+        )
+        self._holder: Supervisor | None = None
+        if holder_flags is not None:
+            child = Child("holder", HOLDER, [_WITH_PARENT, *holder_flags], on_line=on_line)
+            # Without a holder workers compute lost pages again.
+            policy = RestartPolicy(needs_service=False, max_ends=None)
+            self._holder = Supervisor(child, policy, say=say, on_end=lambda: None)
         self._supervising: list[asyncio.Task[NoReturn]] = []
 
+    @property
+    def _holders(self) -> list[Child]:
+        return [] if self._holder is None else [self._holder.child]
+
+    @property
+    def worker(self) -> Supervisor:
+        """The worker that serves first."""
+        return self._workers.first
+
     def start(self) -> None:
-        """Starts both processes at the same time."""
-        self._supervising = [asyncio.create_task(each.run()) for each in (self.scheduler, self.worker)]
+        """Starts the scheduler and the first worker at the same time, standby workers when these are ready."""
+        # The holder is the first, so that a worker finds it.
+        first = [] if self._holder is None else [self._holder]
+        supervising = [asyncio.create_task(each.run()) for each in (*first, self.scheduler)]
+        self._supervising = [*supervising, *self._workers.start()]
 
     async def guard(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Does the work while both processes run. Raises ServiceEnded, and cancels the work, if one of them ends."""
+        """Does the work while all processes run. Raises ServiceEnded, and cancels the work, if one of them ends."""
         working = asyncio.create_task(work)
         try:
             await asyncio.wait([working, *self._supervising], return_when=asyncio.FIRST_COMPLETED)
@@ -77,14 +113,14 @@ class ServicePair:
         return self._address
 
     async def ready(self) -> str:
-        """Waits until the running scheduler serves with the running worker; returns its address."""
+        """Waits until the running scheduler serves with a running worker; returns its address."""
         while True:
             address = await self.listening()
             async with AsyncClient(address, max_retries=0) as client:
                 while self._address == address:
                     self._down.clear()
                     if await self._serves(client) and not self._down.is_set():
-                        self.worker.mark_serving()
+                        self._workers.may_start_standbys()
                         return address
                     await asyncio.sleep(_LOOK_SECONDS)
 
@@ -93,29 +129,39 @@ class ServicePair:
         await self._down.wait()
 
     async def stop(self, grace_seconds: float) -> list[str]:
-        """Stops both, each within the grace; returns a line for each that did not end with status 0."""
+        """Stops all, each within the grace; returns a line for each that did not end with status 0."""
         for task in self._supervising:
             task.cancel()
         await asyncio.gather(*self._supervising, return_exceptions=True)
         wrong: list[str] = []
-        for child in (self.scheduler.child, self.worker.child):
-            if child.running:
-                status = await child.stop(grace_seconds)
-                wrong += [f"the {child.name} ended with status {status}"] if status != 0 else []
+        for children in ([self.scheduler.child], self._workers.children, self._holders):
+            running = [child for child in children if child.running]
+            found = await asyncio.gather(*(child.stop(grace_seconds) for child in running))
+            ended = zip(running, found, strict=True)
+            wrong += [f"the {child.name} ended with status {status}" for child, status in ended if status]
         return wrong
 
     def kill(self) -> None:
-        """Kills both processes and those that they started."""
-        for child in (self.scheduler.child, self.worker.child):
+        """Kills all processes and those that they started."""
+        for child in (self.scheduler.child, *self._workers.children, *self._holders):
             if child.running:
                 child.kill_group()
 
     async def _serves(self, client: AsyncClient) -> bool:
-        """Whether the service is ready and the running worker has joined it."""
+        """Whether the service is ready and a running worker serves it."""
         try:
             load = await client.load(timeout=_ANSWER_SECONDS)
-            joined = self.worker.child.running and self.worker.child.pid in {worker.pid for worker in load.per_worker}
-            return joined and await client.health(timeout=_ANSWER_SECONDS)
+            return self._workers.note(load) and await client.health(timeout=_ANSWER_SECONDS)
+        except TandemError:
+            return False
+
+    async def _has_suspects(self) -> bool:
+        """Whether the core looks for the request that kills workers, so that a worker is needed at once."""
+        if not self._address:
+            return False
+        try:
+            async with AsyncClient(self._address, max_retries=0) as client:
+                return bool((await client.load(timeout=_URGENT_SECONDS)).suspects)
         except TandemError:
             return False
 

@@ -24,9 +24,11 @@ class GiveUp:
 class RestartPolicy:
     """Pauses that double, with jitter; gives up where a restart cannot help.
 
-    A child that never served is not restarted: its settings, model or machine are at fault. A crash loop is
-    `max_ends` ends within `window_seconds`.
+    A child that never served is not restarted, if `needs_service`: its settings, model or machine are at fault. A crash
+    loop is `max_ends` ends within `window_seconds`.
     """
+
+    needs_service: bool = True
 
     # None: a crash loop goes on, because something else reports it.
     max_ends: int | None = 5
@@ -46,7 +48,7 @@ class RestartPolicy:
         negative for a signal. `ever_served`: the child, or an earlier one in its place, served at some time.
         `served_seconds`: how long this child served.
         """
-        if not ever_served:
+        if self.needs_service and not ever_served:
             wrong_settings = status == WRONG_SETTINGS
             return GiveUp("" if wrong_settings else " before it served", wrong_settings=wrong_settings)
         self._ends.append(at)

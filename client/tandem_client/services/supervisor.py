@@ -13,6 +13,8 @@ from tandem_client.services.child import Child
 from tandem_client.services.log_lines import parse
 from tandem_client.services.restarts import GiveUp, RestartPolicy
 
+# How often a pause asks whether it may end early.
+_LOOK_SECONDS = 0.2
 # The exit status of a child that the system could not start.
 _NOT_STARTED = 1
 
@@ -28,6 +30,7 @@ class ServiceEnded(Exception):
 class Supervisor:
     """Runs one child again and again. Calls `on_end` at each end, after the child's last line."""
 
+    # `is_urgent`: asked during a pause; the child starts again at once when it returns True.
     def __init__(
         self,
         child: Child,
@@ -35,6 +38,7 @@ class Supervisor:
         *,
         say: Callable[[str], None],
         on_end: Callable[[], None],
+        is_urgent: Callable[[], Awaitable[bool]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -44,6 +48,7 @@ class Supervisor:
         self._policy = policy
         self._say = say
         self._on_end = on_end
+        self._is_urgent = is_urgent
         self._clock = clock
         self._sleep = sleep
         self._ever_served = False
@@ -74,7 +79,15 @@ class Supervisor:
             self._say(
                 f"the {self.child.name} {ended}; it starts again {f'in {decision:.1f} s' if decision else 'at once'}"
             )
-            await self._sleep(decision)
+            await self._pause(decision)
+
+    async def _pause(self, seconds: float) -> None:
+        while seconds > 0 and self._is_urgent is not None:
+            if await self._is_urgent():
+                return
+            await self._sleep(min(seconds, _LOOK_SECONDS))
+            seconds -= _LOOK_SECONDS
+        await self._sleep(max(0.0, seconds))
 
     async def _live(self) -> tuple[int, str, str]:
         """Runs the child once; returns its exit status, a text for how it ended, and its own last line as the cause."""

@@ -23,7 +23,11 @@ class StepClock:
         # Time in which the scheduler did not run since the current step began.
         self._paused_seconds = 0.0
         self._last_step_seconds = 0.0
-        self._predicted: tuple[SentPlan, float] | None = None
+        # Until then the worker may compute void plans.
+        self._void_until = 0.0
+        # The oldest plan in flight, its work and its predicted time, once they are needed.
+        self._oldest: SentPlan | None = None
+        self._work = self._prediction = 0.0
 
     def heard(self, now: float) -> None:
         """Records that the worker sent a message."""
@@ -38,13 +42,21 @@ class StepClock:
 
     def confirmed(self, record: SentPlan) -> None:
         """Learns from the plan whose result has just arrived and is valid."""
-        self._times.learn(record, self._last_step_seconds)
+        self._predicted_seconds(record)
+        self._times.learn(record, self._work, self._last_step_seconds)
 
     def paused(self, seconds: float, *, is_working: bool) -> None:
         """Records that the scheduler did not run for `seconds`, so that it could not hear the worker."""
         self.heard_at += seconds
+        self._void_until += seconds
         if is_working:
             self._paused_seconds += seconds
+
+    def voided(self, in_flight: Sequence[SentPlan]) -> None:
+        """Records that plans became void. The worker may still compute them, and is silent meanwhile."""
+        if in_flight:
+            seconds = sum(deadline_seconds(self._times.predict(each, self._times.work(each))) for each in in_flight)
+            self._void_until = self.began_at(in_flight[0]) + seconds
 
     def began_at(self, oldest: SentPlan) -> float:
         """Returns when the worker began the oldest plan in flight, moved by the time of pauses."""
@@ -55,12 +67,14 @@ class StepClock:
 
         It has no plan and is silent for too long, or the oldest plan in flight has no result in time.
         """
-        if not in_flight:
-            return self.heard_at + config.silence_timeout_seconds
-        limit = config.step_timeout_seconds
-        if config.predict_steps:
+        limit, since = config.silence_timeout_seconds, self.heard_at
+        if in_flight:
+            limit, since = config.step_timeout_seconds, self.began_at(in_flight[0])
+        if not config.predict_steps:
+            return since + limit
+        if in_flight:
             limit = min(limit, deadline_seconds(self._predicted_seconds(in_flight[0])))
-        return self.began_at(in_flight[0]) + limit
+        return max(since + limit, self._void_until)
 
     def why_given_up(self, in_flight: Sequence[SentPlan], config: CoreConfig, now: float) -> str:
         """Returns the reason why the worker is given up, with the limit that it exceeded."""
@@ -76,6 +90,7 @@ class StepClock:
 
     def _predicted_seconds(self, oldest: SentPlan) -> float:
         """Returns the predicted time of the oldest plan in flight."""
-        if self._predicted is None or self._predicted[0] is not oldest:
-            self._predicted = oldest, self._times.predict(oldest)
-        return self._predicted[1]
+        if self._oldest is not oldest:
+            self._oldest, self._work = oldest, self._times.work(oldest)
+            self._prediction = self._times.predict(oldest, self._work)
+        return self._prediction

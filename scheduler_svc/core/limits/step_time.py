@@ -41,7 +41,8 @@ class StepTimes:
 
     def __init__(self, info: WorkerInfo) -> None:
         self._token_seconds = 1e-6 * info.token_us
-        self._reach = info.window + info.sink_tokens if info.window else math.inf
+        self._reach = info.window + info.sink_tokens if info.window else 0
+        """Positions that one position reads; 0 for all before it."""
         move_tokens = info.page_size * _MOVE_SHARE
         if info.page_copy_us and info.token_us:
             move_tokens = info.page_copy_us / info.token_us
@@ -55,20 +56,22 @@ class StepTimes:
 
     def work(self, record: SentPlan) -> float:
         """Returns the work of a step in prompt tokens, at least 1. O(rows)."""
-        num_chunks = len(record.ends) - record.decode_tokens
-        work = record.prefill_tokens + record.decode_tokens
-        work += record.moved_pages * self._move_tokens + record.started_tokens / _STARTED_PER_TOKEN
-        if record.decode_tokens:
-            context = float(np.minimum(record.ends[num_chunks:], self._reach).sum())
-            work += context / _CONTEXT_PER_TOKEN
-        if num_chunks:
+        num_decodes, num_chunks = record.decode_tokens, len(record.ends) - record.decode_tokens
+        read = np.minimum(record.ends, self._reach) if self._reach else record.ends
+        if not num_chunks:
+            # Most steps only decode. A sum over all rows is not a slice, which costs as much as the sum.
+            work = num_decodes + int(np.add.reduce(read)) / _CONTEXT_PER_TOKEN
+        else:
             # An upper bound: every chunk reads as much as the last position of all.
-            work += record.prefill_tokens * min(float(record.ends[:num_chunks].max()), self._reach) / _PAIRS_PER_TOKEN
+            pairs = record.prefill_tokens * int(read[:num_chunks].max())
+            context = int(np.add.reduce(read[num_chunks:]))
+            work = record.prefill_tokens + num_decodes + pairs / _PAIRS_PER_TOKEN + context / _CONTEXT_PER_TOKEN
+        if record.moved_pages or record.started_tokens:
+            work += record.moved_pages * self._move_tokens + record.started_tokens / _STARTED_PER_TOKEN
         return max(1.0, work)
 
-    def predict(self, record: SentPlan) -> float:
-        """Returns the predicted time of a step in seconds."""
-        work = self.work(record)
+    def predict(self, record: SentPlan, work: float) -> float:
+        """Returns the predicted time in seconds of a step with this work."""
         known = self._averages(record) or self._of_chunks or self._of_decodes
         if not known:
             token_seconds = self._token_seconds or _UNKNOWN_TOKEN_SECONDS
@@ -77,9 +80,9 @@ class StepTimes:
         # The worker's own measurement is a lower bound, because it was taken without context.
         return max(record.prefill_tokens * self._token_seconds, _bound(known, work))
 
-    def learn(self, record: SentPlan, seconds: float) -> None:
-        """Takes the time of a confirmed step."""
-        own = _class_of(self.work(record))
+    def learn(self, record: SentPlan, work: float, seconds: float) -> None:
+        """Takes the time of a confirmed step with this work."""
+        own = _class_of(work)
         average = _moved(self._averages(record).get(own), seconds)
         if record.prefill_tokens:
             self._of_chunks[own] = average

@@ -43,7 +43,7 @@ class RejectCode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The core accepted a request and queued its samples behind `requests_ahead` others. `stream` is the first's."""
+    """The core queued a request. `stream` is the first sample's; `requests_ahead` others were waiting already."""
 
     frontend: str
     stream: int

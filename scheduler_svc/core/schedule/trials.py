@@ -82,7 +82,7 @@ def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[T
         stops_at=min(map(queue_key, waiting), default=None),
     )
     if not suspects.lacks_control():
-        return [own, rest] if trial.is_next else [rest, own]
+        return [own, rest] if suspects.is_next else [rest, own]
     # Another request must get a token before a lone suspect may be met by a second death.
     if any(other.in_flight for other in other_lanes):
         return [rest]

@@ -267,6 +267,7 @@ class Lane:
         requests = self.rows.requests_at(self.rows.seated())
         for request in requests:
             self.unseat(request, Move.RESET)
+        self.clock.voided(self.in_flight)
         for record in self.in_flight:
             self._evict_pages_of(record)
             if record.takes_over:

@@ -120,7 +120,6 @@ class Request:
     worker_wait_since: float | None = None
     """When the wait for a worker that can hold the request began. None if a present worker can hold it."""
     has_wait_deadline: bool = False
-    """Whether the queue has a deadline for the end of a wait."""
 
     def move(self, move: Move) -> None:
         """Makes a transition. Raises AssertionError if `TRANSITIONS` does not contain it."""
@@ -194,8 +193,7 @@ class Request:
         return is_new
 
     def worker_wait_ends_at(self, now: float, limit_seconds: float) -> float | None:
-        """Called when the deadline of the wait is due. Returns when the wait ends, or None if the request no longer
-        waits.
+        """Called when the deadline of the wait is due. Returns when the wait ends, None if there is none any more.
 
         The wait may have ended and begun again since the deadline was added. The end is then later than `now`, and the
         caller must add a deadline for it.

@@ -24,57 +24,7 @@ from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.state.request_queue import RequestQueue
-
-LONE_DEATHS = 2
-
-
-@dataclass(slots=True)
-class Suspect:
-    """What is known against one request."""
-
-    request: Request
-    must_pass: int
-    """The suspect is cleared when it has more known tokens than this."""
-    deaths: int = 0
-    """Deaths and failed steps in which it was in flight, since it became a suspect."""
-    trusts_cache: bool = True
-    """Whether cached pages may be reused: only after a single death, because they could be what kills the worker."""
-    lone_deaths: int = 0
-    """How many of them, the last ones in a row, met it alone at `lone_position`."""
-    lone_position: int = -1
-    """Its number of known tokens at the last death that met it alone."""
-    control: int = 0
-    """`Suspects.num_steps` at that death, or -1 if no other request can run."""
-
-
-@dataclass(slots=True)
-class Trial:
-    """The group that is tried. Members that were cleared or have ended do not count any more."""
-
-    handles: list[int]
-    worker: str = ""
-    """The lane that was chosen for it, or empty."""
-    is_next: bool = True
-    """Whether the next plan of the lane is the trial's. Other requests on the lane get every second plan."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conviction:
-    """A request that must end, and why: one sentence."""
-
-    request: Request
-    cause: str
-    is_step: bool
-    """Whether its steps failed while the worker lived. Otherwise its workers died or hung."""
-
-
-@dataclass(slots=True)
-class _Loss:
-    """The last death of a worker with a request in flight."""
-
-    at: float = 0.0
-    num_lanes: int = 0
-    """Number of lanes before it."""
+from scheduler_svc.core.suspicion.suspect import Conviction, Loss, Suspect, Trial
 
 
 @dataclass(slots=True)
@@ -83,11 +33,13 @@ class Suspects:
 
     _queue: RequestQueue
     trial: Trial | None = None
-    last_loss: _Loss = field(default_factory=_Loss)
+    last_loss: Loss = field(default_factory=Loss)
     last_worker: str = ""
     """The lane of the current trial, or of the last one."""
     waits_until: float | None = None
     """When the trial stops waiting for another worker. None if it does not wait."""
+    is_next: bool = True
+    """Whether the next plan of the trial's lane is the trial's. Other requests on the lane get every second plan."""
     num_steps: int = 0
     """Number of confirmed steps with tokens."""
     _by_handle: dict[int, Suspect] = field(default_factory=dict[int, Suspect])
@@ -127,17 +79,15 @@ class Suspects:
             handle: end for plan in plans for handle, end in zip(plan.handles.tolist(), plan.ends.tolist(), strict=True)
         }
         if not is_step and ends:
-            self.last_loss = _Loss(now, num_lanes)
+            self.last_loss = Loss(now, num_lanes)
         self._end_trial_on(lane.worker, ends.keys())
         requests = [request for request in map(self._queue.by_handle, ends) if request is not None]
         for request in requests:
             known = _known(lane, request)
             suspect = self._suspect(request, known)
-            suspect.deaths += 1
-            suspect.trusts_cache = suspect.deaths == 1 and not is_step
-            suspect.must_pass = max(suspect.must_pass, known, ends[request.handle])
-            if len(ends) == 1:
-                self._died_alone(suspect, known, what, is_step=is_step)
+            suspect.met(max(known, ends[request.handle]), is_step=is_step)
+            if len(ends) == 1 and suspect.died_alone(known, self.num_steps):
+                self._convicted.append(suspect.conviction(what, is_step=is_step))
         handles = [request.handle for request in requests]
         half = (len(handles) + 1) // 2
         self._groups.extend(group for group in (handles[:half], handles[half:]) if group)
@@ -145,7 +95,7 @@ class Suspects:
     def restore(self, requests: Sequence[Request]) -> None:
         """Makes one group of suspects of live requests that wait: those of an earlier service, for example."""
         for request in requests:
-            self._suspect(request, request.known).deaths += 1
+            self._suspect(request, request.known).met(request.known, is_step=False)
         self._groups.append([request.handle for request in requests])
 
     def _suspect(self, request: Request, known: int) -> Suspect:
@@ -154,17 +104,6 @@ class Suspects:
             suspect = self._by_handle[request.handle] = Suspect(request, known)
             self._queue.hold(request)
         return suspect
-
-    def _died_alone(self, suspect: Suspect, known: int, what: str, *, is_step: bool) -> None:
-        has_control = suspect.control < self.num_steps
-        if known != suspect.lone_position:
-            suspect.lone_position, suspect.lone_deaths, has_control = known, 0, True
-        suspect.lone_deaths += has_control
-        suspect.control = self.num_steps
-        if suspect.lone_deaths >= LONE_DEATHS:
-            who = "its step failed" if is_step else "its worker died or hung"
-            cause = f"{who} {suspect.lone_deaths} times while it ran alone at token {known}; the last time: {what}"
-            self._convicted.append(Conviction(request=suspect.request, cause=cause, is_step=is_step))
 
     def _end_trial_on(self, worker: str, in_flight: Collection[int]) -> None:
         """Puts the group of a trial on the lost lane back, without its members in flight, which form new groups."""
@@ -202,7 +141,7 @@ class Suspects:
                 self._remove(suspect)
                 self._queue.release(suspect.request)
 
-    def discard(self, request: Request) -> None:
+    def forget(self, request: Request) -> None:
         """Forgets a request that has ended."""
         suspect = self._by_handle.get(request.handle)
         if suspect is not None:
@@ -264,12 +203,12 @@ class Suspects:
         if rest:
             self._groups.append(rest)
         trial.handles = [handle for handle, does in fits.items() if does]
+        self.is_next |= lane.worker != self.last_worker
         trial.worker = self.last_worker = lane.worker
 
     def took_turn(self, *, is_trial: bool) -> None:
         """Records whether the lane's new plan is the trial's. The next one is the other requests', or the reverse."""
-        if self.trial is not None:
-            self.trial.is_next = not is_trial
+        self.is_next = not is_trial
 
     def lacks_control(self) -> bool:
         """Returns whether a death would meet a lone suspect again, and no other request got a token since the last."""

@@ -84,6 +84,7 @@ def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
         "--priority": -3,
         "--salt": "s",
         "--bypass-cache": "read",
+        "--linger": 2.5,
     }
     arguments = [str(word) for pair in flags.items() for word in pair]
     switches = ["--ignore-eos", "--include-stop", "--no-want-text", "--want-token-ids", "--no-skip-special-tokens"]
@@ -91,7 +92,7 @@ def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
     service.behaviour = fake_service.endless
     tandem("generate", "hi", *arguments, *repeated, *switches, "--timeout", "0.1")
     (request,) = service.requests
-    for part in (request, request.sampling, request.stop, request.output, request.cache):
+    for part in (request, request.sampling, request.stop, request.output, request.cache, request.resume):
         unset = {field.name for field in part.DESCRIPTOR.fields} - {field.name for field, _ in part.ListFields()}
         assert unset <= {"token_ids"}
     assert request.stop.stop_strings == ["a", "b"]

@@ -85,12 +85,12 @@ def test_load_shows_the_journal(tandem, service: FakeService, load: control_pb2.
 
 def test_health_as_json_has_the_same_names_in_every_state(tandem, service: FakeService) -> None:
     service.load = lost(waiting=3)
-    serving = {"state": "serving", "reason": "", "workers": 0, "waiting": 3, "worker_lost_seconds": 12.4}
+    serving = {"state": "serving", "reason": "", "workers": 0, "waiting": 3, "suspects": 0, "worker_lost_seconds": 12.4}
     assert json.loads(tandem("health", "--json").stdout) == {**serving, "worker_lost_reason": "it was killed"}
     service.serving(False)
     service.load = grpc.StatusCode.UNAVAILABLE
     result = tandem("health", "--json")
-    unknown = dict.fromkeys(("workers", "waiting", "worker_lost_seconds", "worker_lost_reason"))
+    unknown = dict.fromkeys(("workers", "waiting", "suspects", "worker_lost_seconds", "worker_lost_reason"))
     reason = "the scheduler's core cannot be reached"
     assert (result.exit_code, json.loads(result.stdout)) == (
         3,

@@ -223,6 +223,10 @@ def test_a_step_out_of_memory_holds_no_tensor_when_it_is_answered(rig: Rig, monk
     outcome = rig.runner.collect()
     assert outcome is not None
     assert outcome.status == pb.STEP_STATUS_OUT_OF_MEMORY and "DefaultCPUAllocator" in outcome.detail
+    # The next generation runs as if nothing had happened.
+    fresh = rig.core()
+    fresh.add(1, rig.prompt(9, seed=10))
+    assert rig.step(fresh, chunks={1: 9}).tokens.tolist() == greedy(rig, rig.prompt(9, seed=10), 1)
 
 
 def test_a_lost_device_answers_its_plan_and_then_ends_the_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

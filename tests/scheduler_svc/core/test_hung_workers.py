@@ -121,6 +121,23 @@ def test_time_in_which_the_scheduler_did_not_run_does_not_count(working: bool) -
         assert remaining(world) == pytest.approx(3.0)
 
 
+def test_void_plans_that_the_worker_may_still_compute_have_their_time() -> None:
+    """A result of another step voids the plans in flight, and the worker may be in the middle of a long prompt."""
+    world = World(SLOW, PREDICTING)
+    busy(world, seconds=0.01)
+    world.submit([2] * 250, max_new_tokens=1)
+    world.tick()
+    world.apply(), world.deliver()
+    world.tick()
+    world.apply()
+    world.results[0].step += 1
+    world.deliver()
+    world.cancel(1), world.cancel(2)
+    world.tick()
+    assert world.lane is not None and not world.lane.in_flight
+    assert remaining(world) > 20.0
+
+
 def test_a_hung_worker_does_not_shorten_the_time_of_another() -> None:
     fleet = Fleet(Shape(), Shape(), config=PREDICTING)
     for number in range(8):

@@ -180,26 +180,26 @@ def test_suspects_are_still_suspects_after_a_death(lives: Lives) -> None:
 
 def suspected(lives: Lives) -> set[tuple[str, int]]:
     """Request id and sample of each suspect."""
-    requests = [lives.core.queue.by_handle(handle) for handle in lives.core.suspects]
+    requests = [lives.core.queue.by_handle(handle) for handle in lives.core.suspects.handles]
     return {(request.request_id, request.sample_idx) for request in requests if request is not None}
 
 
 def test_the_quarantine_outlives_the_core(lives: Lives) -> None:
     first = lives.submit([1, 2, 3], max_new_tokens=30, linger=0.0)
     [request] = lives.core.queue
-    lives.core.quarantine.add(request, "it killed two workers", lives.now)
+    lives.core.convictions.quarantine.add(request, "it killed two workers", lives.now)
     lives.turn(ev.Tick())
     lives.kill()
     lives.now += 100.0
     lives.begin()
-    [entry] = lives.core.quarantine.report(lives.now)
+    [entry] = lives.core.convictions.quarantine.report(lives.now)
     assert (entry.request_id, entry.cause) == (first.submit.request_id, "it killed two workers")
     assert entry.age_seconds == pytest.approx(100.0)
     assert lives.submit([1, 2, 3], max_new_tokens=30).lost
     lives.turn(ClearQuarantine(frontend=FRONTEND, query=1, keys=()))
     lives.kill()
     lives.begin()
-    assert len(lives.core.quarantine) == 0
+    assert len(lives.core.convictions.quarantine) == 0
 
 
 def test_a_detached_request_goes_on_and_is_kept_through_two_deaths(lives: Lives) -> None:

@@ -1,4 +1,4 @@
-"""`tandem serve`: the scheduler service and one worker of a checkout, side by side in one terminal.
+"""`tandem serve`: the scheduler service and the workers of a checkout, side by side in one terminal.
 
 Owns the command's flags, its output and its exit code; `services.pair` owns the processes.
 """
@@ -20,8 +20,9 @@ from tandem_client.async_client import AsyncClient
 from tandem_client.cli.reporting import Exit, require_programs
 from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.errors import TandemError
+from tandem_client.services.child import has_program
 from tandem_client.services.line_writer import LineWriter
-from tandem_client.services.pair import PROGRAMS, ServicePair, flags
+from tandem_client.services.pair import HOLDER, PROGRAMS, ServicePair, flags
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import ServiceEnded
 from tandem_client.services.toy import TOY_NOTICE, is_toy
@@ -31,12 +32,22 @@ _STOP_SECONDS = 45.0
 # The time for a reader of standard output to take the last lines.
 _FLUSH_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
+# Each takes the memory of another model.
+MAX_STANDBYS = 8
 # A command that a user may paste follows.
 _READY = "ready: tandem generate"
 
 
+class SharedPool(StrEnum):
+    """Whether the KV pool of a CPU worker outlives it."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
 class LogFormat(StrEnum):
-    """The format of the lines of all three processes."""
+    """The format of the lines of all processes."""
 
     TEXT = "text"
     JSON = "json"
@@ -64,6 +75,19 @@ def serve(
         str, typer.Option(help='More flags of the scheduler service, such as "--reflection --max-waiting 64".')
     ] = "",
     worker: Annotated[str, typer.Option(help='More flags of the worker, such as "--page-size 64".')] = "",
+    standby: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MAX_STANDBYS,
+            metavar="N",
+            help="Warm workers that wait until the serving one dies; default: 0.",
+        ),
+    ] = 0,
+    shared_pool: Annotated[
+        SharedPool,
+        typer.Option(help="Keep the KV pool of a CPU worker when it dies, in shared memory; auto: on Linux."),
+    ] = SharedPool.AUTO,
 ) -> None:
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
     require_programs(PROGRAMS, "tandem serve")
@@ -71,10 +95,16 @@ def serve(
     screen = _Screen(as_json=log_format == LogFormat.JSON)
     pair = ServicePair(
         scheduler_flags=[*flags(listen=listen, journal=journal), *shared, *shlex.split(scheduler)],
-        worker_flags=[*flags(model=model, device=device, dtype=dtype), *shared, *shlex.split(worker)],
+        worker_flags=[
+            *flags(model=model, device=device, dtype=dtype, shared_pool=shared_pool.value),
+            *shared,
+            *shlex.split(worker),
+        ],
         scheduler_policy=RestartPolicy(),
         # The service goes on without a worker, and its health says why.
         worker_policy=RestartPolicy(max_ends=None),
+        standbys=standby,
+        holder_flags=shared if has_program(HOLDER) and _holds_pools(shared_pool, device) else None,
         on_line=screen.show_child,
         say=screen.say,
     )
@@ -83,6 +113,12 @@ def serve(
     if cause:
         _print_cause(cause)
     raise typer.Exit(code)
+
+
+def _holds_pools(shared_pool: SharedPool, device: str | None) -> bool:
+    if shared_pool == SharedPool.AUTO:
+        return sys.platform == "linux" and not (device or "").startswith("cuda")
+    return shared_pool == SharedPool.ON
 
 
 async def _serve(pair: ServicePair, say: Callable[[str], None]) -> tuple[Exit, str]:

@@ -31,6 +31,14 @@ def true_seconds(plan: SentPlan) -> float:
     return BASE + TOKEN * sum(counts) + CONTEXT * read
 
 
+def predicted(times: StepTimes, plan: SentPlan) -> float:
+    return times.predict(plan, times.work(plan))
+
+
+def learn(times: StepTimes, plan: SentPlan, seconds: float) -> None:
+    times.learn(plan, times.work(plan), seconds)
+
+
 CHEAP = [sent(rows=1, context=5), sent(rows=2, context=9), sent(prompt=1), sent(prompt=8)]
 COSTLY = [
     sent(prompt=2048), sent(prompt=2048, at=30_000), sent(rows=256, context=10), sent(rows=256, context=30_000),
@@ -43,8 +51,8 @@ COSTLY = [
 def test_cheap_steps_before_never_make_a_costly_step_too_small(cheap: SentPlan, costly: SentPlan) -> None:
     times = StepTimes(info_of(SHAPE))
     for _ in range(1000):
-        times.learn(cheap, true_seconds(cheap))
-    assert times.predict(costly) >= true_seconds(costly) / 2
+        learn(times, cheap, true_seconds(cheap))
+    assert predicted(times, costly) >= true_seconds(costly) / 2
 
 
 @pytest.mark.parametrize("token_us", [0.0, 1000.0])
@@ -52,17 +60,17 @@ def test_cheap_steps_before_never_make_a_costly_step_too_small(cheap: SentPlan, 
 def test_a_known_kind_of_step_is_predicted_closely(plan: SentPlan, token_us: float) -> None:
     times = StepTimes(info_of(Shape(page_size=16, num_pages=64, max_length=40_000, token_us=token_us)))
     for other in (*CHEAP, *COSTLY):
-        times.learn(other, true_seconds(other))
+        learn(times, other, true_seconds(other))
     for _ in range(50):
-        times.learn(plan, true_seconds(plan))
-    assert true_seconds(plan) / 2 <= times.predict(plan) <= 2 * true_seconds(plan)
+        learn(times, plan, true_seconds(plan))
+    assert true_seconds(plan) / 2 <= predicted(times, plan) <= 2 * true_seconds(plan)
 
 
 def test_the_first_step_includes_the_zeroing_of_the_pool() -> None:
     small, large = (StepTimes(info_of(Shape(num_pages=pages, token_us=100.0))) for pages in (64, 1 << 20))
-    assert small.predict(sent(rows=1)) == 0.5
+    assert predicted(small, sent(rows=1)) == 0.5
     # 4 Mi positions; zeroing one costs a 128th of 100 us.
-    assert large.predict(sent(rows=1)) == pytest.approx((1 << 22) * 100e-6 / 128, rel=0.01)
+    assert predicted(large, sent(rows=1)) == pytest.approx((1 << 22) * 100e-6 / 128, rel=0.01)
 
 
 def test_page_moves_are_part_of_the_work() -> None:
@@ -81,15 +89,15 @@ def test_a_window_limits_the_context_that_is_read() -> None:
 
 def test_a_slower_machine_is_followed_at_once_and_a_faster_one_slowly() -> None:
     times, plan = StepTimes(info_of(Shape())), sent(rows=4)
-    times.learn(plan, 0.1)
+    learn(times, plan, 0.1)
     for _ in range(4):
-        times.learn(plan, 1.0)
-    assert times.predict(plan) > 0.7
-    times.learn(plan, 0.1)
-    assert times.predict(plan) > 0.65
+        learn(times, plan, 1.0)
+    assert predicted(times, plan) > 0.7
+    learn(times, plan, 0.1)
+    assert predicted(times, plan) > 0.65
     for _ in range(100):
-        times.learn(plan, 0.1)
-    assert times.predict(plan) == pytest.approx(0.1, rel=0.05)
+        learn(times, plan, 0.1)
+    assert predicted(times, plan) == pytest.approx(0.1, rel=0.05)
 
 
 @pytest.mark.parametrize(("predicted", "limit"), [(0.0, 3.0), (0.25, 3.0), (1.0, 9.0), (10.0, 81.0)])

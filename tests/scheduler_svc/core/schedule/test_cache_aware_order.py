@@ -137,7 +137,7 @@ def test_a_request_does_not_pass_a_suspect_that_does_not_fit_yet() -> None:
     big = world.submit([201] * 33, max_new_tokens=1, ignore_eos=True)
     # As if its step had failed: it must run alone and needs nine of the eleven pages, of which three are used.
     [request] = world.core.queue.by_request_id(f"r{big}")
-    world.core._lanes.suspects.restore([request])
+    world.core.suspects.restore([request])
     cached = with_stem(world)
     for _ in range(3):
         world.step()

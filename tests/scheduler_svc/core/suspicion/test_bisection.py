@@ -32,7 +32,7 @@ def check(fleet: DeadlyFleet, culprit: int) -> None:
     assert list(failed) == [culprit]
     assert failed[culprit].code is fx.FailureCode.INTERNAL
     fleet.check_all_ended()
-    assert fleet.core.suspects == set()
+    assert fleet.core.suspects.handles == set()
 
 
 @pytest.mark.parametrize("poisoned", [0, 1, 31, 32, 63])
@@ -109,7 +109,7 @@ def suspects_on(fleet: DeadlyFleet, name: str) -> set[int]:
     """Returns the suspects in the worker's plans in flight, which contain nobody else then."""
     lane = fleet.lane_of(name)
     found = {handle for record in lane.in_flight for handle in record.handles.tolist()}
-    suspects = found & fleet.core.suspects
+    suspects = found & fleet.core.suspects.handles
     assert not suspects or suspects == found, "a suspect shares a plan"
     return suspects
 
@@ -124,10 +124,10 @@ def test_other_requests_leave_the_lane_of_a_repeated_trial() -> None:
         if len(fleet.workers) == 2:
             fleet.tick(0.001)
             for name in fleet.workers:
-                if suspects_on(fleet, name) and fleet.core._lanes.suspects.is_repeated():
+                if suspects_on(fleet, name) and fleet.core.suspects.is_repeated():
                     rows = fleet.lane_of(name).rows
                     handles = {request.handle for request in rows.requests_at(rows.seated())}
-                    assert handles <= fleet.core.suspects, "another request is on the lane of the trial"
+                    assert handles <= fleet.core.suspects.handles, "another request is on the lane of the trial"
 
 
 def test_500_random_kills_under_64_streams_convict_nobody() -> None:
@@ -178,11 +178,11 @@ def test_a_suspect_may_end_from_outside(how: str) -> None:
             fleet.handle(ev.Abort(frontend="f-1", query=1, request_ids=tuple(f"r{number}" for number in numbers[:7])))
         case _:
             fleet.tick(2.0)
-            assert fleet.core.suspects == set()
+            assert fleet.core.suspects.handles == set()
             return
     assert len(fleet.core.suspects) == 1
     fleet.run_until_ended()
-    assert fleet.core.suspects == set()
+    assert fleet.core.suspects.handles == set()
 
 
 def test_samples_of_a_killer_end_and_those_of_others_do_not() -> None:

@@ -1,0 +1,73 @@
+"""What the core knows against one suspect, the trial of a group, and a conviction. `suspects.py` explains them."""
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.state.request import Request
+
+LONE_DEATHS = 2
+
+
+@dataclass(slots=True)
+class Suspect:
+    """What is known against one request."""
+
+    request: Request
+    must_pass: int
+    """The suspect is cleared when it has more known tokens than this."""
+    deaths: int = 0
+    """Deaths and failed steps in which it was in flight, since it became a suspect."""
+    trusts_cache: bool = True
+    """Whether cached pages may be reused: only after a single death, because they could be what kills the worker."""
+    lone_deaths: int = 0
+    """How many of them, the last ones in a row, met it alone at `lone_position`."""
+    lone_position: int = -1
+    """Its number of known tokens at the last death that met it alone."""
+    control: int = 0
+    """`Suspects.num_steps` at that death, or -1 if no other request can run."""
+
+    def met(self, must_pass: int, *, is_step: bool) -> None:
+        """Records a death or a failed step."""
+        self.deaths += 1
+        self.trusts_cache = self.deaths == 1 and not is_step
+        self.must_pass = max(self.must_pass, must_pass)
+
+    def died_alone(self, known: int, num_steps: int) -> bool:
+        """Records that the death met it alone at `known` tokens. Returns whether it is convicted."""
+        has_control = self.control < num_steps
+        if known != self.lone_position:
+            self.lone_position, self.lone_deaths, has_control = known, 0, True
+        self.lone_deaths += has_control
+        self.control = num_steps
+        return self.lone_deaths >= LONE_DEATHS
+
+    def conviction(self, what: str, *, is_step: bool) -> "Conviction":
+        """Returns the conviction after the death or failed step that `what` describes."""
+        who = "its step failed" if is_step else "its worker died or hung"
+        where = f"{self.lone_deaths} times while it ran alone at token {self.lone_position}"
+        return Conviction(request=self.request, cause=f"{who} {where}; the last time: {what}")
+
+
+@dataclass(slots=True)
+class Trial:
+    """The group that is tried. Members that were cleared or have ended do not count any more."""
+
+    handles: list[int]
+    worker: str = ""
+    """The lane that was chosen for it, or empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conviction:
+    """A request that must end, and why: one sentence."""
+
+    request: Request
+    cause: str
+
+
+@dataclass(slots=True)
+class Loss:
+    """The last death of a worker with a request in flight."""
+
+    at: float = 0.0
+    num_lanes: int = 0
+    """Number of lanes before it."""

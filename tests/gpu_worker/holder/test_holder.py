@@ -1,0 +1,225 @@
+"""The holder as a process: who gets memory, when it is granted again, and when it is freed."""
+
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.holder import server
+from gpu_worker.shared_pool.client import HolderClient
+from gpu_worker.shared_pool.errors import HolderError
+from gpu_worker.shared_pool.messages import holder_socket, new_socket
+from tests.rigs.processes import Child, Rig
+
+NUM_BYTES = 2 << 20
+LIMIT = 4 * NUM_BYTES
+# A worker: takes a new pool, writes its own number to it, and says which pool it has.
+USER = """
+import mmap, os, signal, sys
+from pathlib import Path
+from gpu_worker.shared_pool.client import HolderClient
+pool, memory = HolderClient(Path(sys.argv[1])).create(int(sys.argv[2]))
+content = mmap.mmap(memory, 0)
+content[:8] = os.getpid().to_bytes(8, "little")
+print(pool.hex(), flush=True)
+signal.pause()
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    folder: Path
+    process: Child
+    client: HolderClient
+
+    def memories(self) -> int:
+        """Pools that the holder has open."""
+        links = [str(each) for each in Path(f"/proc/{self.process.pid}/fd").iterdir()]
+        names: list[str] = []
+        for link in links:
+            with suppress(OSError):
+                names.append(os.readlink(link))
+        return sum("tandem-kv-pool" in name for name in names)
+
+
+@dataclass(slots=True, kw_only=True)
+class User:
+    """A process with a pool."""
+
+    process: subprocess.Popen[str]
+    pool_id: bytes
+
+
+@pytest.fixture
+def holding() -> Iterator[Holding]:
+    with Rig() as rig:
+        arguments = ["gpu_worker.holder", "--runtime-dir", str(rig.runtime_dir), "--max-bytes", str(LIMIT)]
+        child = Child("holder", [*arguments, "--exit-with-parent"])
+        rig.children.append(child)
+        child.wait_line("holds pools")
+        client = HolderClient(rig.runtime_dir)
+        yield Holding(folder=rig.runtime_dir, process=child, client=client)
+        client.close()
+
+
+@pytest.fixture
+def users(holding: Holding) -> Iterator[list[User]]:
+    started: list[User] = []
+    yield started
+    for user in started:
+        user.process.kill()
+        user.process.communicate()
+
+
+def start(holding: Holding, users: list[User]) -> User:
+    process = subprocess.Popen(
+        [sys.executable, "-c", USER, str(holding.folder), str(NUM_BYTES)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    users.append(User(process=process, pool_id=bytes.fromhex(process.stdout.readline())))
+    return users[-1]
+
+
+def test_a_dead_process_s_pool_is_granted_with_its_content(holding: Holding, users: list[User]) -> None:
+    user = start(holding, users)
+    user.process.kill()
+    user.process.wait()
+    memory = holding.client.take(user.pool_id, NUM_BYTES)
+    assert int.from_bytes(os.pread(memory, 8, 0), "little") == user.process.pid
+    os.close(memory)
+
+
+def test_a_process_that_hangs_keeps_its_pool_until_it_is_dead(holding: Holding, users: list[User]) -> None:
+    user = start(holding, users)
+    user.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(HolderError, match=f"process {user.process.pid} still uses the pool") as refused:
+        holding.client.take(user.pool_id, NUM_BYTES)
+    assert refused.value.is_busy
+    user.process.kill()
+    user.process.wait()
+    os.close(holding.client.take(user.pool_id, NUM_BYTES))
+
+
+def test_a_pool_is_granted_to_one_process(holding: Holding, users: list[User]) -> None:
+    user = start(holding, users)
+    user.process.kill()
+    user.process.wait()
+    os.close(holding.client.take(user.pool_id, NUM_BYTES))
+    other = f"from gpu_worker.shared_pool.client import *; HolderClient(Path(sys.argv[1])).take({user.pool_id!r}, 1)"
+    taken = subprocess.run(
+        [sys.executable, "-c", f"import sys; {other}", str(holding.folder)],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert f"process {os.getpid()} still uses the pool" in taken.stderr
+
+
+def test_only_its_user_gives_a_pool_back(holding: Holding, users: list[User]) -> None:
+    user = start(holding, users)
+    with pytest.raises(HolderError, match="only its user"):
+        holding.client.give_back(user.pool_id)
+    own, memory = holding.client.create(NUM_BYTES)
+    os.close(memory)
+    assert holding.memories() == 2
+    holding.client.give_back(own)
+    assert holding.memories() == 1
+
+
+def test_the_limit_counts_all_pools_and_unused_ones_make_room(holding: Holding, users: list[User]) -> None:
+    user = start(holding, users)
+    pool, memory = holding.client.create(LIMIT - NUM_BYTES)
+    os.close(memory)
+    with pytest.raises(HolderError, match=rf"pools in use have {LIMIT} bytes, and the limit is {LIMIT} \(max_bytes\)"):
+        holding.client.create(NUM_BYTES)
+    user.process.kill()
+    user.process.wait()
+    _, memory = holding.client.create(NUM_BYTES)
+    os.close(memory)
+    with pytest.raises(HolderError, match="no such pool"):
+        holding.client.take(user.pool_id, NUM_BYTES)
+    assert holding.memories() == 2 and pool
+
+
+def test_memory_has_its_size_and_is_not_for_others(holding: Holding) -> None:
+    _, memory = holding.client.create(NUM_BYTES)
+    assert os.fstat(memory).st_mode & 0o777 == 0o600
+    for size in (NUM_BYTES - 4096, NUM_BYTES + 4096):
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory, size)
+    with mmap.mmap(memory, NUM_BYTES) as content:
+        assert not any(content[:])
+    os.close(memory)
+    assert holder_socket(holding.folder).stat().st_mode & 0o777 == 0o600
+
+
+def test_unused_memory_is_counted_as_far_as_it_was_touched(holding: Holding, users: list[User]) -> None:
+    user = start(holding, users)
+    assert holding.client.unused_bytes() == 0
+    user.process.kill()
+    user.process.wait()
+    assert 0 < holding.client.unused_bytes() <= 64 << 10
+
+
+@pytest.mark.parametrize(
+    ("packet", "answer"),
+    [
+        (b"\x00\xff", "is not JSON"),
+        (b"[1]", "is not a JSON object"),
+        (b"[" * 4000, "is not JSON"),
+        (b"{}", "want must be create, take, give back or unused"),
+        (b'{"want": "create", "bytes": -1}', "bytes is -1; it must be a whole number from 1 to 281474976710656"),
+        (b'{"want": "create", "bytes": 1e999}', "bytes is inf"),
+        (b'{"want": "create", "bytes": true}', "bytes is True"),
+        (b'{"want": "take", "pool_id": "zz"}', "pool_id must be 32 hexadecimal digits"),
+        (b'{"want": "give back", "pool_id": 7}', "pool_id must be 32 hexadecimal digits"),
+        (b" " * 5000, "a packet has more than 4096 bytes"),
+    ],
+)
+def test_garbage_is_answered_with_a_sentence(holding: Holding, packet: bytes, answer: str) -> None:
+    with new_socket() as garbage:
+        garbage.connect(str(holder_socket(holding.folder)))
+        garbage.send(packet)
+        assert answer in garbage.recv(8192).decode()
+    assert holding.client.unused_bytes() == 0
+
+
+def test_a_second_holder_is_refused_and_a_dead_one_replaced(holding: Holding) -> None:
+    command = [sys.executable, "-m", "gpu_worker.holder", "--runtime-dir", str(holding.folder)]
+    second = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert second.returncode == 1 and "another holder serves" in second.stderr
+    holding.process.kill()
+    third = subprocess.Popen([*command, "--exit-with-parent"], stderr=subprocess.PIPE, text=True)
+    assert third.stderr is not None and "holds pools" in third.stderr.readline()
+    # The same client finds the new holder.
+    _, memory = holding.client.create(NUM_BYTES)
+    os.close(memory)
+    third.terminate()
+    assert third.wait() == 0
+    third.communicate()
+    assert not holder_socket(holding.folder).exists()
+
+
+def test_a_clean_exit_frees_the_memory(holding: Holding) -> None:
+    _, memory = holding.client.create(NUM_BYTES)
+    os.close(memory)
+    assert holding.process.terminate() == 0
+    assert not holder_socket(holding.folder).exists()
+    with pytest.raises(HolderError, match="no answer from the holder"):
+        holding.client.create(NUM_BYTES)
+
+
+def test_another_user_is_refused(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert server._user_of(ours) is not None
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        assert server._user_of(ours) is None

@@ -1,0 +1,98 @@
+"""A request that kills, hangs or fails its workers ends alone, and is refused if it is sent again."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import pytest
+from tandem.v1 import control_pb2
+
+from tests.rigs.processes import Rig
+from tests.rigs.restarting import RestartingWorkers
+from tests.rigs.streams import Caller, Stream, code_of
+from tests.system.asks import Ask, random_asks
+
+SHAPE = ("--num-pages", "1600", "--max-rows", "64", "--max-length", "600", "--token-budget", "512", "--step-ms", "5")
+CULPRIT = 281
+POISON = Ask(prompt=(1, 2, CULPRIT, 3), max_new_tokens=20, request_id="poison")
+
+
+@contextmanager
+def poisoned(
+    rig: Rig, how: str, asks: list[Ask], *, workers: int = 1
+) -> Iterator[tuple[Caller, RestartingWorkers, list[Stream]]]:
+    """Serves `asks` with workers that CULPRIT kills, hangs or fails, until all streams flow."""
+    scheduler = rig.scheduler("--step-timeout-seconds", "2")
+    with RestartingWorkers(rig, (*SHAPE, f"--{how}-token", str(CULPRIT)), workers) as restarting:
+        caller = rig.caller(scheduler)
+        caller.wait_serving()
+        caller.wait_load(lambda load: load.workers == workers)
+        streams = [caller.generate(ask.request()) for ask in asks]
+        for stream in streams:
+            stream.wait_tokens(3)
+        yield caller, restarting, streams
+
+
+def check(asks: list[Ask], streams: list[Stream]) -> None:
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
+
+
+def test_a_request_that_kills_its_worker_ends_alone_and_is_refused_when_it_is_sent_again(rig: Rig) -> None:
+    asks = random_asks(63, seed=4, prompts=(1, 30), outputs=(400, 500))
+    with poisoned(rig, "kill", asks) as (caller, restarting, streams):
+        poison = caller.generate(POISON.request())
+        error = poison.failed(60)
+        assert code_of(error) == grpc.StatusCode.INTERNAL
+        assert "its worker died or hung 2 times while it ran alone at token 4" in error.details()
+        seen = [len(stream.transcript.tokens) for stream in streams]
+        for stream, count in zip(streams, seen, strict=True):
+            stream.wait_tokens(min(count + 1, 400))
+        flowing = time.monotonic() - restarting.deaths[0]
+        print(f"{len(restarting.deaths)} deaths; all 63 batchmates flow again {flowing:.1f} s after the first one")
+        assert len(restarting.deaths) <= 8
+        check(asks, streams)
+        before = len(restarting.deaths)
+        again = caller.generate(Ask(prompt=POISON.prompt, max_new_tokens=20, seed=77).request()).failed()
+        assert code_of(again) == grpc.StatusCode.FAILED_PRECONDITION
+        assert "this request is quarantined" in again.details() and "'poison'" in again.details()
+        assert len(restarting.deaths) == before
+        [entry] = caller._control.ListQuarantine(control_pb2.ListQuarantineRequest()).requests
+        assert entry.request_id == "poison" and len(entry.key) == 64
+        assert caller._control.ClearQuarantine(control_pb2.ClearQuarantineRequest(keys=[entry.key])).removed == 1
+        load = caller.wait_idle()
+        assert (load.suspects, load.not_serving) == (0, "")
+
+
+@pytest.mark.long
+def test_with_two_workers_the_streams_of_the_other_one_flow_on(rig: Rig) -> None:
+    asks = random_asks(32, seed=5, prompts=(1, 30), outputs=(400, 500))
+    with poisoned(rig, "kill", asks, workers=2) as (caller, restarting, streams):
+        error = caller.generate(POISON.request()).failed(60)
+        assert code_of(error) == grpc.StatusCode.INTERNAL
+        assert len(restarting.deaths) <= 8
+        check(asks, streams)
+        caller.wait_idle()
+
+
+@pytest.mark.long
+def test_a_request_that_hangs_its_worker_is_found(rig: Rig) -> None:
+    asks = random_asks(7, seed=6, prompts=(1, 30), outputs=(100, 200))
+    with poisoned(rig, "hang", asks) as (caller, restarting, streams):
+        error = caller.generate(POISON.request()).failed(90)
+        assert code_of(error) == grpc.StatusCode.INTERNAL
+        assert len(restarting.deaths) <= 1 + 3 + 1
+        check(asks, streams)
+        caller.wait_idle()
+
+
+def test_a_request_whose_steps_fail_costs_its_batchmates_little(rig: Rig) -> None:
+    asks = random_asks(31, seed=7, prompts=(1, 30), outputs=(100, 200))
+    with poisoned(rig, "fail", asks) as (caller, restarting, streams):
+        error = caller.generate(POISON.request()).failed()
+        assert code_of(error) == grpc.StatusCode.INTERNAL
+        assert "its step failed 2 times while it ran alone" in error.details()
+        check(asks, streams)
+        assert restarting.deaths == []
+        assert caller.wait_idle().lane_resets <= 1 + 5 + 1
