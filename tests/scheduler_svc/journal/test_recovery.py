@@ -9,7 +9,8 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.quarantine import ClearQuarantine
 from scheduler_svc.core.messages.reports import Load
-from tests.scheduler_svc.journal.lives import FRONTEND, Died, Lives
+from tests.simulation.deaths import Deaths
+from tests.simulation.lives import FRONTEND, Died, Lives
 
 
 @pytest.fixture
@@ -221,69 +222,12 @@ def test_a_detached_request_goes_on_and_is_kept_through_two_deaths(lives: Lives)
     assert caller.done
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_deaths_lose_and_repeat_nothing(tmp_path: Path, seed: int) -> None:
-    run_random(Lives(tmp_path / "journal", seed), 400)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_deaths_lose_and_repeat_nothing(seed: int) -> None:
+    Deaths(seed, operations=400).run()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 200))
-def test_many_random_deaths_lose_and_repeat_nothing(tmp_path: Path, seed: int) -> None:
-    run_random(Lives(tmp_path / "journal", seed), 3000)
-
-
-def run_random(lives: Lives, operations: int) -> None:
-    """Requests, steps, losses of readers, workers and the core at random, then everything to its end."""
-    rng = lives.random
-    lives.begin()
-    for _ in range(operations):
-        try:
-            _one(lives)
-        except Died:
-            lives.die_unsent = False
-            _again(lives)
-    lives.resume_all()
-    lives.run()
-    assert all(caller.done for caller in lives.callers)
-    lives.check()
-    assert lives.num_lives > 2, f"seed {rng}"
-    lives.close()
-
-
-def _again(lives: Lives) -> None:
-    lives.kill()
-    lives.begin(workers=lives.random.random() < 0.7)
-    lives.resume_all()
-    for name in lives.workers:
-        lives.join(name)
-    lives.resume_all()
-
-
-def _one(lives: Lives) -> None:
-    rng = lives.random
-    chance = rng.random()
-    live = [caller for caller in lives.callers if caller.accepted and not caller.done]
-    if chance < 0.12 and len(live) < 10:
-        prompt = [rng.randrange(2) for _ in range(rng.randint(1, 20))]
-        lives.submit(
-            prompt, max_new_tokens=rng.randint(1, 30), num_samples=rng.choice([1, 1, 2, 3]),
-            linger=rng.choice([0.0, 30.0, 60.0]), seed=rng.randrange(100),
-        )  # fmt: skip
-    elif chance < 0.16 and live:
-        caller = rng.choice(live)
-        if caller.submit.linger_seconds:
-            lives.turn(ev.Cancel(frontend=FRONTEND, stream=caller.stream, detach=True))
-            if rng.random() < 0.5:
-                steps(lives, 3)
-            lives.resume(caller)
-    elif chance < 0.18:
-        name = rng.choice(list(lives.workers))
-        # In order, because so many deaths among so few requests would convict one.
-        lives.turn(ev.WorkerLost(worker=name, reason="leaves", is_orderly=True))
-        lives.join(name)
-    elif chance < 0.19:
-        _again(lives)
-    elif chance < 0.20:
-        lives.die_unsent = True
-    else:
-        lives.step(rng.choice(list(lives.workers)))
+def test_many_random_deaths_lose_and_repeat_nothing(seed: int) -> None:
+    Deaths(seed, operations=3000).run()
