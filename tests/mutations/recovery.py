@@ -7,6 +7,7 @@ them together take two minutes.
 from tests.mutations.edits import Edit as _Edit
 from tests.mutations.edits import (
     assigned,
+    attribute,
     call,
     comparison,
     condition,
@@ -43,16 +44,16 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "conviction-after-one-lone-death",
         "a request that was alone once when its worker was killed is convicted",
-        "core.suspicion.suspects",
+        "core.suspicion.suspect",
         f"{_CORE}/suspicion/test_bisection.py",
         replace("LONE_DEATHS", assigned("LONE_DEATHS"), "1"),
     ),
     _protection(
         "conviction-without-control",
         "a machine on which every worker dies convicts its requests",
-        "core.suspicion.suspects",
+        "core.suspicion.suspect",
         f"{_CORE}/suspicion/test_bisection.py",
-        replace("Suspects._died_alone", comparison("num_steps"), "True"),
+        replace("Suspect.died_alone", comparison("control"), "True"),
     ),
     _protection(
         "suspects-never-cleared",
@@ -88,7 +89,7 @@ RECOVERY: tuple[Mutation, ...] = (
         "an idle worker that is silent is never given up",
         "core.limits.step_clock",
         f"{_CORE}/test_hung_workers.py::test_an_idle_worker_has_three_seconds_of_silence",
-        replace("StepClock.timeout", condition("in_flight"), "False"),
+        replace("StepClock.timeout", attribute("silence_timeout_seconds"), "1e9"),
     ),
     _protection(
         "a-pause-of-the-scheduler-counts",
@@ -168,13 +169,6 @@ RECOVERY: tuple[Mutation, ...] = (
         "core.lanes",
         f"{_CORE}/test_standby.py::test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_event",
         replace("Lanes.close", call("_seat_next"), "[]"),
-    ),
-    _protection(
-        "a-zeroed-pool-taken-over",
-        "a pool is kept although its worker joined again and zeroed it",
-        "core.state.held_pools",
-        f"{_CORE}/state",
-        replace("HeldPools.forget", call("pop"), "None"),
     ),
     # Resume and journal -----------------------------------------------------------------------------------------------
     _protection(
