@@ -56,6 +56,13 @@ RECOVERY: tuple[Mutation, ...] = (
         replace("Suspect.died_alone", comparison("control"), "True"),
     ),
     _protection(
+        "conviction-without-doubt",
+        "requests are convicted while workers die without them, too",
+        "core.suspicion.suspect",
+        f"{_CORE}/suspicion/test_doubts.py::test_a_lone_death_does_not_count_if_another_worker_died_after_it",
+        replace("Suspect.died_alone", condition("doubts"), "False"),
+    ),
+    _protection(
         "suspects-never-cleared",
         "a suspect that got past its position stays one",
         "core.suspicion.suspects",
