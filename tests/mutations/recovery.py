@@ -52,7 +52,7 @@ RECOVERY: tuple[Mutation, ...] = (
         "conviction-without-control",
         "a machine on which every worker dies convicts its requests",
         "core.suspicion.suspect",
-        f"{_CORE}/suspicion/test_bisection.py",
+        f"{_CORE}/suspicion/test_doubts.py",
         replace("Suspect.died_alone", comparison("control"), "True"),
     ),
     _protection(

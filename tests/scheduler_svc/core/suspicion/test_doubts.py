@@ -22,3 +22,10 @@ def test_two_lone_deaths_convict_if_no_worker_died_between_them() -> None:
 
 def test_a_lone_death_does_not_count_if_another_worker_died_after_it() -> None:
     assert lone_deaths_until_conviction(1) == lone_deaths_until_conviction(9) == LONE_DEATHS + MAX_DOUBTS
+
+
+def test_a_second_lone_death_counts_only_after_a_token_of_another_request() -> None:
+    suspect = Suspect(cast(Any, None), 5)
+    assert [suspect.died_alone(5, steps, losses) for losses, steps in enumerate((7, 7, 7, 8), start=1)] == [
+        False, False, False, True,
+    ]  # fmt: skip
