@@ -66,7 +66,7 @@ RECOVERY: tuple[Mutation, ...] = (
         "suspects-never-cleared",
         "a suspect that got past its position stays one",
         "core.suspicion.suspects",
-        f"{_CORE}/suspicion/test_bisection.py::test_500_random_kills_under_64_streams_convict_nobody",
+        f"{_CORE}/test_worker_failures.py",
         replace("Suspects.confirmed", condition("must_pass"), "False"),
     ),
     _protection(
