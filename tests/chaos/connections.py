@@ -8,7 +8,7 @@ import grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from tests.rigs.streams import Stream
-from tests.rigs.transcript import Transcript
+from tests.rigs.transcript import SampleTranscript, Transcript
 
 # A dead front end is replaced in half a second; gRPC's own first pause is a second.
 _OPTIONS = [
@@ -33,19 +33,13 @@ class Connection:
     def generate(self, request: inference_pb2.GenerateRequest, timeout: float | None = None) -> Stream:
         return Stream(self._inference.Generate(request, timeout=timeout))
 
-    def resume(self, transcript: Transcript, secret: bytes) -> Stream:
+    def resume(self, request_id: str, secret: bytes, transcript: Transcript, num_samples: int) -> Stream:
         """Continues a stream that ended after it was accepted."""
-        assert transcript.accepted is not None
-        samples = [transcript.samples.get(idx) for idx in range(transcript.num_samples)]
+        samples = [transcript.samples.get(idx, SampleTranscript()) for idx in range(num_samples)]
         offsets = [
-            inference_pb2.SampleOffset(token_ids=len(sample.tokens), text_chars=len(sample.text))
-            if sample is not None
-            else inference_pb2.SampleOffset()
-            for sample in samples
+            inference_pb2.SampleOffset(token_ids=len(sample.tokens), text_chars=len(sample.text)) for sample in samples
         ]
-        request = inference_pb2.ResumeRequest(
-            request_id=transcript.accepted.request_id, resume_secret=secret, offsets=offsets
-        )
+        request = inference_pb2.ResumeRequest(request_id=request_id, resume_secret=secret, offsets=offsets)
         transcript.expect_resumed()
         return Stream(self._inference.Resume(request), transcript=transcript)
 

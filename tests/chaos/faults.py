@@ -19,6 +19,7 @@ class Scene(Protocol):
     def kill_frontend(self) -> bool: ...
     def kill_scheduler(self) -> bool: ...
     def overload(self) -> bool: ...
+    def send_poison(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="workers hung in a step", commit=lambda scene: scene.hang_step(), per_kills=50),
     Fault(name="front-end deaths", commit=lambda scene: scene.kill_frontend(), per_kills=25),
     Fault(name="scheduler deaths", commit=lambda scene: scene.kill_scheduler(), per_kills=25),
+    Fault(name="poison requests", commit=lambda scene: scene.send_poison(), per_kills=25),
     Fault(name="overloads", commit=lambda scene: scene.overload(), per_kills=25),
 )
 

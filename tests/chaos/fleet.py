@@ -15,8 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.chaos.requests import MAX_LENGTH
-from tests.rigs import byte_tokenizer
+from tests.chaos.requests import MAX_LENGTH, POISONS
 from tests.rigs.in_flight import order_hang, read_in_flight
 from tests.rigs.processes import Child, Rig
 
@@ -24,7 +23,7 @@ _SHAPE = (
     *("--page-size", "8", "--num-pages", "420", "--max-rows", "28", "--max-length", str(MAX_LENGTH)),
     *("--token-budget", "96", "--chunk-align", "4", "--step-ms", "2"),
 )
-_FAULTS = ("--nonfinite-token", str(byte_tokenizer.POISON_ID))
+_FAULTS = tuple(word for name, token in POISONS.items() for word in (f"--{name}", str(token)))
 # Workers that commit a step fault of their own, which resets their lane.
 _STEP_FAULT_SHARE = 0.1
 _STOP_SECONDS = 5.0
@@ -60,10 +59,12 @@ class Fleet:
 
     def keep_full(self) -> None:
         """Replaces workers that have died. Raises AssertionError if one died that nobody killed."""
-        for worker in [worker for worker in self.workers if worker.child.exit_code is not None]:
-            code = worker.child.exit_code
-            assert worker.child.killed or worker.hang, f"a worker ended by itself, exit code {code}"
-            self._forget(worker)
+        for worker in list(self.workers):
+            last = worker.child.lines[-1] if worker.child.lines else ""
+            if not worker.hang and last.startswith("hung") and last.endswith("poisoned"):
+                worker.hang, worker.since = "poisoned", time.monotonic()
+            if worker.child.exit_code is not None:
+                self._bury(worker)
         while len(self.workers) < self._size:
             self.workers.append(self._start())
 
@@ -120,17 +121,20 @@ class Fleet:
             if worker.child.pid in pids and worker.child.exit_code is None:
                 waited = time.monotonic() - worker.since
                 assert waited < _NOTICE_SECONDS, f"a {worker.hang} worker was not given up in {waited:.0f} s"
-                continue
-            self._counts["hangs"] += 1
-            self._counts[f"{worker.hang} workers given up"] += 1
-            if worker.child.exit_code is not None:
-                self._counts["hung workers killed by the service"] += 1
-            if worker.hang == "stopped" and worker.child.exit_code is None and self._rng.random() < 0.5:
-                worker.child.signal(signal.SIGCONT)
-                worker.hang = ""
-                self._counts["stopped workers that went on"] += 1
-                continue
-            worker.was_given_up = True
+            else:
+                self._given_up(worker)
+
+    def _given_up(self, worker: Worker) -> None:
+        worker.was_given_up = True
+        self._counts["hangs"] += worker.hang != "poisoned"
+        self._counts[f"{worker.hang} workers given up"] += 1
+        if worker.child.exit_code is not None:
+            self._counts["hung workers killed by the service"] += 1
+        elif worker.hang == "stopped" and self._rng.random() < 0.5:
+            worker.child.signal(signal.SIGCONT)
+            worker.hang, worker.was_given_up = "", False
+            self._counts["stopped workers that went on"] += 1
+        else:
             worker.child.kill()
 
     def _start(self) -> Worker:
@@ -144,17 +148,28 @@ class Fleet:
         self._counts["workers started"] += 1
         return Worker(child=child, file=file)
 
-    def _forget(self, worker: Worker) -> None:
-        worker.child.killed = True
+    def _bury(self, worker: Worker) -> None:
+        """Checks how a worker ended, and forgets it: ten thousand of them need not be remembered."""
+        child = worker.child
+        child.join_output()
+        output = child.output()
+        assert "Traceback" not in output, output
+        if any(line.startswith("exited") and line.endswith("poisoned") for line in child.lines):
+            self._counts["workers killed by poison"] += 1
+        elif not child.killed and not worker.hang:
+            assert child.exit_code == -signal.SIGKILL, (
+                f"a worker ended by itself, exit code {child.exit_code}\n{output}"
+            )
+            # The machine may be so busy that a healthy worker stands still for seconds.
+            self._counts["workers killed by the service that did not hang"] += 1
+        if worker.hang and not worker.was_given_up:
+            self._given_up(worker)
         self.workers.remove(worker)
         if worker is self._pending:
             self._pending = None
         worker.file.unlink(missing_ok=True)
-        # Ten thousand dead workers need not be remembered, but their output is checked now.
-        worker.child.join_output()
-        output = worker.child.output()
-        assert "Traceback" not in output, output
-        self._rig.children.remove(worker.child)
+        child.killed = True
+        self._rig.children.remove(child)
 
 
 def _wait_stopped(pid: int) -> None:

@@ -5,10 +5,13 @@ from typing import Any
 
 from tandem.v1 import inference_pb2 as pb
 
+from tests.rigs import byte_tokenizer
 from tests.system.asks import Ask
 
 MAX_LENGTH = 320
 LINGER_SECONDS = 120.0
+# Tokens that no sampled output contains, and what each does to the worker that computes it.
+POISONS = {"nonfinite-token": byte_tokenizer.POISON_ID, "kill-token": 281, "hang-token": 282, "fail-token": 283}
 _STOPS = (" the", "ab", "é", "日", "x", "STOP", "OP", "\n\n", "0", "q")
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
-from tandem.v1 import inference_pb2 as pb
 
 from tests.chaos.connections import Connection, first_load
 from tests.chaos.faults import Fault, script_of
@@ -64,11 +63,11 @@ class Chaos:
         self._script = script_of(script, options.kills)
         self._fleet = Fleet(rig, workers, options.workers, self.counts)
         self._fleet.keep_full()
-        self._scheduler = rig.scheduler(*_SCHEDULER_FLAGS)
+        self._flags = (*_SCHEDULER_FLAGS, "--journal", str(rig.runtime_dir / "journal"))
+        self._scheduler = rig.scheduler(*self._flags)
         self._address = self._scheduler.address
         self._connections = [Connection(self._address) for _ in range(_NUM_CONNECTIONS)]
-        self._resumes = hasattr(pb, "ResumeRequest")
-        self._load = Load(self._connections, loads, options.streams, self.counts, resumes=self._resumes)
+        self._load = Load(self._connections, loads, options.streams, self.counts)
         self._look_at = self._report_at = 0.0
         self._outage_ends = 0.0
         self._outage_pids: set[int] = set()
@@ -120,7 +119,7 @@ class Chaos:
         gone, alive = psutil.wait_procs(frontends, timeout=_RESTART_SECONDS)
         assert not alive, f"front ends outlive their scheduler: {alive}"
         self._check_output()
-        self._scheduler = self._rig.launch_scheduler(*_SCHEDULER_FLAGS, listen=self._address)
+        self._scheduler = self._rig.launch_scheduler(*self._flags, listen=self._address)
         self._outage_pids = {process.pid for process in gone}
         return True
 
@@ -129,6 +128,10 @@ class Chaos:
             return False
         self._load.burst(_BURST)
         self.counts["requests of overloads"] += _BURST
+        return True
+
+    def send_poison(self) -> bool:
+        self._load.send_poison()
         return True
 
     # The main loop ------------------------------------------------------------------------------------------------
@@ -189,6 +192,8 @@ class Chaos:
         while (load := first_load(self._connections)) is None or load.workers < self._options.workers:
             assert time.monotonic() < limit, f"the service does not serve\n{self._scheduler.output()}"
             time.sleep(0.05)
+        # Both front ends have yet to learn of the workers.
+        self._load.outages.begin(time.monotonic())
 
     def _frontends(self) -> set[int]:
         found: set[int] = set()

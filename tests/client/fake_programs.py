@@ -25,7 +25,7 @@ lives.write_text("x" * (life + 1))
 def say(line):
     print(line, flush=True)
 def stay():
-    say(f"up {os.getpid()}")
+    say(f"up {os.getpid()}" + " on standby" * ("--standby" in sys.argv))
     signal.sigwait([signal.SIGTERM])
     os._exit(0)
 say("flags " + " ".join(sys.argv[1:]))
@@ -51,13 +51,17 @@ class Output:
     def __init__(self, service: FakeService) -> None:
         self.lines: list[str] = []
         self._service = service
+        self._pids: dict[str, int] = {}
         self._more = asyncio.Event()
 
     def show(self, name: str, line: str) -> None:
         self.lines.append(f"{name} | {line}")
-        if name == "worker" and line.startswith("up "):
-            # The worker joins as the only one of the service.
-            self._service.worker_pids = [int(line.removeprefix("up "))]
+        if name.startswith("worker") and line.startswith("up "):
+            # It joins in place of the one that had its name.
+            self._pids[name] = int(line.split()[1])
+            self._service.worker_pids = list(self._pids.values())
+            if line.endswith(" on standby"):
+                self._service.standby_pids.append(self._pids[name])
         self._more.set()
 
     def say(self, line: str) -> None:
@@ -77,12 +81,13 @@ def quick_policy(max_ends: int | None = 5) -> RestartPolicy:
     return RestartPolicy(max_ends=max_ends, first_pause_seconds=0.01, last_pause_seconds=0.01)
 
 
-def make_pair(output: Output) -> ServicePair:
+def make_pair(output: Output, standbys: int = 0) -> ServicePair:
     return ServicePair(
         scheduler_flags=["--of-scheduler"],
         worker_flags=["--of-worker"],
         scheduler_policy=quick_policy(),
         worker_policy=quick_policy(max_ends=None),
+        standbys=standbys,
         on_line=output.show,
         say=output.say,
     )

@@ -18,7 +18,7 @@ def test_no_message_to_any_method_ends_the_service_or_a_handler() -> None:
     assert fuzz_methods(120, 5, print) >= 10 * 120
 
 
-@pytest.mark.parametrize("kind", [inference_pb2.GenerateRequest, worker_pb2.WorkerToCore, frontend_pb2.CoreToFrontend])
+@pytest.mark.parametrize("kind", [inference_pb2.GenerateRequest, worker_pb2.WorkerToCore, frontend_pb2.FrontendToCore])
 def test_a_seed_gives_the_same_frames_and_every_field_is_set(kind: type) -> None:
     first, second = (MessageMaker(kind, random.Random(1)) for _ in range(2))
     assert [first.frame() for _ in range(4000)] == [second.frame() for _ in range(4000)]

@@ -63,6 +63,16 @@ class MemoryLink:
         """Nothing is limited."""
 
 
+class NoProcesses:
+    """Stands for WorkerProcesses, which would kill the processes that hostile Joins name."""
+
+    def joined(self, worker: str, pid: int) -> None:
+        """No process is opened."""
+
+    def kill(self, worker: str) -> None:
+        """No process is killed."""
+
+
 class CoreUnderFire:
     """`run` sends hostile frames; `check_service` then compares answers to well-behaved requests with the oracle."""
 
@@ -80,6 +90,7 @@ class CoreUnderFire:
         model = ServedModel(default_max_new_tokens=16, max_waiting=64, cache_root=b"r" * 32)
         self._dispatcher = EffectDispatcher(
             workers=cast(Any, self._workers),
+            worker_processes=cast(Any, NoProcesses()),
             frontends=cast(Any, self._frontends),
             served_model=model,
             steps=None,

@@ -86,4 +86,5 @@ async def _fuzz_frontend(count: int, seed: int) -> tuple[Counter[str], set[str]]
         counts["messages handled"] += 1
     for stream in list(front._streams._open):
         front._streams.close(stream)
+    front._link._context.destroy(0)
     return counts, maker.fields() - maker.covered

@@ -194,3 +194,10 @@ def test_threads_are_measured_unless_a_number_is_set(monkeypatch: pytest.MonkeyP
     assert load_settings(["--threads", "auto"]).threads is None
     with pytest.raises(SettingsRefused, match=r"^--threads is '0'; it must be at least 1$"):
         load_settings(["--threads", "0"])
+
+
+def test_pages_of_a_standby_worker_need_a_standby_worker() -> None:
+    with pytest.raises(SettingsRefused, match="standby_pages is 9 and standby is not set; set num_pages instead"):
+        load_settings(["--standby-pages", "9"])
+    settings = load_settings(["--standby", "--standby-pages", "9", "--num-pages", "5"])
+    assert (settings.standby, settings.standby_pages, settings.num_pages) == (True, 9, 5)

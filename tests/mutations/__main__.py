@@ -1,4 +1,4 @@
-"""Checks that the tests detect faults: `python -m tests.mutations [NAME …] [--jobs N] [--list] [--each]`.
+"""Checks that the tests detect faults: `python -m tests.mutations [NAME …] [--recovery] [--jobs N] [--list] [--each]`.
 
 Puts one fault at a time into the core and prints which check detected it, how, and after how long. The exit code is 1
 if a mutation survived, and 2 if the unchanged source fails a check, because then a detection proves nothing.
@@ -6,10 +6,13 @@ if a mutation survived, and 2 if the unchanged source fails a check, because the
 
 import argparse
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.mutations.mutations import MUTATIONS, Mutation
-from tests.mutations.runner import CORE_TESTS, ROOT, SIMULATION, Verdict, judge, mutated
+from tests.mutations.mutation import Mutation
+from tests.mutations.mutations import MUTATIONS
+from tests.mutations.recovery import RECOVERY
+from tests.mutations.runner import CORE_TESTS, ROOT, SIMULATION, Check, Verdict, judge, mutated, narrow_check
 
 _BOTH = (SIMULATION, CORE_TESTS)
 
@@ -18,13 +21,15 @@ def main() -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__, allow_abbrev=False)
     parser.add_argument("names", nargs="*", metavar="NAME", help="run only these mutations (default: all)")
+    parser.add_argument("--recovery", action="store_true", help="run only those that remove a protection of recovery")
     parser.add_argument("--jobs", type=int, default=1, help="number of mutations at once")
     parser.add_argument("--list", action="store_true", help="list the mutations and what each breaks")
     parser.add_argument("--each", action="store_true", help="run every check, even after one has failed")
     parser.add_argument("--trust-the-source", action="store_true", help="skip the checks of the unchanged source")
     args = parser.parse_args()
-    chosen = [mutation for mutation in MUTATIONS if not args.names or mutation.name in args.names]
-    unknown = set(args.names) - {mutation.name for mutation in MUTATIONS}
+    every = RECOVERY if args.recovery else (*RECOVERY, *MUTATIONS)
+    chosen = [mutation for mutation in every if not args.names or mutation.name in args.names]
+    unknown = set(args.names) - {mutation.name for mutation in every}
     if unknown:
         parser.error(f"unknown mutation: {', '.join(sorted(unknown))}; --list shows all")
     if args.list:
@@ -33,25 +38,34 @@ def main() -> int:
     for mutation in chosen:
         mutated(mutation, (ROOT / mutation.path).read_text())
     if not args.trust_the_source:
-        verdict = judge(None, _BOTH)
+        verdict = judge(None, _checks_of_the_source(chosen))
         print(f"{'the unchanged source':46} {_summary(verdict, 'passes')}", flush=True)
         if verdict.caught_by:
             return 2
-    # Each group of checks runs until one fails.
-    groups = tuple((check,) for check in _BOTH) if args.each else (_BOTH,)
+
+    def groups_of(mutation: Mutation) -> tuple[tuple[Check, ...], ...]:
+        """Each group of checks runs until one fails."""
+        checks = (narrow_check(mutation.test),) if mutation.test else _BOTH
+        return tuple((check,) for check in checks) if args.each else (checks,)
 
     def judged(mutation: Mutation) -> list[Verdict]:
-        return [judge(mutation, checks) for checks in groups]
+        return [judge(mutation, checks) for checks in groups_of(mutation)]
 
     survivors = 0
     with ThreadPoolExecutor(args.jobs) as pool:
         for mutation, verdicts in zip(chosen, pool.map(judged, chosen), strict=True):
             survivors += not any(verdict.caught_by for verdict in verdicts)
-            for checks, verdict in zip(groups, verdicts, strict=True):
+            for checks, verdict in zip(groups_of(mutation), verdicts, strict=True):
                 line = _summary(verdict, "SURVIVED " + " and ".join(check.name for check in checks))
                 print(f"{mutation.name:46} {line}", flush=True)
     print(f"{len(chosen)} mutations, {survivors} survived")
     return 1 if survivors else 0
+
+
+def _checks_of_the_source(chosen: Sequence[Mutation]) -> tuple[Check, ...]:
+    tests = " ".join(dict.fromkeys(test for mutation in chosen for test in mutation.test.split()))
+    narrow = (narrow_check(tests),) if tests else ()
+    return (*narrow, *_BOTH) if any(not mutation.test for mutation in chosen) else narrow
 
 
 def _summary(verdict: Verdict, otherwise: str) -> str:

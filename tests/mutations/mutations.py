@@ -4,8 +4,6 @@ Owns the list. An edit names a definition and a place in it by what the code doe
 only if a definition, a method or an attribute that it names changes.
 """
 
-from dataclasses import dataclass
-
 from tests.mutations.edits import (
     Edit,
     argument,
@@ -23,21 +21,7 @@ from tests.mutations.edits import (
     replace,
     returned,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mutation:
-    """A fault; `module` is the dotted name of the module that the edits change."""
-
-    name: str
-    breaks: str
-    module: str
-    edits: tuple[Edit, ...]
-
-    @property
-    def path(self) -> str:
-        """The module's file, relative to the checkout."""
-        return f"{self.module.replace('.', '/')}.py"
+from tests.mutations.mutation import Mutation
 
 
 def _core(name: str, breaks: str, module: str, *edits: Edit) -> Mutation:
@@ -210,8 +194,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "host-page-lost-within-a-plan",
         "a plan saves two pages to one host page",
-        "state.lane",
-        replace("Lane.swap_out", condition("num_slots"), "False"),
+        "state.swap_out",
+        replace("swap_out", condition("num_slots"), "False"),
     ),
     _core(
         "a-load-forgotten",

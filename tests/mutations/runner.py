@@ -13,11 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.mutations.edits import MisplacedEdit, edited
-from tests.mutations.mutations import Mutation
+from tests.mutations.mutation import Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
 # The files that the checks below import.
-_COPIED = ("scheduler_svc", "tests/__init__.py", "tests/rigs", "tests/simulation", "tests/scheduler_svc")
+_COPIED = (
+    *("scheduler_svc", "tests/__init__.py", "tests/rigs", "tests/simulation", "tests/scheduler_svc"),
+    *("tests/system/__init__.py", "tests/system/asks.py"),
+)
 # A mutated core may run forever; the checks of the unchanged core need far less.
 _LIMIT_SECONDS = 900.0
 _IGNORED = shutil.ignore_patterns("__pycache__")
@@ -38,6 +41,12 @@ CORE_TESTS = Check(
     name="core tests",
     command=("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=line", "tests/scheduler_svc/core"),
 )
+
+
+def narrow_check(test: str) -> Check:
+    """The check that runs only the named tests."""
+    command = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=line", "-m", "", *test.split())
+    return Check(name="its test", command=command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

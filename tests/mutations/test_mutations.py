@@ -15,7 +15,9 @@ from tests.mutations.edits import (
     insert_before,
     replace,
 )
-from tests.mutations.mutations import MUTATIONS, Mutation
+from tests.mutations.mutation import Mutation
+from tests.mutations.mutations import MUTATIONS
+from tests.mutations.recovery import RECOVERY
 from tests.mutations.runner import ROOT, mutated
 
 SOURCE = """
@@ -30,7 +32,10 @@ class Pool:
 """
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.name for mutation in MUTATIONS])
+EVERY = (*MUTATIONS, *RECOVERY)
+
+
+@pytest.mark.parametrize("mutation", EVERY, ids=[mutation.name for mutation in EVERY])
 def test_mutation_applies_and_changes_the_module(mutation: Mutation) -> None:
     before = (ROOT / mutation.path).read_text()
     after = mutated(mutation, before)
@@ -66,5 +71,15 @@ def test_edits_change_only_their_place() -> None:
     assert changed == ast.unparse(ast.parse(expected))
 
 
-def test_mutation_names_are_unique_and_at_least_fifteen() -> None:
-    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 15
+def test_mutation_names_are_unique_and_at_least_fifteen_remove_a_protection_of_recovery() -> None:
+    assert len({mutation.name for mutation in EVERY}) == len(EVERY)
+    assert len(RECOVERY) >= 15
+
+
+@pytest.mark.parametrize("mutation", RECOVERY, ids=[mutation.name for mutation in RECOVERY])
+def test_the_tests_that_detect_a_removed_protection_exist(mutation: Mutation) -> None:
+    assert mutation.test
+    for test in mutation.test.split():
+        path, _, name = test.partition("::")
+        assert (ROOT / path).exists()
+        assert not name or f"def {name}(" in (ROOT / path).read_text()

@@ -80,10 +80,11 @@ def keywords(ask: Ask) -> GenerateOptions:
 
 
 class Reading:
-    """Streams that run together, each read by a thread."""
+    """Streams that run together, each read by a thread. With `resume` they go on by themselves when they are lost."""
 
-    def __init__(self, client: Client, asks: Iterable[Ask]) -> None:
+    def __init__(self, client: Client, asks: Iterable[Ask], *, resume: bool = False) -> None:
         self._client = client
+        self._resume = resume
         self._asks: list[Ask] = []
         self.streams: list[GenerateStream] = []
         self._ended: set[GenerateStream] = set()
@@ -96,7 +97,10 @@ class Reading:
     def start(self, asks: Iterable[Ask]) -> None:
         """Starts more streams."""
         asks = list(asks)
-        streams = [self._client.generate(ask.prompt, timeout=TIMEOUT_SECONDS, **keywords(ask)) for ask in asks]
+        streams = [
+            self._client.generate(ask.prompt, timeout=TIMEOUT_SECONDS, resume=self._resume, **keywords(ask))
+            for ask in asks
+        ]
         self._asks += asks
         self.streams += streams
         assert len(self.streams) <= MAX_STREAMS

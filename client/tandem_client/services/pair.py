@@ -16,7 +16,7 @@ from tandem_client.services.supervisor import Supervisor
 from tandem_client.services.workers import Workers
 
 PROGRAMS = ("scheduler_svc", "gpu_worker")
-_HOLDER = "gpu_worker.holder"
+HOLDER = "gpu_worker.holder"
 _LOOK_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
 # A line of the service, which it prints at every log level.
@@ -49,8 +49,10 @@ class ServicePair:
         on_line: Callable[[str, str], None],
         say: Callable[[str], None],
     ) -> None:
-        """`standbys`: workers that wait, warm, until the serving one ends. `holder_flags`: of the process that keeps
-        the KV pools of workers; None for no such process."""
+        """`standbys`: workers that wait, warm, until the serving one ends.
+
+        `holder_flags`: of the process that keeps the KV pools of dead workers (gpu_worker/holder); None starts none.
+        """
         self._on_line = on_line
         # The address of the running scheduler. Another service may answer at the address of the flags.
         self._address = ""
@@ -71,11 +73,15 @@ class ServicePair:
         )
         self._holder: Supervisor | None = None
         if holder_flags is not None:
-            holder = Child("holder", _HOLDER, [_WITH_PARENT, *holder_flags], on_line=on_line)
-            # The service goes on without it.
+            child = Child("holder", HOLDER, [_WITH_PARENT, *holder_flags], on_line=on_line)
+            # Without a holder workers compute lost pages again.
             policy = RestartPolicy(needs_service=False, max_ends=None)
-            self._holder = Supervisor(holder, policy, say=say, on_end=lambda: None)
+            self._holder = Supervisor(child, policy, say=say, on_end=lambda: None)
         self._supervising: list[asyncio.Task[NoReturn]] = []
+
+    @property
+    def _holders(self) -> list[Child]:
+        return [] if self._holder is None else [self._holder.child]
 
     @property
     def worker(self) -> Supervisor:
@@ -84,9 +90,10 @@ class ServicePair:
 
     def start(self) -> None:
         """Starts the scheduler and the first worker at the same time, standby workers when these are ready."""
-        self._supervising = [asyncio.create_task(self.scheduler.run()), *self._workers.start()]
-        if self._holder is not None:
-            self._supervising.append(asyncio.create_task(self._holder.run()))
+        # The holder is the first, so that a worker finds it.
+        first = [] if self._holder is None else [self._holder]
+        supervising = [asyncio.create_task(each.run()) for each in (*first, self.scheduler)]
+        self._supervising = [*supervising, *self._workers.start()]
 
     async def guard(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Does the work while all processes run. Raises ServiceEnded, and cancels the work, if one of them ends."""
@@ -139,10 +146,6 @@ class ServicePair:
         for child in (self.scheduler.child, *self._workers.children, *self._holders):
             if child.running:
                 child.kill_group()
-
-    @property
-    def _holders(self) -> list[Child]:
-        return [] if self._holder is None else [self._holder.child]
 
     async def _serves(self, client: AsyncClient) -> bool:
         """Whether the service is ready and a running worker serves it."""

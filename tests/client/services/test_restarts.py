@@ -61,3 +61,8 @@ def test_settings_that_served_once_are_tried_again() -> None:
 
 def test_a_child_that_never_served_is_not_started_again() -> None:
     assert decide(RestartPolicy(max_ends=None), at=0, ever_served=False) == GiveUp(" before it served")
+
+
+def test_a_child_that_needs_no_service_is_tried_again_with_growing_pauses() -> None:
+    policy = RestartPolicy(max_ends=None, needs_service=False, rng=WholePause())
+    assert [decide(policy, at=n, status=2, ever_served=False) for n in range(3)] == [0.5, 1, 2]

@@ -100,6 +100,7 @@ class Served:
         self.key = KeyFile(folder)
         self.runner = EchoRunner()
         self.failure: BaseException | None = None
+        self.standby = False
 
     def run(self, script: object, *, stop: bool = True) -> None:
         def play() -> None:
@@ -112,7 +113,8 @@ class Served:
                     os.kill(os.getpid(), signal.SIGTERM)
 
         player = threading.Thread(target=play)
-        link = Link(self.endpoint, pb.Join(protocol=1, model="echo"), self.runner, key=self.key, max_in_flight=2)
+        join = pb.Join(protocol=1, model="echo", standby=self.standby)
+        link = Link(self.endpoint, join, self.runner, key=self.key, max_in_flight=2)
         player.start()
         try:
             link.serve()
@@ -398,3 +400,33 @@ def test_plans_before_joined_are_not_run(served: Served, core: Core) -> None:
         assert core.expect("result").result.generation == 2
 
     served.run(script)
+
+
+def test_a_standby_worker_says_so_until_it_is_seated(
+    served: Served, core: Core, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Then it serves, and joins again as a worker that serves."""
+
+    def said() -> list[str]:
+        return [line for record in caplog.records if "ready" in (line := record.getMessage())]
+
+    def script() -> None:
+        assert core.expect("join").join.standby
+        core.say(joined=pb.Joined(generation=1, listen="127.0.0.1:50366"))
+        core.say(plan=pb.StepPlan(generation=1, step=1))
+        core.expect("result")
+        core.expect("heartbeat")
+        assert said() == ["on standby: ready to take over"]
+        core.say(rejoin=pb.Rejoin())
+        assert core.expect("join").join.standby
+        core.say(joined=pb.Joined(generation=2, listen="127.0.0.1:50366"))
+        core.say(seated=pb.Seated())
+        core.say(plan=pb.StepPlan(generation=2, step=1))
+        core.expect("result")
+        core.say(rejoin=pb.Rejoin())
+        assert not core.expect("join").join.standby
+
+    served.standby = True
+    with caplog.at_level(logging.INFO, "gpu_worker"):
+        served.run(script)
+    assert said()[1:] == ['ready: tandem generate --address 127.0.0.1:50366 "Return the"']

@@ -458,3 +458,39 @@ def test_the_ledger_has_the_number_and_the_bytes_of_captured_graphs() -> None:
     for graphs, num_graphs in ((601 * MIB, 34), (500 * MIB, 41)):
         lines = ledger(chosen, "cuda:0", "float32", Measured(**figures, graphs=graphs, num_graphs=num_graphs))
         assert lines[-1].startswith("  graphs: more than planned")
+
+
+# Standby workers ---------------------------------------------------------------------------------------------------
+
+
+def test_standby_workers_get_room_for_all_but_their_pool_on_a_cpu() -> None:
+    alone, beside = sizes(keep_free_bytes=0), sizes(keep_free_bytes=0, standbys=1)
+    each = alone.weights + alone.step + alone.tables
+    assert beside.standbys == each and alone.standbys == 0
+    assert alone.pool - beside.pool in range(each - 4 * MIB, each + 4 * MIB)
+    [line] = [line for line in ledger(beside, "cpu", "float32") if "standby" in line]
+    assert readable(each) in line
+
+
+def test_standby_workers_on_a_gpu_get_a_pool_of_the_same_size() -> None:
+    free = 80 * GIB
+    first = sizes(free, on_cpu=False, standbys=1)
+    left = free - first.weights - first.step - first.tables - first.pool
+    second = sizes(left, on_cpu=False, standby=True, standby_pages=first.geometry.num_pages)
+    assert second.geometry == first.geometry
+
+
+def test_a_standby_worker_on_a_cpu_takes_the_pages_of_the_serving_one() -> None:
+    """Its pool takes memory when it is written, after the serving worker's end."""
+    first = sizes(keep_free_bytes=0, standbys=1)
+    left = 64 * GIB - first.weights - first.step - first.tables - first.pool
+    second = sizes(left, standby=True, standby_pages=first.geometry.num_pages)
+    assert second.geometry == first.geometry
+
+
+def test_too_many_standby_workers_are_refused_with_the_number_that_fits() -> None:
+    message = refused(60 * GIB, standbys=4)
+    assert message.startswith("standbys is 4, and each standby worker takes 16")
+    [fits] = re.findall(r"standbys (\d+) would fit", message)
+    assert sizes(60 * GIB, standbys=int(fits)).geometry.num_pages > 1
+    assert refused(60 * GIB, standbys=int(fits) + 1)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from torch import nn
 
 from gpu_worker.checkpoint.linear import PackedLinear
 from gpu_worker.process import threads
-from gpu_worker.process.cpus import Cpus
-from gpu_worker.process.threads import Measured, best, candidates, choose_threads, default_threads
+from gpu_worker.process.cpus import Cpus, usable_cpus
+from gpu_worker.process.threads import Measured, best, candidates, choose_or_follow, choose_threads, default_threads
+from gpu_worker.settings import WorkerSettings
 
 NO_LIMIT = 1 << 30
 
@@ -96,3 +98,23 @@ def test_a_single_candidate_is_not_measured(monkeypatch: pytest.MonkeyPatch, cap
     choose_threads([])
     assert "measured" not in caplog.text
     assert torch.get_num_threads() == 1
+
+
+def test_a_standby_worker_takes_the_number_of_the_serving_one(tmp_path: Path) -> None:
+    def follow(number: int, model: str, *, standby: bool) -> int:
+        """The number after a choice that would measure `number`."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threads, "choose_threads", lambda _: torch.set_num_threads(number))
+            choose_or_follow([], WorkerSettings(runtime_dir=tmp_path, standby=standby), model)
+        return torch.get_num_threads()
+
+    assert follow(1, "a", standby=True) == 1
+    assert list(tmp_path.iterdir()) == [], "only a serving worker is followed"
+    most = usable_cpus().logical
+    assert follow(most, "a", standby=False) == most
+    assert follow(1, "a", standby=True) == most
+    assert follow(1, "b", standby=True) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["worker.threads"]
+    for text in ("", "0 a", "999999 a", "x"):
+        (tmp_path / "worker.threads").write_text(text)
+        assert follow(1, "a", standby=True) == 1

@@ -1,0 +1,114 @@
+"""Standby workers of `tandem serve`: when they start, with which flags, and what their ends mean."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tandem_client.cli.commands import serve
+from tandem_client.cli.reporting import Exit
+from tandem_client.services.child import Child
+from tandem_client.services.restarts import RestartPolicy
+from tandem_client.services.supervisor import ServiceEnded, Supervisor
+from tests.client.fake_programs import STAYS, Output, make_pair
+from tests.client.fake_service import WAIT_SECONDS, FakeService
+
+Programs = Callable[..., None]
+READY = "ready: tandem generate"
+
+
+def listens(service: FakeService) -> str:
+    line = f"2026-11-22 02:12:58.026 core INFO frontend listening on {service.address}"
+    return f"say({line!r})\n{STAYS}"
+
+
+def run_serve(service: FakeService, standbys: int, play: Callable[[Output], Awaitable[None]]) -> tuple[Exit, str]:
+    """Serves the fakes with standby workers until the play ends; returns exit code and cause."""
+
+    async def run() -> tuple[Exit, str]:
+        output = Output(service)
+        serving = asyncio.create_task(serve._serve(make_pair(output, standbys), output.say))
+        await play(output)
+        os.kill(os.getpid(), signal.SIGINT)
+        return await asyncio.wait_for(serving, WAIT_SECONDS)
+
+    return asyncio.run(run())
+
+
+def pid_in(line: str) -> int:
+    return int(line.rpartition(" ")[2])
+
+
+def flags_of(output: Output, name: str) -> list[str]:
+    return [line for line in output.lines if line.startswith(f"{name} | flags")]
+
+
+def test_a_standby_worker_starts_when_the_first_one_serves(service: FakeService, programs: Programs) -> None:
+    programs(scheduler=listens(service), worker=STAYS)
+
+    async def play(output: Output) -> None:
+        await output.until(READY)
+        assert flags_of(output, "worker 1") == ["worker 1 | flags --exit-with-parent --of-worker --standbys=2"]
+        await output.until("on standby", times=2)
+        begun = [i for i, line in enumerate(output.lines) if line.startswith(("worker 2", "worker 3"))]
+        assert "worker 1 | up" in " ".join(output.lines[: begun[0]])
+        for name in ("worker 2", "worker 3"):
+            # The serving worker has 99 usable pages and the reserved one.
+            flags = "--exit-with-parent --of-worker --standby --standby-pages=100"
+            assert flags_of(output, name) == [f"{name} | flags {flags}"]
+
+    assert run_serve(service, 2, play) == (0, "")
+
+
+def test_a_dead_worker_starts_again_as_a_standby(service: FakeService, programs: Programs) -> None:
+    programs(scheduler=listens(service), worker=STAYS)
+
+    async def play(output: Output) -> None:
+        await output.until("on standby")
+        # The core seats the standby worker.
+        service.standby_pids = []
+        os.kill(pid_in(await output.until("worker 1 | pid")), signal.SIGKILL)
+        await output.until(READY, times=2)
+        await output.until("on standby", times=2)
+        flags = "--exit-with-parent --of-worker --standby --standby-pages=100"
+        assert flags_of(output, "worker 1")[1:] == [f"worker 1 | flags {flags}"]
+        assert len(flags_of(output, "worker 2")) == 1
+
+    assert run_serve(service, 1, play) == (0, "")
+
+
+def test_a_standby_worker_that_never_serves_is_tried_again(service: FakeService, programs: Programs) -> None:
+    """The service goes on, although the worker's settings do not fit."""
+    programs(scheduler=listens(service), worker=f"if life in (1, 2):\n    sys.exit(life)\n{STAYS}")
+
+    async def play(output: Output) -> None:
+        await output.until("on standby")
+        ends = [line for line in output.lines if "the worker 2 ended with exit code" in line]
+        assert len(ends) == 2 and all("it starts again in" in line for line in ends)
+        assert len(flags_of(output, "worker 2")) == 3
+
+    assert run_serve(service, 1, play) == (0, "")
+
+
+@pytest.mark.parametrize("looks", [1, 4])
+def test_the_pause_before_a_restart_ends_when_a_worker_is_needed_at_once(programs: Programs, looks: int) -> None:
+    programs(scheduler=STAYS, worker="sys.exit(1)")
+    slept: list[float] = []
+    answers = [False] * (looks - 1) + [True]
+
+    async def is_urgent() -> bool:
+        return answers.pop(0)
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def run() -> None:
+        child = Child("worker", "gpu_worker", [], on_line=lambda *_: None)
+        policy = RestartPolicy(needs_service=False, max_ends=2, first_pause_seconds=20.0)
+        await Supervisor(child, policy, say=lambda _: None, on_end=lambda: None, is_urgent=is_urgent, sleep=sleep).run()
+
+    with pytest.raises(ServiceEnded, match="2 times"):
+        asyncio.run(run())
+    assert slept == [0.2] * (looks - 1) and not answers

@@ -1,0 +1,230 @@
+"""Mutations that each remove one protection of recovery, and the test that detects each.
+
+Owns the list. The named test alone must detect the mutation, so that a failure says what is missing, and so that all of
+them together take two minutes.
+"""
+
+from tests.mutations.edits import Edit as _Edit
+from tests.mutations.edits import (
+    assigned,
+    call,
+    comparison,
+    condition,
+    drop,
+    insert_before,
+    replace,
+    returned,
+)
+from tests.mutations.mutation import Mutation
+
+_CORE, _JOURNAL, _SHELL = "tests/scheduler_svc/core", "tests/scheduler_svc/journal", "tests/scheduler_svc/shell"
+
+
+def _protection(name: str, breaks: str, module: str, test: str, *edits: _Edit) -> Mutation:
+    return Mutation(name=name, breaks=breaks, module=f"scheduler_svc.{module}", edits=edits, test=test)
+
+
+RECOVERY: tuple[Mutation, ...] = (
+    # Requests that kill their workers ---------------------------------------------------------------------------------
+    _protection(
+        "no-suspects-after-a-death",
+        "the requests in flight at a worker's death run together again",
+        "core.lanes",
+        f"{_CORE}/suspicion/test_bisection.py::test_one_culprit_among_64_causes_at_most_8_deaths",
+        drop("Lanes.close", call("suspects.implicate")),
+    ),
+    _protection(
+        "no-bisection",
+        "suspects are tried in one group again and again",
+        "core.suspicion.suspects",
+        f"{_CORE}/suspicion/test_bisection.py::test_one_culprit_among_64_causes_at_most_8_deaths",
+        replace("Suspects.implicate", assigned("half"), "len(handles)"),
+    ),
+    _protection(
+        "conviction-after-one-lone-death",
+        "a request that was alone once when its worker was killed is convicted",
+        "core.suspicion.suspects",
+        f"{_CORE}/suspicion/test_bisection.py",
+        replace("LONE_DEATHS", assigned("LONE_DEATHS"), "1"),
+    ),
+    _protection(
+        "conviction-without-control",
+        "a machine on which every worker dies convicts its requests",
+        "core.suspicion.suspects",
+        f"{_CORE}/suspicion/test_bisection.py",
+        replace("Suspects._died_alone", comparison("num_steps"), "True"),
+    ),
+    _protection(
+        "suspects-never-cleared",
+        "a suspect that got past its position stays one",
+        "core.suspicion.suspects",
+        f"{_CORE}/suspicion/test_bisection.py::test_500_random_kills_under_64_streams_convict_nobody",
+        replace("Suspects.confirmed", condition("must_pass"), "False"),
+    ),
+    _protection(
+        "no-quarantine",
+        "a request that killed its workers is accepted again",
+        "core.scheduler",
+        f"{_CORE}/suspicion",
+        replace("Scheduler._refusal", call("quarantine.refusal"), "''"),
+    ),
+    _protection(
+        "quarantine-forever",
+        "a quarantined request is refused for ever",
+        "core.suspicion.quarantine",
+        f"{_CORE}/suspicion",
+        replace("Quarantine.entries", condition("_seconds"), "False"),
+    ),
+    # Hung workers and crash loops -------------------------------------------------------------------------------------
+    _protection(
+        "no-deadline-of-a-step",
+        "a worker that hangs in a step is never given up",
+        "core.limits.step_clock",
+        f"{_CORE}/test_hung_workers.py::test_short_steps_have_three_seconds",
+        replace("StepClock.timeout", call("began_at"), "it + 1e9"),
+    ),
+    _protection(
+        "silence-allowed",
+        "an idle worker that is silent is never given up",
+        "core.limits.step_clock",
+        f"{_CORE}/test_hung_workers.py::test_an_idle_worker_has_three_seconds_of_silence",
+        replace("StepClock.timeout", condition("in_flight"), "False"),
+    ),
+    _protection(
+        "a-pause-of-the-scheduler-counts",
+        "workers are given up because the scheduler itself stood still",
+        "core.limits.step_clock",
+        f"{_CORE}/test_hung_workers.py::test_time_in_which_the_scheduler_did_not_run_does_not_count",
+        replace("StepClock.paused", assigned("heard_at"), "0.0"),
+        replace("StepClock.paused", assigned("_paused_seconds"), "0.0"),
+    ),
+    _protection(
+        "no-crash-loop",
+        "requests are accepted although every worker dies at once",
+        "core.state.crash_loop",
+        f"{_CORE}/test_worker_failures.py {_CORE}/schedule/test_probation.py",
+        replace("CrashLoop.cause", comparison("DEATHS"), "True"),
+    ),
+    _protection(
+        "no-smaller-step-without-memory",
+        "a step that ran out of memory is repeated as it was",
+        "core.limits.memory_limit",
+        f"{_CORE}/limits/test_memory_limit.py::test_the_token_budget_halves_while_chunks_are_in_the_step",
+        drop("MemoryLimit.ran_out", assigned("token_budget")),
+    ),
+    # Lanes and results ------------------------------------------------------------------------------------------------
+    _protection(
+        "generation-unchecked",
+        "the result of a void plan is applied",
+        "core.steps",
+        f"{_CORE}/test_lanes.py::test_a_result_with_the_generation_of_another_lane_is_ignored",
+        replace("Steps.read", condition("generation"), "False"),
+    ),
+    _protection(
+        "step-order-unchecked",
+        "the result of another step is applied to the oldest plan",
+        "core.steps",
+        f"{_CORE}/test_lanes.py {_CORE}/test_refused_workers.py",
+        replace("Steps.read", comparison("step"), "False"),
+    ),
+    _protection(
+        "results-unchecked",
+        "malformed results are applied",
+        "core.steps",
+        f"{_CORE}/test_refused_workers.py",
+        replace("Steps.read", call("is_valid"), "True"),
+    ),
+    _protection(
+        "pages-of-void-plans-kept",
+        "pages that an unconfirmed step wrote stay in the index after a reset",
+        "core.state.lane",
+        f"{_CORE}/schedule/test_cached_pages.py",
+        replace("Lane._evict_pages_of", condition("hash_of"), "False"),
+    ),
+    _protection(
+        "unverified-pages-not-zeroed",
+        "a page with values that are not finite is given to the next request as it is",
+        "core.state.page_pool",
+        f"{_CORE}/test_worker_failures.py",
+        replace("PagePool.take_unverified", returned, "[]"),
+    ),
+    _protection(
+        "no-probation",
+        "a process that only sends a Join gets requests",
+        "core.lanes",
+        f"{_CORE}/schedule/test_probation.py::test_an_unproven_worker_changes_no_limits_and_gets_no_request",
+        replace("Lanes.join", condition("prove_workers"), "True"),
+    ),
+    _protection(
+        "requests-for-a-standby-worker",
+        "a worker on standby gets requests before it is seated",
+        "core.steps",
+        f"{_CORE}/test_standby.py::test_a_standby_worker_gets_one_probation_step_and_no_request",
+        replace("Steps.plan", condition("is_seated"), "False"),
+    ),
+    _protection(
+        "no-takeover",
+        "a standby worker stays unseated when the serving one is lost",
+        "core.lanes",
+        f"{_CORE}/test_standby.py::test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_event",
+        replace("Lanes.close", call("_seat_next"), "[]"),
+    ),
+    _protection(
+        "a-zeroed-pool-taken-over",
+        "a pool is kept although its worker joined again and zeroed it",
+        "core.state.held_pools",
+        f"{_CORE}/state",
+        replace("HeldPools.forget", call("pop"), "None"),
+    ),
+    # Resume and journal -----------------------------------------------------------------------------------------------
+    _protection(
+        "any-secret-resumes",
+        "a caller without the secret reads another caller's stream",
+        "core.lingering.kept_requests",
+        f"{_CORE}/test_lingering.py::test_a_wrong_secret_and_an_unknown_id_have_the_same_answer",
+        replace("KeptRequests.authorized", call("compare_digest"), "True"),
+    ),
+    _protection(
+        "linger-without-end",
+        "a request whose caller never comes back runs on",
+        "core.lingering.kept_requests",
+        f"{_CORE}/test_lingering.py::test_a_detached_request_is_freed_when_its_time_is_over",
+        insert_before("KeptRequests.pop_expired", assigned("heap"), "return None"),
+    ),
+    _protection(
+        "two-readers",
+        "the first reader of a resumed request is not told that it was replaced",
+        "core.lingering.lingering",
+        f"{_CORE}/test_lingering.py::test_a_second_reader_replaces_the_first",
+        drop("Lingering.resume", call("effects.append")),
+    ),
+    _protection(
+        "journal-checksum-unread",
+        "a journal with changed bytes is believed",
+        "journal.framing",
+        f"{_JOURNAL}/test_framing.py::test_any_changed_bit_is_damage_in_its_frame",
+        replace("Frames.__iter__", comparison("checksum"), "False"),
+    ),
+    _protection(
+        "journal-shared",
+        "two schedulers write one journal",
+        "journal.folder",
+        f"{_JOURNAL}/test_writer.py::test_two_schedulers_never_share_a_folder",
+        drop("JournalFolder.__init__", call("flock")),
+    ),
+    # Peers ------------------------------------------------------------------------------------------------------------
+    _protection(
+        "any-key-joins",
+        "a worker without the key of the runtime folder joins",
+        "shell.inbound",
+        f"{_SHELL}/test_loop.py::test_a_worker_without_the_key_is_refused_and_changes_nothing",
+        replace("Inbound._from_worker", condition("is_worker_key"), "False"),
+    ),
+    _protection(
+        "any-front-end-says-hello",
+        "a process without the secret submits requests",
+        "shell.inbound",
+        f"{_SHELL}/test_loop.py::test_a_peer_without_the_secret_can_neither_submit_nor_disturb_a_front_end",
+        replace("Inbound._check_frontend", condition("is_frontend_secret"), "False"),
+    ),
+)

@@ -1,0 +1,119 @@
+"""The scheduler dies: with a journal, streams that resume go on in the next one, and miss and repeat nothing."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scheduler_svc.journal import reader
+from scheduler_svc.journal.folder import JournalFolder
+from tandem_client import Client
+from tests.rigs.processes import Rig, SchedulerProcess
+from tests.system.asks import Ask, random_asks
+from tests.system.featured import Reading
+
+SHAPE = ("--num-pages", "2048", "--max-rows", "32", "--max-length", "1024", "--page-size", "16", "--step-ms", "2")
+
+
+def journal_flags(rig: Rig, *more: str) -> tuple[str, ...]:
+    return ("--journal", str(rig.runtime_dir / "journal"), *more)
+
+
+def restarted(rig: Rig, scheduler: SchedulerProcess, *flags: str) -> SchedulerProcess:
+    """Kills the scheduler and starts another at the same address."""
+    address = scheduler.address
+    frontends = psutil.Process(scheduler.pid).children()
+    scheduler.kill()
+    # The port is free when its front ends have ended.
+    psutil.wait_procs(frontends, timeout=10)
+    return rig.scheduler(*journal_flags(rig, *flags), listen=address)
+
+
+def stop_asks(count: int, seed: int) -> list[Ask]:
+    """Requests of one to three samples, some with a stop string."""
+    asks = random_asks(count, seed=seed, prompts=(1, 60), outputs=(150, 300))
+    return [
+        Ask(
+            prompt=ask.prompt, max_new_tokens=ask.max_new_tokens, temperature=ask.temperature, seed=ask.seed,
+            num_samples=1 + i % 3, stop_strings=("q",) if i % 4 == 0 else (), request_id=f"lost-{seed}-{i}",
+        )
+        for i, ask in enumerate(asks)
+    ]  # fmt: skip
+
+
+def test_streams_survive_three_deaths_of_the_scheduler(rig: Rig) -> None:
+    flags = journal_flags(rig, "--record", str(rig.runtime_dir / "record-0"))
+    scheduler, _, caller = rig.serve(*SHAPE, scheduler_flags=flags)
+    rig.worker(*SHAPE)
+    with Client(scheduler.address) as client:
+        reading = Reading(client, stop_asks(16, seed=31), resume=True)
+        for number in range(1, 4):
+            reading.wait_more(400)
+            scheduler = restarted(rig, scheduler, "--record", str(rig.runtime_dir / f"record-{number}"))
+        reading.wait_more(400)
+        # A front end's death beside it.
+        os.kill(scheduler.frontend_pid(), signal.SIGKILL)
+        reading.check()
+    assert len(reading.streams) == 16
+    caller = rig.caller(scheduler)
+    caller.wait_serving()
+    caller.wait_idle()
+    assert caller.load().journal_bytes > 0
+    assert scheduler.terminate() == 0
+    rig.check_record(rig.runtime_dir / "record-3")
+
+
+def test_a_stopped_service_leaves_a_journal_of_the_ended_requests(rig: Rig) -> None:
+    scheduler, _, _ = rig.serve(*SHAPE, scheduler_flags=journal_flags(rig))
+    with Client(scheduler.address) as client:
+        Reading(client, stop_asks(3, seed=32), resume=True).check()
+    assert scheduler.terminate() == 0
+    path = rig.runtime_dir / "journal"
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert {(file.name, file.stat().st_mode & 0o777) for file in path.iterdir()} == {
+        ("journal", 0o600),
+        ("lock", 0o600),
+    }
+    folder = JournalFolder(path)
+    saved = reader.read(folder)
+    folder.close()
+    assert [request.submit.request_id for request in saved.requests] == [f"lost-32-{i}" for i in range(3)]
+    assert all(all(request.ends) for request in saved.requests)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"tandem journal 9\n", "has format 9; this program reads format 1 only; remove it or choose another folder"),
+        (b"PNG", "is not a journal; remove it or choose another folder with --journal"),
+    ],
+)
+def test_a_file_of_another_kind_ends_the_start_with_a_sentence(rig: Rig, content: bytes, sentence: str) -> None:
+    folder = rig.runtime_dir / "journal"
+    folder.mkdir(mode=0o700)
+    write_private(folder / "journal", content)
+    scheduler = rig.launch_scheduler(*journal_flags(rig))
+    assert scheduler.wait() == 2
+    scheduler.join_output()
+    assert (
+        scheduler.lines == [f"scheduler_svc: journal: {folder / 'journal'} {sentence}"]
+        or sentence in scheduler.output()
+    )
+    rig.children.remove(scheduler)
+
+
+def test_a_second_scheduler_does_not_get_the_same_journal(rig: Rig) -> None:
+    rig.scheduler(*journal_flags(rig))
+    with Rig() as other:
+        second = other.launch_scheduler("--journal", str(rig.runtime_dir / "journal"))
+        assert second.wait() == 2
+        second.join_output()
+        assert f"journal: another scheduler holds {rig.runtime_dir / 'journal'}" in second.output()
+        other.children.remove(second)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    path.touch(0o600)
+    path.write_bytes(content)
