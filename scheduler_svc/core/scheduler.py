@@ -18,6 +18,7 @@ from scheduler_svc.core.announcer import Announcer
 from scheduler_svc.core.check_submit import Refusal, refusal
 from scheduler_svc.core.convictions import Convictions
 from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.faults.hung_workers import HungWorkers
 from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.lingering.kept_requests import KeptRequests
@@ -26,7 +27,7 @@ from scheduler_svc.core.load import load_of
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
+from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
@@ -46,6 +47,7 @@ class Scheduler:
         self.config = config
         self.queue = RequestQueue()
         self._lanes = Lanes(config, self.queue)
+        self._hung = HungWorkers(config, self._lanes)
         self._steps = Steps(config, self.queue, self._lanes)
         self.convictions = Convictions(config, self._lanes)
         self.draining = False
@@ -71,6 +73,7 @@ class Scheduler:
             ev.FlushCache: self._on_flush_cache,
             QuarantineQuery: self.convictions.answer_query,
             ClearQuarantine: self.convictions.clear,
+            QuarantineRestored: self.convictions.restore,
             ev.FrontendJoined: self._on_frontend_joined,
             ev.FrontendLost: self._on_frontend_lost,
             ev.WorkerJoined: self._lanes.join,
@@ -128,7 +131,8 @@ class Scheduler:
         lanes = self._lanes
         moments = (
             self.queue.next_deadline(),
-            lanes.next_timeout(),
+            self._hung.next_timeout(),
+            lanes.next_seating(),
             lanes.worker_infos.next_expiry(),
             lanes.suspects.waits_until,
             self._lingering.next_expiry(),
@@ -269,9 +273,8 @@ class Scheduler:
         """Updates the waits of all requests and announces the model, after the known workers changed."""
         self._seen_revision = self._lanes.worker_infos.revision
         if self.info is not None:
-            for first_handle, arrived_at, restored in self._lingering.take_restored():
-                for ending in self._acceptance.restore(restored, first_handle, arrived_at, now):
-                    self._apply_ending(ending, now)
+            for ending in self._acceptance.restore(self._lingering.take_restored(), now):
+                self._apply_ending(ending, now)
         for request in self.queue:
             self._deadlines.update_worker_wait(request, now)
         return self._announcer.changed_model(self.frontends)
@@ -306,14 +309,15 @@ class Scheduler:
         self._deadlines.expire(now)
         effects += self._lingering.expire(now)
         self._lanes.worker_infos.expire(now)
-        effects += self._lanes.expire_workers(now)
+        effects += self._hung.give_up(now)
+        effects += self._lanes.seat_due(now)
         effects += self._end_convicted(now)
         effects += self._steps.plan(self.frontends, now)
         effects += self._announcer.changed_status(self.frontends, now)
         return effects
 
     def _on_paused(self, event: ev.Paused, now: float) -> list[fx.Effect]:
-        self._lanes.paused(event.seconds)
+        self._hung.paused(event.seconds)
         return []
 
     # Shutdown ----------------------------------------------------------------------------------------------

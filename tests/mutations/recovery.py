@@ -7,6 +7,7 @@ them together take two minutes.
 from tests.mutations.edits import Edit as _Edit
 from tests.mutations.edits import (
     assigned,
+    attribute,
     call,
     comparison,
     condition,
@@ -43,22 +44,29 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "conviction-after-one-lone-death",
         "a request that was alone once when its worker was killed is convicted",
-        "core.suspicion.suspects",
+        "core.suspicion.suspect",
         f"{_CORE}/suspicion/test_bisection.py",
         replace("LONE_DEATHS", assigned("LONE_DEATHS"), "1"),
     ),
     _protection(
         "conviction-without-control",
         "a machine on which every worker dies convicts its requests",
-        "core.suspicion.suspects",
-        f"{_CORE}/suspicion/test_bisection.py",
-        replace("Suspects._died_alone", comparison("num_steps"), "True"),
+        "core.suspicion.suspect",
+        f"{_CORE}/suspicion/test_doubts.py",
+        replace("Suspect.died_alone", comparison("control"), "True"),
+    ),
+    _protection(
+        "conviction-without-doubt",
+        "requests are convicted while workers die without them, too",
+        "core.suspicion.suspect",
+        f"{_CORE}/suspicion/test_doubts.py::test_a_lone_death_does_not_count_if_another_worker_died_after_it",
+        replace("Suspect.died_alone", condition("doubts"), "False"),
     ),
     _protection(
         "suspects-never-cleared",
         "a suspect that got past its position stays one",
         "core.suspicion.suspects",
-        f"{_CORE}/suspicion/test_bisection.py::test_500_random_kills_under_64_streams_convict_nobody",
+        f"{_CORE}/test_worker_failures.py",
         replace("Suspects.confirmed", condition("must_pass"), "False"),
     ),
     _protection(
@@ -88,7 +96,7 @@ RECOVERY: tuple[Mutation, ...] = (
         "an idle worker that is silent is never given up",
         "core.limits.step_clock",
         f"{_CORE}/test_hung_workers.py::test_an_idle_worker_has_three_seconds_of_silence",
-        replace("StepClock.timeout", condition("in_flight"), "False"),
+        replace("StepClock.timeout", attribute("silence_timeout_seconds"), "1e9"),
     ),
     _protection(
         "a-pause-of-the-scheduler-counts",
@@ -169,13 +177,6 @@ RECOVERY: tuple[Mutation, ...] = (
         f"{_CORE}/test_standby.py::test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_event",
         replace("Lanes.close", call("_seat_next"), "[]"),
     ),
-    _protection(
-        "a-zeroed-pool-taken-over",
-        "a pool is kept although its worker joined again and zeroed it",
-        "core.state.held_pools",
-        f"{_CORE}/state",
-        replace("HeldPools.forget", call("pop"), "None"),
-    ),
     # Resume and journal -----------------------------------------------------------------------------------------------
     _protection(
         "any-secret-resumes",
@@ -211,6 +212,62 @@ RECOVERY: tuple[Mutation, ...] = (
         "journal.folder",
         f"{_JOURNAL}/test_writer.py::test_two_schedulers_never_share_a_folder",
         drop("JournalFolder.__init__", call("flock")),
+    ),
+    _protection(
+        "journal-after-the-front-end",
+        "a token is sent before it is in the journal",
+        "shell.loop",
+        f"{_SHELL}/test_loop.py::test_the_journal_is_written_before_a_front_end_gets_the_turn",
+        drop("Loop.run", call("_journal.write")),
+    ),
+    _protection(
+        "old-journal-on-a-full-disk",
+        "a journal that misses the newest tokens is read by the next scheduler",
+        "journal.writer",
+        f"{_JOURNAL}/test_writer.py::test_a_full_disk_removes_the_journal_and_a_later_snapshot_brings_it_back",
+        drop("JournalWriter._remove", call("unlink")),
+    ),
+    _protection(
+        "damaged-journal-restored",
+        "requests of a journal with a damaged record go on without the tokens in it",
+        "journal.reader",
+        f"{_JOURNAL}/test_reader.py::test_a_changed_byte_anywhere_restores_no_request_and_keeps_the_file",
+        replace("_restored", comparison("DAMAGED"), "False"),
+    ),
+    _protection(
+        "gap-in-a-journal",
+        "a sample goes on although one of its tokens is missing",
+        "journal.reader",
+        f"{_JOURNAL}/test_reader.py::test_a_gap_in_a_sample_restores_no_request",
+        replace("_whole_output", call("array_equal"), "True"),
+    ),
+    _protection(
+        "dead-content-kept",
+        "the content of a request stays in the journal after its linger time",
+        "journal.writer",
+        f"{_JOURNAL}/test_writer.py::test_dropped_content_is_erased_within_31_seconds",
+        replace("JournalWriter.maintain", assigned("is_dead"), "False"),
+    ),
+    _protection(
+        "appends-lost-while-rewriting",
+        "what is appended while the next file is written aside is not in it",
+        "journal.writer",
+        f"{_JOURNAL}/test_writer.py::test_a_large_file_of_dead_content_is_rewritten_and_misses_no_append",
+        replace("JournalWriter.append", call("filter"), "(self._file,)"),
+    ),
+    _protection(
+        "generations-from-zero",
+        "a result of a plan of the dead scheduler counts for a plan of the next one",
+        "journal.opened",
+        f"{_JOURNAL}/test_recovery.py::test_requests_continue_where_they_were",
+        replace("OpenedJournal.__init__", assigned("first_generation"), "0"),
+    ),
+    _protection(
+        "another-model-continues",
+        "a restored request goes on with another model",
+        "core.lingering",
+        f"{_JOURNAL}/test_recovery.py::test_requests_of_another_model_fail",
+        replace("restored_ending", comparison("identity"), "False"),
     ),
     # Peers ------------------------------------------------------------------------------------------------------------
     _protection(
