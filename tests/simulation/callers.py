@@ -3,7 +3,7 @@
 Owns every stream. Knows nothing of workers, pages or plans.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -52,19 +52,34 @@ class Callers:
     def __init__(self, shape: Shape, *, plans_in_flight: int) -> None:
         self.by_key: dict[tuple[str, int], Caller] = {}
         self.num_delivered = 0
+        self._num_streams = 0
+        self._by_id: dict[str, list[Caller]] = {}
         self._order: list[Caller] = []
         # A superset of the live streams, because `live` is called often.
         self._pending: list[Caller] = []
         self._shape = shape
         self._plans_in_flight = plans_in_flight
 
-    def next_stream(self) -> int:
-        """Returns an unused stream number."""
-        return len(self.by_key)
+    def next_stream(self, count: int = 0) -> int:
+        """Returns the first of unused stream numbers, and takes `count` of them."""
+        first, self._num_streams = self._num_streams, self._num_streams + count
+        return first
+
+    def of_request(self, request_id: str) -> list[Caller]:
+        """Returns the streams of a request, in the order of its samples."""
+        return self._by_id[request_id]
+
+    def move(self, caller: Caller, frontend: str, first_stream: int) -> None:
+        """Gives a stream another reader."""
+        del self.by_key[caller.frontend, caller.stream]
+        caller.submit = replace(caller.submit, frontend=frontend, stream=first_stream)
+        self.by_key[caller.frontend, caller.stream] = caller
 
     def add(self, number: int, caller: Caller) -> None:
         """Registers a stream before its request is submitted."""
         self.by_key[caller.frontend, number] = caller
+        self._num_streams += 1
+        self._by_id.setdefault(caller.submit.request_id, []).append(caller)
         self._order.append(caller)
         self._pending.append(caller)
 
@@ -82,9 +97,9 @@ class Callers:
         return list(self._pending)
 
     def hang_up(self, frontend: str) -> None:
-        """Disconnects all streams of a front end that died or restarted."""
+        """Disconnects the streams of a front end that died or restarted, except for those that linger."""
         for (owner, _), caller in self.by_key.items():
-            caller.gone |= owner == frontend
+            caller.gone |= owner == frontend and not caller.submit.linger_seconds
 
     def take(self, effect: fx.Admitted | fx.Rejected | fx.StepOutput, now: float) -> None:
         """Records one effect. Raises AssertionError if it breaks a promise of the core."""

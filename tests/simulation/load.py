@@ -10,6 +10,7 @@ from collections.abc import Callable
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from tests.simulation.callers import Caller, Callers, poisoned
+from tests.simulation.lingering import Lingering
 from tests.simulation.requests import random_submit
 from tests.simulation.setting import KILLER, POISON, Setting
 
@@ -28,6 +29,7 @@ class Load:
         self._handle = handle
         self._seen = seen
         self._num_frontends = 0
+        self.lingering = Lingering(rng, self.callers, handle, seen)
 
     # Requests ----------------------------------------------------------------------------------------------------
 
@@ -100,6 +102,10 @@ class Load:
             self.callers.hang_up(frontend)
             self._handle(ev.FrontendJoined(frontend=frontend))
 
+    def caller_returns(self) -> None:
+        """A caller resumes its request."""
+        self.lingering.resume(self.frontends)
+
     def query_load(self) -> None:
         """Asserts that the core's load figures agree with what callers have received."""
         if not self.frontends:
@@ -134,8 +140,13 @@ class Load:
 
     def take(self, effect: fx.Admitted | fx.Rejected | fx.StepOutput, now: float) -> None:
         """Passes an answer of the core to its callers."""
-        assert effect.frontend in self.frontends
+        if isinstance(effect, fx.Rejected) and effect.stream == self.lingering.resuming:
+            assert effect.code is fx.RejectCode.NOT_FOUND
+            return
+        assert effect.frontend in self.frontends or isinstance(effect, fx.StepOutput)
         self.callers.take(effect, now)
+        if isinstance(effect, fx.Admitted):
+            self.lingering.admitted(self.callers.by_key[effect.frontend, effect.stream].submit)
         if isinstance(effect, fx.StepOutput):
             for end in effect.ends:
                 self._count(end)

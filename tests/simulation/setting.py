@@ -104,6 +104,8 @@ def _draw_config(rng: random.Random, crowded: bool) -> CoreConfig:
         prove_workers=rng.random() < 0.6,
         predict_steps=rng.random() < 0.6,
         report_steps=True,
+        report_detached=True,
+        max_kept_requests=rng.choice([0, 2, 1000]),
         policy=Policy(
             mixed_steps=rng.random() < 0.8,
             admission=rng.choice(admissions),
