@@ -22,6 +22,7 @@ from scheduler_svc.core.standby import PATIENCE_SECONDS
 from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.recording.event_log import EffectsDigest
 from scheduler_svc.wire import worker as worker_wire
+from tests.simulation.deaths import Deaths
 from tests.simulation.fleet import Fleet
 from tests.simulation.load import Load
 from tests.simulation.setting import draw_setting
@@ -63,6 +64,7 @@ class Episode:
         self.core = Scheduler(self.setting.config)
         self.now = 0.0
         self.load = Load(rng, self.setting, self.handle, self.seen)
+        self._deaths = Deaths(self.core, self.load.callers.by_key)
         self.fleet = Fleet(rng, self.setting, self.handle, self.seen)
         self.log: list[tuple[float, ev.Event]] = []
         self.digest = EffectsDigest()
@@ -108,7 +110,9 @@ class Episode:
     def handle(self, event: ev.Event) -> list[fx.Effect]:
         """Passes the event to the core, audits the core, and delivers the effects."""
         self.num_handled += 1
+        self._deaths.before(event)
         effects = self.core.handle(event, self.now)
+        self._deaths.after(event)
         if self._replays:
             self.log.append((self.now, event))
             self.digest.add(effects)
