@@ -3,7 +3,8 @@
 Owns every stream. Knows nothing of workers, pages or plans.
 """
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -23,6 +24,8 @@ class Caller(Stream):
     first_at: float | None = None
     gone: bool = False
     kept: int | None = None
+    lone_deaths: Counter[int] = field(default_factory=Counter[int])
+    """How many deaths and failed steps met it alone, by its number of output tokens."""
     may_fail: bool = False
     """True if a fault of this request or its worker may end the stream as INTERNAL."""
 
@@ -139,7 +142,10 @@ class Callers:
             expected = caller.expected(self._shape)
             assert caller.tokens == list(expected.tokens), f"stream {end.stream} ended early"
             assert (end.reason.name, end.stop_token_id) == (expected.reason.name, expected.stop_token_id)
-        if end.failure is not None and end.failure.code is fx.FailureCode.INTERNAL:
+        if end.failure is not None and "while it ran alone" in end.failure.message:
+            deaths = caller.lone_deaths[len(caller.tokens)]
+            assert deaths >= 2, f"stream {end.stream} was convicted after {deaths} deaths: {end.failure.message}"
+        elif end.failure is not None and end.failure.code is fx.FailureCode.INTERNAL:
             assert caller.may_fail, f"stream {end.stream} failed because of another request: {end.failure.message}"
 
     def _check_stats(self, caller: Caller, stats: fx.Stats, now: float) -> None:

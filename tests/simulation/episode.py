@@ -25,6 +25,7 @@ from scheduler_svc.wire import worker as worker_wire
 from tests.simulation.fleet import Fleet
 from tests.simulation.load import Load
 from tests.simulation.setting import draw_setting
+from tests.simulation.worker_deaths import Deaths
 
 _FINALE_STEPS = 3000
 # The core admits nothing once a drain has begun, so it begins late.
@@ -63,6 +64,7 @@ class Episode:
         self.core = Scheduler(self.setting.config)
         self.now = 0.0
         self.load = Load(rng, self.setting, self.handle, self.seen)
+        self._deaths = Deaths(self.core, self.load.callers.by_key)
         self.fleet = Fleet(rng, self.setting, self.handle, self.seen)
         self.log: list[tuple[float, ev.Event]] = []
         self.digest = EffectsDigest()
@@ -110,7 +112,9 @@ class Episode:
     def handle(self, event: ev.Event) -> list[fx.Effect]:
         """Passes the event to the core, audits the core, and delivers the effects."""
         self.num_handled += 1
+        self._deaths.before(event)
         effects = self.core.handle(event, self.now)
+        self._deaths.after(event)
         if self._replays:
             self.log.append((self.now, event))
             self.digest.add(effects)

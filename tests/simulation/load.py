@@ -12,7 +12,7 @@ from scheduler_svc.core.messages import events as ev
 from tests.simulation.callers import Caller, Callers, poisoned
 from tests.simulation.lingering import Lingering
 from tests.simulation.requests import random_submit
-from tests.simulation.setting import KILLER, POISON, Setting
+from tests.simulation.setting import KILLER, LETHAL, POISON, Setting
 
 Handle = Callable[[ev.Event], list[fx.Effect]]
 _MAX_FRONTENDS, _MAX_HISTORIES = 4, 12
@@ -46,7 +46,9 @@ class Load:
             stream=callers.next_stream() + rng.choice([0, 2**63]),
             histories=[caller.history() for caller in callers.recent(_MAX_HISTORIES)],
         )
-        faulty = setting.failing_share > 0 or setting.nonfinite_token != POISON or poisoned(submit, POISON, KILLER)
+        faulty = (
+            setting.failing_share > 0 or setting.nonfinite_token != POISON or poisoned(submit, POISON, KILLER, LETHAL)
+        )
         for idx, number in enumerate(submit.streams):
             callers.add(number, Caller(submit, idx, arrived_at=now, may_fail=faulty))
         self._handle(submit)

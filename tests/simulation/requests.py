@@ -14,7 +14,7 @@ from tests.rigs.executor import Shape
 from tests.rigs.sampling import MINUS_INFINITY, Settings
 from tests.scheduler_svc.core.world import hashes_of
 from tests.simulation.lingering import SECRET_HASH
-from tests.simulation.setting import KILLER, POISON, Setting
+from tests.simulation.setting import KILLER, LETHAL, POISON, Setting
 
 
 def random_prompt(rng: random.Random, setting: Setting, histories: Sequence[Sequence[int]]) -> list[int]:
@@ -29,7 +29,11 @@ def random_prompt(rng: random.Random, setting: Setting, histories: Sequence[Sequ
         prompt = [*stem[:end], *tail]
     else:
         prompt = [*rng.choice(histories), *tail]
-    for token, share in ((POISON, setting.poison_share), (KILLER, setting.killer_share)):
+    for token, share in (
+        (POISON, setting.poison_share),
+        (KILLER, setting.killer_share),
+        (LETHAL, setting.lethal_share),
+    ):
         if prompt and rng.random() < share:
             prompt[rng.randrange(len(prompt))] = token
     return prompt[:40] or [rng.randrange(4)]

@@ -16,7 +16,7 @@ _MUST_BE_SEEN = (
     "end: context full", "end: time limit", "end: aborted", "end: deadline", "end: internal", "end: no worker",
     "end: shutdown", "reset: step failed", "reset: out of memory", "reset: out of sync", "reset: worker lost",
     "reset: worker silent", "reset: wrong step", "reset: malformed result", "reset: skipped",
-    "worker proven", "standby seated", "queue full", "detached", "resumed", "not resumed", "replaced",
+    "worker proven", "worker poisoned", "standby seated", "queue full", "detached", "resumed", "not resumed", "replaced",
     "core died", "core died before it sent", "core died without a journal", "resumed after the core's death",
     "reader lost", "suspects", "restored suspects",
     "worker hangs", "worker killed", "memory: smaller step", "memory: fewer rows",
