@@ -7,6 +7,7 @@ them together take two minutes.
 from tests.mutations.edits import Edit as _Edit
 from tests.mutations.edits import (
     assigned,
+    attribute,
     call,
     comparison,
     condition,
@@ -88,7 +89,7 @@ RECOVERY: tuple[Mutation, ...] = (
         "an idle worker that is silent is never given up",
         "core.limits.step_clock",
         f"{_CORE}/test_hung_workers.py::test_an_idle_worker_has_three_seconds_of_silence",
-        replace("StepClock.timeout", condition("in_flight"), "False"),
+        replace("StepClock.timeout", attribute("silence_timeout_seconds"), "1e9"),
     ),
     _protection(
         "a-pause-of-the-scheduler-counts",
@@ -97,6 +98,34 @@ RECOVERY: tuple[Mutation, ...] = (
         f"{_CORE}/test_hung_workers.py::test_time_in_which_the_scheduler_did_not_run_does_not_count",
         replace("StepClock.paused", assigned("heard_at"), "0.0"),
         replace("StepClock.paused", assigned("_paused_seconds"), "0.0"),
+    ),
+    _protection(
+        "no-kill",
+        "a hung worker keeps running",
+        "core.faults.hung_workers",
+        f"{_CORE}/test_hung_workers.py::test_short_steps_have_three_seconds",
+        replace("HungWorkers.give_up", call("KillWorker"), "fx.Note(message='')"),
+    ),
+    _protection(
+        "kills-processes-of-others",
+        "a hung worker that somebody else started and watches is killed",
+        "processes.workers",
+        "tests/scheduler_svc/processes/test_workers.py",
+        replace("WorkerProcesses.joined", comparison("_parent_and_user"), "True"),
+    ),
+    _protection(
+        "deadline-of-cheap-steps",
+        "a worker is given up at its first long prompt, because the steps before were short",
+        "core.limits.step_time",
+        f"{_CORE}/limits/test_step_time.py::test_cheap_steps_before_never_make_a_costly_step_too_small",
+        replace("StepTimes.predict", call("_bound"), "min(known.values())"),
+    ),
+    _protection(
+        "memory-limits-for-ever",
+        "a lane stays slow after one step ran out of memory",
+        "core.limits.memory_limit",
+        f"{_CORE}/limits/test_memory_limit.py::test_limits_recover_after_confirmed_steps",
+        replace("MemoryLimit.confirmed", comparison("_recovery_steps"), "True"),
     ),
     _protection(
         "no-crash-loop",
