@@ -45,4 +45,9 @@ class OpenedJournal:
             outputs_of=core.outputs_of,
             suspicion=SuspicionLog(core, self._saved.suspects),
             make_writer=make_writer,
+            on_steady=self._folder.forget_crashes,
         )
+
+    def crashed(self) -> None:
+        """Counts the end of the scheduler by an error of its own. The journal stays as it is."""
+        self._folder.count_crash()
