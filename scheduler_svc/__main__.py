@@ -134,8 +134,7 @@ class _Service:
         keeper = None
         if journal is not None:
             keeper = journal.keeper(core, time.monotonic)
-            # After an error of the core its state is not to be trusted, so the journal stays as it is.
-            self._stack.push(lambda kind, *_: keeper.close(time.monotonic()) if kind is None else journal.crashed())
+            self._stack.enter_context(journal.closing(keeper, time.monotonic))
         return Loop(
             core=core,
             workers=workers,

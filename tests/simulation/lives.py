@@ -121,7 +121,7 @@ class Lives:
     # A life ---------------------------------------------------------------------------------------------------------
 
     def begin(self, *, workers: bool = True) -> None:
-        journal = OpenedJournal(self.folder, sync=Sync.OFF, max_bytes=1 << 24, stack=self._stack)
+        journal = self.journal = OpenedJournal(self.folder, sync=Sync.OFF, max_bytes=1 << 24, stack=self._stack)
         self.roots.add(journal.cache_root)
         config = CoreConfig(report_detached=True, first_generation=journal.first_generation)
         self.core = Scheduler(config)

@@ -82,6 +82,8 @@ def test_streams_survive_100_random_deaths(rig: Rig) -> None:
         while count.total() < 100:
             running = sum(len(reading.running) for reading in readings)
             if running < 12:
+                # A request that nobody has answered is not sent again.
+                client.wait_ready(30.0)
                 readings.append(Reading(client, list(islice(asks, 12 - running)), resume=True))
             readings[-1].wait_more(rng.randint(1, 400))
             kind = rng.choices(["scheduler", "front end", "worker"], [1, 1, 2])[0]
