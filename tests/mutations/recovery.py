@@ -7,6 +7,7 @@ them together take two minutes.
 from tests.mutations.edits import Edit as _Edit
 from tests.mutations.edits import (
     assigned,
+    attribute,
     call,
     comparison,
     condition,
@@ -43,22 +44,29 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "conviction-after-one-lone-death",
         "a request that was alone once when its worker was killed is convicted",
-        "core.suspicion.suspects",
+        "core.suspicion.suspect",
         f"{_CORE}/suspicion/test_bisection.py",
         replace("LONE_DEATHS", assigned("LONE_DEATHS"), "1"),
     ),
     _protection(
         "conviction-without-control",
         "a machine on which every worker dies convicts its requests",
-        "core.suspicion.suspects",
-        f"{_CORE}/suspicion/test_bisection.py",
-        replace("Suspects._died_alone", comparison("num_steps"), "True"),
+        "core.suspicion.suspect",
+        f"{_CORE}/suspicion/test_doubts.py",
+        replace("Suspect.died_alone", comparison("control"), "True"),
+    ),
+    _protection(
+        "conviction-without-doubt",
+        "requests are convicted while workers die without them, too",
+        "core.suspicion.suspect",
+        f"{_CORE}/suspicion/test_doubts.py::test_a_lone_death_does_not_count_if_another_worker_died_after_it",
+        replace("Suspect.died_alone", condition("doubts"), "False"),
     ),
     _protection(
         "suspects-never-cleared",
         "a suspect that got past its position stays one",
         "core.suspicion.suspects",
-        f"{_CORE}/suspicion/test_bisection.py::test_500_random_kills_under_64_streams_convict_nobody",
+        f"{_CORE}/test_worker_failures.py",
         replace("Suspects.confirmed", condition("must_pass"), "False"),
     ),
     _protection(
@@ -88,7 +96,7 @@ RECOVERY: tuple[Mutation, ...] = (
         "an idle worker that is silent is never given up",
         "core.limits.step_clock",
         f"{_CORE}/test_hung_workers.py::test_an_idle_worker_has_three_seconds_of_silence",
-        replace("StepClock.timeout", condition("in_flight"), "False"),
+        replace("StepClock.timeout", attribute("silence_timeout_seconds"), "1e9"),
     ),
     _protection(
         "a-pause-of-the-scheduler-counts",
@@ -169,32 +177,25 @@ RECOVERY: tuple[Mutation, ...] = (
         f"{_CORE}/test_standby.py::test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_event",
         replace("Lanes.close", call("_seat_next"), "[]"),
     ),
-    _protection(
-        "a-zeroed-pool-taken-over",
-        "a pool is kept although its worker joined again and zeroed it",
-        "core.state.held_pools",
-        f"{_CORE}/state",
-        replace("HeldPools.forget", call("pop"), "None"),
-    ),
     # Resume and journal -----------------------------------------------------------------------------------------------
     _protection(
         "any-secret-resumes",
         "a caller without the secret reads another caller's stream",
-        "core.state.kept_requests",
+        "core.lingering.kept_requests",
         f"{_CORE}/test_lingering.py::test_a_wrong_secret_and_an_unknown_id_have_the_same_answer",
         replace("KeptRequests.authorized", call("compare_digest"), "True"),
     ),
     _protection(
         "linger-without-end",
         "a request whose caller never comes back runs on",
-        "core.state.kept_requests",
+        "core.lingering.kept_requests",
         f"{_CORE}/test_lingering.py::test_a_detached_request_is_freed_when_its_time_is_over",
         insert_before("KeptRequests.pop_expired", assigned("heap"), "return None"),
     ),
     _protection(
         "two-readers",
         "the first reader of a resumed request is not told that it was replaced",
-        "core.lingering",
+        "core.lingering.lingering",
         f"{_CORE}/test_lingering.py::test_a_second_reader_replaces_the_first",
         drop("Lingering.resume", call("effects.append")),
     ),

@@ -46,7 +46,7 @@ def test_a_worker_of_any_memory_serves_everything_after_few_resets(seed: int) ->
     assert all(stream.end and stream.end.reason is fx.EndReason.LENGTH for stream in world.streams.values())
     assert not reductions(world)[Reduction.ENDED] and not reductions(world)[Reduction.REFUSED]
     assert world.core.counters.resets == sum(reductions(world).values()) <= bound(world)
-    assert world.core.suspects == set()
+    assert world.core.suspects.handles == set()
 
 
 def limits_until_recovery(world: World) -> list[tuple[int, int]]:
