@@ -84,7 +84,7 @@ def test_streams_survive_100_random_deaths(rig: Rig) -> None:
             if running < 12:
                 # A request that nobody has answered is not sent again.
                 client.wait_ready(30.0)
-                readings.append(Reading(client, list(islice(asks, 12 - running)), resume=True))
+                readings.append(Reading(client, list(islice(asks, 12 - running)), resume=True, timeout=300.0))
             readings[-1].wait_more(rng.randint(1, 400))
             kind = rng.choices(["scheduler", "front end", "worker"], [1, 1, 2])[0]
             count[kind] += 1
