@@ -5,7 +5,7 @@ checksum and the step's number. A worker that takes the pool over compares the c
 starts with it, so that only pages that are used are read, each once.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ class PageGuard:
         self._header = header
         # Pages that a dead worker wrote and that were not checked yet.
         self._is_unchecked = np.zeros(num_pages, np.bool_)
+        self._may_be_unchecked = False
         self._filled = _NO_PAGES
         self._generation = 0
 
@@ -37,12 +38,12 @@ class PageGuard:
 
     def forget(self) -> None:
         """The pool was zeroed: there is nothing to check."""
-        self._is_unchecked[:] = False
+        self._is_unchecked[:] = self._may_be_unchecked = False
         self._header.begin_generation(self._generation)
 
     def taken_over(self) -> None:
         """The pool is now that of a dead worker."""
-        self._is_unchecked[:] = True
+        self._is_unchecked[:] = self._may_be_unchecked = True
         self._header.begin_generation(self._generation)
 
     def begin_step(self, plan: Plan, tables: RowTables) -> None:
@@ -50,12 +51,13 @@ class PageGuard:
 
         `tables` have the plan's rows and pages, and positions before the step. Raises PageDamaged.
         """
-        if self._is_unchecked.any():
-            for page in _pages_read(plan, tables):
+        begun, self._filled = _pages_written(plan, tables)
+        if self._may_be_unchecked and (plan.started is not None or plan.page_orders):
+            for page in _pages_read(plan, tables, begun):
                 self._check(page)
-        written, self._filled = _pages_written(plan, tables)
-        self._header.filled_by[written] = 0
-        self._is_unchecked[written] = False
+        if begun.size:
+            self._header.filled_by[begun] = 0
+            self._is_unchecked[begun] = False
 
     def end_step(self, step: int) -> None:
         """Records the checksums of the pages that the last step filled; it has ended."""
@@ -81,32 +83,42 @@ class PageGuard:
         self._is_unchecked[page] = False
 
 
-def _pages_read(plan: Plan, tables: RowTables) -> Iterable[int]:
-    """Pages that rows of the plan start with, and that are copied or saved. Page 0 stands for none."""
+def _pages_read(plan: Plan, tables: RowTables, begun: NDArray[np.int64]) -> list[int]:
+    """Pages that rows of the plan start with, and that are copied or saved, without those that the plan writes."""
     pages: set[int] = {*plan.page_orders.copied_from.tolist(), *plan.page_orders.saved_pages.tolist()}
     if plan.started is not None:
         size = tables.geometry.page_size
         for own, first in zip(plan.started.pages, plan.started.first_position.tolist(), strict=True):
             pages.update(own[: first // size].tolist())
-    # What this plan writes itself holds nothing of the dead worker's.
-    return sorted(pages - {0} - set(_pages_written(plan, tables)[0].tolist()))
+    # Page 0 stands for a page that nothing reads.
+    return sorted(pages - {0, *begun.tolist()})
 
 
 def _pages_written(plan: Plan, tables: RowTables) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the pages int64 that the step writes, and those of them that it fills."""
+    """Returns the pages int64 that the step begins to write, and those that it fills.
+
+    A row begins a page at its first position, or in the middle of a copy.
+    """
     size, shift = tables.geometry.page_size, int(tables.page_shift)
-    rows = plan.decode_rows
-    positions = tables.position[rows]
-    pages = tables.page_table[rows, positions >> shift]
-    written, filled = [pages], [pages[(positions + 1) & (size - 1) == 0]]
+    rows, begun, filled = plan.decode_rows, [_NO_PAGES], [_NO_PAGES]
+    places = tables.position[rows] & (size - 1)
+    for pages, place in ((begun, 0), (filled, size - 1)):
+        is_there = places == place
+        if is_there.any():
+            found = rows[is_there]
+            pages.append(tables.page_table[found, tables.position[found] >> shift])
     for row, start, count in zip(
         plan.chunk_rows.tolist(), plan.chunk_starts.tolist(), plan.chunk_counts.tolist(), strict=True
     ):
         first, end = start >> shift, start + count
-        written.append(tables.page_table[row, first : ((end - 1) >> shift) + 1])
+        begun.append(tables.page_table[row, first : ((end - 1) >> shift) + 1])
         filled.append(tables.page_table[row, first : end >> shift])
     orders = plan.page_orders
     if orders:
-        written += [orders.zeroed, orders.copied_to, orders.loaded_pages]
+        begun += [orders.zeroed, orders.copied_to, orders.loaded_pages]
         filled.append(orders.loaded_pages)
-    return np.concatenate(written).astype(np.int64), np.concatenate(filled).astype(np.int64)
+    return _joined(begun), _joined(filled)
+
+
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate(parts).astype(np.int64) if len(parts) > 1 else _NO_PAGES

@@ -3,6 +3,8 @@
 Owns the numbers of requests, which are never used twice. It also takes up requests of a journal.
 """
 
+from collections.abc import Sequence
+
 from scheduler_svc.core.check_submit import new_requests
 from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.lanes import Lanes
@@ -37,17 +39,26 @@ class Acceptance:
             self._deadlines.begin(request, submit, now)
         return first_handle
 
-    def restore(self, restored: Restored, first_handle: int, arrived_at: float, now: float) -> list[Ending]:
-        """Queues the live samples of a restored request. Returns the endings of those that must end at once."""
+    def restore(self, restored: Sequence[tuple[int, float, Restored]], now: float) -> list[Ending]:
+        """Queues the live samples of restored requests: first handle, time of arrival, event.
+
+        Those that were suspects form one group of suspects. Returns the endings of those that must end at once.
+        """
         endings: list[Ending] = []
-        for request in self._new_requests(restored.submit, first_handle, arrived_at):
-            if restored.ends[request.sample_idx] is not None:
-                continue
-            restore_output(request, restored.outputs[request.sample_idx])
-            self._queue.add(request)
-            self._deadlines.begin(request, restored.submit, now)
-            if (ending := restored_ending(request, self._lanes.worker_infos.known, restored.identity)) is not None:
-                endings.append(ending)
+        suspects: list[Request] = []
+        for first_handle, arrived_at, event in restored:
+            for request in self._new_requests(event.submit, first_handle, arrived_at):
+                if event.ends[request.sample_idx] is not None:
+                    continue
+                restore_output(request, event.outputs[request.sample_idx])
+                self._queue.add(request)
+                self._deadlines.begin(request, event.submit, now)
+                if (ending := restored_ending(request, self._lanes.worker_infos.known, event.identity)) is not None:
+                    endings.append(ending)
+                elif request.sample_idx in event.suspects:
+                    suspects.append(request)
+        if suspects:
+            self._lanes.suspects.restore(suspects)
         return endings
 
     def _new_requests(self, submit: Submit, first_handle: int, arrived_at: float) -> list[Request]:

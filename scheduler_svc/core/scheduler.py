@@ -27,7 +27,7 @@ from scheduler_svc.core.load import load_of
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
+from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
@@ -73,6 +73,7 @@ class Scheduler:
             ev.FlushCache: self._on_flush_cache,
             QuarantineQuery: self.convictions.answer_query,
             ClearQuarantine: self.convictions.clear,
+            QuarantineRestored: self.convictions.restore,
             ev.FrontendJoined: self._on_frontend_joined,
             ev.FrontendLost: self._on_frontend_lost,
             ev.WorkerJoined: self._lanes.join,
@@ -272,9 +273,8 @@ class Scheduler:
         """Updates the waits of all requests and announces the model, after the known workers changed."""
         self._seen_revision = self._lanes.worker_infos.revision
         if self.info is not None:
-            for first_handle, arrived_at, restored in self._lingering.take_restored():
-                for ending in self._acceptance.restore(restored, first_handle, arrived_at, now):
-                    self._apply_ending(ending, now)
+            for ending in self._acceptance.restore(self._lingering.take_restored(), now):
+                self._apply_ending(ending, now)
         for request in self.queue:
             self._deadlines.update_worker_wait(request, now)
         return self._announcer.changed_model(self.frontends)
