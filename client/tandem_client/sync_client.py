@@ -15,7 +15,7 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 from tandem_client import types
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request
 from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS, channel_options
-from tandem_client.sync_stream import Call, GenerateStream
+from tandem_client.sync_stream import Aborting, Call, GenerateStream, wait_for
 from tandem_client.wire import messages
 from tandem_client.wire.request import (
     FIELD_KEYWORDS,
@@ -45,6 +45,8 @@ class Client(ClientBase):
         self._control = control_pb2_grpc.ControlServiceStub(self._channel)
         # This stub has no types.
         self._health = cast(Any, health_pb2_grpc.HealthStub(self._channel))
+        # Aborts of requests that linger and whose streams were closed.
+        self._aborting: set[Aborting] = set()
 
     def generate(
         self,
@@ -66,7 +68,11 @@ class Client(ClientBase):
             return self._inference.Resume(request, timeout=remaining)
 
         def abort(request_id: str) -> object:
-            return self._control.Abort.future(abort_request([request_id]), timeout=ABORT_SECONDS)
+            aborting = self._control.Abort.future(abort_request([request_id]), timeout=ABORT_SECONDS)
+            # A call whose future is dropped is cancelled.
+            self._aborting.add(aborting)
+            aborting.add_done_callback(self._aborting.discard)
+            return aborting
 
         request, recovery = lingering_request(prompt, resume=resume, **options)
         errors = ErrorReader(address=self.address, timeout=timeout, keywords=FIELD_KEYWORDS)
@@ -147,7 +153,9 @@ class Client(ClientBase):
             time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Cancels every call and closes the connection."""
+        """Cancels every call and closes the connection, after the Aborts of closed streams."""
+        for aborting in list(self._aborting):
+            wait_for(aborting)
         self._channel.close()
 
     def __enter__(self) -> Self:

@@ -22,6 +22,18 @@ class Call(Cancellable, Protocol):
     def __iter__(self) -> Iterator[inference_pb2.GenerateResponse]: ...
 
 
+class Aborting(Protocol):
+    """The part of an Abort under way that its client uses."""
+
+    def result(self, timeout: float | None = None) -> object: ...
+
+
+def wait_for(aborting: Aborting) -> None:
+    """Waits up to a second for an Abort. If the service cannot be reached, the request ends after its linger time."""
+    with contextlib.suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
+        aborting.result(timeout=ABORT_SECONDS)
+
+
 class GenerateStream(StreamBase[Call, threading.Event]):
     """An iterator of deltas; `accepted`, `samples` and `summary` are set as they come.
 
@@ -64,11 +76,9 @@ class GenerateStream(StreamBase[Call, threading.Event]):
 
     def close(self) -> None:
         """Cancels the call, and waits up to a second until a request that lingers is aborted."""
-        aborting = cast("grpc.Future[object] | None", self._cancel())
+        aborting = cast(Aborting | None, self._cancel())
         if aborting is not None:
-            # The request ends by itself if the service cannot be reached.
-            with contextlib.suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
-                aborting.result(timeout=ABORT_SECONDS)
+            wait_for(aborting)
 
     def _begin(self) -> None:
         super()._begin()

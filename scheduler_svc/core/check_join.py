@@ -5,6 +5,7 @@ The functions are pure.
 
 from collections.abc import Iterable
 
+from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.schedule.plan_size import largest_plan_bytes
@@ -52,3 +53,9 @@ def _pattern(info: WorkerInfo) -> str:
     if not info.window:
         return "all earlier tokens"
     return f"the last {info.window} and the first {info.sink_tokens} tokens"
+
+
+def refused_for_good(worker: str, reason: str) -> list[fx.Effect]:
+    """Returns the effects that refuse a worker which may not join again."""
+    note = fx.Note(message=f"worker {worker} refused: {reason}")
+    return [note, fx.WorkerRefused(worker=worker, reason=reason, retry=False)]

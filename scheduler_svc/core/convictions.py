@@ -3,9 +3,9 @@
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineReply
+from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineReply, QuarantineRestored
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.suspicion.quarantine import Quarantine
+from scheduler_svc.core.suspicion.quarantine import Entry, Quarantine
 
 
 class Convictions:
@@ -26,6 +26,15 @@ class Convictions:
             message = f"request {request.request_id}: {cause}"
             taken.append((request, fx.Failure(code=fx.FailureCode.INTERNAL, message=message)))
         return taken
+
+    def restore(self, event: QuarantineRestored, now: float) -> list[fx.Effect]:
+        """Continues the quarantine of an earlier process."""
+        for entry in event.entries:
+            at = now - entry.age_seconds
+            self.quarantine.restore(
+                Entry(key=entry.key, request_id=entry.request_id, tenant=entry.tenant, at=at, cause=entry.cause)
+            )
+        return []
 
     def answer_query(self, event: QuarantineQuery, now: float) -> list[fx.Effect]:
         """Lists the entries."""

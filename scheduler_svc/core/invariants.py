@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 
+from scheduler_svc.core.lingering.audit import audit_kept, audit_reader
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
@@ -67,40 +68,12 @@ def _audit_queue(core: Scheduler) -> None:
         assert request.phase is not Phase.ENDED, f"{request.request_id} ended and is still live"
         assert (request.row > 0) == (request.phase is Phase.RUNNING), f"{request.request_id}: phase and row differ"
         assert (request.worker in core.lanes) == (request.row > 0), f"{request.request_id}: row and lane differ"
-        _audit_reader(core, request)
+        audit_reader(request, queue, core.kept, core.lanes, core.frontends)
         assert request.num_outputs == sum(len(part) for part in request.outputs)
         assert request.known < request.total_length or request.phase is Phase.RUNNING
         assert request.pending_tokens <= request.pending_plans or request.phase is Phase.RUNNING
-    _audit_kept(core)
+    audit_kept(core.kept, queue)
     _audit_suspects(core)
-
-
-def _audit_reader(core: Scheduler, request: Request) -> None:
-    """Checks that a request has a connected front end, or lingers."""
-    frontend, entry = request.frontend, core.kept.by_id(request.request_id)
-    assert core.queue.by_stream(frontend, request.stream) is request, f"{request.request_id}: its stream is another's"
-    if request.row:
-        rows = core.lanes[request.worker].rows
-        reader = int(rows.stream[request.row]), int(rows.frontend_idx[request.row])
-        assert reader == (request.stream, core.frontends.get(frontend, 0)), f"row {request.row} has another reader"
-    assert (entry is not None) == request.lingers, f"{request.request_id}: lingers, and is not kept"
-    if entry is None or entry.reader is not None:
-        assert frontend in core.frontends, f"{request.request_id} belongs to a front end that is gone"
-    if entry is not None:
-        first = entry.reader or ("", entry.first_handle)
-        assert (frontend, request.stream - request.sample_idx) == first, f"{request.request_id} has another reader"
-
-
-def _audit_kept(core: Scheduler) -> None:
-    """Checks the requests that linger: each is live or expires, and those that ended are within their bounds."""
-    kept, size = core.kept, 0
-    for entry in kept.all:
-        live = core.queue.by_request_id(entry.request_id)
-        assert entry.awaits_worker or len(live) == entry.num_live, f"{entry.request_id}: live samples are miscounted"
-        assert not any(request.sample_idx in entry.answers for request in live), f"{entry.request_id} ended and lives"
-        assert entry.expires_at is not None or (entry.num_live and entry.reader), f"{entry.request_id} never expires"
-        size += 0 if entry.num_live else entry.num_bytes
-    assert size == kept.ended_bytes, "the size of the kept answers is miscounted"
 
 
 def _audit_seats(core: Scheduler) -> None:

@@ -11,7 +11,7 @@ lost, the same event seats the standby lane that was proven first (`standby.py` 
 from collections.abc import Sequence
 
 from scheduler_svc.core import standby
-from scheduler_svc.core.check_join import frame_refusal, model_refusal
+from scheduler_svc.core.check_join import frame_refusal, model_refusal, refused_for_good
 from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -39,8 +39,7 @@ class Lanes:
     """All lanes serve the same model with the same attention pattern."""
 
     def __init__(self, config: CoreConfig, queue: RequestQueue) -> None:
-        self._config = config
-        self._queue = queue
+        self._config, self._queue = config, queue
         self.by_worker: dict[str, Lane] = {}
         """Lanes by worker name, in the order in which the workers joined."""
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
@@ -83,7 +82,7 @@ class Lanes:
             # The seat is still this worker's if it is accepted.
             effects += self.close(worker, what, now, is_death=False, seats=bool(refusal))
         if refusal:
-            return [*effects, *_refused_for_good(worker, refusal)]
+            return [*effects, *refused_for_good(worker, refusal)]
         if len(self.by_worker) == MAX_LANES:
             reason = f"{MAX_LANES} workers serve already; this one is accepted when one of them leaves"
             return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
@@ -104,7 +103,7 @@ class Lanes:
         """Lets a seated lane get requests, and announces its sizes to callers. A standby lane may be seated at once."""
         lane.prove(now)
         if not lane.is_seated:
-            return self._seat_due(now)
+            return self.seat_due(now)
         self.held_pools.hand_over(lane, now)
         self._serving_changed()
         return [fx.WorkerProven(worker=lane.worker)]
@@ -122,9 +121,13 @@ class Lanes:
         """The lanes of all workers but those on standby, in the order in which the workers joined."""
         return [lane for lane in self.by_worker.values() if lane.is_seated]
 
-    def _seat_due(self, now: float) -> list[fx.Effect]:
+    def next_seating(self) -> float | None:
+        """Returns the time at which a standby worker is seated because no other worker has come, or None."""
+        return standby.seat_due_at(self.by_worker.values(), was_seated=self._was_seated)
+
+    def seat_due(self, now: float) -> list[fx.Effect]:
         """Seats a standby worker if no worker is seated and none is expected to come."""
-        due = standby.seat_due_at(self.by_worker.values(), was_seated=self._was_seated)
+        due = self.next_seating()
         return [] if due is None or now < due else self._seat_next(now)
 
     def _seat_next(self, now: float) -> list[fx.Effect]:
@@ -133,7 +136,7 @@ class Lanes:
         while (lane := standby.first_proven(self.by_worker.values())) is not None:
             if difference := self._model_refusal(lane.info, lane.worker):
                 effects += self.close(lane.worker, difference, now, is_death=False)
-                effects += _refused_for_good(lane.worker, difference)
+                effects += refused_for_good(lane.worker, difference)
                 continue
             return effects + self._seat(lane, now)
         return effects
@@ -179,7 +182,7 @@ class Lanes:
         if not lane.is_seated:
             return [fx.Note(message=f"worker {worker} lost: {reason}; it was on standby")]
         pool_id = lane.pool_id if cause in _DEATHS else b""
-        effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us, keep_pages=bool(pool_id))
+        effects = self.reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us, keep_pages=bool(pool_id))
         self.held_pools.keep(lane, pool_id, now)
         self.last_loss = now, reason
         if lane.serves:
@@ -193,38 +196,12 @@ class Lanes:
 
     def end_probation(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Proves the lane after its first step if its model still matches: other workers may be proven by now."""
-        difference = self._model_refusal(lane.info, lane.worker)
-        if not difference:
+        if not (difference := self._model_refusal(lane.info, lane.worker)):
             return self._prove(lane, now)
         effects = self.close(lane.worker, difference, now, is_death=False)
-        return [*effects, *_refused_for_good(lane.worker, difference)]
+        return [*effects, *refused_for_good(lane.worker, difference)]
 
-    def next_timeout(self) -> float | None:
-        """Returns the time at which the first worker times out or a standby worker is seated, None without a worker."""
-        times = [lane.timeout(self._config) for lane in self.by_worker.values()]
-        due = standby.seat_due_at(self.by_worker.values(), was_seated=self._was_seated)
-        return min(times if due is None else [*times, due], default=None)
-
-    def expire_workers(self, now: float) -> list[fx.Effect]:
-        """Closes the lanes of workers that timed out; seats a standby worker that is due.
-
-        Each worker that timed out is killed, or joins again if it still runs.
-        """
-        effects: list[fx.Effect] = []
-        for lane in [lane for lane in self.by_worker.values() if now >= lane.timeout(self._config)]:
-            self.counters.worker_hung()
-            effects += self.close(
-                lane.worker, lane.clock.why_given_up(lane.in_flight, self._config, now), now, ResetCause.WORKER_SILENT
-            )
-            effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]
-        return effects + self._seat_due(now)
-
-    def paused(self, seconds: float) -> None:
-        """Excuses all workers for a time in which the scheduler did not run."""
-        for lane in self.by_worker.values():
-            lane.clock.paused(seconds, is_working=bool(lane.in_flight))
-
-    def _reset(
+    def reset(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int, *, keep_pages: bool
     ) -> list[fx.Effect]:
         """Resets the lane: its requests go back to the queue with all known tokens, its plans in flight become void."""
@@ -243,11 +220,6 @@ class Lanes:
         effects: list[fx.Effect] = [fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")]
         return effects + self.report(lane, now, void, cause=cause, compute_us=compute_us)
 
-    def reset_for_memory(self, lane: Lane, reason: str, now: float, compute_us: int) -> list[fx.Effect]:
-        """Resets the lane after a step that ran out of memory, which does not count as a failed step."""
-        cause = ResetCause.OUT_OF_MEMORY
-        return self._reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us, keep_pages=True)
-
     def reset_or_refuse(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
     ) -> list[fx.Effect]:
@@ -259,7 +231,7 @@ class Lanes:
         num_failed = lane.count_failed_step()
         if num_failed < _MAX_FAILED_STEPS:
             keep_pages = cause in _KEEPING_CAUSES
-            return self._reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us, keep_pages=keep_pages)
+            return self.reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us, keep_pages=keep_pages)
         reason = f"{num_failed} failed steps in a row without a confirmed one; the last: {reason}"
         return self.refuse_for_now(lane, reason, now, cause, compute_us)
 
@@ -276,8 +248,3 @@ class Lanes:
             lane.schedule.clear_lookups()
         num_held = self.held_pools.evict_all()
         return num_held + sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
-
-
-def _refused_for_good(worker: str, reason: str) -> list[fx.Effect]:
-    note = fx.Note(message=f"worker {worker} refused: {reason}")
-    return [note, fx.WorkerRefused(worker=worker, reason=reason, retry=False)]

@@ -13,21 +13,23 @@ answer, Rejected or End, unless its front end cancels it or disconnects.
 from collections.abc import Callable
 from typing import Any
 
+from scheduler_svc.core.acceptance import Acceptance
 from scheduler_svc.core.announcer import Announcer
-from scheduler_svc.core.check_submit import Refusal, new_requests, refusal
+from scheduler_svc.core.check_submit import Refusal, refusal
 from scheduler_svc.core.convictions import Convictions
 from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.faults.hung_workers import HungWorkers
 from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.lanes import Lanes
-from scheduler_svc.core.lingering import Lingering, restore_output, restored_ending
+from scheduler_svc.core.lingering.kept_requests import KeptRequests
+from scheduler_svc.core.lingering.lingering import Lingering
 from scheduler_svc.core.load import load_of
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
+from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.kept_requests import KeptRequests
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.state.request_queue import RequestQueue
@@ -45,23 +47,24 @@ class Scheduler:
         self.config = config
         self.queue = RequestQueue()
         self._lanes = Lanes(config, self.queue)
+        self._hung = HungWorkers(config, self._lanes)
         self._steps = Steps(config, self.queue, self._lanes)
         self.convictions = Convictions(config, self._lanes)
         self.draining = False
         self.frontends: dict[str, int] = {}
         """Index of each connected front end, by name; an index is never used twice."""
         self.output_tokens = 0
-        self._next_handle = 1
         self._next_frontend = 1
         self._announcer = Announcer(config, self.queue, self._lanes)
         self._seen_revision = self._lanes.worker_infos.revision
         self._output = OutputCollector(report_detached=config.report_detached)
         self._deadlines = Deadlines(config, self.queue, self._lanes, self._end)
+        self._acceptance = Acceptance(config, self.queue, self._lanes, self._deadlines)
         self._lingering = Lingering(config, self.queue, self._lanes, self._remove)
         self.outputs_of = self._lingering.outputs_of
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
-            ev.Resume: self._on_resume,
+            ev.Resume: lambda event, now: self._lingering.resume(event, self.frontends, now),
             ev.Restored: self._on_restored,
             ev.Cancel: self._on_cancel,
             ev.Finish: self._on_finish,
@@ -70,6 +73,7 @@ class Scheduler:
             ev.FlushCache: self._on_flush_cache,
             QuarantineQuery: self.convictions.answer_query,
             ClearQuarantine: self.convictions.clear,
+            QuarantineRestored: self.convictions.restore,
             ev.FrontendJoined: self._on_frontend_joined,
             ev.FrontendLost: self._on_frontend_lost,
             ev.WorkerJoined: self._lanes.join,
@@ -127,7 +131,8 @@ class Scheduler:
         lanes = self._lanes
         moments = (
             self.queue.next_deadline(),
-            lanes.next_timeout(),
+            self._hung.next_timeout(),
+            lanes.next_seating(),
             lanes.worker_infos.next_expiry(),
             lanes.suspects.waits_until,
             self._lingering.next_expiry(),
@@ -142,43 +147,11 @@ class Scheduler:
             code, field, message = refusal
             return [fx.Rejected(frontend=event.frontend, stream=event.stream, code=code, message=message, field=field)]
         ahead = self.queue.num_waiting
-        first_handle = self._take_handles(event.num_samples)
-        effects = self._lingering.accepted(event, first_handle)
-        for request in self._new_requests(event, first_handle, now):
-            self.queue.add(request)
-            self._deadlines.begin(request, event, now)
-        return [*effects, fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
-
-    def _on_resume(self, event: ev.Resume, now: float) -> list[fx.Effect]:
-        return self._lingering.resume(event, self.frontends, now)
+        forgotten = self._lingering.accepted(event, self._acceptance.accept(event, now))
+        return [*forgotten, fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
 
     def _on_restored(self, event: ev.Restored, now: float) -> list[fx.Effect]:
-        return self._lingering.restored(event, self._take_handles(event.submit.num_samples), now)
-
-    def _add_restored(self, now: float) -> None:
-        """Queues the restored requests, now that the sizes of a worker are known."""
-        for first_handle, arrived_at, event in self._lingering.take_restored():
-            for request in self._new_requests(event.submit, first_handle, arrived_at):
-                if event.ends[request.sample_idx] is None:
-                    restore_output(request, event.outputs[request.sample_idx])
-                    self.queue.add(request)
-                    self._deadlines.begin(request, event.submit, now)
-                    if (ending := restored_ending(request, self._lanes.worker_infos.known, event.identity)) is not None:
-                        self._apply_ending(ending, now)
-
-    def _take_handles(self, count: int) -> int:
-        first, self._next_handle = self._next_handle, self._next_handle + count
-        return first
-
-    def _new_requests(self, submit: ev.Submit, first_handle: int, arrived_at: float) -> list[Request]:
-        return new_requests(
-            submit,
-            first_handle=first_handle,
-            worker_infos=self._lanes.worker_infos,
-            fair_share=self.queue.fair_share,
-            fair=self.config.policy.fair_share,
-            now=arrived_at,
-        )
+        return self._lingering.restored(event, self._acceptance.take_handles(event.submit.num_samples), now)
 
     def _refusal(self, event: ev.Submit, now: float) -> Refusal | None:
         """Returns code, field and message of the refusal, None if the request is accepted."""
@@ -300,7 +273,8 @@ class Scheduler:
         """Updates the waits of all requests and announces the model, after the known workers changed."""
         self._seen_revision = self._lanes.worker_infos.revision
         if self.info is not None:
-            self._add_restored(now)
+            for ending in self._acceptance.restore(self._lingering.take_restored(), now):
+                self._apply_ending(ending, now)
         for request in self.queue:
             self._deadlines.update_worker_wait(request, now)
         return self._announcer.changed_model(self.frontends)
@@ -335,14 +309,15 @@ class Scheduler:
         self._deadlines.expire(now)
         effects += self._lingering.expire(now)
         self._lanes.worker_infos.expire(now)
-        effects += self._lanes.expire_workers(now)
+        effects += self._hung.give_up(now)
+        effects += self._lanes.seat_due(now)
         effects += self._end_convicted(now)
         effects += self._steps.plan(self.frontends, now)
         effects += self._announcer.changed_status(self.frontends, now)
         return effects
 
     def _on_paused(self, event: ev.Paused, now: float) -> list[fx.Effect]:
-        self._lanes.paused(event.seconds)
+        self._hung.paused(event.seconds)
         return []
 
     # Shutdown ----------------------------------------------------------------------------------------------

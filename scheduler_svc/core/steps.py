@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from statistics import median
 
 from scheduler_svc.core.check_join import plan_bytes
+from scheduler_svc.core.faults.out_of_memory import OutOfMemory
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import ResetCause
-from scheduler_svc.core.out_of_memory import OutOfMemory
 from scheduler_svc.core.schedule.placement import by_backlog
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.schedule.probation import probation_plan

@@ -17,11 +17,13 @@ from tandem.internal.v1 import record_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.state.request import Request
 from scheduler_svc.journal import records
 from scheduler_svc.journal.reader import SavedCore
 from scheduler_svc.journal.records import SampleEnd
 from scheduler_svc.journal.restore import event_of, wanted
 from scheduler_svc.journal.streams import KeptStreams
+from scheduler_svc.journal.suspicion import SuspicionLog, quarantine_event
 from scheduler_svc.journal.writer import JournalWriter, Snapshot
 
 log = logging.getLogger("tandem.core")
@@ -47,6 +49,7 @@ class JournalKeeper:
         cache_root: bytes,
         next_generation: int,
         outputs_of: Callable[[str], Sequence[Int32Array]],
+        suspicion: SuspicionLog,
         make_writer: Callable[[Snapshot], JournalWriter],
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -55,6 +58,7 @@ class JournalKeeper:
         self._cache_root = cache_root
         self._next_generation = next_generation
         self._outputs_of = outputs_of
+        self._suspicion = suspicion
         self._make_writer = make_writer
         self._clock = clock
         self._identity = saved.identity
@@ -63,12 +67,20 @@ class JournalKeeper:
         self._streams: dict[str, KeptStreams[_Kept]] = {}
         self._payloads: list[bytes] = []
         self._drops = False
+        # The core's clock at the last write.
+        self._now = 0.0
         self._writer: JournalWriter | None = None
 
-    def restore(self, handle: Callable[[ev.Restored, record_pb2.RestoredRequest], list[fx.Effect]]) -> list[fx.Effect]:
-        """Gives the core the requests of the earlier scheduler, then begins a new file. Returns the core's effects."""
+    def restore(self, handle: Callable[..., list[fx.Effect]], now: float) -> list[fx.Effect]:
+        """Gives the core what the earlier scheduler knew, then begins a new file. Returns the core's effects.
+
+        `handle` takes an event, and by keyword its entry for the event log.
+        """
         effects: list[fx.Effect] = []
         saved, self._saved = self._saved, SavedCore()
+        if saved.quarantine.entries:
+            quarantine = record_pb2.RestoredQuarantine(quarantine=saved.quarantine, unix_now=self._clock())
+            effects += handle(quarantine_event(quarantine), quarantine_restored=quarantine)
         for request, entry in wanted(saved, self._clock()):
             self._by_id[request.submit.request_id] = _Kept(
                 number=request.number,
@@ -78,10 +90,11 @@ class JournalKeeper:
                 stream=0,
                 ends=list(request.ends),
             )
-            effects += handle(event_of(entry), entry)
+            effects += handle(event_of(entry), restored=entry)
         if saved.requests:
-            what = "%d of %d requests in the journal go on; the others were not resumed in time"
-            log.info(what, len(self._by_id), len(saved.requests))
+            late = len(saved.requests) - len(self._by_id)
+            log.info("the journal has %d requests that go on, and %d whose time is over", len(self._by_id), late)
+        self._now = now
         self._writer = self._make_writer(self.snapshot)
         return effects
 
@@ -114,6 +127,8 @@ class JournalKeeper:
     def write(self, now: float) -> None:
         """Writes the records of this turn."""
         assert self._writer is not None, "the journal was not restored"
+        self._now = now
+        self._payloads += self._suspicion.changes(self._number_of, now, self._clock())
         if self._payloads:
             payloads, self._payloads = self._payloads, []
             drops, self._drops = self._drops, False
@@ -141,9 +156,14 @@ class JournalKeeper:
         """Yields the records of a file that contains only what is kept now, this turn included."""
         self._payloads.clear()
         yield self._state()
+        yield from self._suspicion.snapshot(self._number_of, self._now, self._clock())
         for request_id, kept in self._by_id.items():
             outputs = self._outputs_of(request_id)
             yield records.request_record(kept.number, kept.accepted_at, kept.submit, outputs, kept.ends)
+
+    def _number_of(self, request: Request) -> int | None:
+        kept = self._by_id.get(request.request_id) if request.lingers else None
+        return None if kept is None else kept.number + request.sample_idx
 
     def _state(self) -> bytes:
         return records.state_record(

@@ -10,6 +10,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import reader
 from scheduler_svc.journal.folder import JournalFolder
 from scheduler_svc.journal.keeper import JournalKeeper
+from scheduler_svc.journal.suspicion import SuspicionLog
 from scheduler_svc.journal.writer import JournalWriter, Snapshot, Sync
 
 # No scheduler resets its lanes this often.
@@ -42,5 +43,6 @@ class OpenedJournal:
             cache_root=self.cache_root,
             next_generation=self.first_generation + _GENERATIONS,
             outputs_of=core.outputs_of,
+            suspicion=SuspicionLog(core, self._saved.suspects),
             make_writer=make_writer,
         )

@@ -36,6 +36,9 @@ class SavedCore:
     next_number: int = 1
     requests: list[SavedRequest] = field(default_factory=list[SavedRequest])
     """Live and lingering requests, in the order of arrival."""
+    suspects: frozenset[int] = frozenset()
+    """Numbers of the samples that may have killed a worker."""
+    quarantine: journal_pb2.JournalQuarantine = field(default_factory=journal_pb2.JournalQuarantine)
     written_at: float = 0.0
     """Unix time of the last write: about when the earlier scheduler died."""
 
@@ -111,6 +114,8 @@ class _Collected:
 
     def __init__(self) -> None:
         self._state = journal_pb2.JournalState()
+        self._suspects: frozenset[int] = frozenset()
+        self._quarantine = journal_pb2.JournalQuarantine()
         self._requests: dict[int, SavedRequest] = {}
         self._ends: dict[int, SampleEnd] = {}
         self._next_number = 1
@@ -145,6 +150,10 @@ class _Collected:
                 self._ends[record.end.number] = records.end_of(record.end)
             case "forgotten":
                 self._requests.pop(record.forgotten.number, None)
+            case "suspects":
+                self._suspects = frozenset(array(record.suspects.numbers, np.uint64, "numbers").tolist())
+            case "quarantine":
+                self._quarantine = record.quarantine
             case None:
                 raise WireError("it is empty")
 
@@ -156,6 +165,8 @@ class _Collected:
             identity=state.identity,
             next_generation=state.next_generation,
             next_number=self._next_number,
+            suspects=self._suspects,
+            quarantine=self._quarantine,
         )
 
     def result(self) -> SavedCore:

@@ -26,6 +26,7 @@ def wanted(saved: SavedCore, unix_now: float) -> Iterator[tuple[SavedRequest, re
                 request=message_of(request),
                 linger_seconds=left,
                 identity=saved.identity,
+                suspects=[i for i, number in enumerate(request.numbers) if number in saved.suspects],
                 age_seconds=max(0.0, unix_now - request.accepted_at),
             )
             yield request, entry
@@ -46,5 +47,6 @@ def event_of(entry: record_pb2.RestoredRequest) -> ev.Restored:
         ends=tuple(None if end is None else end.end for end in request.ends),
         linger_seconds=entry.linger_seconds,
         identity=entry.identity,
+        suspects=tuple(entry.suspects),
         age_seconds=entry.age_seconds,
     )

@@ -23,6 +23,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.journal.restore import event_of as restored_event
+from scheduler_svc.journal.suspicion import quarantine_event
 from scheduler_svc.recording import core_config
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
@@ -150,6 +151,8 @@ def event_of(entry: pb.RecordedEvent) -> ev.Event:
             return ev.Paused(seconds=entry.paused.seconds)
         case "restored":
             return restored_event(entry.restored)
+        case "quarantine_restored":
+            return quarantine_event(entry.quarantine_restored)
         case "tick" | "drain_started" | "drain_ended" as kind:
             return _WITHOUT_FIELDS[kind]
         case _:

@@ -106,7 +106,7 @@ class Loop:
     def run(self, num_stop_requests: Callable[[], int]) -> None:
         """Runs turns. The first stop request drains the service, the second ends it at once."""
         if self._journal is not None:
-            restored = self._journal.restore(lambda event, entry: self._handle(event, restored=entry))
+            restored = self._journal.restore(self._handle, time.monotonic())
             self._dispatcher.dispatch(restored)
         num_seen = 0
         turned_at = time.monotonic()

@@ -17,10 +17,13 @@ import numpy as np
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import framing, records
 from scheduler_svc.journal.folder import JournalFolder
 from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.journal.reader import SavedCore
+from scheduler_svc.journal.suspicion import SuspicionLog
 from scheduler_svc.journal.writer import JournalWriter, Sync
 from tests.benchmarks.machine import description
 from tests.benchmarks.percentiles import percentiles
@@ -41,11 +44,12 @@ class Load:
             cache_root=bytes(32),
             next_generation=1 << 32,
             outputs_of=lambda request_id: (self._outputs,),
+            suspicion=SuspicionLog(Scheduler(CoreConfig())),
             make_writer=lambda snapshot: JournalWriter(
                 self._folder, snapshot=snapshot, max_bytes=1 << 30, sync=sync, now=time.monotonic()
             ),
         )
-        self.keeper.restore(lambda event, entry: [])
+        self.keeper.restore(lambda event, **entry: [], time.monotonic())
         for stream in range(rows):
             self._admit(stream)
         self.keeper.write(time.monotonic())

@@ -68,6 +68,11 @@ class Fleet:
         while len(self.workers) < self._size:
             self.workers.append(self._start())
 
+    def kill_all(self) -> None:
+        """Kills every worker, whatever its state."""
+        for worker in self.workers:
+            worker.child.kill()
+
     def stop_in_flight(self) -> Worker | None:
         """Stops a healthy worker with a plan of a request in flight; None if there is none at this moment."""
         healthy = [worker for worker in self.workers if worker.is_healthy]

@@ -80,6 +80,10 @@ class Chaos:
                 self._pause(self._rng.expovariate(1 / self._options.pace))
                 self._commit(fault)
             self._finish()
+        except BaseException:
+            # A stopped worker would not end on SIGTERM.
+            self._fleet.kill_all()
+            raise
         finally:
             for connection in self._connections:
                 connection.close()

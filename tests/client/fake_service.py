@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 WAIT_SECONDS = 10.0
+Resumption = Callable[[inference_pb2.ResumeRequest, "Ending"], Iterator[inference_pb2.GenerateResponse]]
 Behaviour = Callable[[inference_pb2.GenerateRequest, "Ending"], Iterator[inference_pb2.GenerateResponse]]
 
 
@@ -124,13 +125,25 @@ def bad_request(field: str, description: str) -> error_details_pb2.BadRequest:
     return error_details_pb2.BadRequest(field_violations=[violation])
 
 
+def not_kept(request: inference_pb2.ResumeRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    """Refuses a Resume."""
+    fail(ending.context, grpc.StatusCode.NOT_FOUND, "no request with this id and secret can be resumed")
+    yield from ()
+
+
 class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.ControlServiceServicer):
-    """The server. `behaviour` is the code of Generate; `requests` and `endings` record its calls."""
+    """The server. `behaviour` is the code of Generate; `requests` and `endings` record its calls.
+
+    `resumption` is the code of Resume; `resumed` and `aborted` record the calls of Resume and the ids in Abort.
+    """
 
     def __init__(self) -> None:
         self.behaviour: Behaviour = one_completion
         self.requests: list[Message] = []
         self.endings: list[Ending] = []
+        self.resumption: Resumption = not_kept
+        self.resumed: list[inference_pb2.ResumeRequest] = []
+        self.aborted: list[str] = []
         # The process ids of the workers in GetLoad's answer.
         self.worker_pids = [77, 78]
         # Those of them that are on standby.
@@ -162,6 +175,12 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         self.endings.append(ending)
         yield from self.behaviour(request, ending)
 
+    def Resume(
+        self, request: inference_pb2.ResumeRequest, context: grpc.ServicerContext
+    ) -> Iterator[inference_pb2.GenerateResponse]:
+        self.resumed.append(request)
+        yield from self.resumption(request, Ending(context))
+
     def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.ServicerContext
     ) -> inference_pb2.TokenizeResponse:
@@ -175,6 +194,7 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         return inference_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
 
     def Abort(self, request: control_pb2.AbortRequest, context: grpc.ServicerContext) -> control_pb2.AbortResponse:
+        self.aborted += request.request_ids
         outcomes = [
             control_pb2.ABORT_OUTCOME_ABORTED if name.startswith("live") else control_pb2.ABORT_OUTCOME_NOT_FOUND
             for name in request.request_ids

@@ -79,6 +79,7 @@ def test_every_keyword_sets_its_field() -> None:
             want_text=False, want_token_ids=True, skip_special_tokens=False, logprobs=5, prompt_logprobs_start=2
         ),
         cache=inference_pb2.CacheParams(salt="s", bypass_read=True, bypass_write=True),
+        resume=inference_pb2.ResumeParams(linger_seconds=5.0),
     )
 
 

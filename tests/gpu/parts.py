@@ -33,6 +33,8 @@ FILES: dict[str, tuple[str, ...]] = {
             "cpu_graphs",
             "cpu_operators",
             "process",
+            "holder",
+            "shared_pool",
         ),
         *("test_settings.py", "test_failures.py", "test_logs.py", "test_preflight.py"),
     ),

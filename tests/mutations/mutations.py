@@ -290,4 +290,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         "lanes",
         drop("Lanes.close", call("worker_infos.update")),
     ),
+    _core(
+        "a-zeroed-pool-taken-over",
+        "a pool is kept although its worker joined again and zeroed it",
+        "held_pools",
+        replace("HeldPools.forget", call("pop"), "None"),
+    ),
 )

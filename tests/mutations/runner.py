@@ -23,6 +23,7 @@ _COPIED = (
 )
 # A mutated core may run forever; the checks of the unchanged core need far less.
 _LIMIT_SECONDS = 900.0
+_NARROW_LIMIT_SECONDS = 60.0
 _IGNORED = shutil.ignore_patterns("__pycache__")
 # Prints which source is imported, because a check of the checkout's own source proves nothing.
 _WHICH = "import scheduler_svc.core.scheduler as module; print(module.__file__)"
@@ -34,6 +35,7 @@ class Check:
 
     name: str
     command: tuple[str, ...]
+    limit_seconds: float = _LIMIT_SECONDS
 
 
 SIMULATION = Check(name="simulation", command=("-m", "tests.simulation", "0", "--seeds", "200"))
@@ -46,7 +48,7 @@ CORE_TESTS = Check(
 def narrow_check(test: str) -> Check:
     """The check that runs only the named tests."""
     command = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=line", "-m", "", *test.split())
-    return Check(name="its test", command=command)
+    return Check(name="its test", command=command, limit_seconds=_NARROW_LIMIT_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +99,9 @@ def _judge(copy: Path, checks: tuple[Check, ...]) -> Verdict:
     started = time.monotonic()
     for check in checks:
         try:
-            done = _run(copy, environment, check.command)
+            done = _run(copy, environment, check.command, check.limit_seconds)
         except subprocess.TimeoutExpired:
-            detail = f"still running after {_LIMIT_SECONDS:.0f} s"
+            detail = f"still running after {check.limit_seconds:.0f} s"
             return Verdict(caught_by=check.name, detail=detail, seconds=time.monotonic() - started)
         if done.returncode:
             detail = _reason(done.stdout) or _last_line(done.stderr)
@@ -107,14 +109,16 @@ def _judge(copy: Path, checks: tuple[Check, ...]) -> Verdict:
     return Verdict(caught_by="", detail="", seconds=time.monotonic() - started)
 
 
-def _run(copy: Path, environment: dict[str, str], command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+def _run(
+    copy: Path, environment: dict[str, str], command: tuple[str, ...], limit_seconds: float = _LIMIT_SECONDS
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
         cwd=copy,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=_LIMIT_SECONDS,
+        timeout=limit_seconds,
         check=False,
     )
 

@@ -1,49 +1,105 @@
-"""What was in flight when a worker died or a step failed, taken from the plans in flight and not from the suspects.
+"""One random run over several lives of the scheduler, drawn from a seed: deaths of the core, its workers and readers.
 
-The callers use it to check each conviction: the request must have met two deaths alone, at the same number of tokens.
+Owns the moves. `lives.py` has the service and its callers. What a caller got must be a prefix of what it gets later,
+and equal the oracle's; a request that lingers is lost only if the scheduler died while it could not write its journal.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.scheduler import Scheduler
-from tests.simulation.callers import Caller
+from tests.simulation.lives import FRONTEND, Died, Lives
 
-_Key = tuple[str, int]
+_MAX_LIVE = 10
 
 
 class Deaths:
-    """Call `before` and `after` around each event, before its effects reach the callers."""
+    """`run` raises AssertionError, with the seed in its notes, if a check fails."""
 
-    def __init__(self, core: Scheduler, callers: Mapping[_Key, Caller]) -> None:
-        self._core = core
-        self._callers = callers
-        # By worker: generation, the streams in its plans in flight (None for one that has ended), and in the oldest.
-        self._seen: dict[str, tuple[int, set[_Key | int], set[_Key | int]]] = {}
+    def __init__(self, seed: int, *, operations: int = 250) -> None:
+        self.seed = seed
+        self.operations = operations
+        self.seen: Counter[str] = Counter()
 
-    def before(self, event: ev.Event) -> None:
-        """Notes what is in flight, if the event may end a generation of a lane."""
-        self._seen.clear()
-        if isinstance(event, ev.WorkerLost | ev.Tick) or (
-            isinstance(event, ev.StepDone) and event.status is ev.StepStatus.FAILED
-        ):
-            for worker, lane in self._core.lanes.items():
-                keys = [{self._key(handle) for handle in plan.handles.tolist()} for plan in lane.in_flight]
-                if keys:
-                    self._seen[worker] = lane.generation, set[_Key | int]().union(*keys), keys[0]
+    def run(self) -> None:
+        """Makes random moves, then lets everything end."""
+        with TemporaryDirectory(prefix="tandem-lives-") as folder:
+            lives = Lives(Path(folder) / "journal", self.seed)
+            try:
+                self._run(lives)
+            except Exception as error:
+                what = f"Deaths({self.seed}, operations={self.operations}) of tests.simulation.deaths"
+                error.add_note(f"seed {self.seed}, life {lives.num_lives}; replay: {what}")
+                raise
+            finally:
+                lives.close()
 
-    def after(self, event: ev.Event) -> None:
-        """Counts the death or failed step for the stream that it met alone."""
-        for worker, (generation, in_flight, oldest) in self._seen.items():
-            lane = self._core.lanes.get(worker)
-            if lane is not None and lane.generation == generation:
-                continue
-            met = oldest if isinstance(event, ev.StepDone) else in_flight
-            for key in met if len(met) == 1 else ():
-                if isinstance(key, tuple) and key in self._callers:
-                    caller = self._callers[key]
-                    caller.lone_deaths[len(caller.tokens)] += 1
+    def _run(self, lives: Lives) -> None:
+        lives.begin()
+        for _ in range(self.operations):
+            try:
+                self._move(lives)
+            except Died:
+                lives.die_unsent = False
+                self.seen["core died before it sent"] += 1
+                self._die(lives)
+        self._die(lives)
+        lives.run()
+        assert all(caller.done for caller in lives.callers), "a request never ended"
+        lives.check()
 
-    def _key(self, handle: int) -> _Key | int:
-        request = self._core.queue.by_handle(handle)
-        return handle if request is None else (request.frontend, request.stream)
+    def _move(self, lives: Lives) -> None:
+        rng, live = lives.random, [caller for caller in lives.callers if caller.accepted and not caller.done]
+        chance = rng.random()
+        if chance < 0.12 and len(live) < _MAX_LIVE:
+            prompt = [rng.randrange(2) for _ in range(rng.randint(1, 20))]
+            lives.submit(
+                prompt, max_new_tokens=rng.randint(1, 30), num_samples=rng.choice([1, 1, 2, 3]),
+                linger=rng.choice([0.0, 30.0, 60.0]), seed=rng.randrange(100),
+            )  # fmt: skip
+        elif chance < 0.16 and live:
+            self._lose_reader(lives)
+        elif chance < 0.17:
+            self._lose_worker(lives)
+        elif chance < 0.18:
+            self.seen["core died"] += 1
+            self._die(lives)
+        elif chance < 0.185:
+            self.seen["core died without a journal"] += 1
+            lives.suspend()
+            self._die(lives)
+        elif chance < 0.195:
+            lives.die_unsent = True
+        else:
+            lives.step(rng.choice(list(lives.workers)))
+
+    def _lose_reader(self, lives: Lives) -> None:
+        rng = lives.random
+        lingering = [caller for caller in lives.callers if caller.submit.linger_seconds and not caller.done]
+        for caller in lingering[:1]:
+            lives.turn(ev.Cancel(frontend=FRONTEND, stream=caller.stream, detach=True))
+            for _ in range(rng.choice([0, 5])):
+                lives.step(rng.choice(list(lives.workers)))
+            lives.resume(caller)
+            self.seen["reader lost"] += 1
+
+    def _lose_worker(self, lives: Lives) -> None:
+        name = lives.random.choice(list(lives.workers))
+        # Mostly in order, because many deaths among so few requests would convict one.
+        is_orderly = lives.random.random() < 0.8
+        lives.turn(ev.WorkerLost(worker=name, reason="lost", is_orderly=is_orderly))
+        self.seen["suspects"] += len(lives.core.suspects)
+        lives.join(name)
+
+    def _die(self, lives: Lives) -> None:
+        """Ends a life. In the next one workers join before or after the callers try to resume."""
+        waiting = sum(not caller.done and caller.submit.linger_seconds > 0 for caller in lives.callers)
+        lives.kill()
+        lives.begin(workers=lives.random.random() < 0.7)
+        self.seen["restored suspects"] += len(lives.core.suspects)
+        lives.resume_all()
+        for name in lives.workers:
+            lives.join(name)
+        lives.resume_all()
+        self.seen["resumed after the core's death"] += waiting

@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from tests.simulation.deaths import Deaths
 from tests.simulation.episode import Episode
+
+DEATHS_EVERY = 4
+"""Every such seed also runs over several lives of the scheduler, with this part of its operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,10 @@ def _run(operations: int, seed: int) -> Run:
     episode, failure = Episode(seed, operations=operations), ""
     try:
         episode.run()
+        if seed % DEATHS_EVERY == 0:
+            deaths = Deaths(seed, operations=operations // DEATHS_EVERY)
+            deaths.run()
+            episode.seen.update(deaths.seen)
     except Exception:
         failure = traceback.format_exc()
     return Run(seed=seed, num_handled=episode.num_handled, seen=episode.seen, failure=failure)

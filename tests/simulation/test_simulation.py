@@ -17,6 +17,8 @@ _MUST_BE_SEEN = (
     "end: shutdown", "reset: step failed", "reset: out of memory", "reset: out of sync", "reset: worker lost",
     "reset: worker silent", "reset: wrong step", "reset: malformed result", "reset: skipped",
     "worker proven", "worker poisoned", "standby seated", "queue full",
+    "core died", "core died before it sent", "core died without a journal", "resumed after the core's death",
+    "reader lost", "suspects", "restored suspects",
     "worker hangs", "worker killed", "memory: smaller step", "memory: fewer rows",
 )  # fmt: skip
 

@@ -22,15 +22,15 @@ _LAST_OUTPUT_SECONDS = 1.0
 
 def missing_programs(modules: Sequence[str]) -> list[str]:
     """Returns the modules that `python -m` would not find here."""
-    return [module for module in modules if not has_program(module)]
+    return [module for module in modules if importlib.util.find_spec(module) is None]
 
 
 def has_program(module: str) -> bool:
-    """Whether `python -m` would find the module here."""
+    """Whether `python -m module` would find its program here; False also if the package around it is missing."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
-        return False  # Its package is missing, or is no package.
+        return False
 
 
 class Child:

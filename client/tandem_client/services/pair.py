@@ -16,7 +16,7 @@ from tandem_client.services.supervisor import Supervisor
 from tandem_client.services.workers import Workers
 
 PROGRAMS = ("scheduler_svc", "gpu_worker")
-HOLDER = "gpu_worker.holder"
+_HOLDER = "gpu_worker.holder"
 _LOOK_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
 # A line of the service, which it prints at every log level.
@@ -73,7 +73,7 @@ class ServicePair:
         )
         self._holder: Supervisor | None = None
         if holder_flags is not None:
-            child = Child("holder", HOLDER, [_WITH_PARENT, *holder_flags], on_line=on_line)
+            child = Child("holder", _HOLDER, [_WITH_PARENT, *holder_flags], on_line=on_line)
             # Without a holder workers compute lost pages again.
             policy = RestartPolicy(needs_service=False, max_ends=None)
             self._holder = Supervisor(child, policy, say=say, on_end=lambda: None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from scheduler_svc.core.messages.arrays import NO_FLOATS, NO_IDS, Float32Array, Int32Array
-from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
+from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.submit import Restored as Restored
 from scheduler_svc.core.messages.submit import Resume as Resume
 from scheduler_svc.core.messages.submit import Submit as Submit
@@ -183,6 +183,7 @@ Event = (
     | FlushCache
     | QuarantineQuery
     | ClearQuarantine
+    | QuarantineRestored
     | FrontendJoined
     | FrontendLost
     | WorkerJoined

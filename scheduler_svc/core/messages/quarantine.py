@@ -37,6 +37,13 @@ class QuarantineEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineRestored:
+    """The quarantine of an earlier process, from its journal: entries that have not expired, oldest first."""
+
+    entries: tuple[QuarantineEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineReply:
     """The entries, oldest first, and for a ClearQuarantine how many were removed."""
 

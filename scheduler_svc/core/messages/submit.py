@@ -98,6 +98,8 @@ class Restored:
     """The end of each sample, None if it has not ended."""
     linger_seconds: float
     """Time from this event until the request is dropped if nobody resumes it."""
+    suspects: tuple[int, ...] = ()
+    """Indices of the samples that may have killed a worker."""
     identity: str = ""
     """Identity of the model that computed the outputs; empty if no worker had been proven. The request fails if another
     model is served."""

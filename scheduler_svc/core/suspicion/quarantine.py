@@ -32,6 +32,8 @@ class Quarantine:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._entries: dict[str, Entry] = {}
+        self.revision = 0
+        """Number of changes other than expiries."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -45,6 +47,7 @@ class Quarantine:
 
     def restore(self, entry: Entry) -> None:
         """Adds an entry; entries are added in the order of their times."""
+        self.revision += 1
         self._entries.pop(entry.key, None)
         self._entries[entry.key] = entry
         if len(self._entries) > MAX_ENTRIES:
@@ -72,6 +75,7 @@ class Quarantine:
 
     def clear(self, keys: Collection[str] = ()) -> int:
         """Removes the entries with these keys, all of them without keys. Returns how many were removed."""
+        self.revision += 1
         found = [key for key in (keys or list(self._entries)) if self._entries.pop(key, None) is not None]
         return len(found)
 

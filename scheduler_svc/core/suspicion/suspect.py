@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from scheduler_svc.core.state.request import Request
 
 LONE_DEATHS = 2
+MAX_DOUBTS = 3
+"""A suspect's lone death does not count if another worker died after it without the suspect, at most so many times."""
 
 
 @dataclass(slots=True)
@@ -24,6 +26,10 @@ class Suspect:
     """Its number of known tokens at the last death that met it alone."""
     control: int = 0
     """`Suspects.num_steps` at that death, or -1 if no other request can run."""
+    num_losses: int = 0
+    """`Suspects.num_losses` at that death."""
+    doubts: int = 0
+    """How often lone deaths were not counted because workers died without the suspect, too."""
 
     def met(self, must_pass: int, *, is_step: bool) -> None:
         """Records a death or a failed step."""
@@ -31,11 +37,19 @@ class Suspect:
         self.trusts_cache = self.deaths == 1 and not is_step
         self.must_pass = max(self.must_pass, must_pass)
 
-    def died_alone(self, known: int, num_steps: int) -> bool:
-        """Records that the death met it alone at `known` tokens. Returns whether it is convicted."""
+    def died_alone(self, known: int, num_steps: int, num_losses: int) -> bool:
+        """Records that the death, which `num_losses` counts, met it alone at `known` tokens.
+
+        Returns whether it is convicted.
+        """
         has_control = self.control < num_steps
         if known != self.lone_position:
             self.lone_position, self.lone_deaths, has_control = known, 0, True
+        elif num_losses - self.num_losses > 1 and self.doubts < MAX_DOUBTS:
+            # Workers die without it as well, so its deaths may have been the same accident.
+            self.doubts += 1
+            self.lone_deaths = 0
+        self.num_losses = num_losses
         self.lone_deaths += has_control
         self.control = num_steps
         return self.lone_deaths >= LONE_DEATHS

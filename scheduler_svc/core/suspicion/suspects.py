@@ -10,7 +10,8 @@ in flight at the death of a trial are split into halves, which join the end of t
 in fewer deaths are therefore tried first: an innocent half is cleared between two deaths of the half with the culprit.
 
 **Conviction.** A suspect is convicted after `LONE_DEATHS` deaths from the same position in which it ran alone. Between
-these deaths another request must have got a token, unless no other can run, because the fault may be the worker's. One
+these deaths another request must have got a token, unless no other can run, because the fault may be the worker's. If a
+worker died without the suspect between them, the first one does not count, at most `MAX_DOUBTS` times. One
 culprit among n requests causes at most 1 + ceil(log2 n) + 1 deaths.
 
 Knows requests and records of plans; `schedule/trials.py` chooses the lane.
@@ -42,6 +43,8 @@ class Suspects:
     """Whether the next plan of the trial's lane is the trial's. Other requests on the lane get every second plan."""
     num_steps: int = 0
     """Number of confirmed steps with tokens."""
+    num_losses: int = 0
+    """Number of workers that died with a request in flight."""
     _by_handle: dict[int, Suspect] = field(default_factory=dict[int, Suspect])
     # Groups that wait for their trial, the next one first. They may name requests that are no suspects any more.
     _groups: deque[list[int]] = field(default_factory=deque[list[int]])
@@ -78,7 +81,10 @@ class Suspects:
         ends = {
             handle: end for plan in plans for handle, end in zip(plan.handles.tolist(), plan.ends.tolist(), strict=True)
         }
+        # Among several workers, a death that met a request alone before its trial is too weak a sign.
+        counts = is_step or num_lanes <= 1 or self.is_trial(plans)
         if not is_step and ends:
+            self.num_losses += 1
             self.last_loss = Loss(now, num_lanes)
         self._end_trial_on(lane.worker, ends.keys())
         requests = [request for request in map(self._queue.by_handle, ends) if request is not None]
@@ -86,7 +92,7 @@ class Suspects:
             known = _known(lane, request)
             suspect = self._suspect(request, known)
             suspect.met(max(known, ends[request.handle]), is_step=is_step)
-            if len(ends) == 1 and suspect.died_alone(known, self.num_steps):
+            if len(ends) == 1 and counts and suspect.died_alone(known, self.num_steps, self.num_losses):
                 self._convicted.append(suspect.conviction(what, is_step=is_step))
         handles = [request.handle for request in requests]
         half = (len(handles) + 1) // 2

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 
 import grpc
+from google.protobuf.message import DecodeError
 from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
@@ -171,7 +172,12 @@ class StreamTable:
         except status.Refusal as refusal:
             self.fail(stream, refusal)
             return
-        stream.take_resumed(message)
+        try:
+            stream.take_resumed(message)
+        except DecodeError:
+            # The core keeps it unread; it may come from another version, through a journal.
+            self._fail_broken(stream, "the description that was kept for its stream is malformed")
+            return
         self._samples.update((sample.id, sample) for sample in stream.samples)
         stream.wake()
 

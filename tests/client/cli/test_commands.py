@@ -298,7 +298,7 @@ def test_every_field_of_a_request_is_mapped_to_a_flag_that_exists() -> None:
     # Flags without a field decide how the client connects, reads the prompt and prints the stream.
     unmapped = flags - {flag.split()[0] for flag in FLAGS.values()}
     assert {flag for flag in unmapped if flag.startswith("--")} == {
-        "--address", "--json", "--retries", "--timeout", "--token-ids",
+        "--address", "--json", "--resume", "--retries", "--timeout", "--token-ids",
     }  # fmt: skip
 
 

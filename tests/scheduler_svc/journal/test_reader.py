@@ -13,7 +13,7 @@ from scheduler_svc.flags import SettingError
 from scheduler_svc.journal import framing, reader, records
 from scheduler_svc.journal.folder import JournalFolder
 from scheduler_svc.journal.reader import SavedCore
-from tests.scheduler_svc.journal.lives import FRONTEND, Lives
+from tests.simulation.lives import FRONTEND, Lives
 
 ROOT = bytes(range(32))
 STATE = records.state_record(cache_root=ROOT, identity="model 1", next_generation=1 << 40)

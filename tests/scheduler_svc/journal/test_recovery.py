@@ -7,8 +7,10 @@ import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.quarantine import ClearQuarantine
 from scheduler_svc.core.messages.reports import Load
-from tests.scheduler_svc.journal.lives import FRONTEND, Died, Lives
+from tests.simulation.deaths import Deaths
+from tests.simulation.lives import FRONTEND, Died, Lives
 
 
 @pytest.fixture
@@ -156,6 +158,51 @@ def test_requests_of_another_model_fail(lives: Lives) -> None:
     caller.lost = True
 
 
+def test_suspects_are_still_suspects_after_a_death(lives: Lives) -> None:
+    callers = [lives.submit([i, 1, 2], max_new_tokens=30, num_samples=2, seed=i) for i in range(3)]
+    steps(lives, 8)
+    lives.turn(ev.WorkerLost(worker="w-0", reason="killed"))
+    suspects = suspected(lives)
+    assert 0 < len(suspects) < 6
+    lives.kill()
+    lives.begin(workers=False)
+    lives.kill()
+    lives.begin()
+    assert suspected(lives) == suspects
+    lives.resume_all()
+    lives.run()
+    assert all(caller.done for caller in callers)
+    assert suspected(lives) == set()
+    lives.submit([9, 9], max_new_tokens=30)
+    lives.kill()
+    lives.begin()
+    assert suspected(lives) == set()
+
+
+def suspected(lives: Lives) -> set[tuple[str, int]]:
+    """Request id and sample of each suspect."""
+    requests = [lives.core.queue.by_handle(handle) for handle in lives.core.suspects.handles]
+    return {(request.request_id, request.sample_idx) for request in requests if request is not None}
+
+
+def test_the_quarantine_outlives_the_core(lives: Lives) -> None:
+    first = lives.submit([1, 2, 3], max_new_tokens=30, linger=0.0)
+    [request] = lives.core.queue
+    lives.core.convictions.quarantine.add(request, "it killed two workers", lives.now)
+    lives.turn(ev.Tick())
+    lives.kill()
+    lives.now += 100.0
+    lives.begin()
+    [entry] = lives.core.convictions.quarantine.report(lives.now)
+    assert (entry.request_id, entry.cause) == (first.submit.request_id, "it killed two workers")
+    assert entry.age_seconds == pytest.approx(100.0)
+    assert lives.submit([1, 2, 3], max_new_tokens=30).lost
+    lives.turn(ClearQuarantine(frontend=FRONTEND, query=1, keys=()))
+    lives.kill()
+    lives.begin()
+    assert len(lives.core.convictions.quarantine) == 0
+
+
 def test_a_detached_request_goes_on_and_is_kept_through_two_deaths(lives: Lives) -> None:
     caller = lives.submit([1, 2, 3], max_new_tokens=40)
     steps(lives, 8)
@@ -175,69 +222,12 @@ def test_a_detached_request_goes_on_and_is_kept_through_two_deaths(lives: Lives)
     assert caller.done
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_deaths_lose_and_repeat_nothing(tmp_path: Path, seed: int) -> None:
-    run_random(Lives(tmp_path / "journal", seed), 400)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_deaths_lose_and_repeat_nothing(seed: int) -> None:
+    Deaths(seed, operations=400).run()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 200))
-def test_many_random_deaths_lose_and_repeat_nothing(tmp_path: Path, seed: int) -> None:
-    run_random(Lives(tmp_path / "journal", seed), 3000)
-
-
-def run_random(lives: Lives, operations: int) -> None:
-    """Requests, steps, losses of readers, workers and the core at random, then everything to its end."""
-    rng = lives.random
-    lives.begin()
-    for _ in range(operations):
-        try:
-            _one(lives)
-        except Died:
-            lives.die_unsent = False
-            _again(lives)
-    lives.resume_all()
-    lives.run()
-    assert all(caller.done for caller in lives.callers)
-    lives.check()
-    assert lives.num_lives > 2, f"seed {rng}"
-    lives.close()
-
-
-def _again(lives: Lives) -> None:
-    lives.kill()
-    lives.begin(workers=lives.random.random() < 0.7)
-    lives.resume_all()
-    for name in lives.workers:
-        lives.join(name)
-    lives.resume_all()
-
-
-def _one(lives: Lives) -> None:
-    rng = lives.random
-    chance = rng.random()
-    live = [caller for caller in lives.callers if caller.accepted and not caller.done]
-    if chance < 0.12 and len(live) < 10:
-        prompt = [rng.randrange(2) for _ in range(rng.randint(1, 20))]
-        lives.submit(
-            prompt, max_new_tokens=rng.randint(1, 30), num_samples=rng.choice([1, 1, 2, 3]),
-            linger=rng.choice([0.0, 30.0, 60.0]), seed=rng.randrange(100),
-        )  # fmt: skip
-    elif chance < 0.16 and live:
-        caller = rng.choice(live)
-        if caller.submit.linger_seconds:
-            lives.turn(ev.Cancel(frontend=FRONTEND, stream=caller.stream, detach=True))
-            if rng.random() < 0.5:
-                steps(lives, 3)
-            lives.resume(caller)
-    elif chance < 0.18:
-        name = rng.choice(list(lives.workers))
-        # In order, because so many deaths among so few requests would convict one.
-        lives.turn(ev.WorkerLost(worker=name, reason="leaves", is_orderly=True))
-        lives.join(name)
-    elif chance < 0.19:
-        _again(lives)
-    elif chance < 0.20:
-        lives.die_unsent = True
-    else:
-        lives.step(rng.choice(list(lives.workers)))
+def test_many_random_deaths_lose_and_repeat_nothing(seed: int) -> None:
+    Deaths(seed, operations=3000).run()

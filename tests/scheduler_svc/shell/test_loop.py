@@ -3,15 +3,21 @@
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import zmq
-from tandem.internal.v1 import frontend_pb2, worker_pb2
+from tandem.internal.v1 import frontend_pb2, journal_pb2, worker_pb2
 from tandem.v1 import control_pb2
 
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.journal import framing
+from scheduler_svc.journal.keeper import JournalKeeper
+from scheduler_svc.journal.opened import OpenedJournal
+from scheduler_svc.journal.writer import Sync
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording import event_log
 from scheduler_svc.recording.event_log import Recorder
@@ -99,6 +105,7 @@ class Bench:
         self.wake, self.woken = socket.socketpair()
         self.core = Scheduler(CoreConfig())
         self.recorder: Recorder | None = None
+        self.journal: JournalKeeper | None = None
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.peers: list[Peer] = []
@@ -115,7 +122,7 @@ class Bench:
             watch=lambda: None,
             recorder=self.recorder,
             steps=None,
-            journal=None,
+            journal=self.journal,
             grace_seconds=5.0,
             wake=self.wake,
         )
@@ -143,6 +150,13 @@ class Bench:
     def stop(self) -> None:
         self.stops += 1
         self.woken.send(b"x")
+
+    def end(self) -> None:
+        """Stops the loop at once."""
+        self.child.may_end.set()
+        self.stop()
+        self.stop()
+        self.thread.join(10)
 
     def close(self) -> None:
         self.child.may_end.set()
@@ -299,6 +313,52 @@ def test_the_loss_of_a_worker_is_detected_and_the_other_serves(bench: Bench, cap
     assert [worker.pid for worker in workers] == [22]
     said = [line for line in caplog.messages if line.startswith("worker w-")]
     assert [line.split(" ")[1:3] for line in said] == [["w-1", "joined"], ["w-2", "joined"], ["w-1", "lost:"]]
+
+
+def test_the_journal_is_written_before_a_front_end_gets_the_turn(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with ExitStack() as stack:
+        opened = OpenedJournal(path, sync=Sync.OFF, max_bytes=1 << 20, stack=stack)
+        bench.journal = opened.keeper(bench.core, time.monotonic)
+        link, written = bench.links[1], list[tuple[bytes, bytes]]()
+        send = link.send
+
+        def spy(peer: str, frame: bytes) -> None:
+            written.append((frame, (path / "journal").read_bytes()))
+            send(peer, frame)
+
+        link.send = spy  # type: ignore[method-assign]
+        worker, frontend = bench.worker(), bench.frontend()
+        worker.send(joining())
+        bench.start()
+        assert worker.next_of_worker().HasField("joined")
+        lingering = submit(5)
+        lingering.submit.linger_seconds = 30.0
+        lingering.submit.secret_hash = bytes(32)
+        frontend.send(HELLO, lingering)
+        while not frontend.next_of_frontend().HasField("admitted"):
+            pass
+        admitting = [journal for frame, journal in written if b"r5" in journal or _has(frame, "admitted")]
+        assert admitting and b"r5" in admitting[0]
+        plan = worker.next_of_worker().plan
+        result = worker_pb2.StepResult(generation=plan.generation, step=plan.step, status=worker_pb2.STEP_STATUS_OK)
+        result.tokens = (3).to_bytes(4, "little")
+        worker.send(worker_pb2.WorkerToCore(result=result))
+        while not frontend.next_of_frontend().HasField("step_output"):
+            pass
+        journal = next(journal for frame, journal in written if _has(frame, "step_output"))
+        [record] = [record for record in records_in(journal) if record.HasField("tokens")]
+        assert (record.tokens.tokens, record.tokens.offsets) == (b"\3\0\0\0", bytes(4))
+        bench.end()
+
+
+def _has(frame: bytes, kind: str) -> bool:
+    message = frontend_pb2.CoreToFrontend.FromString(frame)
+    return message.HasField(kind) or any(one.HasField(kind) for one in message.batch.messages)
+
+
+def records_in(journal: bytes) -> list[journal_pb2.JournalRecord]:
+    return [journal_pb2.JournalRecord.FromString(payload) for payload in framing.Frames(journal)]
 
 
 def test_a_flush_is_answered(bench: Bench) -> None:

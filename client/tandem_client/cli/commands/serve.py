@@ -20,9 +20,8 @@ from tandem_client.async_client import AsyncClient
 from tandem_client.cli.reporting import Exit, require_programs
 from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.errors import TandemError
-from tandem_client.services.child import has_program
 from tandem_client.services.line_writer import LineWriter
-from tandem_client.services.pair import HOLDER, PROGRAMS, ServicePair, flags
+from tandem_client.services.pair import PROGRAMS, ServicePair, flags
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import ServiceEnded
 from tandem_client.services.toy import TOY_NOTICE, is_toy
@@ -104,7 +103,7 @@ def serve(
         # The service goes on without a worker, and its health says why.
         worker_policy=RestartPolicy(max_ends=None),
         standbys=standby,
-        holder_flags=shared if has_program(HOLDER) and _holds_pools(shared_pool, device) else None,
+        holder_flags=shared if _holds_pools(shared_pool, device) else None,
         on_line=screen.show_child,
         say=screen.say,
     )

@@ -41,10 +41,37 @@ class KeptRequest:
     answers: dict[int, tuple[Int32Array, End]] = field(default_factory=dict[int, tuple[Int32Array, End]])
     """The tokens and the end of each ended sample, by its index."""
     expires_at: float | None = None
+    """When the entry is dropped; None while it has a reader and a live sample."""
     awaits_worker: bool = False
     """Whether its live samples are not queued yet, because it came from the journal and no worker has been proven."""
     num_bytes: int = 0
     """Size of the description and the answers."""
+
+    def attach(self, frontend: str, stream: int) -> None:
+        """Makes the front end the reader."""
+        self.reader = frontend, stream
+        if self.num_live:
+            self.expires_at = None
+
+    def detach(self) -> None:
+        """Records that nobody reads the output."""
+        self.reader = None
+
+    def expire_at(self, at: float | None) -> None:
+        """Sets the time at which the entry is dropped."""
+        self.expires_at = at
+
+    def await_worker(self, awaits: bool) -> None:
+        """Records whether the live samples still wait to be queued."""
+        self.awaits_worker = awaits
+
+    def sample_ended(self, sample_idx: int, answer: tuple[Int32Array, End] | None) -> None:
+        """Records the end of a sample. `answer` is None if it was freed without one."""
+        if answer is not None:
+            self.answers[sample_idx] = answer
+            self.num_bytes += answer[0].nbytes
+        self.num_live -= 1
+        assert self.num_live >= 0, f"request {self.request_id}: more samples ended than it has"
 
 
 class KeptRequests:
@@ -115,10 +142,8 @@ class KeptRequests:
     def attach(self, entry: KeptRequest, frontend: str, stream: int) -> None:
         """Makes the front end the entry's reader."""
         self._drop_reader(entry)
-        entry.reader = frontend, stream
-        self._by_reader[entry.reader] = entry
-        if entry.num_live:
-            entry.expires_at = None
+        entry.attach(frontend, stream)
+        self._by_reader[frontend, stream] = entry
 
     def detach(self, entry: KeptRequest, now: float, linger_seconds: float | None = None) -> None:
         """Records that the entry has no reader any more. It expires after its own linger time, or after another one."""
@@ -131,23 +156,19 @@ class KeptRequests:
 
     def keep_answer(self, entry: KeptRequest, sample_idx: int, tokens: Int32Array, end: End, now: float) -> None:
         """Keeps the answer of a sample that has ended."""
-        entry.answers[sample_idx] = tokens, end
-        entry.num_bytes += tokens.nbytes
+        entry.sample_ended(sample_idx, (tokens, end))
         self._sample_ended(entry, now)
 
-    def cancel_sample(self, entry: KeptRequest, now: float) -> None:
+    def cancel_sample(self, entry: KeptRequest, sample_idx: int, now: float) -> None:
         """Records that a sample was freed without an answer."""
+        entry.sample_ended(sample_idx, None)
         self._sample_ended(entry, now)
-
-    def await_worker(self, entry: KeptRequest, awaits: bool) -> None:
-        """Records whether the live samples still wait to be queued."""
-        entry.awaits_worker = awaits
 
     def forget(self, entry: KeptRequest) -> None:
         """Drops an entry. Its request must not be live any more."""
         self._drop_reader(entry)
         del self._by_id[entry.request_id]
-        entry.expires_at = None
+        entry.expire_at(None)
         if self._ended.pop(entry.request_id, None) is not None:
             self._ended_bytes -= entry.num_bytes
 
@@ -177,8 +198,6 @@ class KeptRequests:
         return item[2].expires_at != item[0]
 
     def _sample_ended(self, entry: KeptRequest, now: float) -> None:
-        entry.num_live -= 1
-        assert entry.num_live >= 0, f"request {entry.request_id}: more samples ended than it has"
         if entry.num_live:
             return
         self._ended[entry.request_id] = entry
@@ -187,11 +206,11 @@ class KeptRequests:
             self._expire_at(entry, now + entry.linger_seconds)
 
     def _expire_at(self, entry: KeptRequest, at: float) -> None:
-        entry.expires_at = at
+        entry.expire_at(at)
         self._next_number += 1
         heapq.heappush(self._expiries, (at, self._next_number, entry))
 
     def _drop_reader(self, entry: KeptRequest) -> None:
         if entry.reader is not None:
             del self._by_reader[entry.reader]
-            entry.reader = None
+            entry.detach()

@@ -1,25 +1,23 @@
 """Requests that outlive their reader: `Lingering` detaches them, gives them a new reader, and drops them in the end.
 
 A *detached* request has no reader. It waits and runs like any other, but its `frontend` is empty and its stream is its
-handle, so that no front end gets its tokens. `state.kept_requests` keeps what a new reader needs besides the live
+handle, so that no front end gets its tokens. `kept_requests` keeps what a new reader needs besides the live
 samples. `Scheduler` calls this class when a request is accepted, loses its reader or ends.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.lingering.kept_requests import KeptRequest, KeptRequests
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.state.kept_requests import KeptRequest, KeptRequests
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.request_queue import RequestQueue
-from scheduler_svc.core.update.results import Ending, ending_of
 
 _NOT_FOUND = (
     "no request with this id and secret can be resumed: it has ended and its linger time is over, or it was given up"
@@ -63,7 +61,7 @@ class Lingering:
         entry = self.kept.by_id(request.request_id) if request.lingers else None
         if entry is None:
             return []
-        self.kept.cancel_sample(entry, now)
+        self.kept.cancel_sample(entry, request.sample_idx, now)
         # A failed sample ends the stream, so nothing is missing without the others.
         if entry.num_live or any(end.failure for _, end in entry.answers.values()):
             return []
@@ -171,7 +169,7 @@ class Lingering:
                 self.kept.keep_answer(entry, sample_idx, tokens, end, now)
         self.kept.detach(entry, now, event.linger_seconds)
         if entry.num_live:
-            self.kept.await_worker(entry, True)
+            entry.await_worker(True)
             self._restored.append((first_handle, now - event.age_seconds, replace(event, submit=submit)))
         return [fx.Detached(request_id=entry.request_id, stream=first_handle)]
 
@@ -180,33 +178,8 @@ class Lingering:
         restored, self._restored = self._restored, []
         for _, _, event in restored:
             if (entry := self.kept.by_id(event.submit.request_id)) is not None:
-                self.kept.await_worker(entry, False)
+                entry.await_worker(False)
         return restored
-
-
-def restore_output(request: Request, tokens: Int32Array) -> None:
-    """Gives a new request the output that it had in an earlier process."""
-    request.add_outputs(tokens)
-    if len(tokens):
-        request.emitted_first_token(request.arrived_at)
-        request.emitted_last_token(request.arrived_at)
-
-
-def restored_ending(request: Request, infos: Sequence[WorkerInfo], identity: str) -> Ending | None:
-    """Returns the ending of a restored request that its tokens have ended already, or that the model cannot hold.
-
-    `infos` are the known workers, which serve the same model, `identity` is the model of the request.
-    """
-    if identity not in ("", infos[0].identity):
-        return Ending.failed(request, f"request {request.request_id}: another model is served after the restart")
-    if request.known > request.total_length or int(request.prompt.max()) >= infos[0].vocab_size:
-        what = f"its {request.known} tokens do not fit the model that is served after the restart"
-        return Ending.failed(request, f"request {request.request_id}: {what}")
-    if not request.num_outputs:
-        return None
-    token = int(request.tokens_between(request.known - 1, request.known)[0])
-    is_eos = not request.ignore_eos and token in infos[0].eos_token_ids
-    return ending_of(request, token, request.known, is_eos)
 
 
 def _rejected(event: ev.Resume, code: fx.RejectCode, message: str) -> fx.Rejected:

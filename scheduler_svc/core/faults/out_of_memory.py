@@ -34,7 +34,10 @@ class OutOfMemory:
         if reduction is Reduction.REFUSED:
             what += "; two requests in a row ran out of memory alone"
             return self._lanes.refuse_for_now(lane, what, now, ResetCause.OUT_OF_MEMORY, event.compute_us), []
-        effects = self._lanes.reset_for_memory(lane, what, now, event.compute_us)
+        what = f"worker {lane.worker}: {what}"
+        cause = ResetCause.OUT_OF_MEMORY
+        # The pages of confirmed steps stay cached, and the step does not count as a failed one.
+        effects = self._lanes.reset(lane, what, now, cause, event.compute_us, keep_pages=True)
         request = self._queue.by_handle(int(record.handles[0])) if reduction is Reduction.ENDED else None
         if request is None:
             return effects, []

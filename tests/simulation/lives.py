@@ -84,7 +84,10 @@ class Caller:
             )
             assert tokens == list(expected.tokens[: len(tokens)])
             if end is not None and end.reason is not fx.EndReason.STOP_STRING:
-                assert end.failure is None, end.failure
+                if end.failure is not None:
+                    # Random deaths of workers may convict an innocent request.
+                    assert "its worker died or hung" in end.failure.message, end.failure
+                    continue
                 assert tokens == list(expected.tokens)
 
 
@@ -124,7 +127,7 @@ class Lives:
         self.keeper: JournalKeeper = journal.keeper(self.core, lambda: self.now)
         self.keeper._clock = lambda: UNIX_TIME + self.now
         self.num_lives += 1
-        self.send(self.keeper.restore(lambda event, entry: self.handle(event)))
+        self.send(self.keeper.restore(lambda event, **entry: self.handle(event), self.now))
         self.turn(ev.FrontendJoined(frontend=FRONTEND))
         if workers:
             for name in self.workers:
@@ -138,8 +141,13 @@ class Lives:
     def kill(self) -> None:
         """The process is gone: nothing is written, closed or sent any more."""
         self._stack.close()
-        # The file's time is that of the virtual clock.
-        os.utime(self.folder / "journal", times=(UNIX_TIME + self.now,) * 2)
+        if (self.folder / "journal").exists():
+            # The file's time is that of the virtual clock.
+            os.utime(self.folder / "journal", times=(UNIX_TIME + self.now,) * 2)
+        else:
+            # The next core knows nothing of this one.
+            self.generations.clear()
+            self.roots.clear()
         for caller in self.callers:
             # Nobody has promised anything about a request that was not accepted or does not linger.
             caller.lost |= not caller.done and (not caller.accepted or not caller.submit.linger_seconds)
@@ -233,6 +241,14 @@ class Lives:
         """Steps all workers until nothing is left to do."""
         while sum(self.step(name) for name in self.workers):
             pass
+
+    def suspend(self) -> None:
+        """The disk fails; the journal is removed, and the requests are lost if the scheduler dies now."""
+        writer = self.keeper._writer
+        assert writer is not None
+        writer._suspend("cannot be written: Input/output error", self.now)
+        for caller in self.callers:
+            caller.lost |= not caller.done
 
     def settle(self) -> None:
         """Waits until the journal that is being written aside is in place."""

@@ -1,0 +1,76 @@
+"""The answer to GetLoad as frozen values. `types` has them, too."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoad:
+    """The load of one worker."""
+
+    pid: int
+    running: int
+    pages_used: int
+    pages_cached: int
+    pages_total: int
+    # A text such as "cpu" or "cuda:0 NVIDIA H200".
+    device: str
+    # Whether the worker waits without requests until a serving worker is lost.
+    is_standby: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incidents:
+    """Counts since the service started: hung workers, and what followed steps that ran out of memory."""
+
+    hung_workers: int
+    # The next steps were smaller, had fewer rows, or had one request; or that request ended; or the worker was refused.
+    smaller_steps: int
+    fewer_rows: int
+    alone: int
+    ended_for_memory: int
+    workers_refused_for_memory: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The service's load: requests, pages and workers; and whether it serves."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    pages_used: int
+    pages_total: int
+    workers: int
+    steps: int
+    step_ms: float
+    preemptions: int
+    lane_resets: int
+    output_tokens: int
+    worker_pid: int
+    # Pages that are in the prefix cache and not in use.
+    pages_cached: int
+    # Prompt tokens of all requests since the service started, and those found in the prefix cache.
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    # Pages in the host memory of workers.
+    host_pages_used: int
+    host_pages_total: int
+    per_worker: tuple[WorkerLoad, ...]
+    # One sentence why the service does not serve; empty while it serves.
+    not_serving: str
+    # Seconds since a worker was last lost, and why; None and empty if none was lost.
+    worker_lost_seconds: float | None
+    worker_lost_reason: str
+    # Requests that may have killed a worker.
+    suspects: int
+    # Workers on standby; `workers` does not count them, `per_worker` lists them last.
+    standby_workers: int
+    incidents: Incidents
+    # Size of the scheduler's journal, 0 without one; and why it cannot be written at the moment, otherwise empty.
+    journal_bytes: int
+    journal_suspended: str
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of prompt tokens that were found in the prefix cache; 0 before the first prompt."""
+        return self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0

@@ -1,0 +1,33 @@
+"""Gives up workers that hang: a step takes too long, or the worker is silent between steps (`limits/step_clock.py`)."""
+
+from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.reports import ResetCause
+
+
+class HungWorkers:
+    """Watches the workers of all lanes, also those on standby."""
+
+    def __init__(self, config: CoreConfig, lanes: Lanes) -> None:
+        self._config = config
+        self._lanes = lanes
+
+    def next_timeout(self) -> float | None:
+        """Returns the time at which the first worker is given up, None without a worker."""
+        return min((lane.timeout(self._config) for lane in self._lanes.by_worker.values()), default=None)
+
+    def give_up(self, now: float) -> list[fx.Effect]:
+        """Closes the lanes of workers that hang. Each of them is killed, or joins again if it still runs."""
+        config, effects = self._config, list[fx.Effect]()
+        for lane in [lane for lane in self._lanes.by_worker.values() if now >= lane.timeout(config)]:
+            reason = lane.clock.why_given_up(lane.in_flight, config, now)
+            self._lanes.counters.worker_hung()
+            effects += self._lanes.close(lane.worker, reason, now, ResetCause.WORKER_SILENT)
+            effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]
+        return effects
+
+    def paused(self, seconds: float) -> None:
+        """Excuses all workers for a time in which the scheduler did not run."""
+        for lane in self._lanes.by_worker.values():
+            lane.clock.paused(seconds, is_working=bool(lane.in_flight))

@@ -1,0 +1,94 @@
+"""Translates the messages that bring a request to the core. Checks only what could harm the core. Owns no state."""
+
+import math
+from hashlib import sha256
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from tandem.internal.v1 import frontend_pb2 as pb
+from tandem.v1 import inference_pb2
+
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
+from scheduler_svc.core.messages.page_hash import HASH_BYTES
+from scheduler_svc.core.messages.submit import MAX_DESCRIPTION_BYTES, MAX_SAMPLING_BYTES, SECRET_HASH_BYTES
+from scheduler_svc.wire.arrays import WireError, array, fields
+
+_MAX_STOP_IDS = 1024
+_MAX_SAMPLES, _MAX_STREAM = 1024, (1 << 64) - 1
+_SUBMIT = tuple(name for name in ev.Submit.__slots__ if name in pb.Submit.DESCRIPTOR.fields_by_name)
+
+
+def submit_of(submit: pb.Submit, frontend: str) -> ev.Submit:
+    prompt = array(submit.prompt, np.int32, "prompt")
+    stop_ids = array(submit.stop_token_ids, np.int32, "stop_token_ids")
+    if not len(prompt):
+        raise WireError("the prompt is empty")
+    if not 1 <= submit.max_new_tokens < 1 << 30 or submit.min_new_tokens >= 1 << 30:
+        raise WireError(
+            f"max_new_tokens is {submit.max_new_tokens} and min_new_tokens {submit.min_new_tokens}; one is out of range"
+        )
+    if len(stop_ids) > _MAX_STOP_IDS:
+        raise WireError(f"stop_token_ids has {len(stop_ids)} ids; the limit is {_MAX_STOP_IDS}")
+    if len(submit.sampling) > MAX_SAMPLING_BYTES:
+        raise WireError(f"sampling has {len(submit.sampling)} bytes; the limit is {MAX_SAMPLING_BYTES}")
+    if submit.num_logprobs > 1 + MAX_LOGPROBS:
+        raise WireError(f"num_logprobs is {submit.num_logprobs}; the limit is {1 + MAX_LOGPROBS}")
+    seconds = (submit.max_time_seconds, submit.deadline_seconds, submit.linger_seconds)
+    if not submit.request_id or not all(math.isfinite(value) and value >= 0 for value in seconds):
+        raise WireError("request_id is empty, or a time limit or linger_seconds is negative or not finite")
+    if not 1 <= submit.num_samples <= _MAX_SAMPLES or submit.stream + submit.num_samples - 1 > _MAX_STREAM:
+        raise WireError(f"num_samples is {submit.num_samples} and stream is {submit.stream}; one is out of range")
+    if submit.prompt_logprobs_from >= 1 << 30:
+        raise WireError(f"prompt_logprobs_from is {submit.prompt_logprobs_from}; the limit is {(1 << 30) - 1}")
+    _check_hashes(submit, len(prompt))
+    _check_linger(submit)
+    same = fields(submit, _SUBMIT)
+    same |= {"prompt": prompt, "stop_token_ids": tuple(int(token) for token in stop_ids)}
+    same |= {"sampling_key": _sampling_key(submit.sampling)}
+    cache_read, cache_write = not submit.bypass_read, not submit.bypass_write
+    return ev.Submit(frontend=frontend, cache_read=cache_read, cache_write=cache_write, **same)
+
+
+def _check_linger(submit: pb.Submit) -> None:
+    num_hash, num_description = len(submit.secret_hash), len(submit.description)
+    expected = SECRET_HASH_BYTES if submit.linger_seconds else 0
+    if num_hash != expected:
+        raise WireError(f"secret_hash has {num_hash} bytes; it must have {expected}")
+    if num_description > MAX_DESCRIPTION_BYTES:
+        raise WireError(f"description has {num_description} bytes; the limit is {MAX_DESCRIPTION_BYTES}")
+    if submit.linger_seconds and (submit.num_logprobs or submit.prompt_logprobs_from):
+        raise WireError("the request wants logprobs and lingers; logprobs are not kept")
+
+
+def resume_of(resume: pb.Resume, frontend: str) -> ev.Resume:
+    num_hash = len(resume.secret_hash)
+    if num_hash != SECRET_HASH_BYTES:
+        raise WireError(f"secret_hash has {num_hash} bytes; it must have {SECRET_HASH_BYTES}")
+    if resume.stream + MAX_NUM_SAMPLES - 1 > _MAX_STREAM:
+        raise WireError(f"stream is {resume.stream}; the limit is {_MAX_STREAM - MAX_NUM_SAMPLES + 1}")
+    return ev.Resume(
+        frontend=frontend, stream=resume.stream, request_id=resume.request_id, secret_hash=resume.secret_hash
+    )
+
+
+def _sampling_key(sampling: bytes) -> bytes:
+    """Returns a hash of the serialized settings without the seed, or of all bytes if they are no settings."""
+    try:
+        settings = inference_pb2.SamplingParams.FromString(sampling)
+    except DecodeError:
+        return sha256(sampling).digest()
+    settings.ClearField("seed")
+    return sha256(settings.SerializeToString(deterministic=True)).digest()
+
+
+def _check_hashes(submit: pb.Submit, num_prompt: int) -> None:
+    """Checks lengths only. The core, which knows the page size, compares the hashes with the prompt's full pages."""
+    num_root, num_hashes = len(submit.prefix_root), len(submit.page_hashes)
+    if num_root not in (0, HASH_BYTES):
+        raise WireError(f"prefix_root has {num_root} bytes; it must have none or {HASH_BYTES}")
+    if num_hashes % HASH_BYTES:
+        raise WireError(f"page_hashes has {num_hashes} bytes, which is not a multiple of {HASH_BYTES}")
+    limit = num_prompt if num_root else 0
+    if num_hashes > limit * HASH_BYTES:
+        raise WireError(f"page_hashes has {num_hashes // HASH_BYTES} hashes; the limit is {limit}")

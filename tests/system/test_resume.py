@@ -1,0 +1,156 @@
+"""Streams survive their front end and their connection, and nothing that was given up lives on."""
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import replace
+
+import grpc
+import psutil
+import pytest
+from tandem.v1 import inference_pb2 as pb
+
+from tandem_client import AsyncClient, Client
+from tests.rigs.processes import Rig, SchedulerProcess
+from tests.rigs.streams import code_of
+from tests.rigs.transcript import Transcript
+from tests.system.asks import Ask, random_asks
+from tests.system.featured import Reading, keywords, random_featured
+
+SHAPE = ("--max-rows", "16", "--max-length", "600", "--num-pages", "1200", "--step-ms", "4")
+LINGER = pb.GenerateRequest(resume=pb.ResumeParams(linger_seconds=30.0))
+
+
+def frontend_pids(scheduler: SchedulerProcess) -> set[int]:
+    children = psutil.Process(scheduler.pid).children()
+    return {child.pid for child in children if "scheduler_svc.frontend" in child.cmdline()}
+
+
+def without_logprobs(asks: list[Ask]) -> list[Ask]:
+    return [replace(ask, logprobs=None, prompt_logprobs_start=None) for ask in asks]
+
+
+def kill_frontends(scheduler: SchedulerProcess) -> None:
+    """Kills all front ends and waits until as many listen again."""
+    for pid in frontend_pids(scheduler):
+        number = len(scheduler.lines)
+        os.kill(pid, signal.SIGKILL)
+        scheduler.wait_line("frontend listening on ", after=number)
+
+
+def test_streams_survive_the_deaths_of_all_front_ends(rig: Rig) -> None:
+    """Several samples, stop strings and penalties; every front end dies twice."""
+    rig.worker(*SHAPE)
+    scheduler = rig.scheduler("--frontends", "2")
+    asks = without_logprobs(random_featured(16, seed=5, prompts=(1, 60), outputs=(60, 90)))
+    with Client(scheduler.address) as client, Client(scheduler.address) as other:
+        client.wait_ready(60)
+        halves = [Reading(one, half, resume=True) for one, half in ((client, asks[:8]), (other, asks[8:]))]
+        for _ in range(2):
+            for half in halves:
+                half.wait_more(40)
+            kill_frontends(scheduler)
+        for half in halves:
+            half.check()
+        assert client.load().lane_resets == 0
+    rig.caller(scheduler).wait_idle()
+
+
+def test_asynchronous_streams_survive_the_death_of_their_front_end(rig: Rig) -> None:
+    scheduler, _, _ = rig.serve(*SHAPE)
+    asks = random_asks(4, seed=6, prompts=(1, 30), outputs=(80, 100))
+
+    async def read(client: AsyncClient, ask: Ask, has_begun: asyncio.Event) -> Transcript:
+        transcript = Transcript()
+        stream = client.generate(ask.prompt, resume=True, timeout=60, **keywords(ask))
+        async for message in stream.messages():
+            transcript.take(message)
+            if len(stream.samples[0].token_ids) >= 5:
+                has_begun.set()
+        return transcript
+
+    async def main() -> list[Transcript]:
+        async with AsyncClient(scheduler.address) as client:
+            begun = [asyncio.Event() for _ in asks]
+            tasks = [asyncio.create_task(read(client, ask, event)) for ask, event in zip(asks, begun, strict=True)]
+            await asyncio.gather(*(event.wait() for event in begun))
+            os.kill(scheduler.frontend_pid(), signal.SIGKILL)
+            return await asyncio.gather(*tasks)
+
+    for ask, transcript in zip(asks, asyncio.run(main()), strict=True):
+        ask.check(transcript)
+
+
+def test_a_second_reader_replaces_the_first_and_a_wrong_secret_finds_nothing(rig: Rig) -> None:
+    _, _, caller = rig.serve(*SHAPE)
+    [ask] = random_asks(1, seed=7, prompts=(5, 30), outputs=(120, 130))
+    ask = replace(ask, extra=LINGER)
+    stream = caller.generate(ask.request())
+    transcript = stream.wait_tokens(10)
+    assert transcript.accepted is not None
+    request_id, secret = transcript.accepted.request_id, transcript.accepted.resume_secret
+
+    def resume(**fields: object) -> list[pb.GenerateResponse]:
+        return list(caller._inference.Resume(pb.ResumeRequest(**{"request_id": request_id, **fields}), timeout=30))
+
+    for wrong in ({"resume_secret": b""}, {"resume_secret": secret[:-1]}, {"request_id": "x", "resume_secret": secret}):
+        with pytest.raises(grpc.RpcError) as caught:
+            resume(**wrong)
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    with pytest.raises(grpc.RpcError) as caught:
+        resume(resume_secret=secret, offsets=[pb.SampleOffset(token_ids=131)])
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    # The wrong offset came with the right secret, so its call is a reader, too.
+    assert code_of(stream.failed()) == grpc.StatusCode.ABORTED
+    whole = Transcript()
+    for message in resume(resume_secret=secret):
+        whole.take(message)
+    ask.check(whole)
+    # The answer is kept, also for the caller that has all of it.
+    counts = pb.SampleOffset(token_ids=len(whole.samples[0].tokens), text_chars=len(whole.samples[0].text))
+    kinds = [message.WhichOneof("event") for message in resume(resume_secret=secret, offsets=[counts])]
+    assert kinds == ["accepted", "finished", "summary"]
+    caller.wait_idle()
+
+
+def test_a_client_that_gives_up_aborts_and_one_that_is_lost_does_not(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve(*SHAPE)
+    [ask] = random_asks(1, seed=8, prompts=(5, 30), outputs=(400, 500))
+    with Client(scheduler.address) as client:
+        stream = client.generate(ask.prompt, resume=True, linger_seconds=600.0, **keywords(ask))
+        for delta in stream:
+            if delta.token_offset > 3:
+                break
+        # `close` returned after the Abort, which ended the request.
+        assert client.load().running == 0
+    lost = caller.generate(replace(ask, extra=LINGER).request())
+    lost.wait_tokens(3)
+    lost.cancel()
+    before = caller.load()
+    caller.wait_load(lambda load: load.running == 1 and load.output_tokens > before.output_tokens + 5)
+    assert caller.abort(lost.transcript.accepted.request_id)
+    caller.wait_idle()
+
+
+def test_a_lost_request_is_freed_when_its_linger_time_is_over(rig: Rig) -> None:
+    _, _, caller = rig.serve(*SHAPE)
+    [ask] = random_asks(1, seed=9, prompts=(5, 30), outputs=(500, 560))
+    extra = pb.GenerateRequest(resume=pb.ResumeParams(linger_seconds=0.3))
+    lost = caller.generate(replace(ask, extra=extra).request())
+    lost.wait_tokens(3)
+    lost.cancel()
+    began = time.monotonic()
+    load = caller.wait_idle()
+    assert time.monotonic() - began >= 0.25
+    assert load.output_tokens < ask.max_new_tokens
+
+
+def test_sigterm_ends_detached_requests_with_the_grace_period(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve(*SHAPE, scheduler_flags=("--grace-seconds", "0.3"))
+    [ask] = random_asks(1, seed=10, prompts=(5, 30), outputs=(500, 560))
+    lost = caller.generate(replace(ask, extra=LINGER).request())
+    lost.wait_tokens(3)
+    lost.cancel()
+    scheduler.signal(signal.SIGTERM)
+    assert scheduler.wait() == 0
