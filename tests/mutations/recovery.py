@@ -30,7 +30,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-suspects-after-a-death",
         "the requests in flight at a worker's death run together again",
-        "core.lanes",
+        "core.workers.lanes",
         f"{_CORE}/suspicion/test_bisection.py::test_one_culprit_among_64_causes_at_most_8_deaths",
         drop("Lanes.close", call("suspects.implicate")),
     ),
@@ -187,7 +187,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-probation",
         "a process that only sends a Join gets requests",
-        "core.lanes",
+        "core.workers.lanes",
         f"{_CORE}/schedule/test_probation.py::test_an_unproven_worker_changes_no_limits_and_gets_no_request",
         replace("Lanes.join", condition("prove_workers"), "True"),
     ),
@@ -201,7 +201,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-takeover",
         "a standby worker stays unseated when the serving one is lost",
-        "core.lanes",
+        "core.workers.lanes",
         f"{_CORE}/test_standby.py::test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_event",
         replace("Lanes.close", call("_seat_next"), "[]"),
     ),

@@ -18,14 +18,14 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.page_hash import hash_pages
 from scheduler_svc.core.messages.reports import StepReport
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.standby import PATIENCE_SECONDS
 from scheduler_svc.core.state.host_pool import HostPage
+from scheduler_svc.core.workers.standby import PATIENCE_SECONDS
 from scheduler_svc.recording.event_log import EffectsDigest
 from scheduler_svc.wire import worker as worker_wire
+from tests.simulation.death_log import DeathLog
 from tests.simulation.fleet import Fleet
 from tests.simulation.load import Load
 from tests.simulation.setting import draw_setting
-from tests.simulation.worker_deaths import Deaths
 
 _FINALE_STEPS = 3000
 # The core admits nothing once a drain has begun, so it begins late.
@@ -64,7 +64,7 @@ class Episode:
         self.core = Scheduler(self.setting.config)
         self.now = 0.0
         self.load = Load(rng, self.setting, self.handle, self.seen)
-        self._deaths = Deaths(self.core, self.load.callers.by_key)
+        self._deaths = DeathLog(self.core, self.load.callers.by_key)
         self.fleet = Fleet(rng, self.setting, self.handle, self.seen)
         self.log: list[tuple[float, ev.Event]] = []
         self.digest = EffectsDigest()

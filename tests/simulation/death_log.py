@@ -12,7 +12,7 @@ from tests.simulation.callers import Caller
 _Key = tuple[str, int]
 
 
-class Deaths:
+class DeathLog:
     """Call `before` and `after` around each event, before its effects reach the callers."""
 
     def __init__(self, core: Scheduler, callers: Mapping[_Key, Caller]) -> None:
