@@ -99,6 +99,7 @@ class _Service:
             step_timeout_seconds=settings.step_timeout_seconds,
             silence_timeout_seconds=settings.silence_timeout_seconds,
             max_worker_wait_seconds=settings.max_worker_wait_seconds,
+            quarantine_seconds=settings.quarantine_seconds,
             predict_steps=True,
             prove_workers=True,
             report_steps=settings.steps is not None,

@@ -77,6 +77,10 @@ class SchedulerSettings(BaseModel):
             description="how long a request waits for a worker with enough capacity before it ends with UNAVAILABLE",
         ),
     ] = 600.0
+    quarantine_seconds: Annotated[
+        float,
+        Field(ge=0, le=604_800, title="SECONDS", description="how long a request that killed its workers is refused"),
+    ] = 3600.0
     default_max_new_tokens: Annotated[
         int, Field(ge=1, le=1 << 30, title="N", description="max_new_tokens of a request that does not set it")
     ] = 256

@@ -128,15 +128,9 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """Time of the next Tick if no event arrives before it; None if nothing is due."""
-        lanes = self._lanes
-        moments = (
-            self.queue.next_deadline(),
-            self._hung.next_timeout(),
-            lanes.next_seating(),
-            lanes.worker_infos.next_expiry(),
-            lanes.suspects.waits_until,
-            self._lingering.next_expiry(),
-        )
+        lanes, others = self._lanes, (self._hung.next_timeout(), self._lingering.next_expiry())
+        of_lanes = lanes.next_seating(), lanes.worker_infos.next_expiry(), lanes.suspects.waits_until
+        moments = (self.queue.next_deadline(), *of_lanes, *others)
         return min((at for at in moments if at is not None), default=None)
 
     # Requests ------------------------------------------------------------------------------------------------

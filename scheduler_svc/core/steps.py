@@ -19,6 +19,7 @@ from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.schedule.probation import probation_plan
 from scheduler_svc.core.schedule.trials import is_apart, move_others, others_turn, trial_lane, turns
 from scheduler_svc.core.schedule.turn import Turn
+from scheduler_svc.core.state.eviction import evict_unverified
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.check_result import is_valid
@@ -149,7 +150,7 @@ class Steps:
         )
         for ending in step_tokens.endings:
             if ending.failure is not None:
-                lane.evict_unverified(ending.request)
+                evict_unverified(ending.request, lane.pool, lane.host)
         if len(step_tokens.tokens):
             self._lanes.crash_loop.confirmed()
         self._lanes.suspects.confirmed(lane, record)

@@ -107,14 +107,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "unconfirmed-entries-kept-over-a-reset",
         "pages of a step that failed stay in the index",
-        "state.lane",
-        replace("Lane._evict_pages_of", condition("hash_of"), "False"),
+        "state.eviction",
+        replace("evict_pages_of", condition("hash_of"), "False"),
     ),
     _core(
         "unconfirmed-saves-kept-over-a-reset",
         "host pages of a step that failed stay in the index",
-        "state.lane",
-        drop("Lane._evict_pages_of", call("host.evict")),
+        "state.eviction",
+        drop("evict_pages_of", call("host.evict")),
     ),
     _core(
         "index-kept-over-a-lost-worker",

@@ -173,9 +173,9 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "pages-of-void-plans-kept",
         "pages that an unconfirmed step wrote stay in the index after a reset",
-        "core.state.lane",
+        "core.state.eviction",
         f"{_CORE}/schedule/test_cached_pages.py",
-        replace("Lane._evict_pages_of", condition("hash_of"), "False"),
+        replace("evict_pages_of", condition("hash_of"), "False"),
     ),
     _protection(
         "unverified-pages-not-zeroed",

@@ -18,6 +18,7 @@ from scheduler_svc.core.schedule.logit_budget import LogitBudget
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import chunk_tokens, queue_key, victim_key
 from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
+from scheduler_svc.core.schedule.windows import free_behind_windows
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
@@ -58,7 +59,7 @@ def plan_step(
         if builder.chunks or len(decode):
             lane.schedule.step_planned()
             plan = finish_plan(builder, decode)
-            lane.free_behind_windows()
+            free_behind_windows(lane)
             return plan
         # Preemptions alone do not change the worker's tables, so no plan is sent for them.
         if not is_starved or lane.in_flight:

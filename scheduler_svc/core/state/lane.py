@@ -25,6 +25,7 @@ from scheduler_svc.core.limits.step_clock import StepClock
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import SentPlan, TakeOver
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.state.eviction import evict_pages_of
 from scheduler_svc.core.state.host_pool import HostPool
 from scheduler_svc.core.state.lane_schedule import LaneSchedule
 from scheduler_svc.core.state.page_pool import PagePool
@@ -110,18 +111,6 @@ class Lane:
     def holds(self, row: int, page_idx: int) -> bool:
         """Returns whether the row still holds its page with this logical index."""
         return page_idx < self.sink_pages or page_idx >= self.rows.held_from[row]
-
-    def free_behind_windows(self) -> None:
-        """Releases each row's pages that neither its next position nor a later one reads."""
-        if not self.info.window:
-            return
-        rows, seated = self.rows, self.rows.seated()
-        seen = np.minimum((rows.planned[seated] - self.info.window + 1) // self.info.page_size, rows.num_pages[seated])
-        start = np.maximum(rows.held_from[seated], self.sink_pages)
-        for i in np.flatnonzero(seen > start).tolist():
-            row = int(seated[i])
-            self.pool.release(rows.pages[row][start[i] : seen[i]])
-            rows.held_from[row] = seen[i]
 
     # Rows ----------------------------------------------------------------------------------------------------------
 
@@ -249,16 +238,6 @@ class Lane:
         request.worker = ""
         request.move(move)
 
-    def evict_unverified(self, request: Request) -> None:
-        """Evicts the unverified pages of a request with non-finite logits, on the device and in host memory."""
-        pool = self.pool
-        for page_hash in request.page_hashes:
-            page = pool.page_with_hash(page_hash)
-            if page and pool.is_unverified(page):
-                pool.evict(page)
-            if self.host.is_unverified(page_hash):
-                self.host.evict(page_hash)
-
     def reset(self, generation: int, *, keep_pages: bool) -> list[Request]:
         """Drops all rows and plans in flight, and begins a new generation. Returns the requests that ran, in row order.
 
@@ -269,7 +248,7 @@ class Lane:
             self.unseat(request, Move.RESET)
         self.clock.voided(self.in_flight)
         for record in self.in_flight:
-            self._evict_pages_of(record)
+            evict_pages_of(record, self.pool, self.host)
             if record.takes_over:
                 # Nobody knows which pool the worker uses, so a later worker cannot take it over.
                 self.pool_id = b""
@@ -278,11 +257,3 @@ class Lane:
             self.host.evict_all()
         self._open(generation)
         return requests
-
-    def _evict_pages_of(self, record: SentPlan) -> None:
-        """Evicts the pages that a void plan fills or swaps out, because the worker may not have carried it out."""
-        for page, page_hash in record.cached:
-            if self.pool.hash_of(page) == page_hash:
-                self.pool.evict(page)
-        for page_hash in record.swapped_out:
-            self.host.evict(page_hash)
