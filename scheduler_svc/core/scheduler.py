@@ -65,7 +65,7 @@ class Scheduler:
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
             ev.Resume: lambda event, now: self._lingering.resume(event, self.frontends, now),
-            ev.Restored: self._on_restored,
+            ev.Restored: lambda event, now: self._lingering.restored(event, self._acceptance.take_handles, now),
             ev.Cancel: self._on_cancel,
             ev.Finish: self._on_finish,
             ev.Abort: self._on_abort,
@@ -143,9 +143,6 @@ class Scheduler:
         ahead = self.queue.num_waiting
         forgotten = self._lingering.accepted(event, self._acceptance.accept(event, now))
         return [*forgotten, fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
-
-    def _on_restored(self, event: ev.Restored, now: float) -> list[fx.Effect]:
-        return self._lingering.restored(event, self._acceptance.take_handles(event.submit.num_samples), now)
 
     def _refusal(self, event: ev.Submit, now: float) -> Refusal | None:
         """Returns code, field and message of the refusal, None if the request is accepted."""

@@ -160,8 +160,9 @@ class Lingering:
 
     # The journal ---------------------------------------------------------------------------------------------
 
-    def restored(self, event: ev.Restored, first_handle: int, now: float) -> list[fx.Effect]:
+    def restored(self, event: ev.Restored, take_handles: Callable[[int], int], now: float) -> list[fx.Effect]:
         """Keeps a request of an earlier process. Its live samples wait for `take_restored`."""
+        first_handle = take_handles(event.submit.num_samples)
         submit = replace(event.submit, frontend="", stream=first_handle)
         entry = self.kept.add(submit, first_handle)
         for sample_idx, (tokens, end) in enumerate(zip(event.outputs, event.ends, strict=True)):
