@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from scheduler_svc import logs
@@ -72,7 +73,7 @@ def serve(flags: argparse.Namespace) -> None:
         front_end = FrontEnd(settings)
         front_end.stop_on_signals()
         alive = asyncio.create_task(say_alive(front_end.stop))
-        await front_end.run(lambda address: print(f"{READY}{address}", flush=True))
+        await front_end.run(_print_address)
         alive.cancel()
 
     try:
@@ -80,6 +81,12 @@ def serve(flags: argparse.Namespace) -> None:
             runner.run(run())
     except ListenError as error:
         raise CannotServeError(str(error)) from None
+
+
+def _print_address(address: str) -> None:
+    # If the parent has died meanwhile, this process is about to be killed.
+    with suppress(OSError):
+        print(f"{READY}{address}", flush=True)
 
 
 async def say_alive(on_lost_parent: Callable[[], None]) -> None:

@@ -27,11 +27,20 @@ def journal_flags(rig: Rig, *more: str) -> tuple[str, ...]:
 def restarted(rig: Rig, scheduler: SchedulerProcess, *flags: str) -> SchedulerProcess:
     """Kills the scheduler and starts another at the same address."""
     address = scheduler.address
-    frontends = psutil.Process(scheduler.pid).children()
     scheduler.kill()
-    # The port is free when its front ends have ended.
-    psutil.wait_procs(frontends, timeout=10)
+    # The port is free when its front ends have ended, also one that it had just begun to start.
+    psutil.wait_procs(frontends_of(rig), timeout=10)
     return rig.scheduler(*journal_flags(rig, *flags), listen=address)
+
+
+def frontends_of(rig: Rig) -> list[psutil.Process]:
+    """The front ends of all schedulers of the rig."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "scheduler_svc.frontend" in words and any(str(rig.runtime_dir) in word for word in words):
+            found.append(process)
+    return found
 
 
 def stop_asks(count: int, seed: int) -> list[Ask]:
@@ -115,7 +124,8 @@ def test_a_stopped_service_leaves_a_journal_of_the_ended_requests(rig: Rig) -> N
     folder = JournalFolder(path)
     saved = reader.read(folder)
     folder.close()
-    assert [request.submit.request_id for request in saved.requests] == [f"lost-32-{i}" for i in range(3)]
+    ids = {request.submit.request_id for request in saved.requests}
+    assert ids == {f"lost-32-{i}" for i in range(3)}
     assert all(all(request.ends) for request in saved.requests)
 
 
