@@ -1,11 +1,11 @@
 """Makes the report of the core's load, summed over its lanes."""
 
-from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.limits.memory_limit import Reduction
 from scheduler_svc.core.messages.reports import Incidents, Load, WorkerLoad
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
+from scheduler_svc.core.workers.lanes import Lanes
 
 
 def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: int, suspects: int, now: float) -> Load:

@@ -13,14 +13,9 @@ answer, Rejected or End, unless its front end cancels it or disconnects.
 from collections.abc import Callable
 from typing import Any
 
-from scheduler_svc.core.acceptance import Acceptance
 from scheduler_svc.core.announcer import Announcer
-from scheduler_svc.core.check_submit import Refusal, refusal
-from scheduler_svc.core.convictions import Convictions
-from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.faults.convictions import Convictions
 from scheduler_svc.core.faults.hung_workers import HungWorkers
-from scheduler_svc.core.held_pools import HeldPools
-from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.lingering.kept_requests import KeptRequests
 from scheduler_svc.core.lingering.lingering import Lingering
 from scheduler_svc.core.load import load_of
@@ -29,6 +24,9 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.requests.acceptance import Acceptance
+from scheduler_svc.core.requests.check_submit import Refusal, refusal
+from scheduler_svc.core.requests.deadlines import Deadlines
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
@@ -38,6 +36,8 @@ from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update.output_collector import OutputCollector
 from scheduler_svc.core.update.results import Ending
 from scheduler_svc.core.update.stats import stats_of
+from scheduler_svc.core.workers.held_pools import HeldPools
+from scheduler_svc.core.workers.lanes import Lanes
 
 
 class Scheduler:

@@ -8,9 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
-from scheduler_svc.core.check_join import plan_bytes
 from scheduler_svc.core.faults.out_of_memory import OutOfMemory
-from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
@@ -25,6 +23,8 @@ from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.check_result import is_valid
 from scheduler_svc.core.update.results import DETACHED, Ending, StepTokens, read_result
+from scheduler_svc.core.workers.check_join import plan_bytes
+from scheduler_svc.core.workers.lanes import Lanes
 
 _RECENT_STEPS = 64
 _CAUSES = {

@@ -119,7 +119,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "index-kept-over-a-lost-worker",
         "a worker that joins again with a zeroed pool keeps its index",
-        "lanes",
+        "workers.lanes",
         replace("_KEEPING_CAUSES", assigned("_KEEPING_CAUSES"), "tuple(ResetCause)"),
         insert_before("Lanes.join", call("frame_refusal"), "before = self.by_worker.get(event.worker)"),
         insert_after(
@@ -131,7 +131,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "flush-forgets-the-device-alone",
         "cached host pages survive a flush",
-        "lanes",
+        "workers.lanes",
         replace("Lanes.flush", call("host.evict_all"), "0"),
     ),
     # Values that are not finite ---------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "late-plans-of-a-lost-lane-awaited",
         "a request preempted from a lost lane waits for its plans",
-        "lanes",
+        "workers.lanes",
         replace("Lanes._reset", condition("row"), "left and not right"),
     ),
     _core(
@@ -275,7 +275,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "requests-for-a-worker-on-probation",
         "a worker gets requests before it has confirmed a step",
-        "lanes",
+        "workers.lanes",
         replace("Lanes.join", condition("prove_workers"), "True"),
     ),
     _core(
@@ -287,13 +287,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "sizes-of-the-lost-stay",
         "callers receive the sizes of a worker that left",
-        "lanes",
+        "workers.lanes",
         drop("Lanes.close", call("worker_infos.update")),
     ),
     _core(
         "a-zeroed-pool-taken-over",
         "a pool is kept although its worker joined again and zeroed it",
-        "held_pools",
+        "workers.held_pools",
         replace("HeldPools.forget", call("pop"), "None"),
     ),
 )

@@ -35,7 +35,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-suspects-after-a-death",
         "the requests in flight at a worker's death run together again",
-        "core.lanes",
+        "core.workers.lanes",
         f"{_CORE}/suspicion/test_bisection.py::test_one_culprit_among_64_causes_at_most_8_deaths",
         drop("Lanes.close", call("suspects.implicate")),
     ),
@@ -112,6 +112,34 @@ RECOVERY: tuple[Mutation, ...] = (
         replace("StepClock.paused", assigned("_paused_seconds"), "0.0"),
     ),
     _protection(
+        "no-kill",
+        "a hung worker keeps running",
+        "core.faults.hung_workers",
+        f"{_CORE}/test_hung_workers.py::test_short_steps_have_three_seconds",
+        replace("HungWorkers.give_up", call("KillWorker"), "fx.Note(message='')"),
+    ),
+    _protection(
+        "kills-processes-of-others",
+        "a hung worker that somebody else started and watches is killed",
+        "processes.workers",
+        "tests/scheduler_svc/processes/test_workers.py",
+        replace("WorkerProcesses.joined", comparison("_parent_and_user"), "True"),
+    ),
+    _protection(
+        "deadline-of-cheap-steps",
+        "a worker is given up at its first long prompt, because the steps before were short",
+        "core.limits.step_time",
+        f"{_CORE}/limits/test_step_time.py::test_cheap_steps_before_never_make_a_costly_step_too_small",
+        replace("StepTimes.predict", call("_bound"), "min(known.values())"),
+    ),
+    _protection(
+        "memory-limits-for-ever",
+        "a lane stays slow after one step ran out of memory",
+        "core.limits.memory_limit",
+        f"{_CORE}/limits/test_memory_limit.py::test_limits_recover_after_confirmed_steps",
+        replace("MemoryLimit.confirmed", comparison("_recovery_steps"), "True"),
+    ),
+    _protection(
         "no-crash-loop",
         "requests are accepted although every worker dies at once",
         "core.state.crash_loop",
@@ -164,7 +192,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-probation",
         "a process that only sends a Join gets requests",
-        "core.lanes",
+        "core.workers.lanes",
         f"{_CORE}/schedule/test_probation.py::test_an_unproven_worker_changes_no_limits_and_gets_no_request",
         replace("Lanes.join", condition("prove_workers"), "True"),
     ),
@@ -178,7 +206,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-takeover",
         "a standby worker stays unseated when the serving one is lost",
-        "core.lanes",
+        "core.workers.lanes",
         f"{_CORE}/test_standby.py::test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_event",
         replace("Lanes.close", call("_seat_next"), "[]"),
     ),

@@ -1,9 +1,9 @@
 """Gives up workers that hang: a step takes too long, or the worker is silent between steps (`limits/step_clock.py`)."""
 
-from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.workers.lanes import Lanes
 
 
 class HungWorkers:

@@ -4,7 +4,6 @@
 out of memory makes no request a suspect and does not count as a failed step of the worker.
 """
 
-from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.limits.memory_limit import Reduction
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -13,6 +12,7 @@ from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.results import Ending
+from scheduler_svc.core.workers.lanes import Lanes
 
 
 class OutOfMemory:

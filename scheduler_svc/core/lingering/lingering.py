@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.lingering.kept_requests import KeptRequest, KeptRequests
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -18,6 +17,7 @@ from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.request_queue import RequestQueue
+from scheduler_svc.core.workers.lanes import Lanes
 
 _NOT_FOUND = (
     "no request with this id and secret can be resumed: it has ended and its linger time is over, or it was given up"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan
-from tests.rigs.executor import Poisoned, Shape
+from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
 
@@ -63,9 +63,8 @@ class DeadlyFleet(Fleet):
             self._restarts.pop(0)
             self.join_as(self.shape)
         for name in list(self.workers):
-            try:
-                self.apply_plans(name)
-            except Poisoned:
+            self.apply_plans(name)
+            if self.workers[name].is_poisoned:
                 # The results of earlier plans have arrived.
                 while self.deliver_from(name):
                     pass

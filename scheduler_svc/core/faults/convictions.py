@@ -1,11 +1,11 @@
 """Turns convictions into failures and quarantine, and answers operators who look at the quarantine or clear it."""
 
-from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineReply, QuarantineRestored
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.suspicion.quarantine import Entry, Quarantine
+from scheduler_svc.core.workers.lanes import Lanes
 
 
 class Convictions:

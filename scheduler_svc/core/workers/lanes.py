@@ -10,9 +10,6 @@ lost, the same event seats the standby lane that was proven first (`standby.py` 
 
 from collections.abc import Sequence
 
-from scheduler_svc.core import standby
-from scheduler_svc.core.check_join import frame_refusal, model_refusal, refused_for_good
-from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
@@ -26,6 +23,9 @@ from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update import step_reports
+from scheduler_svc.core.workers import standby
+from scheduler_svc.core.workers.check_join import frame_refusal, model_refusal, refused_for_good
+from scheduler_svc.core.workers.held_pools import HeldPools
 
 _MAX_FAILED_STEPS = 5
 # After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.

@@ -5,12 +5,12 @@ Owns the rule of the wait for a worker: a request that no present worker can hol
 
 from typing import Protocol
 
-from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.state.request_queue import DeadlineKind, RequestQueue
+from scheduler_svc.core.workers.lanes import Lanes
 
 
 class _End(Protocol):

@@ -5,15 +5,15 @@ Owns the numbers of requests, which are never used twice. It also takes up reque
 
 from collections.abc import Sequence
 
-from scheduler_svc.core.check_submit import new_requests
-from scheduler_svc.core.deadlines import Deadlines
-from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.lingering.restored import restore_output, restored_ending
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.submit import Restored, Submit
+from scheduler_svc.core.requests.check_submit import new_requests
+from scheduler_svc.core.requests.deadlines import Deadlines
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.results import Ending
+from scheduler_svc.core.workers.lanes import Lanes
 
 
 class Acceptance:
