@@ -298,7 +298,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "another-model-continues",
         "a restored request goes on with another model",
-        "core.lingering",
+        "core.lingering.restored",
         f"{_JOURNAL}/test_recovery.py::test_requests_of_another_model_fail",
         replace("restored_ending", comparison("identity"), "False"),
     ),
