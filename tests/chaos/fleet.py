@@ -9,7 +9,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,10 @@ class Worker:
 class Fleet:
     """Keeps `size` workers; `counts` gets what happened to them."""
 
-    def __init__(self, rig: Rig, rng: random.Random, size: int, counts: Counter[str]) -> None:
+    def __init__(
+        self, rig: Rig, rng: random.Random, size: int, counts: Counter[str], clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
         self._rig = rig
         self._rng = rng
         self._size = size
@@ -62,7 +65,7 @@ class Fleet:
         for worker in list(self.workers):
             last = worker.child.lines[-1] if worker.child.lines else ""
             if not worker.hang and last.startswith("hung") and last.endswith("poisoned"):
-                worker.hang, worker.since = "poisoned", time.monotonic()
+                worker.hang, worker.since = "poisoned", self._clock()
             if worker.child.exit_code is not None:
                 self._bury(worker)
         while len(self.workers) < self._size:
@@ -101,7 +104,7 @@ class Fleet:
         worker = self.stop_in_flight()
         if worker is None:
             return False
-        worker.hang, worker.since = "stopped", time.monotonic()
+        worker.hang, worker.since = "stopped", self._clock()
         return True
 
     def hang_a_step(self) -> bool:
@@ -109,7 +112,7 @@ class Fleet:
         if self._pending is not None and self._pending.child.exit_code is None:
             if not any(line.startswith("hung") for line in self._pending.child.lines[-3:]):
                 return False
-            self._pending.hang, self._pending.since, self._pending = "hung", time.monotonic(), None
+            self._pending.hang, self._pending.since, self._pending = "hung", self._clock(), None
             return True
         candidates = [worker for worker in self.workers if worker.is_healthy and worker.file.exists()]
         self._pending = self._rng.choice(candidates) if candidates else None
@@ -120,18 +123,25 @@ class Fleet:
     def hung(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.hang and not worker.was_given_up]
 
-    def settle_hung(self, pids: Collection[int]) -> None:
-        """Counts hung workers that the service has given up; `pids` are those that it uses."""
+    def settle_hung(self, pids: Collection[int], *, counts: bool) -> list[str]:
+        """Counts hung workers that the service has given up; `pids` are those that it uses.
+
+        Without `counts` the scheduler that knew them is dead; then the hangs do not count, and are returned.
+        """
+        uncounted: list[str] = []
         for worker in self.hung():
             if worker.child.pid in pids and worker.child.exit_code is None:
-                waited = time.monotonic() - worker.since
+                waited = self._clock() - worker.since
                 assert waited < _NOTICE_SECONDS, f"a {worker.hang} worker was not given up in {waited:.0f} s"
             else:
-                self._given_up(worker)
+                if not counts and worker.hang != "poisoned":
+                    uncounted.append(worker.hang)
+                self._given_up(worker, counts=counts)
+        return uncounted
 
-    def _given_up(self, worker: Worker) -> None:
+    def _given_up(self, worker: Worker, *, counts: bool = True) -> None:
         worker.was_given_up = True
-        self._counts["hangs"] += worker.hang != "poisoned"
+        self._counts["hangs"] += counts and worker.hang != "poisoned"
         self._counts[f"{worker.hang} workers given up"] += 1
         if worker.child.exit_code is not None:
             self._counts["hung workers killed by the service"] += 1

@@ -6,9 +6,8 @@ it is resumed. Knows nothing of workers.
 """
 
 import random
-import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -83,7 +82,9 @@ class Load:
         rng: random.Random,
         num_streams: int,
         counts: Counter[str],
+        clock: Callable[[], float],
     ) -> None:
+        self._clock = clock
         self.outages = Outages()
         self.crowded_until = self._opens_at = 0.0
         self._connections = connections
@@ -102,7 +103,7 @@ class Load:
 
     def turn(self, *, open_new: bool = True) -> None:
         """Opens streams up to the number, lets callers act, and checks streams that have ended."""
-        now = time.monotonic()
+        now = self._clock()
         while open_new and len(self.flights) < self._num_streams and now >= self._opens_at:
             self.flights.append(self._open(now))
         for flight in list(self.flights):
@@ -118,7 +119,7 @@ class Load:
 
     def burst(self, count: int) -> list[Flight]:
         """Opens many short requests at once, of which the service refuses those that do not fit its queue."""
-        now = time.monotonic()
+        now = self._clock()
         self.crowded_until = now + 10.0
         flights: list[Flight] = []
         for _ in range(count):
@@ -135,7 +136,7 @@ class Load:
 
     def send_poison(self) -> None:
         """Opens a stream whose request kills, hangs or fails every step that computes it; its caller reads."""
-        now, self._number = time.monotonic(), self._number + 1
+        now, self._number = self._clock(), self._number + 1
         poison = self._rng.choice([name for name in POISONS if name != "nonfinite-token"])
         ask = random_ask(self._rng, f"poison-{self._number}", poison=POISONS[poison])
         connection = self._rng.choice(self._connections)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import psutil
 
+from tests.chaos.active_clock import ActiveClock
 from tests.chaos.connections import Connection, first_load
-from tests.chaos.faults import Fault, script_of
+from tests.chaos.faults import FAULTS, Fault, script_of
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import Load
 from tests.rigs.processes import Rig
@@ -57,17 +58,17 @@ class Chaos:
         self._rig = rig
         self._options = options
         self._report = report
-        self._began = time.monotonic()
+        self._clock = ActiveClock()
         # Each part draws from a generator of its own, so that it makes the same choices whatever the others do.
         self._rng, loads, workers, script = (random.Random(f"{options.seed}-{part}") for part in range(4))
         self._script = script_of(script, options.kills)
-        self._fleet = Fleet(rig, workers, options.workers, self.counts)
+        self._fleet = Fleet(rig, workers, options.workers, self.counts, self._clock)
         self._fleet.keep_full()
         self._flags = (*_SCHEDULER_FLAGS, "--journal", str(rig.runtime_dir / "journal"))
         self._scheduler = rig.scheduler(*self._flags)
         self._address = self._scheduler.address
         self._connections = [Connection(self._address) for _ in range(_NUM_CONNECTIONS)]
-        self._load = Load(self._connections, loads, options.streams, self.counts)
+        self._load = Load(self._connections, loads, options.streams, self.counts, self._clock)
         self._look_at = self._report_at = 0.0
         self._outage_ends = 0.0
         self._outage_pids: set[int] = set()
@@ -76,7 +77,11 @@ class Chaos:
         """Commits every fault of the script, ends the load, and checks that nothing is left behind."""
         try:
             self._wait_serving()
-            for fault in self._script:
+            while self._script or self._fleet.hung() or self._load.outages.open_since is not None:
+                if not self._script:
+                    self._turn()
+                    continue
+                fault = self._script.pop(0)
                 self._pause(self._rng.expovariate(1 / self._options.pace))
                 self._commit(fault)
             self._finish()
@@ -107,7 +112,7 @@ class Chaos:
         pids = self._frontends()
         if len(pids) < 2:
             return False
-        self._load.outages.begin(time.monotonic())
+        self._load.outages.begin(self._clock())
         victim = self._rng.choice(sorted(pids))
         self._outage_pids = {victim}
         os.kill(victim, signal.SIGKILL)
@@ -117,7 +122,7 @@ class Chaos:
         if self._load.outages.open_since is not None or not self._load.num_tokens:
             return False
         frontends = [psutil.Process(pid) for pid in self._frontends()]
-        self._load.outages.begin(time.monotonic())
+        self._load.outages.begin(self._clock())
         self._scheduler.kill()
         # The next scheduler gets the address only once the front ends have noticed.
         gone, alive = psutil.wait_procs(frontends, timeout=_RESTART_SECONDS)
@@ -141,20 +146,20 @@ class Chaos:
     # The main loop ------------------------------------------------------------------------------------------------
 
     def _commit(self, fault: Fault) -> None:
-        limit = time.monotonic() + _FAULT_SECONDS
+        limit = self._clock() + _FAULT_SECONDS
         while not fault.commit(self):
             self._turn()
-            assert time.monotonic() < limit, f"no moment for one of the {fault.name} in {_FAULT_SECONDS:g} s"
+            assert self._clock() < limit, f"no moment for one of the {fault.name} in {_FAULT_SECONDS:g} s"
         self.counts[fault.name] += 1
 
     def _pause(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        until = self._clock() + seconds
+        while self._clock() < until:
             self._turn()
 
     def _turn(self, *, open_new: bool = True) -> None:
         time.sleep(_TURN_SECONDS)
-        now = time.monotonic()
+        now = self._clock()
         assert self._scheduler.exit_code is None, f"the scheduler ended by itself\n{self._scheduler.output()}"
         self._load.turn(open_new=open_new)
         self._fleet.keep_full()
@@ -169,9 +174,9 @@ class Chaos:
         load = first_load(self._connections)
         if load is None:
             return
-        pids = {worker.pid for worker in load.per_worker}
-        if self._load.outages.open_since is None:
-            self._fleet.settle_hung(pids)
+        is_outage = self._load.outages.open_since is not None
+        self._repeat(self._fleet.settle_hung({worker.pid for worker in load.per_worker}, counts=not is_outage))
+        if not is_outage:
             return
         frontends = self._frontends()
         if not self._outage_ends and len(frontends - self._outage_pids) == 2 and load.workers:
@@ -180,11 +185,18 @@ class Chaos:
             self._outage_ends = 0.0
             self._load.outages.end(now)
 
+    def _repeat(self, hangs: list[str]) -> None:
+        """Plans hangs again that the scheduler could not notice, because it was killed before."""
+        for hang in hangs:
+            [fault] = [fault for fault in FAULTS if fault.name == f"workers {hang} in a step"]
+            self.counts[fault.name] -= 1
+            self._script.append(fault)
+
     def line(self) -> str:
         """The counts so far, those of faults first."""
         counts = self.counts
         return (
-            f"{time.monotonic() - self._began:4.0f} s: {counts['kills of workers with a plan in flight']} kills,"
+            f"{self._clock():4.0f} s: {counts['kills of workers with a plan in flight']} kills,"
             f" {counts['hangs']} hangs, {counts['front-end deaths']} front-end and"
             f" {counts['scheduler deaths']} scheduler deaths; {counts['streams equal to the oracle']} streams equal"
         )
@@ -192,12 +204,12 @@ class Chaos:
     # Start and end ------------------------------------------------------------------------------------------------
 
     def _wait_serving(self) -> None:
-        limit = time.monotonic() + _RESTART_SECONDS
+        limit = self._clock() + _RESTART_SECONDS
         while (load := first_load(self._connections)) is None or load.workers < self._options.workers:
-            assert time.monotonic() < limit, f"the service does not serve\n{self._scheduler.output()}"
+            assert self._clock() < limit, f"the service does not serve\n{self._scheduler.output()}"
             time.sleep(0.05)
         # Both front ends have yet to learn of the workers.
-        self._load.outages.begin(time.monotonic())
+        self._load.outages.begin(self._clock())
 
     def _frontends(self) -> set[int]:
         found: set[int] = set()
@@ -217,17 +229,17 @@ class Chaos:
 
     def _finish(self) -> None:
         """Lets open streams end, and checks that the service is idle and holds no page."""
-        limit = time.monotonic() + _FINISH_SECONDS
+        limit = self._clock() + _FINISH_SECONDS
         while self._load.flights or self._fleet.hung() or self._load.outages.open_since is not None:
             self._turn(open_new=False)
-            assert time.monotonic() < limit, f"{len(self._load.flights)} streams still run"
+            assert self._clock() < limit, f"{len(self._load.flights)} streams still run"
         for request_id in self._load.orphans:
             self._connections[0].abort(request_id)
         while True:
             load = first_load(self._connections)
             if load is not None and load.running == load.waiting == load.pages_used == 0:
                 break
-            assert time.monotonic() < limit, f"the service is not idle:\n{load}"
+            assert self._clock() < limit, f"the service is not idle:\n{load}"
             time.sleep(0.05)
         assert self._rig.violations() == [], "\n".join(self._rig.violations())
 

@@ -252,7 +252,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "late-plans-of-a-lost-lane-awaited",
         "a request preempted from a lost lane waits for its plans",
         "workers.lanes",
-        replace("Lanes._reset", condition("row"), "left and not right"),
+        replace("Lanes.reset", condition("row"), "left and not right"),
     ),
     _core(
         "a-lane-runs-what-does-not-fit",

@@ -20,6 +20,11 @@ from tests.mutations.mutation import Mutation
 
 _CORE, _JOURNAL, _SHELL = "tests/scheduler_svc/core", "tests/scheduler_svc/journal", "tests/scheduler_svc/shell"
 
+_QUARANTINE = (
+    f"{_CORE}/suspicion/test_quarantine.py"
+    "::test_a_convicted_request_is_refused_without_another_death_until_its_entry_expires"
+)
+
 
 def _protection(name: str, breaks: str, module: str, test: str, *edits: _Edit) -> Mutation:
     return Mutation(name=name, breaks=breaks, module=f"scheduler_svc.{module}", edits=edits, test=test)
@@ -73,14 +78,14 @@ RECOVERY: tuple[Mutation, ...] = (
         "no-quarantine",
         "a request that killed its workers is accepted again",
         "core.scheduler",
-        f"{_CORE}/suspicion",
+        _QUARANTINE,
         replace("Scheduler._refusal", call("quarantine.refusal"), "''"),
     ),
     _protection(
         "quarantine-forever",
         "a quarantined request is refused for ever",
         "core.suspicion.quarantine",
-        f"{_CORE}/suspicion",
+        _QUARANTINE,
         replace("Quarantine.entries", condition("_seconds"), "False"),
     ),
     # Hung workers and crash loops -------------------------------------------------------------------------------------
@@ -293,7 +298,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "another-model-continues",
         "a restored request goes on with another model",
-        "core.lingering",
+        "core.lingering.restored",
         f"{_JOURNAL}/test_recovery.py::test_requests_of_another_model_fail",
         replace("restored_ending", comparison("identity"), "False"),
     ),
