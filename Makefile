@@ -155,7 +155,7 @@ chaos-long: $(INSTALLED) $(STUBS) ## The same until 10,000 kills
 fuzz: $(INSTALLED) $(STUBS) ## Send 100,000 messages to each gRPC method and 1,000,000 internal frames
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-mutations: $(INSTALLED) $(STUBS) ## Insert one fault at a time into the core; list the faults that no test finds
+mutations: $(INSTALLED) $(STUBS) ## Insert one fault at a time into the service; list the faults that no test finds
 	$(BIN)/python -m tests.mutations --jobs $$(nproc) $(ARGS)
 
 check: $(INSTALLED) $(STUBS) ## Check formatting, lint, types and import rules; changes nothing

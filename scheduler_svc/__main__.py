@@ -134,7 +134,7 @@ class _Service:
         keeper = None
         if journal is not None:
             keeper = journal.keeper(core, time.monotonic)
-            self._stack.callback(lambda: keeper.close(time.monotonic()))
+            self._stack.enter_context(journal.closing(keeper, time.monotonic))
         return Loop(
             core=core,
             workers=workers,

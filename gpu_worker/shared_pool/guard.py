@@ -7,15 +7,10 @@ starts with it, so that only pages that are used are read, each once.
 
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.shared_pool.errors import PageDamaged
 from gpu_worker.shared_pool.header import Header
 from gpu_worker.wire.frames import Plan
-
-_NO_PAGES = np.zeros(0, np.int64)
 
 
 class PageGuard:
@@ -26,9 +21,9 @@ class PageGuard:
     def __init__(self, header: Header, num_pages: int) -> None:
         self._header = header
         # Pages that a dead worker wrote and that were not checked yet.
-        self._is_unchecked = np.zeros(num_pages, np.bool_)
+        self._is_unchecked = bytearray(num_pages)
         self._may_be_unchecked = False
-        self._filled = _NO_PAGES
+        self._filled: list[int] = []
         self._generation = 0
 
     def begin_generation(self, generation: int) -> None:
@@ -38,12 +33,14 @@ class PageGuard:
 
     def forget(self) -> None:
         """The pool was zeroed: there is nothing to check."""
-        self._is_unchecked[:] = self._may_be_unchecked = False
+        self._is_unchecked = bytearray(len(self._is_unchecked))
+        self._may_be_unchecked = False
         self._header.begin_generation(self._generation)
 
     def taken_over(self) -> None:
         """The pool is now that of a dead worker."""
-        self._is_unchecked[:] = self._may_be_unchecked = True
+        self._is_unchecked = bytearray(b"\1" * len(self._is_unchecked))
+        self._may_be_unchecked = True
         self._header.begin_generation(self._generation)
 
     def begin_step(self, plan: Plan, tables: RowTables) -> None:
@@ -51,23 +48,27 @@ class PageGuard:
 
         `tables` have the plan's rows and pages, and positions before the step. Raises PageDamaged.
         """
-        begun, self._filled = _pages_written(plan, tables)
-        if self._may_be_unchecked and (plan.started is not None or plan.page_orders):
-            for page in _pages_read(plan, tables, begun):
+        self._filled = _pages_filled(plan, tables)
+        if not (plan.append_pages.size or plan.started is not None or plan.page_orders):
+            return
+        begun = _pages_begun(plan, tables.geometry.page_size)
+        if self._may_be_unchecked:
+            for page in sorted(_pages_read(plan, tables.geometry.page_size) - {0, *begun}):
                 self._check(page)
-        if begun.size:
-            self._header.filled_by[begun] = 0
-            self._is_unchecked[begun] = False
+        # Few pages: loops take less time than the arrays' own operations.
+        filled_by, is_unchecked = self._header.filled_by, self._is_unchecked
+        for page in begun:
+            filled_by[page] = is_unchecked[page] = 0
 
     def end_step(self, step: int) -> None:
         """Records the checksums of the pages that the last step filled; it has ended."""
-        if self._filled.size:
+        if self._filled:
             stamp = self._generation << 32 | step
-            for page in self._filled.tolist():
+            for page in self._filled:
                 self._header.checksums[page] = self.checksum(page)
                 # Written last: until then the page is not whole.
                 self._header.filled_by[page] = stamp
-            self._filled = _NO_PAGES
+            self._filled = []
 
     def _check(self, page: int) -> None:
         if not self._is_unchecked[page]:
@@ -80,45 +81,42 @@ class PageGuard:
                 f"page {page} of the pool that was taken over has changed since step {stamp & 0xFFFFFFFF} of "
                 f"generation {stamp >> 32} filled it"
             )
-        self._is_unchecked[page] = False
+        self._is_unchecked[page] = 0
 
 
-def _pages_read(plan: Plan, tables: RowTables, begun: NDArray[np.int64]) -> list[int]:
-    """Pages that rows of the plan start with, and that are copied or saved, without those that the plan writes."""
+def _pages_read(plan: Plan, page_size: int) -> set[int]:
+    """Pages that rows of the plan start with, and that are copied or saved. Page 0 stands for one that nobody reads."""
     pages: set[int] = {*plan.page_orders.copied_from.tolist(), *plan.page_orders.saved_pages.tolist()}
     if plan.started is not None:
-        size = tables.geometry.page_size
         for own, first in zip(plan.started.pages, plan.started.first_position.tolist(), strict=True):
-            pages.update(own[: first // size].tolist())
-    # Page 0 stands for a page that nothing reads.
-    return sorted(pages - {0, *begun.tolist()})
+            pages.update(own[: first // page_size].tolist())
+    return pages
 
 
-def _pages_written(plan: Plan, tables: RowTables) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the pages int64 that the step begins to write, and those that it fills.
-
-    A row begins a page at its first position, or in the middle of a copy.
-    """
-    size, shift = tables.geometry.page_size, int(tables.page_shift)
-    rows, begun, filled = plan.decode_rows, [_NO_PAGES], [_NO_PAGES]
-    places = tables.position[rows] & (size - 1)
-    for pages, place in ((begun, 0), (filled, size - 1)):
-        is_there = places == place
-        if is_there.any():
-            found = rows[is_there]
-            pages.append(tables.page_table[found, tables.position[found] >> shift])
-    for row, start, count in zip(
-        plan.chunk_rows.tolist(), plan.chunk_starts.tolist(), plan.chunk_counts.tolist(), strict=True
-    ):
-        first, end = start >> shift, start + count
-        begun.append(tables.page_table[row, first : ((end - 1) >> shift) + 1])
-        filled.append(tables.page_table[row, first : end >> shift])
-    orders = plan.page_orders
-    if orders:
-        begun += [orders.zeroed, orders.copied_to, orders.loaded_pages]
-        filled.append(orders.loaded_pages)
-    return _joined(begun), _joined(filled)
+def _pages_begun(plan: Plan, page_size: int) -> list[int]:
+    """Pages that the plan gives to rows that will write them, and those that it zeroes, copies to or loads."""
+    pages: list[int] = plan.append_pages.tolist()
+    if plan.started is not None:
+        for own, first in zip(plan.started.pages, plan.started.first_position.tolist(), strict=True):
+            pages += own[first // page_size :].tolist()
+    if orders := plan.page_orders:
+        pages += [*orders.zeroed.tolist(), *orders.copied_to.tolist(), *orders.loaded_pages.tolist()]
+    return pages
 
 
-def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.concatenate(parts).astype(np.int64) if len(parts) > 1 else _NO_PAGES
+def _pages_filled(plan: Plan, tables: RowTables) -> list[int]:
+    """Pages that are full after the step and were not before it; `tables` have the positions before it."""
+    size = tables.geometry.page_size
+    pages: list[int] = []
+    places = tables.position[plan.decode_rows] & (size - 1)
+    if places.size and places[places.argmax()] == size - 1:
+        rows = plan.decode_rows[places == size - 1]
+        pages += tables.page_table[rows, tables.position[rows] // size].tolist()
+    if plan.chunk_rows.size:
+        for row, start, count in zip(
+            plan.chunk_rows.tolist(), plan.chunk_starts.tolist(), plan.chunk_counts.tolist(), strict=True
+        ):
+            pages += tables.page_table[row, start // size : (start + count) // size].tolist()
+    if plan.page_orders:
+        pages += plan.page_orders.loaded_pages.tolist()
+    return pages

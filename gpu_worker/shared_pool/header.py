@@ -1,7 +1,8 @@
 """The first part of a shared pool: what the memory is, and for each page whether it is whole.
 
     bytes 0 to 4,095   magic, version, generation, pool id, layout hash, identity hash
-    then               two uint64 per page: the step that filled it (0: it is not whole), its checksum
+    then               uint64 for each page: the step that filled it, 0 if it is not whole
+    then               uint64 for each page: its checksum
     then               from the next multiple of 2 MiB on, K and V of each layer
 
 A worker that dies leaves this behind. The next one checks it before it believes a page.
@@ -9,9 +10,6 @@ A worker that dies leaves this behind. The next one checks it before it believes
 
 import hashlib
 import struct
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gpu_worker.shared_pool.errors import PoolDiffers
 from gpu_worker.shared_pool.region import HUGE_PAGE_BYTES
@@ -37,19 +35,14 @@ class Header:
 
     def __init__(self, memory: object, num_pages: int) -> None:
         self._memory = memory
-        both: NDArray[np.uint64] = np.frombuffer(
-            memory,  # type: ignore[call-overload]
-            np.uint64,
-            count=2 * num_pages,
-            offset=_HEADER_BYTES,
-        ).reshape(num_pages, 2)
+        entries = memoryview(memory).cast("B")[_HEADER_BYTES : _HEADER_BYTES + 16 * num_pages].cast("Q")  # type: ignore[arg-type]
         # Both [num_pages]. A page is whole if its entry of `filled_by` is not 0; its checksum counts only then.
-        self.filled_by, self.checksums = both[:, 0], both[:, 1]
+        self.filled_by, self.checksums = entries[:num_pages], entries[num_pages:]
 
     def write(self, *, pool_id: bytes, layout: bytes, identity: bytes) -> None:
         """Describes a new pool of zeros, in which no page is whole."""
         _HEADER.pack_into(self._memory, 0, MAGIC, VERSION, 0, pool_id, layout, identity)  # type: ignore[arg-type]
-        self.filled_by[:] = 0
+        self.filled_by[:] = memoryview(bytes(8 * len(self.filled_by))).cast("Q")
 
     def check(self, *, pool_id: bytes, layout: bytes, identity: bytes, generation: int) -> None:
         """Raises PoolDiffers unless this is that pool and no generation after `generation` has written to it."""

@@ -1,6 +1,7 @@
 """Decides at a worker's start whether its KV pool is in shared memory."""
 
 import logging
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,8 @@ from gpu_worker.shared_pool.messages import holder_socket
 from gpu_worker.shared_pool.pool import SharedPool
 
 log = logging.getLogger(__name__)
+
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
 def open_pool(
@@ -35,6 +38,12 @@ def open_pool(
         log.warning("the KV pool ends with this worker: %s", error)
         return None
     log.info("the KV pool outlives this worker: pool %s", pool.pool_id.hex()[:8])
+    if not _has_huge_pages():
+        log.info(
+            "shared memory has no huge pages here, so decode steps may take 10 %% longer; root can allow them: "
+            "echo advise > %s",
+            _HUGE_PAGES,
+        )
     return pool
 
 
@@ -46,6 +55,14 @@ def reclaimable_bytes(settings: WorkerSettings, device: torch.device) -> int:
         return HolderClient(settings.runtime_dir).unused_bytes()
     except HolderError:
         return 0
+
+
+def _has_huge_pages() -> bool:
+    """Whether shared memory gets huge pages on advice. True where the system does not say."""
+    try:
+        return "[never]" not in (text := _HUGE_PAGES.read_text()) and "[deny]" not in text
+    except OSError:
+        return True
 
 
 def _may_share(settings: WorkerSettings, device: torch.device) -> bool:

@@ -3,6 +3,7 @@
 Owns its lock and the names of its files.
 """
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -38,6 +39,20 @@ class JournalFolder:
             raise SettingError(
                 f"journal: another scheduler holds {self.path}; choose another folder with --journal"
             ) from None
+
+    @property
+    def num_crashes(self) -> int:
+        """Schedulers in a row that ended by an error of their own. The lock's file has a byte for each."""
+        return os.fstat(self._lock).st_size
+
+    def count_crash(self) -> None:
+        """Counts the end of this scheduler as a crash. On a full disk it does not count."""
+        with contextlib.suppress(OSError):
+            os.pwrite(self._lock, b"x", self.num_crashes)
+
+    def forget_crashes(self) -> None:
+        """Begins to count anew, because a scheduler ran for a while or ended in order."""
+        os.ftruncate(self._lock, 0)
 
     def close(self) -> None:
         """Releases the lock."""

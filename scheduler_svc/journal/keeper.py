@@ -28,6 +28,9 @@ from scheduler_svc.journal.writer import JournalWriter, Snapshot
 
 log = logging.getLogger("tandem.core")
 
+# A scheduler that has run this long with a journal was not crashed by it.
+_STEADY_SECONDS = 10.0
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Kept:
@@ -51,15 +54,21 @@ class JournalKeeper:
         outputs_of: Callable[[str], Sequence[Int32Array]],
         suspicion: SuspicionLog,
         make_writer: Callable[[Snapshot], JournalWriter],
+        on_steady: Callable[[], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`outputs_of` returns the outputs of a request's samples; `clock` the Unix time."""
+        """`outputs_of` returns the outputs of a request's samples; `clock` the Unix time.
+
+        `on_steady` is called once, when the scheduler has run for a while or ends in order.
+        """
         self._saved = saved
         self._cache_root = cache_root
         self._next_generation = next_generation
         self._outputs_of = outputs_of
         self._suspicion = suspicion
         self._make_writer = make_writer
+        self._on_steady: Callable[[], None] | None = on_steady
+        self._steady_at = 0.0
         self._clock = clock
         self._identity = saved.identity
         self._next_number = saved.next_number
@@ -94,7 +103,7 @@ class JournalKeeper:
         if saved.requests:
             late = len(saved.requests) - len(self._by_id)
             log.info("the journal has %d requests that go on, and %d whose time is over", len(self._by_id), late)
-        self._now = now
+        self._now, self._steady_at = now, now + _STEADY_SECONDS
         self._writer = self._make_writer(self.snapshot)
         return effects
 
@@ -134,6 +143,13 @@ class JournalKeeper:
             drops, self._drops = self._drops, False
             self._writer.append(payloads, now, drops=drops)
         self._writer.maintain(now)
+        if now >= self._steady_at:
+            self._steady()
+
+    def _steady(self) -> None:
+        if self._on_steady is not None:
+            self._on_steady()
+            self._on_steady = None
 
     def described(self, effects: list[fx.Effect]) -> list[fx.Effect]:
         """Returns the effects; each LoadReply also has the state of the journal."""
@@ -150,6 +166,7 @@ class JournalKeeper:
         """Leaves a journal of what can still be resumed."""
         if self._writer is not None:
             self.write(now)
+            self._steady()
             self._writer.close(now)
 
     def snapshot(self) -> Iterator[bytes]:

@@ -1,8 +1,8 @@
 """A journal that the starting scheduler has opened: what it held, and the keeper that goes on with it."""
 
 import secrets
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
@@ -45,4 +45,18 @@ class OpenedJournal:
             outputs_of=core.outputs_of,
             suspicion=SuspicionLog(core, self._saved.suspects),
             make_writer=make_writer,
+            on_steady=self._folder.forget_crashes,
         )
+
+    @contextmanager
+    def closing(self, keeper: JournalKeeper, monotonic: Callable[[], float]) -> Generator[None]:
+        """Closes the keeper at the end. After an error of the core the journal stays as it is, and the crash counts.
+
+        The core's state is not to be trusted then.
+        """
+        try:
+            yield
+        except BaseException:
+            self._folder.count_crash()
+            raise
+        keeper.close(monotonic())

@@ -25,6 +25,9 @@ from scheduler_svc.wire.arrays import WireError, array, parsed
 
 log = logging.getLogger("tandem.core")
 
+# If this many schedulers in a row crashed with the same journal, it is taken for the cause.
+_MAX_CRASHES = 2
+
 
 @dataclass(slots=True, kw_only=True)
 class SavedCore:
@@ -90,16 +93,19 @@ def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> Save
     except WireError as error:
         why = f"a record cannot be read: {error}"
     extent = frames.extent
+    if folder.num_crashes >= _MAX_CRASHES and collected.num_requests:
+        why = f"{folder.num_crashes} schedulers in a row crashed with it"
+        folder.forget_crashes()
     if extent.tail is framing.Tail.DAMAGED:
         why = f"the frame at byte {extent.end:,} of {len(data):,} does not match its checksum"
     if why:
         os.replace(folder.current, folder.damaged)
         log.error(
-            "the journal %s is damaged: %s; its %d requests are not restored, because tokens may be missing; it is "
-            "kept as %s for you to look at and remove",
+            "the journal %s is damaged: %s; its %d requests are not restored; it is kept as %s for you to look at and "
+            "remove",
             *(folder.current, why, collected.num_requests, folder.damaged.name),
         )
-        saved = replace(collected.without_requests())
+        saved = collected.without_requests()
     elif extent.tail is framing.Tail.TORN:
         log.warning(
             "the last %d bytes of the journal %s are an incomplete record and are dropped; nothing of it had been sent",

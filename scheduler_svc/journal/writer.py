@@ -175,7 +175,8 @@ class JournalWriter:
             if self._next is None:
                 return
             os.rename(self._folder.aside, self._folder.current)
-            self._folder.sync()
+            if self._sync is not Sync.OFF:
+                self._folder.sync()
         except OSError as error:
             self._suspend(f"cannot be written: {error.strerror}", now)
             return

@@ -48,6 +48,7 @@ class Load:
             make_writer=lambda snapshot: JournalWriter(
                 self._folder, snapshot=snapshot, max_bytes=1 << 30, sync=sync, now=time.monotonic()
             ),
+            on_steady=self._folder.forget_crashes,
         )
         self.keeper.restore(lambda event, **entry: [], time.monotonic())
         for stream in range(rows):

@@ -58,7 +58,7 @@ class Flight:
 class Outages:
     """When callers may see UNAVAILABLE: from the death of a front end or the scheduler until all are served again."""
 
-    spans: list[tuple[float, float]] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     open_since: float | None = None
 
     def begin(self, now: float) -> None:

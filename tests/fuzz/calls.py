@@ -45,9 +45,9 @@ class Outcome:
     """What became of the messages of one method; `wrong` has the first messages that were answered wrongly."""
 
     method: str
-    codes: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-    uncovered: set[str] = field(default_factory=set)
+    codes: Counter[str] = field(default_factory=Counter[str])
+    wrong: list[str] = field(default_factory=list[str])
+    uncovered: set[str] = field(default_factory=set[str])
     seconds: float = 0.0
 
 
@@ -75,7 +75,7 @@ class _Calls:
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(address, options=options) as channel:
             path = f"/{self._method.containing_service.full_name}/{self._method.name}"
-            kind = channel.unary_stream if self._method.server_streaming else channel.unary_unary
+            kind: Any = channel.unary_stream if self._method.server_streaming else channel.unary_unary
             call: Callable[..., Any] = kind(path)
             await asyncio.gather(*(self._worker(call) for _ in range(_CONCURRENT)))
         self._outcome.uncovered = self._maker.fields() - self._maker.covered

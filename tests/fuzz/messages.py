@@ -168,4 +168,4 @@ def _fields(descriptor: Descriptor, depth: int) -> Iterator[FieldDescriptor]:
     for field in descriptor.fields:
         yield field
         if field.message_type is not None and depth < _MAX_DEPTH:
-            yield from _fields(cast(Descriptor, field.message_type), depth + 1)
+            yield from _fields(field.message_type, depth + 1)

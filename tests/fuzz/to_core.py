@@ -104,7 +104,7 @@ class CoreUnderFire:
             frontends=cast(Any, self._frontends),
             dispatcher=self._dispatcher,
             credentials=Credentials(worker_key=_KEY, key_path=Path("worker.key"), frontend_secret=_SECRET),
-            on_frontend_lost=lambda *_: None,
+            on_frontend_lost=_ignore,
         )
         self._makers = {
             "w": MessageMaker(worker_pb2.WorkerToCore, rng),
@@ -264,6 +264,10 @@ class CoreUnderFire:
                     yield stream, [token]
                 for end in output.ends:
                     yield end.stream, end.failure.message
+
+
+def _ignore(frontend: str, reason: str) -> None:
+    """No process of a front end is here."""
 
 
 def _hello() -> bytes:

@@ -57,12 +57,16 @@ def fuzz_frontend(count: int, seed: int) -> tuple[Counter[str], set[str]]:
     return asyncio.run(_fuzz_frontend(count, seed))
 
 
+def _sent(message: frontend_pb2.FrontendToCore) -> bool:
+    return True
+
+
 async def _fuzz_frontend(count: int, seed: int) -> tuple[Counter[str], set[str]]:
     maker = MessageMaker(frontend_pb2.CoreToFrontend, random.Random(f"{seed} frames to a front end"))
     counts: Counter[str] = Counter()
     front: Any = cast(Any, FrontEnd(FrontEndSettings(endpoint="ipc://unused", listen="127.0.0.1:0", share_port=False,
         reflection=False, max_message_bytes=1 << 20, grace_seconds=1.0)))  # fmt: skip
-    front._streams._send = lambda _: True
+    front._streams._send = _sent
     for number in range(count):
         if number % 1000 == 0:
             for stream in list(front._streams._open):

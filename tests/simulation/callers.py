@@ -3,7 +3,8 @@
 Owns every stream. Knows nothing of workers, pages or plans.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -23,6 +24,8 @@ class Caller(Stream):
     first_at: float | None = None
     gone: bool = False
     kept: int | None = None
+    lone_deaths: Counter[int] = field(default_factory=Counter[int])
+    """How many deaths and failed steps met it alone, by its number of output tokens."""
     may_fail: bool = False
     """True if a fault of this request or its worker may end the stream as INTERNAL."""
 
@@ -52,19 +55,34 @@ class Callers:
     def __init__(self, shape: Shape, *, plans_in_flight: int) -> None:
         self.by_key: dict[tuple[str, int], Caller] = {}
         self.num_delivered = 0
+        self._num_streams = 0
+        self._by_id: dict[str, list[Caller]] = {}
         self._order: list[Caller] = []
         # A superset of the live streams, because `live` is called often.
         self._pending: list[Caller] = []
         self._shape = shape
         self._plans_in_flight = plans_in_flight
 
-    def next_stream(self) -> int:
-        """Returns an unused stream number."""
-        return len(self.by_key)
+    def next_stream(self, count: int = 0) -> int:
+        """Returns the first of unused stream numbers, and takes `count` of them."""
+        first, self._num_streams = self._num_streams, self._num_streams + count
+        return first
+
+    def of_request(self, request_id: str) -> list[Caller]:
+        """Returns the streams of a request, in the order of its samples."""
+        return self._by_id[request_id]
+
+    def move(self, caller: Caller, frontend: str, first_stream: int) -> None:
+        """Gives a stream another reader."""
+        del self.by_key[caller.frontend, caller.stream]
+        caller.submit = replace(caller.submit, frontend=frontend, stream=first_stream)
+        self.by_key[caller.frontend, caller.stream] = caller
 
     def add(self, number: int, caller: Caller) -> None:
         """Registers a stream before its request is submitted."""
         self.by_key[caller.frontend, number] = caller
+        self._num_streams += 1
+        self._by_id.setdefault(caller.submit.request_id, []).append(caller)
         self._order.append(caller)
         self._pending.append(caller)
 
@@ -82,9 +100,9 @@ class Callers:
         return list(self._pending)
 
     def hang_up(self, frontend: str) -> None:
-        """Disconnects all streams of a front end that died or restarted."""
+        """Disconnects the streams of a front end that died or restarted, except for those that linger."""
         for (owner, _), caller in self.by_key.items():
-            caller.gone |= owner == frontend
+            caller.gone |= owner == frontend and not caller.submit.linger_seconds
 
     def take(self, effect: fx.Admitted | fx.Rejected | fx.StepOutput, now: float) -> None:
         """Records one effect. Raises AssertionError if it breaks a promise of the core."""
@@ -124,7 +142,10 @@ class Callers:
             expected = caller.expected(self._shape)
             assert caller.tokens == list(expected.tokens), f"stream {end.stream} ended early"
             assert (end.reason.name, end.stop_token_id) == (expected.reason.name, expected.stop_token_id)
-        if end.failure is not None and end.failure.code is fx.FailureCode.INTERNAL:
+        if end.failure is not None and "while it ran alone" in end.failure.message:
+            deaths = caller.lone_deaths[len(caller.tokens)]
+            assert deaths >= 2, f"stream {end.stream} was convicted after {deaths} deaths: {end.failure.message}"
+        elif end.failure is not None and end.failure.code is fx.FailureCode.INTERNAL:
             assert caller.may_fail, f"stream {end.stream} failed because of another request: {end.failure.message}"
 
     def _check_stats(self, caller: Caller, stats: fx.Stats, now: float) -> None:

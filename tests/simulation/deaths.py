@@ -41,7 +41,6 @@ class Deaths:
             try:
                 self._move(lives)
             except Died:
-                lives.die_unsent = False
                 self.seen["core died before it sent"] += 1
                 self._die(lives)
         self._die(lives)
@@ -96,6 +95,7 @@ class Deaths:
         """Ends a life. In the next one workers join before or after the callers try to resume."""
         waiting = sum(not caller.done and caller.submit.linger_seconds > 0 for caller in lives.callers)
         lives.kill()
+        lives.die_unsent = False
         lives.begin(workers=lives.random.random() < 0.7)
         self.seen["restored suspects"] += len(lives.core.suspects)
         lives.resume_all()

@@ -25,6 +25,7 @@ from scheduler_svc.wire import worker as worker_wire
 from tests.simulation.fleet import Fleet
 from tests.simulation.load import Load
 from tests.simulation.setting import draw_setting
+from tests.simulation.worker_deaths import Deaths
 
 _FINALE_STEPS = 3000
 # The core admits nothing once a drain has begun, so it begins late.
@@ -63,6 +64,7 @@ class Episode:
         self.core = Scheduler(self.setting.config)
         self.now = 0.0
         self.load = Load(rng, self.setting, self.handle, self.seen)
+        self._deaths = Deaths(self.core, self.load.callers.by_key)
         self.fleet = Fleet(rng, self.setting, self.handle, self.seen)
         self.log: list[tuple[float, ev.Event]] = []
         self.digest = EffectsDigest()
@@ -100,7 +102,9 @@ class Episode:
             (fleet.join_twice, 0.2), (fleet.late_result_arrives, 0.5), (fleet.other_model_joins, 0.1),
             (self._long_silence, 0.2), (self._pause, 0.2), (fleet.worker_hangs, 1.0), (fleet.workers_wake, 0.2),
             (load.frontend_joins, 0.4), (load.frontend_dies, 0.2),
-            (load.frontend_restarts, 0.05), (load.query_load, 0.5), (self._flush, self.setting.flush_share),
+            (load.frontend_restarts, 0.05), (load.query_load, 0.5),
+            (load.lingering.connection_breaks, 0.8), (load.caller_returns, 0.8),
+            (self._flush, self.setting.flush_share),
         ]  # fmt: skip
 
     # Events and effects ------------------------------------------------------------------------------------------
@@ -108,7 +112,9 @@ class Episode:
     def handle(self, event: ev.Event) -> list[fx.Effect]:
         """Passes the event to the core, audits the core, and delivers the effects."""
         self.num_handled += 1
+        self._deaths.before(event)
         effects = self.core.handle(event, self.now)
+        self._deaths.after(event)
         if self._replays:
             self.log.append((self.now, event))
             self.digest.add(effects)
@@ -116,6 +122,7 @@ class Episode:
         self._check_hashes()
         for effect in effects:
             self._carry_out(effect)
+        self.load.lingering.settle()
         self._check_host_pages(effects)
         if isinstance(event, ev.Tick):
             self._check_busy()
@@ -196,6 +203,8 @@ class Episode:
                 self.fleet.take(effect, self._submit_at)
             case fx.Admitted() | fx.Rejected() | fx.StepOutput():
                 self.load.take(effect, self.now)
+            case fx.Detached() | fx.Forgotten() | fx.Resumed() | fx.Replaced():
+                self.load.lingering.take(effect)
             case StepReport() if effect.cause is not None:
                 self.seen[f"reset: {effect.cause}"] += 1
             case _:

@@ -98,12 +98,15 @@ class Fleet:
     def worker_dies(self) -> None:
         """A worker dies with its results undelivered."""
         if self.workers:
-            self._dead = self.workers.pop(self._any().name)
-            if self._setting.shares_pools:
-                self._leave_pool(self._dead)
-            self._handle(ev.WorkerLost(worker=self._dead.name, reason="killed"))
-            if self._setting.shares_pools and self._rng.random() < _RESTART_SHARE:
-                self._add(self._dead.shape)
+            self._die(self._any())
+
+    def _die(self, worker: Worker) -> None:
+        self._dead = self.workers.pop(worker.name)
+        if self._setting.shares_pools:
+            self._leave_pool(self._dead)
+        self._handle(ev.WorkerLost(worker=self._dead.name, reason="killed"))
+        if self._setting.shares_pools and self._rng.random() < _RESTART_SHARE:
+            self._add(self._dead.shape)
 
     def _leave_pool(self, worker: Worker) -> None:
         """The worker dies before or after further steps, whose results nobody sees; sometimes its pool is lost, too."""
@@ -145,6 +148,15 @@ class Fleet:
             worker = self._any()
             for _ in range(self._rng.randint(1, 4)):
                 worker.work()
+            self._bury_poisoned()
+
+    def _bury_poisoned(self) -> None:
+        """Workers that a plan has killed die, with some of their earlier results undelivered."""
+        for worker in [worker for worker in self.workers.values() if worker.is_poisoned]:
+            self._seen["worker poisoned"] += 1
+            while worker.results and self._rng.random() < 0.7:
+                self._deliver(worker, corrupt_share=0.0)
+            self._die(worker)
 
     def deliver_results(self) -> None:
         """The core receives a few results of one worker, some of them lost, repeated or corrupt."""
@@ -156,6 +168,7 @@ class Fleet:
     def step_all(self) -> bool:
         """Each worker handles one message, the core receives one result of each. Returns False if nothing was left."""
         busy = [worker.work() | self._deliver(worker, corrupt_share=0.0) for worker in list(self.workers.values())]
+        self._bury_poisoned()
         return any(busy)
 
     def _deliver(self, worker: Worker, *, corrupt_share: float) -> bool:

@@ -4,6 +4,7 @@ A life ends between two turns, or within one: after the journal was written and 
 Callers resume their requests in the next life. They check offsets and compare with the oracle.
 """
 
+import logging
 import os
 import random
 from collections import deque
@@ -120,7 +121,7 @@ class Lives:
     # A life ---------------------------------------------------------------------------------------------------------
 
     def begin(self, *, workers: bool = True) -> None:
-        journal = OpenedJournal(self.folder, sync=Sync.OFF, max_bytes=1 << 24, stack=self._stack)
+        journal = self.journal = OpenedJournal(self.folder, sync=Sync.OFF, max_bytes=1 << 24, stack=self._stack)
         self.roots.add(journal.cache_root)
         config = CoreConfig(report_detached=True, first_generation=journal.first_generation)
         self.core = Scheduler(config)
@@ -246,7 +247,10 @@ class Lives:
         """The disk fails; the journal is removed, and the requests are lost if the scheduler dies now."""
         writer = self.keeper._writer
         assert writer is not None
+        # Its line in the log would be one for each such death of a simulation.
+        logging.disable(logging.ERROR)
         writer._suspend("cannot be written: Input/output error", self.now)
+        logging.disable(logging.NOTSET)
         for caller in self.callers:
             caller.lost |= not caller.done
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from tests.simulation.callers import Caller, Callers, poisoned
+from tests.simulation.lingering import Lingering
 from tests.simulation.requests import random_submit
-from tests.simulation.setting import KILLER, POISON, Setting
+from tests.simulation.setting import KILLER, LETHAL, POISON, Setting
 
 Handle = Callable[[ev.Event], list[fx.Effect]]
 _MAX_FRONTENDS, _MAX_HISTORIES = 4, 12
@@ -28,6 +29,7 @@ class Load:
         self._handle = handle
         self._seen = seen
         self._num_frontends = 0
+        self.lingering = Lingering(rng, self.callers, handle, seen)
 
     # Requests ----------------------------------------------------------------------------------------------------
 
@@ -44,7 +46,9 @@ class Load:
             stream=callers.next_stream() + rng.choice([0, 2**63]),
             histories=[caller.history() for caller in callers.recent(_MAX_HISTORIES)],
         )
-        faulty = setting.failing_share > 0 or setting.nonfinite_token != POISON or poisoned(submit, POISON, KILLER)
+        faulty = (
+            setting.failing_share > 0 or setting.nonfinite_token != POISON or poisoned(submit, POISON, KILLER, LETHAL)
+        )
         for idx, number in enumerate(submit.streams):
             callers.add(number, Caller(submit, idx, arrived_at=now, may_fail=faulty))
         self._handle(submit)
@@ -100,6 +104,10 @@ class Load:
             self.callers.hang_up(frontend)
             self._handle(ev.FrontendJoined(frontend=frontend))
 
+    def caller_returns(self) -> None:
+        """A caller resumes its request."""
+        self.lingering.resume(self.frontends)
+
     def query_load(self) -> None:
         """Asserts that the core's load figures agree with what callers have received."""
         if not self.frontends:
@@ -134,8 +142,13 @@ class Load:
 
     def take(self, effect: fx.Admitted | fx.Rejected | fx.StepOutput, now: float) -> None:
         """Passes an answer of the core to its callers."""
-        assert effect.frontend in self.frontends
+        if isinstance(effect, fx.Rejected) and effect.stream == self.lingering.resuming:
+            assert effect.code is fx.RejectCode.NOT_FOUND
+            return
+        assert effect.frontend in self.frontends or isinstance(effect, fx.StepOutput)
         self.callers.take(effect, now)
+        if isinstance(effect, fx.Admitted):
+            self.lingering.admitted(self.callers.by_key[effect.frontend, effect.stream].submit)
         if isinstance(effect, fx.StepOutput):
             for end in effect.ends:
                 self._count(end)

@@ -74,15 +74,20 @@ class Provenance:
         for page in shared:
             self._check(reader, page)
             seen["page shared in the step that writes it"] += page in written
-            seen["own page found again" if self._pages[page] is reader else "page shared"] += 1
+            seen["own page found again" if _is_same(self._pages[page], reader) else "page shared"] += 1
         seen["started past a window"] += len(shared) < start.first_position // self._page_size
 
     def _check(self, reader: ev.Submit, page: int) -> None:
         writer = self._pages[page]
-        if writer is reader:
+        if _is_same(writer, reader):
             return
         assert reader.cache_read, f"{reader.request_id} reads cached page {page}, and its cache_read is false"
         assert writer.cache_write, f"page {page} of {writer.request_id} was cached, and its cache_write is false"
         assert reader.prefix_root == writer.prefix_root != b"", (
             f"page {page} of {writer.request_id} went to {reader.request_id}, another tenant's"
         )
+
+
+def _is_same(one: ev.Submit, other: ev.Submit) -> bool:
+    """Returns whether both are the same request. A request that is resumed has another front end and stream."""
+    return one.prompt is other.prompt

@@ -13,7 +13,8 @@ from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
 from tests.rigs.sampling import MINUS_INFINITY, Settings
 from tests.scheduler_svc.core.world import hashes_of
-from tests.simulation.setting import KILLER, POISON, Setting
+from tests.simulation.lingering import SECRET_HASH
+from tests.simulation.setting import KILLER, LETHAL, POISON, Setting
 
 
 def random_prompt(rng: random.Random, setting: Setting, histories: Sequence[Sequence[int]]) -> list[int]:
@@ -28,7 +29,11 @@ def random_prompt(rng: random.Random, setting: Setting, histories: Sequence[Sequ
         prompt = [*stem[:end], *tail]
     else:
         prompt = [*rng.choice(histories), *tail]
-    for token, share in ((POISON, setting.poison_share), (KILLER, setting.killer_share)):
+    for token, share in (
+        (POISON, setting.poison_share),
+        (KILLER, setting.killer_share),
+        (LETHAL, setting.lethal_share),
+    ):
         if prompt and rng.random() < share:
             prompt[rng.randrange(len(prompt))] = token
     return prompt[:40] or [rng.randrange(4)]
@@ -48,6 +53,10 @@ def random_submit(
     num_logprobs = rng.choice([0, 1, 2, 4, 6]) if is_rich else 0
     plain, is_shared = rng.random() < 0.5, rng.random() < 0.95
     hashes = hashes_of(prompt, shape.page_size, salt=rng.choice(setting.salts)) if is_shared else {}
+    prompt_logprobs_from = rng.randint(1, len(prompt)) if rng.random() < 0.2 else 0
+    # Logprobs are not kept.
+    lingers = not num_logprobs and not prompt_logprobs_from and rng.random() < 0.4
+    linger_seconds = rng.choice([0.3, 3.0, 1000.0]) if lingers else 0.0
     return ev.Submit(
         frontend=frontend,
         stream=stream,
@@ -70,9 +79,11 @@ def random_submit(
         deadline_seconds=rng.choice([0, 0, 0, 0, 0.5, 3.0]),
         num_samples=rng.choice([1, 1, 1, 1, 1, 2, 3, 7]),
         num_logprobs=num_logprobs,
-        prompt_logprobs_from=rng.randint(1, len(prompt)) if rng.random() < 0.2 else 0,
+        prompt_logprobs_from=prompt_logprobs_from,
         cache_read=rng.random() >= setting.bypass_share,
         cache_write=rng.random() >= setting.bypass_share,
+        linger_seconds=linger_seconds,
+        secret_hash=SECRET_HASH if linger_seconds else b"",
         **hashes,
     )
 

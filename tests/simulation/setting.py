@@ -10,8 +10,9 @@ from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 
-# Prompt tokens that are never sampled: logits after POISON are not finite, and a step with KILLER fails.
-POISON, KILLER = 272, 273
+# Prompt tokens that are never sampled: logits after POISON are not finite, a step with KILLER fails, a step with LETHAL
+# kills its worker.
+POISON, KILLER, LETHAL = 272, 273, 274
 _MAX_FAULTY_STEP = 400
 # Share of episodes with long outputs in a pool that fits few of them, with host memory: preempted requests must resume.
 _CROWDED_SHARE = 0.25
@@ -36,6 +37,7 @@ class Setting:
     corrupt_share: float
     poison_share: float
     killer_share: float
+    lethal_share: float
     # Share of workers whose memory fits fewer positions or rows than they report, and of moves in which one hangs.
     small_memory_share: float
     hang_share: float
@@ -57,9 +59,10 @@ def draw_setting(rng: random.Random) -> Setting:
         flush_share=rng.choice([0.0, 0.3, 1.0]),
         nonfinite_token=rng.choice([POISON, POISON, POISON, 2, 4]),
         failing_share=rng.choice([0.0, 0.0, 0.01, 0.05]),
-        corrupt_share=rng.choice([0.0, 0.0, 0.05]),
+        corrupt_share=rng.choice([0.0, 0.0, 0.1]),
         poison_share=rng.choice([0.0, 0.05, 0.2]),
         killer_share=rng.choice([0.0, 0.0, 0.03, 0.1]),
+        lethal_share=rng.choice([0.0, 0.0, 0.03, 0.1]),
         small_memory_share=rng.choice([0.0, 0.0, 0.3, 1.0]),
         hang_share=rng.choice([0.0, 0.0, 0.1, 0.3]),
         shares_pools=rng.random() < _SHARED_POOL_SHARE,
@@ -104,6 +107,8 @@ def _draw_config(rng: random.Random, crowded: bool) -> CoreConfig:
         prove_workers=rng.random() < 0.6,
         predict_steps=rng.random() < 0.6,
         report_steps=True,
+        report_detached=True,
+        max_kept_requests=rng.choice([0, 2, 1000]),
         policy=Policy(
             mixed_steps=rng.random() < 0.8,
             admission=rng.choice(admissions),
@@ -136,6 +141,7 @@ def draw_faults(rng: random.Random, setting: Setting) -> Faults:
         oom_steps=frozenset(drawn[1::3]),
         out_of_sync_steps=frozenset(drawn[2::3]),
         fail_token=KILLER,
+        kill_token=LETHAL,
         nonfinite_token=setting.nonfinite_token,
         # A worker can always run one chunk of one row.
         memory_tokens=rng.randint(shape.chunk_align, shape.token_budget) if has_small_memory else None,

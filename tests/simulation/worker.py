@@ -12,7 +12,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.wire import worker as worker_wire
-from tests.rigs.executor import Executor, Shape
+from tests.rigs.executor import Executor, Poisoned, Shape
 from tests.rigs.faults import Faults
 from tests.rigs.page_pool import Slots
 from tests.scheduler_svc.core.world import info_of
@@ -41,6 +41,8 @@ class Worker:
     joined_with: bytes = b""
     wants_to_join: bool = True
     is_hung: bool = False
+    # A plan has killed it; its earlier results may still arrive.
+    is_poisoned: bool = False
     inbox: deque[Plan | Joined] = field(default_factory=deque[Plan | Joined])
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
     executor: Executor = field(init=False)
@@ -64,13 +66,18 @@ class Worker:
 
     def work(self) -> bool:
         """Handles its oldest message, encoded and parsed. Returns False without one, and while it hangs."""
-        if self.is_hung or not self.inbox:
+        if self.is_hung or self.is_poisoned or not self.inbox:
             return False
         message = self.inbox.popleft()
         if isinstance(message, Joined):
             self.executor.begin(message.generation)
             return True
-        self.results.append(self.executor.apply(pb.CoreToWorker.FromString(worker_wire.plan_frame(message)).plan))
+        try:
+            result = self.executor.apply(pb.CoreToWorker.FromString(worker_wire.plan_frame(message)).plan)
+        except Poisoned:
+            self.is_poisoned = True
+            return True
+        self.results.append(result)
         assert not self.executor.violations, f"{self.name}: {self.executor.violations[0]}"
         return True
 

@@ -82,8 +82,11 @@ def keywords(ask: Ask) -> GenerateOptions:
 class Reading:
     """Streams that run together, each read by a thread. With `resume` they go on by themselves when they are lost."""
 
-    def __init__(self, client: Client, asks: Iterable[Ask], *, resume: bool = False) -> None:
+    def __init__(
+        self, client: Client, asks: Iterable[Ask], *, resume: bool = False, timeout: float = TIMEOUT_SECONDS
+    ) -> None:
         self._client = client
+        self._timeout = timeout
         self._resume = resume
         self._asks: list[Ask] = []
         self.streams: list[GenerateStream] = []
@@ -98,7 +101,7 @@ class Reading:
         """Starts more streams."""
         asks = list(asks)
         streams = [
-            self._client.generate(ask.prompt, timeout=TIMEOUT_SECONDS, resume=self._resume, **keywords(ask))
+            self._client.generate(ask.prompt, timeout=self._timeout, resume=self._resume, **keywords(ask))
             for ask in asks
         ]
         self._asks += asks
@@ -134,7 +137,7 @@ class Reading:
 
     def check(self) -> None:
         """Asserts that every stream equals the oracle, and that the client's collected result equals the stream."""
-        transcripts = [task.result(TIMEOUT_SECONDS) for task in self._tasks]
+        transcripts = [task.result(self._timeout) for task in self._tasks]
         self._pool.shutdown()
         for ask, stream, transcript in zip(self._asks, self.streams, transcripts, strict=True):
             ask.check(transcript)

@@ -1,7 +1,10 @@
 """The scheduler dies: with a journal, streams that resume go on in the next one, and miss and repeat nothing."""
 
 import os
+import random
 import signal
+from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -63,6 +66,39 @@ def test_streams_survive_three_deaths_of_the_scheduler(rig: Rig) -> None:
     assert caller.load().journal_bytes > 0
     assert scheduler.terminate() == 0
     rig.check_record(rig.runtime_dir / "record-3")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_streams_survive_100_random_deaths(rig: Rig) -> None:
+    """Of schedulers, front ends and workers. Streams follow each other, so that there are always 12."""
+    seed = int(os.environ.get("TANDEM_TEST_SEED", "1"))
+    rng, count = random.Random(seed), Counter[str]()
+    scheduler, worker, _ = rig.serve(*SHAPE, scheduler_flags=journal_flags(rig, "--frontends", "2"))
+    workers = [worker, rig.worker(*SHAPE)]
+    asks = iter(stop_asks(2000, seed=seed))
+    readings: list[Reading] = []
+    with Client(scheduler.address) as client:
+        while count.total() < 100:
+            running = sum(len(reading.running) for reading in readings)
+            if running < 12:
+                # A request that nobody has answered is not sent again.
+                client.wait_ready(30.0)
+                readings.append(Reading(client, list(islice(asks, 12 - running)), resume=True, timeout=300.0))
+            readings[-1].wait_more(rng.randint(1, 400))
+            kind = rng.choices(["scheduler", "front end", "worker"], [1, 1, 2])[0]
+            count[kind] += 1
+            if kind == "scheduler":
+                scheduler = restarted(rig, scheduler, "--frontends", "2")
+            elif kind == "front end":
+                frontends = psutil.Process(scheduler.pid).children()
+                os.kill(rng.choice(frontends).pid, signal.SIGKILL)
+            else:
+                workers.pop(rng.randrange(2)).kill()
+                workers.append(rig.worker(*SHAPE))
+        for reading in readings:
+            reading.check()
+    print(f"seed {seed}: {dict(count)}, {sum(len(reading.streams) for reading in readings)} streams equal the oracle")
 
 
 def test_a_stopped_service_leaves_a_journal_of_the_ended_requests(rig: Rig) -> None:

@@ -25,6 +25,14 @@ def missing_programs(modules: Sequence[str]) -> list[str]:
     return [module for module in modules if importlib.util.find_spec(module) is None]
 
 
+def has_program(module: str) -> bool:
+    """Whether `python -m module` would find its program here; False also if the package around it is missing."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 class Child:
     """One `python -m module arguments`, in a process group of its own so that a Ctrl-C reaches only its parent."""
 

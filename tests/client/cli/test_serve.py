@@ -150,8 +150,9 @@ def test_a_second_interrupt_kills_a_program_that_does_not_stop(service: FakeServ
 @contextmanager
 def serve_process(folder: Path, *flags: str, **options: object) -> Iterator[subprocess.Popen[str]]:
     """Runs the command in a process, with the fakes of the folder."""
+    # The fake worker is a module and has no holder of shared pools in it.
     process = subprocess.Popen(
-        [sys.executable, "-m", "tandem_client.cli", "serve", *flags],
+        [sys.executable, "-m", "tandem_client.cli", "serve", "--shared-pool", "off", *flags],
         text=True,
         cwd=folder,
         env=environment(folder),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
 from scheduler_svc.flags import SettingError
 from scheduler_svc.journal import framing, reader, records
 from scheduler_svc.journal.folder import JournalFolder
@@ -161,6 +162,37 @@ def test_a_record_that_cannot_be_read_is_damage(
     assert (saved.cache_root, saved.identity, saved.next_generation) == (ROOT, "model 1", 1 << 40)
     assert "is damaged: a record cannot be read: " in caplog.text
     assert why in caplog.text
+
+
+def test_a_journal_with_which_two_schedulers_crashed_is_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, _ = real_journal(tmp_path)
+    for num_crashes, num_requests in ((1, 4), (2, 0)):
+        folder = JournalFolder(tmp_path / "journal")
+        folder.count_crash()
+        assert folder.num_crashes == num_crashes
+        folder.close()
+        saved = saved_by(tmp_path, data)
+        assert len(saved.requests) == num_requests
+        assert saved.cache_root
+    assert "2 schedulers in a row crashed with it; its 4 requests are not restored" in caplog.text
+    assert (tmp_path / "journal" / "journal.damaged").read_bytes() == data
+    assert len(saved_by(tmp_path, data).requests) == 4
+
+
+def test_a_scheduler_that_runs_for_a_while_was_not_crashed_by_its_journal(tmp_path: Path) -> None:
+    lives = Lives(tmp_path / "journal")
+    folder = JournalFolder(tmp_path / "journal")
+    folder.count_crash()
+    folder.close()
+    lives.begin()
+    lock = tmp_path / "journal" / "lock"
+    assert lock.stat().st_size == 1
+    lives.now += 11.0
+    lives.turn(ev.Tick())
+    assert lock.stat().st_size == 0
+    lives.close()
 
 
 def test_a_gap_in_a_sample_restores_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -222,6 +222,23 @@ def test_a_detached_request_goes_on_and_is_kept_through_two_deaths(lives: Lives)
     assert caller.done
 
 
+def test_an_error_of_the_core_leaves_the_journal_as_it_was(lives: Lives) -> None:
+    caller = lives.submit([1, 2, 3], max_new_tokens=30)
+    steps(lives, 8)
+    before = (lives.folder / "journal").read_bytes()
+    with pytest.raises(AssertionError, match="broken"), lives.journal.closing(lives.keeper, lambda: lives.now):
+        raise AssertionError("broken")
+    assert (lives.folder / "journal").read_bytes() == before
+    assert (lives.folder / "lock").stat().st_size == 1
+    lives.kill()
+    lives.begin()
+    lives.resume(caller)
+    with lives.journal.closing(lives.keeper, lambda: lives.now):
+        lives.run()
+    assert caller.done
+    assert (lives.folder / "lock").stat().st_size == 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_deaths_lose_and_repeat_nothing(seed: int) -> None:
     Deaths(seed, operations=400).run()

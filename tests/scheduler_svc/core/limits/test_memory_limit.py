@@ -52,12 +52,14 @@ def test_a_worker_of_any_memory_serves_everything_after_few_resets(seed: int) ->
 def limits_until_recovery(world: World) -> list[tuple[int, int]]:
     """The token budgets and numbers of rows that the lane had until its limits are raised."""
     seen: list[tuple[int, int]] = []
-    while world.core.counters.steps < FIRST_RECOVERY_STEPS - 1:
+    for _ in range(200):
+        if world.core.counters.steps == FIRST_RECOVERY_STEPS - 1:
+            return seen
         world.step(0.001)
         assert world.lane is not None
         limits = world.lane.memory.token_budget, world.lane.memory.max_rows
         seen += [limits] if not seen or limits != seen[-1] else []
-    return seen
+    raise AssertionError(f"too few confirmed steps: {world.core.counters.steps}; {seen}")
 
 
 def test_the_token_budget_halves_while_chunks_are_in_the_step() -> None:
