@@ -26,7 +26,7 @@ NUM_STREAMS = 32
 KNOWN_TOKENS = 200
 _PROMPT_TOKENS = 150
 # The streams still have as many tokens to compute when they reach KNOWN_TOKENS, at least.
-_TOKENS_AFTER = 50
+_TOKENS_AFTER = 100
 # Tokens that the worker has sent arrive while it is stopped.
 _QUIET_SECONDS = 0.1
 _MOST_SECONDS = 120.0
