@@ -274,7 +274,7 @@ class Scheduler:
         lane = self.lanes.get(event.worker)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)]
-        lane.heard(now)
+        lane.clock.heard(now)
         return []
 
     def _on_step_done(self, event: ev.StepDone, now: float) -> list[fx.Effect]:

@@ -115,7 +115,7 @@ class Steps:
         lane = self._lanes.by_worker.get(event.worker)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)], None, []
-        lane.answered(now)
+        lane.clock.answered(now, lane.in_flight)
         if event.generation != lane.generation:
             return [], None, []  # its plan is void
         record = lane.in_flight[0] if lane.in_flight else None

@@ -55,7 +55,7 @@ def test_a_store_into_the_state_of_another_object_is_found(code: str) -> None:
         "found = []\n    found.append(1)",
         "found = np.zeros(3)\n    found[0] = 1",
         "load = Load()\n    load.backlog = 1",
-        "lane.heard(now)",
+        "lane.clock.heard(now)",
     ],
 )
 def test_a_store_into_own_state_or_a_new_local_is_allowed(code: str) -> None:

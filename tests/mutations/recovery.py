@@ -20,10 +20,7 @@ from tests.mutations.mutation import Mutation
 
 _CORE, _JOURNAL, _SHELL = "tests/scheduler_svc/core", "tests/scheduler_svc/journal", "tests/scheduler_svc/shell"
 
-_QUARANTINE = (
-    f"{_CORE}/suspicion/test_quarantine.py"
-    "::test_a_convicted_request_is_refused_without_another_death_until_its_entry_expires"
-)
+_QUARANTINE = f"{_CORE}/suspicion/test_quarantine.py"
 
 
 def _protection(name: str, breaks: str, module: str, test: str, *edits: _Edit) -> Mutation:
@@ -78,14 +75,14 @@ RECOVERY: tuple[Mutation, ...] = (
         "no-quarantine",
         "a request that killed its workers is accepted again",
         "core.scheduler",
-        _QUARANTINE,
+        f"{_QUARANTINE}::test_a_convicted_request_is_refused_without_a_death",
         replace("Scheduler._refusal", call("quarantine.refusal"), "''"),
     ),
     _protection(
         "quarantine-forever",
         "a quarantined request is refused for ever",
         "core.suspicion.quarantine",
-        _QUARANTINE,
+        f"{_QUARANTINE}::test_an_entry_expires",
         replace("Quarantine.entries", condition("_seconds"), "False"),
     ),
     # Hung workers and crash loops -------------------------------------------------------------------------------------
@@ -142,7 +139,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-crash-loop",
         "requests are accepted although every worker dies at once",
-        "core.state.crash_loop",
+        "core.workers.crash_loop",
         f"{_CORE}/test_worker_failures.py {_CORE}/schedule/test_probation.py",
         replace("CrashLoop.cause", comparison("DEATHS"), "True"),
     ),

@@ -18,10 +18,10 @@ from scheduler_svc.core.schedule.logit_budget import LogitBudget
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import chunk_tokens, queue_key, victim_key
 from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
-from scheduler_svc.core.schedule.windows import free_behind_windows
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
+from scheduler_svc.core.state.windows import free_behind_windows
 
 _NO_ROWS = np.zeros(0, np.int64)
 

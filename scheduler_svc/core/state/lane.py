@@ -177,14 +177,6 @@ class Lane:
         """Sets the count of failed steps to zero, because a request made them fail and not the worker."""
         self.failed_steps = 0
 
-    def heard(self, now: float) -> None:
-        """Records that the worker sent a message."""
-        self.clock.heard(now)
-
-    def answered(self, now: float) -> None:
-        """Records that the worker sent a result."""
-        self.clock.answered(now, self.in_flight)
-
     def prove(self, now: float) -> None:
         """Records that the worker's first step succeeded, or that `prove_workers` is off."""
         self.proven_at = now

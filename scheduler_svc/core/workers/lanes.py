@@ -17,7 +17,6 @@ from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.crash_loop import CrashLoop
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
@@ -25,6 +24,7 @@ from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update import step_reports
 from scheduler_svc.core.workers import standby
 from scheduler_svc.core.workers.check_join import frame_refusal, model_refusal, refused_for_good
+from scheduler_svc.core.workers.crash_loop import CrashLoop
 from scheduler_svc.core.workers.held_pools import HeldPools
 
 _MAX_FAILED_STEPS = 5

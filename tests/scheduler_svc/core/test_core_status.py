@@ -2,7 +2,7 @@
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.state.crash_loop import DEATHS, WINDOW_SECONDS
+from scheduler_svc.core.workers.crash_loop import DEATHS, WINDOW_SECONDS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy
 

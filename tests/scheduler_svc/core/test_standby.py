@@ -7,7 +7,7 @@ import pytest
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import StepReport
-from scheduler_svc.core.state.crash_loop import DEATHS
+from scheduler_svc.core.workers.crash_loop import DEATHS
 from scheduler_svc.core.workers.standby import PATIENCE_SECONDS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
