@@ -24,8 +24,8 @@ def test_a_convicted_request_is_refused_without_another_death_until_its_entry_ex
     fleet.step(2.0)
     refused, other = fleet.submit(POISON, max_new_tokens=5), fleet.submit(HARMLESS, max_new_tokens=5)
     fleet.run_until_ended()
-    assert fleet.streams[refused].rejected is not None
-    assert fleet.streams[refused].rejected.code is fx.RejectCode.QUARANTINED
+    refusal = fleet.streams[refused].rejected
+    assert refusal is not None and refusal.code is fx.RejectCode.QUARANTINED
     assert fleet.end(other).failure is None
     assert len(fleet.deaths) == num_deaths
     fleet.now += 100.0
