@@ -44,7 +44,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps the number of threads, which all tests share."""
     monkeypatch.setattr(startup, "set_threads", lambda _: None)
-    monkeypatch.setattr(startup, "choose_threads", lambda _: None)
+    monkeypatch.setattr(startup, "choose_or_follow", lambda *_: None)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def test_kills_with_a_standby_worker_change_no_stream(rig: Rig) -> None:
     scheduler, serving, caller = rig.serve(*SHAPE, *SLOW, scheduler_flags=("--record", str(record)))
     asks = random_asks(16, seed=3, prompts=(1, 60), outputs=(850, 950))
     streams = generate(caller, asks)
-    for _ in range(5):
+    for _ in range(3):
         standby = rig.worker(*SHAPE, *SLOW, "--standby")
         caller.wait_load(lambda load: load.standby_workers == 1)
         rng.choice(streams).wait_tokens(rng.randint(1, 30))
