@@ -1,6 +1,7 @@
 """Shared by all worker tests: the device, one thread, the C++ kernels, and the rigs, which compile once per session."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,14 +57,19 @@ def rig_of(device: torch.device) -> Callable[[RigSpec], Rig]:
 
 
 @pytest.fixture(scope="session")
-def library_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[InstructionSet], NativeLibrary]:
+def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the C++ kernels that the tests build."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="session")
+def library_of(kernel_folder: Path) -> Callable[[InstructionSet], NativeLibrary]:
     """C++ kernels by instruction set, built at first use and kept."""
-    folder = tmp_path_factory.mktemp("kernels")
     found: dict[str, NativeLibrary] = {}
 
     def library(instructions: InstructionSet) -> NativeLibrary:
         if instructions.name not in found:
-            found[instructions.name] = NativeLibrary(built_library(instructions, folder), instructions.name)
+            found[instructions.name] = NativeLibrary(built_library(instructions, kernel_folder), instructions.name)
         return found[instructions.name]
 
     return library

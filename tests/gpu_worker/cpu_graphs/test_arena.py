@@ -1,6 +1,5 @@
 """Blocks of the arena: where they are, how long they are used, and what replays see of them."""
 
-import gc
 from itertools import pairwise
 
 import numpy as np
