@@ -1,5 +1,7 @@
 """Shared by all worker tests: the device, one thread, the C++ kernels, and the rigs, which compile once per session."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -56,10 +58,23 @@ def rig_of(device: torch.device) -> Callable[[RigSpec], Rig]:
     return make
 
 
+_BUILD = """
+import sys
+from pathlib import Path
+from gpu_worker.native.build import INSTRUCTION_SETS, built_library
+built_library(next(each for each in INSTRUCTION_SETS if each.name == sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
 @pytest.fixture(scope="session")
 def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the C++ kernels that the tests build."""
-    return tmp_path_factory.mktemp("kernels")
+    """A folder with this machine's C++ kernels, which processes of their own build at the same time."""
+    folder = tmp_path_factory.mktemp("kernels")
+    names = [each.name for each in INSTRUCTION_SETS if each.cpu_flags <= cpu_flags()]
+    root = Path(__file__).parents[2]
+    builds = [subprocess.Popen([sys.executable, "-c", _BUILD, name, str(folder)], cwd=root) for name in names]
+    assert [build.wait() for build in builds] == [0] * len(names)
+    return folder
 
 
 @pytest.fixture(scope="session")

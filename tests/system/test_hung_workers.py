@@ -25,7 +25,9 @@ def hung(caller: Caller) -> int:
     return caller.load().incidents.hung_workers
 
 
-@pytest.mark.parametrize("how", ["in a step", "between steps", "at its first step"])
+@pytest.mark.parametrize(
+    "how", ["in a step", pytest.param("between steps", marks=pytest.mark.long), "at its first step"]
+)
 def test_a_hung_worker_is_killed_and_replaced_and_no_stream_changes(rig: Rig, how: str) -> None:
     flags = ("--hang-step", "1") if how == "at its first step" else ("--hang-step", "60") if how == "in a step" else ()
     worker = rig.worker(*SHAPE, *flags)
