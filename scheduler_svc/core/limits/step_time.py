@@ -82,12 +82,8 @@ class StepTimes:
 
     def learn(self, record: SentPlan, work: float, seconds: float) -> None:
         """Takes the time of a confirmed step with this work."""
-        own = _class_of(work)
-        average = _moved(self._averages(record).get(own), seconds)
-        if record.prefill_tokens:
-            self._of_chunks[own] = average
-        else:
-            self._of_decodes[own] = average
+        averages, own = self._averages(record), _class_of(work)
+        averages[own] = _moved(averages.get(own), seconds)
 
     def _averages(self, record: SentPlan) -> dict[int, float]:
         return self._of_chunks if record.prefill_tokens else self._of_decodes

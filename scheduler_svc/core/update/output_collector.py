@@ -33,7 +33,7 @@ class OutputCollector:
         """Returns the step's tokens and ends for each front end. `frontends` maps names to indices."""
         effects: list[Effect] = []
         # Without a mask, which costs time, if all tokens are for the only front end.
-        alone = len(frontends) == 1 and bool(step_tokens.frontend_idx.all())
+        alone = len(frontends) == 1 and np.count_nonzero(step_tokens.frontend_idx) == len(step_tokens.frontend_idx)
         for frontend, idx in (*frontends.items(), *self._others.items()):
             ends = tuple(self._ends.pop(frontend, ()))
             gets_all = alone and idx != DETACHED

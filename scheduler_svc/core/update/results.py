@@ -72,7 +72,7 @@ def read_result(
     rows, tokens = lane.rows, event.tokens
     named = record.rows
     mine = rows.handle[named] == record.handles
-    all_mine = bool(mine.all())
+    all_mine = np.count_nonzero(mine) == len(mine)  # a fraction of the time of `mine.all()`
     seated = named if all_mine else named[mine]
     rows.confirm(seated, record.ends if all_mine else record.ends[mine])
     if not all_mine:
@@ -130,7 +130,7 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: 
     may_end = known == rows.total[rows_s]
     is_eos = _any_of(tokens, lane.eos)
     may_stop = is_eos | rows.has_stops[rows_s]
-    if may_stop.any():
+    if np.count_nonzero(may_stop):
         is_eos &= ~rows.ignore_eos[rows_s]
         may_end |= (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
     for i in may_end.nonzero()[0].tolist():

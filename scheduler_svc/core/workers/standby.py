@@ -30,7 +30,10 @@ def seat_due_at(lanes: Iterable[Lane], *, was_seated: bool) -> float | None:
     standby worker is due as soon as it is proven.
     """
     every = list(lanes)
+    for lane in every:
+        if lane.is_seated:
+            return None
     first = first_proven(every)
-    if first is None or first.proven_at is None or any(lane.is_seated for lane in every):
+    if first is None or first.proven_at is None:
         return None
     return first.proven_at if was_seated else first.proven_at + PATIENCE_SECONDS
