@@ -91,8 +91,9 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         raise WireError(f"step status {result.status} is unknown")
     if result.tokens_per_row:
         raise WireError("tokens_per_row is set; several tokens per row and step are not supported")
-    if len(result.pool_id) > _MAX_POOL_BYTES:
-        raise WireError(f"pool_id has {len(result.pool_id)} bytes; the limit is {_MAX_POOL_BYTES}")
+    pool_id = result.pool_id
+    if len(pool_id) > _MAX_POOL_BYTES:
+        raise WireError(f"pool_id has {len(pool_id)} bytes; the limit is {_MAX_POOL_BYTES}")
     return ev.StepDone(
         worker=worker,
         generation=result.generation,
@@ -104,7 +105,7 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         compute_us=result.compute_us,
         logprobs=_logprobs(result.logprobs) if result.HasField("logprobs") else ev.NO_LOGPROBS,
         prompt_logprobs=_logprobs(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NO_LOGPROBS,
-        pool_id=result.pool_id,
+        pool_id=pool_id,
     )
 
 

@@ -43,14 +43,14 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
             handles=rows.handle[all_rows],
             ends=ends,
             sampled=sampled,
-            prefill_tokens=sum(count for _, count in chunks),
+            prefill_tokens=builder.prefill_tokens,
             decode_tokens=len(decode),
             num_logprobs=num_logprobs,
             wanted_prompt_logprobs=wanted,
             cached=tuple(builder.cached),
             swapped_out=tuple(page_hash for _, _, page_hash in builder.swap_outs),
             moved_pages=len(builder.swap_outs) + len(builder.copies) + len(builder.swap_ins),
-            started_tokens=sum(len(start.tokens) for start in builder.starts),
+            started_tokens=builder.started_tokens,
             takes_over=b"" if take_over is None else take_over.pool_id,
         )
     )

@@ -121,8 +121,9 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: 
     verified, known = rows.add_sampled(rows_s, tokens)
     offsets = known - rows.prompt[rows_s]
     offsets -= 1
-    for request in rows.requests_at(rows_s[offsets == 0]):
-        request.emitted_first_token(now)
+    if np.count_nonzero(offsets) < len(offsets):
+        for request in rows.requests_at(rows_s[offsets == 0]):
+            request.emitted_first_token(now)
     for row in rows_s[verified >= rows.cache_at[rows_s]].tolist():
         cache_full_pages(lane, row)
 
