@@ -9,6 +9,7 @@ import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, RowStart
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
@@ -101,7 +102,7 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         status=status,
         detail=result.detail[:_MAX_DETAIL],
         tokens=array(result.tokens, np.int32, "tokens"),
-        nonfinite=array(result.nonfinite, np.int32, "nonfinite"),
+        nonfinite=array(result.nonfinite, np.int32, "nonfinite") if result.nonfinite else NO_IDS,
         compute_us=result.compute_us,
         logprobs=_logprobs(result.logprobs) if result.HasField("logprobs") else ev.NO_LOGPROBS,
         prompt_logprobs=_logprobs(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NO_LOGPROBS,

@@ -24,8 +24,8 @@ class GiveUp:
 class RestartPolicy:
     """Pauses that double, with jitter; gives up where a restart cannot help.
 
-    A child that served for `steady_seconds`, and for as long as its start took, starts again at once: such starts take at
-    most half of the time. A child that never served is not restarted, if `needs_service`: its settings, model or
+    A child that served for `steady_seconds`, and for as long as its start took, starts again at once. Such starts take
+    at most half of the time. A child that never served is not restarted, if `needs_service`: its settings, model or
     machine are at fault. A crash loop is `max_ends` ends within `window_seconds`.
     """
 

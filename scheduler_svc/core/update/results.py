@@ -92,7 +92,8 @@ def read_result(
     endings = [*step_tokens.endings, *map(Ending.not_finite, rows.requests_at(nonfinite_rows))]
     pending_sampled: list[int] = []
     if not all_mine:
-        pending, pending_sampled = _pending(queue, record, tokens, finite, ~sampled_mine, lane.eos, frontend_idx, now)
+        eos = lane.info.eos_token_ids
+        pending, pending_sampled = _pending(queue, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
         step_tokens = _joined(step_tokens, pending)
         endings += pending.endings
     if not_finite:
@@ -129,7 +130,7 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: 
 
     endings: list[Ending] = []
     may_end = known == rows.total[rows_s]
-    is_eos = _any_of(tokens, lane.eos)
+    is_eos = _any_of(tokens, lane.info.eos_token_ids)
     may_stop = is_eos | rows.has_stops[rows_s]
     if np.count_nonzero(may_stop):
         is_eos &= ~rows.ignore_eos[rows_s]
@@ -148,7 +149,7 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: 
     )
 
 
-def _any_of(tokens: Int32Array, eos: Int32Array) -> npt.NDArray[np.bool_]:
+def _any_of(tokens: Int32Array, eos: tuple[int, ...]) -> npt.NDArray[np.bool_]:
     """Returns `np.isin(tokens, eos)`; for few values comparisons are faster."""
     if len(eos) > 8:
         return np.isin(tokens, eos)
@@ -176,7 +177,7 @@ def _pending(
     tokens: Int32Array,
     finite: npt.NDArray[np.bool_],
     is_pending: npt.NDArray[np.bool_],
-    eos: Int32Array,
+    eos: tuple[int, ...],
     frontend_idx: Mapping[str, int],
     now: float,
 ) -> tuple[StepTokens, list[int]]:
