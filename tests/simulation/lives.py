@@ -19,11 +19,13 @@ from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.page_hash import root_name
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.journal.opened import OpenedJournal
 from scheduler_svc.journal.writer import Sync
 from scheduler_svc.wire import worker as worker_wire
+from scheduler_svc.wire.page_labels import kept_pages_of
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.oracle import complete
 from tests.rigs.sampling import Settings
@@ -123,7 +125,11 @@ class Lives:
     def begin(self, *, workers: bool = True) -> None:
         journal = self.journal = OpenedJournal(self.folder, sync=Sync.OFF, max_bytes=1 << 24, stack=self._stack)
         self.roots.add(journal.cache_root)
-        config = CoreConfig(report_detached=True, first_generation=journal.first_generation)
+        config = CoreConfig(
+            report_detached=True,
+            first_generation=journal.first_generation,
+            page_root=root_name(journal.cache_root),
+        )
         self.core = Scheduler(config)
         self.keeper: JournalKeeper = journal.keeper(self.core, lambda: self.now)
         self.keeper._clock = lambda: UNIX_TIME + self.now
@@ -135,9 +141,13 @@ class Lives:
                 self.join(name)
 
     def join(self, name: str) -> None:
-        self.workers[name].plans.clear()
-        self.workers[name].results.clear()
-        self.turn(ev.WorkerJoined(worker=name, info=replace(info_of(self.shape), identity=self.identity)))
+        worker = self.workers[name]
+        worker.plans.clear()
+        worker.results.clear()
+        join = pb.Join(page_size=self.shape.page_size, num_pages=self.shape.num_pages)
+        worker.executor.report_pages(join)
+        info = replace(info_of(self.shape), identity=self.identity)
+        self.turn(ev.WorkerJoined(worker=name, info=info, kept=kept_pages_of(join)))
 
     def kill(self) -> None:
         """The process is gone: nothing is written, closed or sent any more."""
@@ -177,7 +187,8 @@ class Lives:
                     self.workers[effect.worker].plans.append(frame.plan)
                 case fx.WorkerAccepted():
                     self.generations.append(effect.generation)
-                    self.workers[effect.worker].executor.begin(effect.generation)
+                    joined = pb.CoreToWorker.FromString(worker_wire.joined_frame(effect, "")).joined
+                    self.workers[effect.worker].executor.joined(joined)
                 case fx.Admitted():
                     next(c for c in self.callers if c.stream == effect.stream).accepted = True
                 case fx.Rejected():

@@ -23,7 +23,7 @@ class PageLabels:
 class KeptPages:
     """The pages that a worker has kept since it lost its scheduler."""
 
-    page_root: bytes
+    page_root: str
     """Names the root of the hashes (`page_hash.root_name`)."""
     generation: int
     """The newest generation whose plans may have changed the pages."""

@@ -19,7 +19,7 @@ from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.request_queue import RequestQueue
-from scheduler_svc.core.state.swap_out import swap_out
+from scheduler_svc.core.state.row_pages import swap_out
 
 
 @dataclass(slots=True, kw_only=True)

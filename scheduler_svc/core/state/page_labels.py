@@ -1,8 +1,8 @@
 """The labels of a lane's pages: what the worker is told of them, in case this core dies and another one continues.
 
 A page is labelled when a step that attended to all of it gave finite logits: it is then full, verified and confirmed.
-The label goes with the next plan. The worker drops it when a later plan gives the page to a row that writes it. When the
-worker joins a later core, it reports its labels (`workers/kept_pages.py`).
+The label goes with the next plan. The worker drops it when a later plan gives the page to a row that writes it. When
+the worker joins a later core, it reports its labels (`workers/kept_pages.py`).
 """
 
 from collections import deque

@@ -26,6 +26,7 @@ from scheduler_svc.core.workers import standby
 from scheduler_svc.core.workers.check_join import frame_refusal, model_refusal, refused_for_good
 from scheduler_svc.core.workers.crash_loop import CrashLoop
 from scheduler_svc.core.workers.held_pools import HeldPools
+from scheduler_svc.core.workers.kept_pages import accept
 
 _MAX_FAILED_STEPS = 5
 # After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.
@@ -96,7 +97,7 @@ class Lanes:
         self._next_number += 1
         self.by_worker[worker] = lane
         self._list_lanes()
-        effects.append(fx.WorkerAccepted(worker=worker, generation=self._generation))
+        effects += accept(lane, event.kept, self._config)
         if lane.is_seated:
             self._was_seated = True
             effects += self.report(lane, now)
@@ -253,5 +254,7 @@ class Lanes:
         """Evicts all cached pages and returns their number."""
         for lane in self.by_worker.values():
             lane.schedule.clear_lookups()
+            if lane.labels is not None:
+                lane.labels.forget()
         num_held = self.held_pools.evict_all()
         return num_held + sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
