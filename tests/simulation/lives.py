@@ -112,6 +112,10 @@ class Lives:
         self.callers: list[Caller] = []
         self.workers = {f"w-{i}": Worker(Executor(self.shape)) for i in range(num_workers)}
         self.generations: list[int] = []
+        # Known tokens and first position to compute of every started row, in this life.
+        self.starts: list[tuple[int, int]] = []
+        # For each worker that joined: the pages that it has kept.
+        self.pages_kept: list[int] = []
         self.roots: set[bytes] = set()
         self.num_lives = 0
         self.identity = "identity"
@@ -134,6 +138,8 @@ class Lives:
         self.keeper: JournalKeeper = journal.keeper(self.core, lambda: self.now)
         self.keeper._clock = lambda: UNIX_TIME + self.now
         self.num_lives += 1
+        self.starts.clear()
+        self.pages_kept.clear()
         self.send(self.keeper.restore(lambda event, **entry: self.handle(event), self.now))
         self.turn(ev.FrontendJoined(frontend=FRONTEND))
         if workers:
@@ -183,10 +189,13 @@ class Lives:
         for effect in effects:
             match effect:
                 case fx.SendPlan():
+                    self.starts += [(len(start.tokens), start.first_position) for start in effect.plan.starts]
                     frame = pb.CoreToWorker.FromString(worker_wire.plan_frame(effect.plan))
                     self.workers[effect.worker].plans.append(frame.plan)
                 case fx.WorkerAccepted():
                     self.generations.append(effect.generation)
+                    reported = len(self.workers[effect.worker].executor.labels.by_page)
+                    self.pages_kept.append(reported if effect.keeps_pages else 0)
                     joined = pb.CoreToWorker.FromString(worker_wire.joined_frame(effect, "")).joined
                     self.workers[effect.worker].executor.joined(joined)
                 case fx.Admitted():
