@@ -77,7 +77,7 @@ class PlanBuilder:
         lane, queue = self.lane, self.queue
         queue.take(request)
         if request.admitted(self.now, first_position=matched.first_position):
-            self.counters.admitted(request.prompt_tokens, matched.first_position)
+            self.counters.admitted(request.prompt_tokens, request.cached_prompt_tokens)
         for page in matched.shared:
             lane.pool.share(page)
         own = lane.allocate(lane.pages_for(end) - len(matched.pages) + matched.num_loaded)
