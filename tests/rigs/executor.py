@@ -7,8 +7,8 @@ with the reason and kept in `violations`, which tests assert to be empty. Rows o
 order, chunks first, but that whoever writes a page comes before those that share it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
@@ -162,6 +162,10 @@ class Executor:
             self._pool.use(memory)
         result.pool_id = self.pool_id
         return memory is not None
+
+    def fail_at(self, steps: Collection[int]) -> None:
+        """Lets these steps fail, and no others, as `Faults.fail_steps` does."""
+        self._faults = replace(self._faults, fail_steps=frozenset(steps))
 
     def _read_plan(self, plan: pb.StepPlan) -> PlanArrays:
         arrays = read_plan(plan)

@@ -25,11 +25,11 @@ from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.journal.opened import OpenedJournal
 from scheduler_svc.journal.writer import Sync
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.page_labels import kept_pages_of
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.oracle import complete
 from tests.rigs.sampling import Settings
 from tests.scheduler_svc.core.world import hashes_of, info_of, settings_of
+from tests.simulation.worker import reported_pages
 
 FRONTEND = "f"
 UNIX_TIME = 1_700_000_000.0
@@ -95,7 +95,7 @@ class Caller:
 
 
 @dataclass(slots=True)
-class Worker:
+class _Worker:
     executor: Executor
     plans: deque[pb.StepPlan] = field(default_factory=deque[pb.StepPlan])
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
@@ -110,7 +110,7 @@ class Lives:
         self.shape = shape or Shape(num_pages=40, max_rows=6)
         self.now = 50.0
         self.callers: list[Caller] = []
-        self.workers = {f"w-{i}": Worker(Executor(self.shape)) for i in range(num_workers)}
+        self.workers = {f"w-{i}": _Worker(Executor(self.shape)) for i in range(num_workers)}
         self.generations: list[int] = []
         # Known tokens and first position to compute of every started row, in this life.
         self.starts: list[tuple[int, int]] = []
@@ -150,10 +150,8 @@ class Lives:
         worker = self.workers[name]
         worker.plans.clear()
         worker.results.clear()
-        join = pb.Join(page_size=self.shape.page_size, num_pages=self.shape.num_pages)
-        worker.executor.report_pages(join)
         info = replace(info_of(self.shape), identity=self.identity)
-        self.turn(ev.WorkerJoined(worker=name, info=info, kept=kept_pages_of(join)))
+        self.turn(ev.WorkerJoined(worker=name, info=info, kept=reported_pages(worker.executor)))
 
     def kill(self) -> None:
         """The process is gone: nothing is written, closed or sent any more."""

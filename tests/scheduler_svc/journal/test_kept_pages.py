@@ -122,8 +122,7 @@ def test_plans_in_flight_at_the_death_count_for_nothing(lives: Lives, num_run: i
     confirmed = dict(worker.executor.labels.by_page)
     assert worker.plans
     if num_run:
-        fails = frozenset({worker.executor.num_applied + num_run})
-        worker.executor._faults = replace(worker.executor._faults, fail_steps=fails)
+        worker.executor.fail_at({worker.executor.num_applied + num_run})
     for plan in list(worker.plans)[:num_run]:
         worker.executor.apply(plan)
     kept = dict(worker.executor.labels.by_page)
