@@ -162,8 +162,15 @@ class Suspects:
     # Trials ----------------------------------------------------------------------------------------------------------
 
     def next_trial(self, may_run: Callable[[Request], bool]) -> Trial | None:
-        """Returns the current trial. Without one, begins that of the first group with a member that may run."""
-        if self.trial is not None and not self.members():
+        """Returns the current trial. Without one, begins that of the first group with a member that may run.
+
+        A trial whose lane was lost goes back to the groups if no member may run: the remaining workers may be smaller.
+        """
+        trial, members = self.trial, self.members()
+        if trial is not None and not trial.worker and not any(map(may_run, members)):
+            self._groups.append([request.handle for request in members])
+            self.trial = None
+        elif not members:
             self.trial = None
         if self.trial is not None or not self._by_handle:
             return self.trial
