@@ -57,9 +57,9 @@ def _serve(settings: argparse.Namespace) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpu_worker.holder", description="Keeps the KV pools of CPU workers.")
+    parser = argparse.ArgumentParser(prog="gpu_worker.holder", description="Keeps the KV pools of workers.")
     parser.add_argument("--runtime-dir", type=Path, default=_runtime_dir(), help="folder of the sockets")
-    parser.add_argument("--max-bytes", type=_size, default=_default_limit(), help="limit of all pools, such as 4GiB")
+    parser.add_argument("--max-bytes", type=_size, default=_default_limit(), help="limit of host memory, such as 4GiB")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when the parent process ends")
     parser.add_argument("--log-format", choices=("text", "json"), default=os.environ.get("TANDEM_LOG_FORMAT") or "text")
     return parser.parse_args(arguments)

@@ -1,8 +1,9 @@
 """The memory of shared pools: creates it, grants it to one process at a time, and frees it.
 
-Owns the memory (memfd) and the rule who may have it. A process has a pool from the grant until it has given the pool
-back or is dead. Dead means that its pidfd is readable: a worker that hangs and wakes up still writes to its pages, so
-nobody else gets them before. Knows nothing of sockets.
+Owns the memory and the rule who may have it: memfds, and descriptors of memory of GPUs, which workers hand over. A
+process has a pool from the grant until it has given the pool back or is dead. Dead means that its pidfd is readable: a
+worker that hangs and wakes up still writes to its pages, so nobody else gets them before. Knows nothing of sockets, and
+nothing of CUDA.
 """
 
 import fcntl
@@ -51,6 +52,11 @@ class _Pool:
     user: User | None
     # When it lost its last user.
     unused_since: float
+    # Of a pool on a GPU, whose header is `memory`: the GPU, the number of pages, the descriptor of their memory, bytes.
+    device: str = ""
+    num_pages: int = 0
+    device_memory: int | None = None
+    device_bytes: int = 0
 
 
 class Pools:
@@ -61,10 +67,13 @@ class Pools:
         # In the order in which they were created.
         self._pools: dict[bytes, _Pool] = {}
 
-    def create(self, num_bytes: int, user: User, now: float) -> tuple[bytes, int]:
+    def create(
+        self, num_bytes: int, user: User, now: float, *, device: str = "", num_pages: int = 0
+    ) -> tuple[bytes, int]:
         """Returns the id and the descriptor of a new pool of zeros. Frees unused pools if they are in the way.
 
-        Raises PoolRefused if it would exceed the limit.
+        device: the GPU that has its pages; the memory is their header. Raises PoolRefused if it would exceed the limit,
+        which is one of host memory.
         """
         self.collect(now)
         while self._total() + num_bytes > self._max_bytes and (unused := self._unused()):
@@ -84,19 +93,41 @@ class Pools:
         except OSError:
             os.close(memory)
             raise
-        self._pools[pool_id] = _Pool(memory=memory, num_bytes=num_bytes, user=user, unused_since=now)
+        self._pools[pool_id] = _Pool(
+            memory=memory, num_bytes=num_bytes, user=user, unused_since=now, device=device, num_pages=num_pages
+        )
         return pool_id, memory
 
-    def take(self, pool_id: bytes, user: User, now: float) -> tuple[int, int]:
-        """Returns descriptor and bytes of a pool whose last user is dead. Raises PoolRefused."""
+    def attach(self, pool_id: bytes, user: User, memory: int, num_bytes: int) -> None:
+        """Keeps a descriptor of the device memory of a pool; it is the holder's from now on. Raises PoolRefused."""
+        pool = self._pools.get(pool_id)
+        if pool is None or pool.user is None or pool.user.pid != user.pid:
+            raise PoolRefused("only its user can attach memory to a pool")
+        if not pool.device:
+            raise PoolRefused("the pool is in host memory")
+        if pool.device_memory is not None:
+            os.close(pool.device_memory)
+        pool.device_memory, pool.device_bytes = memory, num_bytes
+
+    def take(self, pool_id: bytes, user: User, now: float) -> tuple[list[int], dict[str, int]]:
+        """Returns descriptors and bytes of a pool whose last user is dead: of its memory, and on a GPU of its pages'.
+
+        Raises PoolRefused.
+        """
         self.collect(now)
         pool = self._pools.get(pool_id)
         if pool is None:
             raise PoolRefused("the holder has no such pool")
         if pool.user is not None and pool.user.pid != user.pid:
             raise PoolRefused(f"process {pool.user.pid} still uses the pool", is_busy=True)
+        sizes = {"bytes": pool.num_bytes}
+        if not pool.device:
+            pool.user = user
+            return [pool.memory], sizes
+        if pool.device_memory is None:
+            raise PoolRefused("the pool has no memory on a device: its worker died before it served")
         pool.user = user
-        return pool.memory, pool.num_bytes
+        return [pool.memory, pool.device_memory], {**sizes, "device_bytes": pool.device_bytes}
 
     def give_back(self, pool_id: bytes, user: User) -> None:
         """Frees a pool that its user needs no longer. Raises PoolRefused for anybody else."""
@@ -116,8 +147,24 @@ class Pools:
             self._free(pool_id)
 
     def unused_bytes(self) -> int:
-        """Memory that the unused pools occupy. Pages that were never touched take none."""
+        """Host memory that the unused pools occupy. Pages that were never touched take none."""
         return sum(512 * os.fstat(self._pools[pool_id].memory).st_blocks for pool_id in self._unused())
+
+    def unused_on(self, device: str) -> tuple[int, int]:
+        """Memory of a GPU that unused pools occupy, and the number of pages of the newest of them."""
+        pools = [self._pools[pool_id] for pool_id in self._unused_on(device)]
+        return sum(pool.device_bytes for pool in pools), pools[-1].num_pages if pools else 0
+
+    def free_unused(self, device: str) -> int:
+        """Frees the unused pools with memory of a GPU, and returns their number."""
+        unused = self._unused_on(device)
+        for pool_id in unused:
+            self._free(pool_id)
+        return len(unused)
+
+    def _unused_on(self, device: str) -> list[bytes]:
+        found = ((pool_id, self._pools[pool_id]) for pool_id in self._unused())
+        return [pool_id for pool_id, pool in found if pool.device == device and pool.device_memory is not None]
 
     def close(self) -> None:
         """Frees all pools. Processes that have one mapped keep it until they end."""
@@ -133,4 +180,8 @@ class Pools:
         return sum(pool.num_bytes for pool in self._pools.values())
 
     def _free(self, pool_id: bytes) -> None:
-        os.close(self._pools.pop(pool_id).memory)
+        pool = self._pools.pop(pool_id)
+        os.close(pool.memory)
+        if pool.device_memory is not None:
+            # The driver frees the memory when nobody has it mapped any more.
+            os.close(pool.device_memory)

@@ -15,8 +15,11 @@ from pathlib import Path
 from gpu_worker.holder.pools import PoolRefused, Pools, User
 from gpu_worker.shared_pool.messages import (
     MAX_BYTES,
+    MAX_DESCRIPTORS,
     MessageError,
+    close_all,
     decode,
+    device_of,
     encode,
     holder_socket,
     new_socket,
@@ -28,7 +31,7 @@ from gpu_worker.shared_pool.messages import (
 _PEER_CREDENTIALS, _PEER_PIDFD = struct.Struct("3i"), 77
 _MAX_CONNECTIONS = 128
 _COLLECT_SECONDS = 1.0
-_MAX_POOL_BYTES = 1 << 48
+_MAX_POOL_BYTES, _MAX_POOL_PAGES = 1 << 48, 1 << 32
 
 
 class HolderRuns(RuntimeError):
@@ -89,50 +92,72 @@ class Holder:
 
     def _answer(self, connection: socket.socket) -> None:
         try:
-            packet = connection.recv(MAX_BYTES + 1)
+            packet, given, _, _ = socket.recv_fds(connection, MAX_BYTES + 1, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
-            packet = b""
+            packet, given = b"", []
         if not packet:
+            close_all(given)
             self._drop(connection)
             return
-        memory = None
+        memories: list[int] = []
         try:
-            answer, memory = self._handle(decode(packet), self._users[connection])
+            # What it keeps of `given`, it removes.
+            answer, memories = self._handle(decode(packet), self._users[connection], given)
         except PoolRefused as refusal:
             answer = {"error": str(refusal), "is_busy": refusal.is_busy}
         except (MessageError, OSError) as error:
             self._say(f"refused a request of process {self._users[connection].pid}: {error}")
             answer = {"error": str(error), "is_busy": False}
+        close_all(given)
         try:
-            socket.send_fds(connection, [encode(answer)], [] if memory is None else [memory])
+            socket.send_fds(connection, [encode(answer)], memories)
         except OSError:
             self._drop(connection)
 
-    def _handle(self, message: dict[str, object], user: User) -> tuple[dict[str, object], int | None]:
-        """Returns the answer and the descriptor that goes with it."""
+    def _handle(self, message: dict[str, object], user: User, given: list[int]) -> tuple[dict[str, object], list[int]]:
+        """Returns the answer and the descriptors that go with it."""
         now = time.monotonic()
         match message.get("want"):
             case "create":
                 # A pool's user may outlive its connection, so it needs a pidfd of its own.
                 num_bytes = number(message, "bytes", 1, _MAX_POOL_BYTES)
-                created, memory = self._pools.create(num_bytes, user, now)
+                device = device_of(message)
+                pages = number(message, "pages", 1, _MAX_POOL_PAGES) if device else 0
+                created, memory = self._pools.create(num_bytes, user, now, device=device, num_pages=pages)
                 self._say(f"process {user.pid} has pool {created.hex()[:8]} of {num_bytes >> 20} MiB")
-                return {"pool_id": created.hex(), "bytes": num_bytes}, memory
+                return {"pool_id": created.hex(), "bytes": num_bytes}, [memory]
+            case "attach":
+                attached, num_bytes = pool_id(message), number(message, "bytes", 1, _MAX_POOL_BYTES)
+                if len(given) != 1:
+                    raise MessageError(f"{len(given)} descriptors came with attach; it needs 1")
+                self._pools.attach(attached, user, given[0], num_bytes)
+                given.clear()
+                self._say(f"pool {attached.hex()[:8]} has {num_bytes >> 20} MiB on its device")
+                return {}, []
             case "take":
                 wanted = pool_id(message)
-                memory, num_bytes = self._pools.take(wanted, user, now)
+                memories, sizes = self._pools.take(wanted, user, now)
                 self._say(f"process {user.pid} takes pool {wanted.hex()[:8]} over")
-                return {"pool_id": wanted.hex(), "bytes": num_bytes}, memory
+                return {"pool_id": wanted.hex(), **sizes}, memories
             case "give back":
                 self._pools.give_back(pool_id(message), user)
-                return {}, None
+                return {}, []
             case "unused":
                 self._pools.collect(now)
-                return {"bytes": self._pools.unused_bytes()}, None
+                if device := device_of(message):
+                    num_bytes, pages = self._pools.unused_on(device)
+                    return {"bytes": num_bytes, "pages": pages}, []
+                return {"bytes": self._pools.unused_bytes(), "pages": 0}, []
+            case "free":
+                self._pools.collect(now)
+                if not (device := device_of(message)):
+                    raise MessageError("device is empty; pools in host memory are freed when others need their room")
+                self._say(f"process {user.pid} needs memory: {self._pools.free_unused(device)} unused pools are freed")
+                return {}, []
             case _:
-                raise MessageError("want must be create, take, give back or unused")
+                raise MessageError("want must be create, attach, take, give back, unused or free")
 
     def _drop(self, connection: socket.socket) -> None:
         del self._users[connection]

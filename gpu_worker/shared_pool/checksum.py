@@ -29,8 +29,8 @@ class PageChecksums:
         for group in groups:
             self._words.append(_words_of(group, page_size))
         # Products modulo 2^64 are exact in uint64.
-        self._of_words = _odd(max(words.shape[3] for words in self._words))
-        self._of_pools = _odd(len(pools))
+        self._of_words = odd(max(words.shape[3] for words in self._words))
+        self._of_pools = odd(len(pools))
 
     def of(self, page: int) -> int:
         """The checksum of one page."""
@@ -52,5 +52,6 @@ def _words_of(pools: Sequence[Tensor], page_size: int) -> NDArray[np.uint64]:
     )
 
 
-def _odd(count: int) -> NDArray[np.uint64]:
+def odd(count: int) -> NDArray[np.uint64]:
+    """`count` odd weights, each different."""
     return (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP)) | np.uint64(1)

@@ -5,7 +5,7 @@ checksum and the step's number. A worker that takes the pool over compares the c
 starts with it, so that only pages that are used are read, each once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.shared_pool.errors import PageDamaged
@@ -48,40 +48,51 @@ class PageGuard:
 
         `tables` have the plan's rows and pages, and positions before the step. Raises PageDamaged.
         """
-        self._filled = _pages_filled(plan, tables)
+        # Plans of generation 0 are the worker's own.
+        self._filled = _pages_filled(plan, tables) if self._generation else []
         if not (plan.append_pages.size or plan.started is not None or plan.page_orders):
             return
-        begun = _pages_begun(plan, tables.geometry.page_size)
+        begun = pages_begun(plan, tables.geometry.page_size)
         if self._may_be_unchecked:
-            for page in sorted(_pages_read(plan, tables.geometry.page_size) - {0, *begun}):
-                self._check(page)
+            pages = sorted(_pages_read(plan, tables.geometry.page_size) - {0, *begun})
+            self._check([page for page in pages if self._is_unchecked[page]])
         # Few pages: loops take less time than the arrays' own operations.
         filled_by, is_unchecked = self._header.filled_by, self._is_unchecked
         for page in begun:
             filled_by[page] = is_unchecked[page] = 0
 
-    def end_step(self, step: int) -> None:
-        """Records the checksums of the pages that the last step filled; it has ended."""
+    def end_step(self, step: int) -> Callable[[], None] | None:
+        """Records the checksums of the pages that the last step filled; it has ended, so nothing is left to do then."""
         if self._filled:
-            stamp = self._generation << 32 | step
-            for page in self._filled:
-                self._header.checksums[page] = self.checksum(page)
-                # Written last: until then the page is not whole.
-                self._header.filled_by[page] = stamp
+            self._record(zip(self._filled, self._checksums_of(self._filled), strict=True), self._stamp(step))
             self._filled = []
+        return None
 
-    def _check(self, page: int) -> None:
-        if not self._is_unchecked[page]:
-            return
-        stamp = int(self._header.filled_by[page])
-        if not stamp:
-            raise PageDamaged(f"page {page} of the pool that was taken over is not whole")
-        if self.checksum(page) != int(self._header.checksums[page]):
-            raise PageDamaged(
-                f"page {page} of the pool that was taken over has changed since step {stamp & 0xFFFFFFFF} of "
-                f"generation {stamp >> 32} filled it"
-            )
-        self._is_unchecked[page] = 0
+    def _stamp(self, step: int) -> int:
+        return self._generation << 32 | step
+
+    def _record(self, found: Iterable[tuple[int, int]], stamp: int) -> None:
+        """Records (page, checksum) of pages that the step of `stamp` filled."""
+        for page, checksum in found:
+            self._header.checksums[page] = checksum
+            # Written last: until then the page is not whole.
+            self._header.filled_by[page] = stamp
+
+    def _check(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            if not self._header.filled_by[page]:
+                raise PageDamaged(f"page {page} of the pool that was taken over is not whole")
+        for page, checksum in zip(pages, self._checksums_of(pages), strict=True):
+            if checksum != int(self._header.checksums[page]):
+                stamp = int(self._header.filled_by[page])
+                raise PageDamaged(
+                    f"page {page} of the pool that was taken over has changed since step {stamp & 0xFFFFFFFF} of "
+                    f"generation {stamp >> 32} filled it"
+                )
+            self._is_unchecked[page] = 0
+
+    def _checksums_of(self, pages: Sequence[int]) -> Iterable[int]:
+        return map(self.checksum, pages)
 
 
 def _pages_read(plan: Plan, page_size: int) -> set[int]:
@@ -93,7 +104,7 @@ def _pages_read(plan: Plan, page_size: int) -> set[int]:
     return pages
 
 
-def _pages_begun(plan: Plan, page_size: int) -> list[int]:
+def pages_begun(plan: Plan, page_size: int) -> list[int]:
     """Pages that the plan gives to rows that will write them, and those that it zeroes, copies to or loads."""
     pages: list[int] = plan.append_pages.tolist()
     if plan.started is not None:

@@ -1,15 +1,20 @@
-"""Messages between the holder of shared pools and its workers: one JSON object per packet, sometimes with a descriptor.
+"""Messages between the holder of shared pools and its workers: one JSON object per packet, sometimes with descriptors.
 
 Owns their form and their limits. Knows nothing of pools.
 """
 
 import json
+import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 SOCKET_NAME = "holder.sock"
 MAX_BYTES = 4096
 POOL_ID_BYTES = 16
+# With a packet: the memory of a pool, or its header and its device memory.
+MAX_DESCRIPTORS = 2
+_MAX_DEVICE_CHARACTERS = 64
 
 
 class MessageError(ValueError):
@@ -62,3 +67,17 @@ def pool_id(message: dict[str, object]) -> bytes:
     if len(found) != POOL_ID_BYTES:
         raise MessageError(f"pool_id must be {2 * POOL_ID_BYTES} hexadecimal digits")
     return found
+
+
+def device_of(message: dict[str, object]) -> str:
+    """The name of the GPU that has the pool's pages; empty for a pool in host memory. Raises MessageError."""
+    value = message.get("device", "")
+    if not isinstance(value, str) or len(value) > _MAX_DEVICE_CHARACTERS:
+        raise MessageError(f"device must be a name of at most {_MAX_DEVICE_CHARACTERS} characters")
+    return value
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Closes descriptors that came with a packet."""
+    for each in descriptors:
+        os.close(each)

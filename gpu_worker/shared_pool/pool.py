@@ -7,14 +7,15 @@ recorded kernels point to the region's addresses, so a pool that is taken over i
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 from torch import Tensor
 
-from gpu_worker.attention.kv_cache import tensor_shape
+from gpu_worker.attention.kv_cache import PoolMemory, tensor_shape
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import RowTables
@@ -25,6 +26,33 @@ from gpu_worker.shared_pool.guard import PageGuard
 from gpu_worker.shared_pool.header import VERSION, Header, header_bytes, identity_hash
 from gpu_worker.shared_pool.region import HUGE_PAGE_BYTES, Region
 from gpu_worker.wire.frames import Plan
+
+
+class WorkerPool(PoolMemory, Protocol):
+    """A worker's pool in memory that outlives it, on a CPU (`SharedPool`) or a GPU (`DevicePool`)."""
+
+    pool_id: bytes
+    layout: bytes
+
+    def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
+        """Lets the checksums of pages be those of these tensors, which `zeros` returned."""
+        ...
+
+    def begin_generation(self, generation: int) -> None:
+        """Plans of this generation follow."""
+        ...
+
+    def begin_step(self, plan: Plan, tables: RowTables) -> None:
+        """Called before a step, with its rows and pages in the tables, positions as before it. Raises PoolError."""
+        ...
+
+    def end_step(self, step: int) -> Callable[[], None] | None:
+        """Called when the step is computed, or enqueued. What it returns is called when the step has ended."""
+        ...
+
+    def take_over(self, order: pb.TakeOver) -> None:
+        """Replaces the own pool by that of a dead worker. Raises PoolError or OSError."""
+        ...
 
 
 class SharedPool:
@@ -40,7 +68,7 @@ class SharedPool:
             for layer in layers.layers
         ]
         self._sizes = [_aligned(math.prod(shape) * dtype.itemsize) for shape in shapes for _ in range(2)]
-        self.layout = _layout_of(layers, geometry, dtype)
+        self.layout = layout_of(layers, geometry, dtype)
         self._identity = identity_hash(identity)
         num_bytes = header_bytes(geometry.num_pages) + sum(self._sizes)
         self.pool_id, memory = holder.create(num_bytes)
@@ -78,9 +106,9 @@ class SharedPool:
         """Called before a step, with its rows and pages in the tables, positions as before it. Raises PageDamaged."""
         self._guard.begin_step(plan, tables)
 
-    def end_step(self, step: int) -> None:
+    def end_step(self, step: int) -> Callable[[], None] | None:
         """Called when the step has ended well."""
-        self._guard.end_step(step)
+        return self._guard.end_step(step)
 
     def take_over(self, order: pb.TakeOver) -> None:
         """Replaces the own pool by that of a dead worker, if it is the pool that the order describes.
@@ -113,8 +141,8 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
 
-def _layout_of(layers: LayerMap, geometry: Geometry, dtype: torch.dtype) -> bytes:
-    """SHA-256 of where K and V of a page are, and of what each layer attends to."""
+def layout_of(layers: LayerMap, geometry: Geometry, dtype: torch.dtype) -> bytes:
+    """Returns the SHA-256 of where K and V of a page are, and of what each layer attends to."""
     parts = [VERSION, dtype, geometry.page_size, geometry.num_pages, *(layer.kind for layer in layers.layers)]
     return hashlib.sha256("\n".join(map(repr, parts)).encode()).digest()
 
@@ -130,7 +158,8 @@ class PrivatePool:
 
     def begin_step(self, plan: Plan, tables: RowTables) -> None: ...
 
-    def end_step(self, step: int) -> None: ...
+    def end_step(self, step: int) -> None:
+        return None
 
     def take_over(self, order: pb.TakeOver) -> None:
         """Raises PoolDiffers."""

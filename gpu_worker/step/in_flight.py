@@ -1,6 +1,6 @@
 """A submitted plan and its outcome, when its step has ended or its device is lost."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +25,8 @@ class InFlight:
     num_samples: int = 0
     started: "torch.cuda.Event | None" = None
     ended: "torch.cuda.Event | None" = None
+    # To be called when the step has ended well.
+    on_end: Callable[[], None] | None = None
 
     def with_pool(self, pool_id: bytes) -> "InFlight":
         """The same plan, whose outcome tells which pool the worker uses."""
@@ -36,6 +38,8 @@ class InFlight:
         if self.started is not None and self.ended is not None:
             self.ended.synchronize()
             compute_us = int(self.started.elapsed_time(self.ended) * 1e3)
+        if self.on_end is not None:
+            self.on_end()
         if self.output is None:
             return replace(self.outcome, compute_us=compute_us)
         tokens = self.output.tokens.numpy()[: self.num_samples]

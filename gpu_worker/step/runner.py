@@ -25,7 +25,7 @@ from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import StepLayout, lay_out
 from gpu_worker.shared_pool.errors import PoolError
-from gpu_worker.shared_pool.pool import PrivatePool, SharedPool
+from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
 from gpu_worker.step.device_step import DeviceStep
 from gpu_worker.step.in_flight import DeviceLost, InFlight, on_lost_device
 from gpu_worker.step.output import ResultRing, StepOutput
@@ -52,11 +52,11 @@ class Runner:
         graphs: GraphBackend | None = None,
         captures: Callable[[StepShape], bool] = lambda _: True,
         native: bool = True,
-        pool: SharedPool | None = None,
+        pool: WorkerPool | None = None,
     ) -> None:
         """`shapes`: by default those of the device. `graphs`: captures padded steps, and the decode steps of a CPU, if
         `captures` holds for their shape; None: every step runs eagerly. `native`: whether attention on a CPU may use
-        C++ kernels. `pool`: the memory of the KV pool, on a CPU; by default it ends with the process."""
+        C++ kernels. `pool`: the memory of the KV pool; by default it ends with the process."""
         layers = layers.within(geometry.max_length)
         window, sink_tokens = layers.reach
         self.geometry, self.device = replace(geometry, window=window, sink_tokens=sink_tokens), device
@@ -137,7 +137,6 @@ class Runner:
                 own = self.tables.checksum
                 raise OutOfSync(f"row tables differ: checksum {own:#x}, the plan's {plan.checksum:#x}")
             self._in_flight.append(self._run(plan, layout, begun))
-            self.pool.end_step(plan.step)
         except Exception as error:  # every plan must be answered
             self._answer(message, error)
         if self._in_flight[-1].outcome.status == pb.STEP_STATUS_OUT_OF_MEMORY:
@@ -183,13 +182,14 @@ class Runner:
         num_samples = 0 if layout is None else layout.num_samples
         if not self._is_asynchronous:
             output = self._output_of(plan, layout)
-            micros = int((time.perf_counter() - begun) * 1e6)
-            return InFlight(outcome=replace(outcome, compute_us=micros), output=output, num_samples=num_samples)
-        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        started.record()
-        output = self._output_of(plan, layout)
-        ended.record()
-        return InFlight(outcome=outcome, output=output, num_samples=num_samples, started=started, ended=ended)
+            outcome = replace(outcome, compute_us=int((time.perf_counter() - begun) * 1e6))
+            on_end = self.pool.end_step(plan.step)
+            return InFlight(outcome=outcome, output=output, num_samples=num_samples, on_end=on_end)
+        events = {"started": torch.cuda.Event(enable_timing=True), "ended": torch.cuda.Event(enable_timing=True)}
+        events["started"].record()
+        output, on_end = self._output_of(plan, layout), self.pool.end_step(plan.step)
+        events["ended"].record()
+        return InFlight(outcome=outcome, output=output, num_samples=num_samples, on_end=on_end, **events)
 
     def _output_of(self, plan: Plan, layout: StepLayout[HostArray] | None) -> StepOutput | None:
         """Runs the plan and returns its results, which later steps do not overwrite."""

@@ -28,8 +28,9 @@ from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.shared_inputs import shared_inputs
 from gpu_worker.cpu_graphs.graphs import cpu_graphs
 from gpu_worker.geometry import Geometry, align_up
+from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.layout.shapes import StepShape
-from gpu_worker.shared_pool.pool import SharedPool
+from gpu_worker.shared_pool.pool import WorkerPool
 from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.plans import Moves, TinyCore
@@ -124,9 +125,10 @@ class Rig:
         self,
         spec: RigSpec,
         device: torch.device,
-        pool_of: Callable[[LayerMap, Geometry, torch.dtype], SharedPool] | None = None,
+        pool_of: Callable[[LayerMap, Geometry, torch.dtype], WorkerPool] | None = None,
+        graphs: GraphBackend | None = None,
     ) -> None:
-        """pool_of: makes the KV pool; by default it is in memory of the process."""
+        """pool_of: makes the KV pool; by default it ends with the process. graphs: captures the steps of a GPU."""
         self.spec, self.device = spec, device
         self.geometry = Geometry(
             page_size=spec.page_size,
@@ -148,7 +150,8 @@ class Rig:
         merged = shared_inputs(meta_model)
         self.served = served = prepare(served, device=device, dtype=spec.dtype, merged=merged)
         layers = layers if spec.bound is None else layers.bounded(*spec.bound)
-        graphs = cpu_graphs() if spec.graphs else None
+        if spec.graphs and device.type == "cpu":
+            graphs = cpu_graphs()
         self.runner = Runner(
             served,
             layers,

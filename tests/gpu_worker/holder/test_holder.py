@@ -175,7 +175,7 @@ def test_unused_memory_is_counted_as_far_as_it_was_touched(holding: Holding, use
         (b"\x00\xff", "is not JSON"),
         (b"[1]", "is not a JSON object"),
         (b"[" * 4000, "is not JSON"),
-        (b"{}", "want must be create, take, give back or unused"),
+        (b"{}", "want must be create, attach, take, give back, unused or free"),
         (b'{"want": "create", "bytes": -1}', "bytes is -1; it must be a whole number from 1 to 281474976710656"),
         (b'{"want": "create", "bytes": 1e999}', "bytes is inf"),
         (b'{"want": "create", "bytes": true}', "bytes is True"),

@@ -3,51 +3,25 @@
 Both are in this process; a list of pools whose users are dead stands for the holder. The truth is float64.
 """
 
-import itertools
 import mmap
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.geometry import Geometry
-from gpu_worker.shared_pool.errors import HolderError
 from gpu_worker.shared_pool.header import header_bytes
 from gpu_worker.shared_pool.pool import SharedPool
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.plans import Moves, TinyCore
 from tests.gpu_worker.rig import Recording, Rig, RigSpec
+from tests.gpu_worker.shared_pool.fake_holder import FakeHolder
 
 SPEC = RigSpec(page_size=16, group=1, head_dim=64, family="llama", chunk_align=32)
 CAPTURED = RigSpec(page_size=16, group=1, head_dim=64, family="llama", chunk_align=32, graphs=True)
 PAGE = SPEC.page_size
-
-
-@dataclass(slots=True)
-class FakeHolder:
-    """Grants the pools in `dead`, and keeps a descriptor of every pool."""
-
-    memories: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    dead: set[bytes] = field(default_factory=set[bytes])
-    _ids: Iterator[int] = field(default_factory=itertools.count)
-
-    def create(self, num_bytes: int) -> tuple[bytes, int]:
-        pool_id = next(self._ids).to_bytes(16, "big")
-        self.memories[pool_id] = os.memfd_create("test")
-        os.ftruncate(self.memories[pool_id], num_bytes)
-        return pool_id, os.dup(self.memories[pool_id])
-
-    def take(self, pool_id: bytes, num_bytes: int) -> int:
-        if pool_id not in self.dead:
-            raise HolderError("process 7 still uses the pool", is_busy=True)
-        assert os.fstat(self.memories[pool_id]).st_size == num_bytes
-        return os.dup(self.memories[pool_id])
-
-    def give_back(self, pool_id: bytes) -> None:
-        os.close(self.memories.pop(pool_id))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,128 @@
+"""The virtual memory management of the CUDA driver, as typed calls that raise sentences.
+
+Physical memory has a *handle*; a file descriptor can stand for it in another process. Addresses are reserved apart from
+it, and memory is mapped at them. Owns no memory itself: `region.py` does. See the "Virtual Memory Management" section
+of the CUDA Driver API for the rules of each call.
+"""
+
+import ctypes
+from typing import Any
+
+from gpu_worker.cuda_memory import calls
+from gpu_worker.cuda_memory.calls import CALLS, ERROR_TEXTS, AccessDesc, AllocationProp, Location, Uuid
+
+_LIBRARY = "libcuda.so.1"
+
+
+class CudaError(RuntimeError):
+    """A call of the driver failed. The message names the call, the code and what helps."""
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the device had too little free memory."""
+        return self.code == calls.OUT_OF_MEMORY
+
+
+class Driver:
+    """The driver's calls for one device. `library` has the functions of `calls.py`, as libcuda has them."""
+
+    def __init__(self, library: Any, ordinal: int) -> None:
+        """ordinal: the number of the device, as in cuda:N. Raises CudaError."""
+        self._library, self.ordinal = library, ordinal
+        for name, call in CALLS.items():
+            function = getattr(library, name, None)
+            if function is None:
+                raise CudaError(f"{_LIBRARY} has no {name}: the driver must be of CUDA 11.4 or newer", code=-1)
+            function.argtypes, function.restype = call.arguments, ctypes.c_int
+        for name in ERROR_TEXTS:
+            function = getattr(library, name)
+            function.argtypes, function.restype = (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)), ctypes.c_int
+        self._call("cuInit", 0)
+        self._device = self._found("cuDeviceGet", calls.Device(), ordinal)
+        location = Location(type=calls.ON_DEVICE, id=ordinal)
+        self._prop = AllocationProp(type=calls.PINNED, requested_handle_types=calls.FILE_DESCRIPTOR, location=location)
+        self._access = AccessDesc(location=location, flags=calls.READ_WRITE)
+
+    def is_exportable(self) -> bool:
+        """Whether the device has virtual memory management, and memory that file descriptors can stand for."""
+        needed = calls.VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, calls.FILE_DESCRIPTOR_SUPPORTED
+        return all(self._found("cuDeviceGetAttribute", ctypes.c_int(), each, self._device) for each in needed)
+
+    def uuid(self) -> str:
+        """Names the device in every process of this machine: 32 hexadecimal digits."""
+        found = Uuid()
+        self._call("cuDeviceGetUuid_v2", ctypes.byref(found), self._device)
+        return bytes(found.bytes).hex()
+
+    def granularity(self) -> int:
+        """Sizes, and addresses of mappings, are multiples of this number of bytes."""
+        asked = ctypes.byref(self._prop), calls.MINIMUM
+        return self._found("cuMemGetAllocationGranularity", ctypes.c_size_t(), *asked)
+
+    def create(self, num_bytes: int) -> int:
+        """Allocates physical memory, whose content is undefined, and returns its handle."""
+        return self._found("cuMemCreate", calls.Handle(), num_bytes, ctypes.byref(self._prop), 0)
+
+    def release(self, handle: int) -> None:
+        """Gives the handle up. The memory is freed when it has no handle, no mapping and no descriptor anywhere."""
+        self._call("cuMemRelease", handle)
+
+    def export(self, handle: int) -> int:
+        """Returns a file descriptor that stands for the memory. The caller closes it."""
+        return self._found("cuMemExportToShareableHandle", ctypes.c_int(-1), handle, calls.FILE_DESCRIPTOR, 0)
+
+    def import_from(self, descriptor: int) -> int:
+        """Returns a handle of the memory that the descriptor stands for. The descriptor stays the caller's."""
+        # The argument is a pointer whose value is the descriptor.
+        asked = ctypes.c_void_p(descriptor), calls.FILE_DESCRIPTOR
+        return self._found("cuMemImportFromShareableHandle", calls.Handle(), *asked)
+
+    def reserve(self, num_bytes: int, alignment: int) -> int:
+        """Reserves addresses, which nothing is mapped at, and returns the first."""
+        return self._found("cuMemAddressReserve", calls.Address(), num_bytes, alignment, 0, 0)
+
+    def free_addresses(self, address: int, num_bytes: int) -> None:
+        """Ends a reservation without mappings."""
+        self._call("cuMemAddressFree", address, num_bytes)
+
+    def map(self, address: int, num_bytes: int, handle: int) -> None:
+        """Maps memory at reserved addresses without a mapping, and lets the device read and write it."""
+        self._call("cuMemMap", address, num_bytes, 0, handle, 0)
+        try:
+            self._call("cuMemSetAccess", address, num_bytes, ctypes.byref(self._access), 1)
+        except CudaError:
+            self.unmap(address, num_bytes)
+            raise
+
+    def unmap(self, address: int, num_bytes: int) -> None:
+        """Ends one whole mapping; its addresses stay reserved. No work of the device may use them."""
+        self._call("cuMemUnmap", address, num_bytes)
+
+    def _found(self, name: str, result: Any, *arguments: Any) -> int:
+        """Calls a function that writes to its first argument, and returns what it wrote."""
+        self._call(name, ctypes.byref(result), *arguments)
+        return int(result.value)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code != calls.SUCCESS:
+            hint = f"; {CALLS[name].hint}" if CALLS[name].hint else ""
+            raise CudaError(f"{name} failed with {self._text(code)}{hint}", code=code)
+
+    def _text(self, code: int) -> str:
+        """`CUDA_ERROR_OUT_OF_MEMORY (2): out of memory`."""
+        texts: list[str] = []
+        for name in ERROR_TEXTS:
+            text = ctypes.c_char_p()
+            found = getattr(self._library, name)(code, ctypes.byref(text)) == calls.SUCCESS
+            texts.append(text.value.decode() if found and text.value else "")
+        return f"{texts[0] or 'code'} ({code}){f': {texts[1]}' if texts[1] else ''}"
+
+
+def cuda_driver(ordinal: int) -> Driver:
+    """The driver of this machine. Raises CudaError or OSError."""
+    return Driver(ctypes.CDLL(_LIBRARY), ordinal)
