@@ -53,6 +53,8 @@ def open_pool(
             pool: WorkerPool = DevicePool(
                 holder, driver, layers, geometry, dtype, identity=identity, device=device, is_whole=is_whole
             )
+            if not is_whole:
+                log.info("until this worker serves, only the first pages of its KV pool have memory")
         else:
             pool = SharedPool(holder, layers, geometry, dtype, identity=identity)
     except (HolderError, CudaError, OSError) as error:
