@@ -6,7 +6,7 @@ reads a completion.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Self, TypeVar, Unpack, cast
 
 import grpc
@@ -15,11 +15,13 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 
 from tandem_client import types
 from tandem_client.async_stream import AsyncCall, AsyncGenerateStream
-from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request
+from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request, resumed_request
 from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS, channel_options
+from tandem_client.recovery import Recovery
 from tandem_client.wire import messages
 from tandem_client.wire.request import (
     FIELD_KEYWORDS,
+    RESUME_KEYWORDS,
     GenerateOptions,
     Prompt,
     abort_request,
@@ -69,22 +71,52 @@ class AsyncClient(ClientBase):
         With `resume`, the stream goes on by itself after its connection or its front end was lost.
         """
 
+        request, recovery = lingering_request(prompt, resume=resume, **options)
+        return self._stream(request, FIELD_KEYWORDS, timeout, recovery)
+
+    def resume(
+        self,
+        request_id: str,
+        secret: bytes,
+        *,
+        offsets: Iterable[types.SampleOffset] = (),
+        linger_seconds: float = 0.0,
+        timeout: float | None = None,
+    ) -> AsyncGenerateStream:
+        """Continues the stream of a request that lingers, which this or another program began; iterate over it.
+
+        `request_id` and `secret` are those of its Accepted (`request_id`, `resume_secret`). `offsets` tells what was
+        received of each sample (`stream.offsets`); the stream has only what lies beyond. A sample without an offset
+        is sent from its start. This reader replaces an earlier one, which gets Replaced. NotFound: no such request is
+        kept, or the secret is wrong. If the stream is lost, it is continued for `linger_seconds`; 0: it raises.
+        Leaving it early aborts the request, as with `generate`.
+        """
+        request, resumption, recovery = resumed_request(request_id, secret, offsets, linger_seconds)
+        return self._stream(request, RESUME_KEYWORDS, timeout, recovery, resumption)
+
+    def _stream(
+        self,
+        request: inference_pb2.GenerateRequest,
+        keywords: Mapping[str, str],
+        timeout: float | None,
+        recovery: Recovery | None,
+        resumption: inference_pb2.ResumeRequest | None = None,
+    ) -> AsyncGenerateStream:
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> AsyncCall:
             return self._stubs.inference.Generate(request, timeout=remaining)
 
         def start_again(request: inference_pb2.ResumeRequest, remaining: float | None) -> AsyncCall:
             return self._stubs.inference.Resume(request, timeout=remaining)
 
-        request, recovery = lingering_request(prompt, resume=resume, **options)
-        errors = ErrorReader(address=self.address, timeout=timeout, keywords=FIELD_KEYWORDS)
         return AsyncGenerateStream(
             request,
             start=start,
             tries=self._tries(timeout),
-            errors=errors,
+            errors=ErrorReader(address=self.address, timeout=timeout, keywords=keywords),
             resume=start_again,
             abort=self._abort_later,
             recovery=recovery,
+            resumption=resumption,
         )
 
     async def tokenize(self, text: str, *, model: str | None = None, timeout: float | None = None) -> list[int]:

@@ -72,8 +72,7 @@ class AsyncGenerateStream(StreamBase[AsyncCall, asyncio.Event]):
                 if self._is_new(message):
                     return message
             except StopAsyncIteration:
-                self._closed.set()
-                self._transcript.end()
+                self._end()
             except asyncio.CancelledError:
                 # Either the reading task is cancelled, or another one closed the stream meanwhile.
                 if self._closed.is_set():
@@ -82,6 +81,9 @@ class AsyncGenerateStream(StreamBase[AsyncCall, asyncio.Event]):
                 raise
             except grpc.RpcError as rpc_error:
                 if self._closed.is_set():
+                    break
+                if self.summary is not None:
+                    self._end()
                     break
                 await self._pause(self._pause_seconds(rpc_error))
         return None

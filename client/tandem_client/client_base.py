@@ -1,6 +1,7 @@
 """The part of a client that the blocking and the asynchronous one share: its settings, and the wait for the service."""
 
 import uuid
+from collections.abc import Iterable
 from typing import Unpack
 
 import grpc
@@ -10,7 +11,8 @@ from tandem.v1 import inference_pb2
 from tandem_client.connection import DEFAULT_ADDRESS, Tries
 from tandem_client.errors import DeadlineExceeded, Unavailable
 from tandem_client.recovery import LINGER_SECONDS, Recovery
-from tandem_client.wire.request import GenerateOptions, Prompt, generate_request
+from tandem_client.types import SampleOffset
+from tandem_client.wire.request import GenerateOptions, Prompt, generate_request, resume_request
 from tandem_client.wire.rpc_errors import ErrorReader
 
 # The pause before another look at a service that stopped answering.
@@ -44,6 +46,15 @@ def lingering_request(
     if request.resume.linger_seconds and not request.request_id:
         request.request_id = uuid.uuid4().hex
     return request, Recovery(request.resume.linger_seconds) if resume else None
+
+
+def resumed_request(
+    request_id: str, secret: bytes, offsets: Iterable[SampleOffset], linger_seconds: float
+) -> tuple[inference_pb2.GenerateRequest, inference_pb2.ResumeRequest, Recovery | None]:
+    """Returns the known part of a request that is resumed, its first Resume call, and its recovery."""
+    recovery = Recovery(linger_seconds) if linger_seconds > 0 else None
+    resumption = resume_request(request_id, secret, offsets)
+    return inference_pb2.GenerateRequest(request_id=request_id), resumption, recovery
 
 
 class ReadyWait:

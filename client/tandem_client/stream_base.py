@@ -14,7 +14,8 @@ from tandem.v1 import inference_pb2
 from tandem_client.connection import Tries
 from tandem_client.errors import NotFound
 from tandem_client.recovery import Recovery
-from tandem_client.types import Accepted, Finished, PromptInfo, Summary
+from tandem_client.types import Accepted, Finished, PromptInfo, SampleOffset, Summary
+from tandem_client.wire import messages
 from tandem_client.wire.rpc_errors import ErrorReader
 from tandem_client.wire.transcript import Sample, Transcript
 
@@ -45,8 +46,12 @@ class StreamBase(Generic[_Call, _Event]):
         resume: Callable[[inference_pb2.ResumeRequest, float | None], _Call],
         abort: Callable[[str], object],
         recovery: Recovery | None,
+        resumption: inference_pb2.ResumeRequest | None = None,
     ) -> None:
-        """`abort` sends an Abort without waiting. A lost stream is continued if `recovery` is not None."""
+        """`abort` sends an Abort without waiting. A lost stream is continued if `recovery` is not None.
+
+        With a `resumption` this call is sent instead of the request, of which only the id is known.
+        """
         self._request = request
         self._resume = resume
         self._abort = abort
@@ -54,7 +59,8 @@ class StreamBase(Generic[_Call, _Event]):
         self._start = start
         self._tries = tries
         self._errors = errors
-        self._transcript = Transcript(request)
+        self._resumption = resumption
+        self._transcript = Transcript(request, None if resumption is None else messages.offsets(resumption))
         self._closed = self._new_event()
         self._begin()
 
@@ -74,6 +80,11 @@ class StreamBase(Generic[_Call, _Event]):
     def samples(self) -> tuple[Sample, ...]:
         """The part of each sample that has been read: text, token ids, logprobs, how it ended."""
         return self._transcript.samples
+
+    @property
+    def offsets(self) -> tuple[SampleOffset, ...]:
+        """What has been read of each sample, as `resume` takes it."""
+        return tuple(sample.offset for sample in self.samples)
 
     @property
     def finished(self) -> Finished | None:
@@ -103,13 +114,19 @@ class StreamBase(Generic[_Call, _Event]):
 
     @property
     def _lingers(self) -> bool:
-        return self._request.resume.linger_seconds > 0
+        return self._resumption is not None or self._request.resume.linger_seconds > 0
 
     def _begin(self) -> None:
-        if self.accepted is None:
+        resumption = self._resumption if self.accepted is None else self._transcript.resume_request()
+        if resumption is None:
             self._call = self._start(self._request, self._tries.remaining())
         else:
-            self._call = self._resume(self._transcript.resume_request(), self._tries.remaining())
+            self._call = self._resume(resumption, self._tries.remaining())
+
+    def _end(self) -> None:
+        """The call has ended, or its connection was lost after the Summary: then nothing was missed."""
+        self._closed.set()
+        self._transcript.end()
 
     def _is_new(self, message: inference_pb2.GenerateResponse) -> bool:
         """Whether a message was not read before the stream was lost."""
@@ -128,7 +145,7 @@ class StreamBase(Generic[_Call, _Event]):
             if pause_seconds is None and cause is not None and isinstance(error, NotFound):
                 # The service does not have the request any more. What the caller must know is how it was lost.
                 error = cause
-            elif pause_seconds is not None and not error.stream_began:
+            elif pause_seconds is not None and not error.stream_began and self._resumption is None:
                 # Whether the service has accepted the request is not known, so it must not run a second time.
                 self._abort(self._request.request_id)
         if pause_seconds is None or self._tries.remaining() == 0:

@@ -5,7 +5,7 @@ reads a completion.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Self, TypeVar, Unpack, cast
 
 import grpc
@@ -13,12 +13,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from tandem_client import types
-from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request
+from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request, resumed_request
 from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS, channel_options
+from tandem_client.recovery import Recovery
 from tandem_client.sync_stream import Aborting, Call, GenerateStream, wait_for
 from tandem_client.wire import messages
 from tandem_client.wire.request import (
     FIELD_KEYWORDS,
+    RESUME_KEYWORDS,
     GenerateOptions,
     Prompt,
     abort_request,
@@ -61,6 +63,37 @@ class Client(ClientBase):
         With `resume`, the stream goes on by itself after its connection or its front end was lost.
         """
 
+        request, recovery = lingering_request(prompt, resume=resume, **options)
+        return self._stream(request, FIELD_KEYWORDS, timeout, recovery)
+
+    def resume(
+        self,
+        request_id: str,
+        secret: bytes,
+        *,
+        offsets: Iterable[types.SampleOffset] = (),
+        linger_seconds: float = 0.0,
+        timeout: float | None = None,
+    ) -> GenerateStream:
+        """Continues the stream of a request that lingers, which this or another program began; iterate over it.
+
+        `request_id` and `secret` are those of its Accepted (`request_id`, `resume_secret`). `offsets` tells what was
+        received of each sample (`stream.offsets`); the stream has only what lies beyond. A sample without an offset
+        is sent from its start. This reader replaces an earlier one, which gets Replaced. NotFound: no such request is
+        kept, or the secret is wrong. If the stream is lost, it is continued for `linger_seconds`; 0: it raises.
+        Leaving it early aborts the request, as with `generate`.
+        """
+        request, resumption, recovery = resumed_request(request_id, secret, offsets, linger_seconds)
+        return self._stream(request, RESUME_KEYWORDS, timeout, recovery, resumption)
+
+    def _stream(
+        self,
+        request: inference_pb2.GenerateRequest,
+        keywords: Mapping[str, str],
+        timeout: float | None,
+        recovery: Recovery | None,
+        resumption: inference_pb2.ResumeRequest | None = None,
+    ) -> GenerateStream:
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> Call:
             return self._inference.Generate(request, timeout=remaining)
 
@@ -74,16 +107,15 @@ class Client(ClientBase):
             aborting.add_done_callback(self._aborting.discard)
             return aborting
 
-        request, recovery = lingering_request(prompt, resume=resume, **options)
-        errors = ErrorReader(address=self.address, timeout=timeout, keywords=FIELD_KEYWORDS)
         return GenerateStream(
             request,
             start=start,
             tries=self._tries(timeout),
-            errors=errors,
+            errors=ErrorReader(address=self.address, timeout=timeout, keywords=keywords),
             resume=start_again,
             abort=abort,
             recovery=recovery,
+            resumption=resumption,
         )
 
     def tokenize(self, text: str, *, model: str | None = None, timeout: float | None = None) -> list[int]:

@@ -98,10 +98,12 @@ class GenerateStream(StreamBase[Call, threading.Event]):
                 if self._is_new(message):
                     return message
             except StopIteration:
-                self._closed.set()
-                self._transcript.end()
+                self._end()
             except grpc.RpcError as rpc_error:
                 if self._closed.is_set():
+                    break
+                if self.summary is not None:
+                    self._end()
                     break
                 if not self._closed.wait(self._pause_seconds(rpc_error)):
                     self._begin()

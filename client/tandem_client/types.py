@@ -35,6 +35,14 @@ class AbortOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOffset:
+    """How much of a sample was received: its token ids, and its characters of text. `stream.offsets` has them."""
+
+    token_ids: int = 0
+    text_chars: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
     """The values of sampling options that a request leaves unset."""
 

@@ -120,7 +120,8 @@ class Scheduler:
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Handles one event at time `now` (seconds, never decreasing); returns the effects in order."""
         effects = self._handlers[type(event)](event, now)
-        effects += self._end_convicted(now)
+        if self._lanes.suspects.has_convicted:
+            effects += self._end_convicted(now)
         if self._lanes.worker_infos.revision != self._seen_revision:
             effects += self._on_workers_changed(now)
         effects += self._output.flush(self.frontends)
@@ -302,7 +303,8 @@ class Scheduler:
         self._lanes.worker_infos.expire(now)
         effects += self._hung.give_up(now)
         effects += self._lanes.seat_due(now)
-        effects += self._end_convicted(now)
+        if self._lanes.suspects.has_convicted:
+            effects += self._end_convicted(now)
         effects += self._steps.plan(self.frontends, now)
         effects += self._announcer.changed_status(self.frontends, now)
         return effects

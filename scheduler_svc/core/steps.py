@@ -52,7 +52,7 @@ class Steps:
     def plan(self, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
         """Makes plans until each lane has `plans_in_flight` plans in flight or nothing can run."""
         effects: list[fx.Effect] = []
-        proven = [lane for lane in self._lanes.by_worker.values() if lane.serves]
+        proven = self._lanes.serving
         suspects = self._lanes.suspects
         trial_on = trial_lane(suspects, proven, now) if len(suspects) else None
         turn = others_turn(suspects, trial_on, proven)

@@ -9,6 +9,7 @@ import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, RowStart
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
@@ -91,8 +92,9 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         raise WireError(f"step status {result.status} is unknown")
     if result.tokens_per_row:
         raise WireError("tokens_per_row is set; several tokens per row and step are not supported")
-    if len(result.pool_id) > _MAX_POOL_BYTES:
-        raise WireError(f"pool_id has {len(result.pool_id)} bytes; the limit is {_MAX_POOL_BYTES}")
+    pool_id = result.pool_id
+    if len(pool_id) > _MAX_POOL_BYTES:
+        raise WireError(f"pool_id has {len(pool_id)} bytes; the limit is {_MAX_POOL_BYTES}")
     return ev.StepDone(
         worker=worker,
         generation=result.generation,
@@ -100,11 +102,11 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         status=status,
         detail=result.detail[:_MAX_DETAIL],
         tokens=array(result.tokens, np.int32, "tokens"),
-        nonfinite=array(result.nonfinite, np.int32, "nonfinite"),
+        nonfinite=array(result.nonfinite, np.int32, "nonfinite") if result.nonfinite else NO_IDS,
         compute_us=result.compute_us,
         logprobs=_logprobs(result.logprobs) if result.HasField("logprobs") else ev.NO_LOGPROBS,
         prompt_logprobs=_logprobs(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NO_LOGPROBS,
-        pool_id=result.pool_id,
+        pool_id=pool_id,
     )
 
 

@@ -35,11 +35,15 @@ def break_connection(ending: Ending) -> None:
 
 def half(request: pb.GenerateRequest, ending: Ending) -> Messages:
     """Two samples; the second one has ended."""
+    yield from half_without_loss(request)
+    break_connection(ending)
+
+
+def half_without_loss(request: pb.GenerateRequest) -> Messages:
     yield accepted(request.request_id, 2)
     yield fake_service.delta(0, [5], "Ré")
     yield fake_service.delta(0, [8, 9], "en", sample_idx=1)
     yield fake_service.finished(2, sample_idx=1)
-    break_connection(ending)
 
 
 def other_half(request: pb.ResumeRequest, ending: Ending) -> Messages:
@@ -104,6 +108,22 @@ def test_a_stream_that_is_lost_again_continues_again(service: FakeService, readi
     deltas, _ = reading(service)
     assert "".join(delta.text for delta in deltas if not delta.sample_idx) == "Réturn"
     assert [request.offsets[0].token_ids for request in service.resumed] == [1, 2] * 2
+
+
+@pytest.mark.parametrize("reading", [read, read_async])
+def test_a_connection_that_is_lost_after_the_summary_is_an_end(service: FakeService, reading: Read) -> None:
+    def whole(request: pb.GenerateRequest, ending: Ending) -> Messages:
+        yield from half_without_loss(request)
+        yield from list(other_half(pb.ResumeRequest(request_id=request.request_id), ending))[1:2]
+        yield fake_service.finished(2)
+        yield fake_service.summary(4)
+        break_connection(ending)
+
+    service.behaviour, service.resumption = whole, other_half
+    deltas, kinds = reading(service)
+    assert len(deltas) == 3
+    assert kinds == ["accepted", "delta", "delta", "finished", "delta", "finished", "summary"]
+    assert (service.resumed, service.aborted) == ([], [])
 
 
 def test_a_request_that_is_not_kept_raises_the_error_that_lost_it(service: FakeService, client: Client) -> None:

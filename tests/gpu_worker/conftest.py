@@ -1,5 +1,6 @@
 """Shared by all worker tests: the device, one thread, the C++ kernels, and the rigs, which compile once per session."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from gpu_worker.native.build import INSTRUCTION_SETS, InstructionSet, built_library, cpu_flags
 from gpu_worker.native.library import NativeLibrary
@@ -68,13 +70,25 @@ built_library(next(each for each in INSTRUCTION_SETS if each.name == sys.argv[1]
 
 @pytest.fixture(scope="session")
 def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with this machine's C++ kernels, which processes of their own build at the same time."""
-    folder = tmp_path_factory.mktemp("kernels")
+    """A folder with this machine's C++ kernels, which processes of their own build at the same time.
+
+    The processes of one test run share it; the first one that needs it builds.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "kernels"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            _build_kernels(folder)
+    return folder
+
+
+def _build_kernels(folder: Path) -> None:
     names = [each.name for each in INSTRUCTION_SETS if each.cpu_flags <= cpu_flags()]
     root = Path(__file__).parents[2]
     builds = [subprocess.Popen([sys.executable, "-c", _BUILD, name, str(folder)], cwd=root) for name in names]
     assert [build.wait() for build in builds] == [0] * len(names)
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -49,8 +49,9 @@ class Service:
         flags: Sequence[str] = (),
         between: Callable[[], object] = int,
     ) -> list[Text]:
-        """All completions at once. If `kills`, the worker is killed after half of the tokens; then `between` is called,
-        and a worker with these flags starts."""
+        """All completions at once. If `kills`, the worker is killed when each stream has a page of tokens on average:
+        there are pages to keep, and many tokens to come, even if the client reads slowly. Then `between` is called, and
+        a worker with these flags starts."""
         tokens: list[list[int]] = [[] for _ in texts]
         enough = threading.Event()
 
@@ -60,7 +61,7 @@ class Service:
             )
             for delta in stream:
                 tokens[i] += delta.token_ids
-                if sum(map(len, tokens)) >= len(texts) * NEW_TOKENS // 2:
+                if sum(map(len, tokens)) >= len(texts) * PAGE_SIZE:
                     enough.set()
             assert stream.summary is not None
             return Text(tokens=tokens[i], recomputed_tokens=stream.summary.usage.recomputed_tokens)

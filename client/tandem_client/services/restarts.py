@@ -24,8 +24,9 @@ class GiveUp:
 class RestartPolicy:
     """Pauses that double, with jitter; gives up where a restart cannot help.
 
-    A child that never served is not restarted, if `needs_service`: its settings, model or machine are at fault. A crash
-    loop is `max_ends` ends within `window_seconds`.
+    A child that served for `steady_seconds`, and for as long as its start took, starts again at once. Such starts take
+    at most half of the time. A child that never served is not restarted, if `needs_service`: its settings, model or
+    machine are at fault. A crash loop is `max_ends` ends within `window_seconds`.
     """
 
     needs_service: bool = True
@@ -35,18 +36,20 @@ class RestartPolicy:
     window_seconds: float = 60.0
     first_pause_seconds: float = 0.5
     last_pause_seconds: float = 30.0
-    # After a child that served this long, the pauses begin with the first one again.
-    steady_seconds: float = 60.0
+    steady_seconds: float = 3.0
     rng: random.Random = field(default_factory=random.Random)
     _pause_seconds: float = field(default=0.0, init=False)
     _ends: deque[float] = field(default_factory=deque[float], init=False)
 
-    def decide(self, *, at: float, status: int, ever_served: bool, served_seconds: float) -> float | GiveUp:
+    def decide(
+        self, *, at: float, status: int, ever_served: bool, start_seconds: float, served_seconds: float
+    ) -> float | GiveUp:
         """Returns the pause in seconds before the child is started again, or why it is not.
 
         `at` is the time of the end on a monotonic clock; ends are given in order of time. `status` is the exit status,
         negative for a signal. `ever_served`: the child, or an earlier one in its place, served at some time.
-        `served_seconds`: how long this child served.
+        `start_seconds`: how long this child took until it served. `served_seconds`: how long it served; 0 if it did
+        not.
         """
         if self.needs_service and not ever_served:
             wrong_settings = status == WRONG_SETTINGS
@@ -57,12 +60,14 @@ class RestartPolicy:
         if self.max_ends is not None and len(self._ends) >= self.max_ends:
             times = f", {len(self._ends)} times within {self.window_seconds:g} s" if self.max_ends > 1 else ""
             return GiveUp(times)
-        return self._next_pause(served_seconds)
+        if served_seconds >= max(self.steady_seconds, start_seconds):
+            self._pause_seconds = 0.0
+            return 0.0
+        return self._next_pause()
 
-    def _next_pause(self, served_seconds: float) -> float:
-        if not self._pause_seconds or served_seconds >= self.steady_seconds:
-            self._pause_seconds = self.first_pause_seconds
+    def _next_pause(self) -> float:
+        """Returns the pause, and doubles it for the next end."""
+        pause_seconds = self._pause_seconds or self.first_pause_seconds
+        self._pause_seconds = min(2 * pause_seconds, self.last_pause_seconds)
         # A random factor spreads the restarts of several services that ended at the same time.
-        pause_seconds = self._pause_seconds * self.rng.uniform(0.5, 1.0)
-        self._pause_seconds = min(2 * self._pause_seconds, self.last_pause_seconds)
-        return pause_seconds
+        return pause_seconds * self.rng.uniform(0.5, 1.0)

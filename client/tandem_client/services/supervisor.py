@@ -52,7 +52,8 @@ class Supervisor:
         self._clock = clock
         self._sleep = sleep
         self._ever_served = False
-        # When the running child began to serve.
+        # When the running child was started, and when it began to serve.
+        self._started_at = 0.0
         self._served_at: float | None = None
 
     def mark_serving(self) -> None:
@@ -66,11 +67,13 @@ class Supervisor:
         while True:
             status, ended, cause = await self._live()
             now = self._clock()
+            served_at = now if self._served_at is None else self._served_at
             decision = self._policy.decide(
                 at=now,
                 status=status,
                 ever_served=self._ever_served,
-                served_seconds=0.0 if self._served_at is None else now - self._served_at,
+                start_seconds=served_at - self._started_at,
+                served_seconds=now - served_at,
             )
             self._on_end()
             if isinstance(decision, GiveUp):
@@ -91,7 +94,7 @@ class Supervisor:
 
     async def _live(self) -> tuple[int, str, str]:
         """Runs the child once; returns its exit status, a text for how it ended, and its own last line as the cause."""
-        self._served_at = None
+        self._started_at, self._served_at = self._clock(), None
         try:
             await self.child.start()
         except OSError as error:

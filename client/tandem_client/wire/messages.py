@@ -89,6 +89,11 @@ def model_info(message: control_pb2.GetModelInfoResponse) -> types.ModelInfo:
     return _value(types.ModelInfo, message, eos_token_ids=tuple(message.eos_token_ids), sampling_defaults=defaults)
 
 
+def offsets(message: inference_pb2.ResumeRequest) -> tuple[types.SampleOffset, ...]:
+    """The offsets of a Resume call."""
+    return tuple(_value(types.SampleOffset, offset) for offset in message.offsets)
+
+
 def load(message: control_pb2.GetLoadResponse) -> types.Load:
     """The value of GetLoad's answer."""
     lost_seconds = message.worker_lost_seconds if message.HasField("worker_lost_seconds") else None

@@ -11,6 +11,8 @@ from typing import Any, TypedDict, Unpack, cast
 from google.protobuf.descriptor import FieldDescriptor
 from tandem.v1 import control_pb2, inference_pb2
 
+from tandem_client.types import SampleOffset
+
 # Text, tokenized by the service, or token ids, used as they are.
 Prompt = str | Iterable[int]
 
@@ -97,6 +99,9 @@ FIELD_KEYWORDS: Mapping[str, str] = {
     "sampling.allowed_token_ids": "allowed_token_ids",
 }
 
+# The same for the fields of ResumeRequest.
+RESUME_KEYWORDS: Mapping[str, str] = {"request_id": "request_id", "resume_secret": "secret", "offsets": "offsets"}
+
 # The range of each kind of integer field.
 _RANGES: Mapping[int, tuple[int, int]] = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
@@ -134,6 +139,20 @@ def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> infe
                 # An empty list differs from an absent one.
                 part.SetInParent()
             _assign(name, part, field, value)
+    return request
+
+
+def resume_request(request_id: str, secret: bytes, offsets: Iterable[SampleOffset]) -> inference_pb2.ResumeRequest:
+    """Returns the request for the rest of a stream. Raises as `generate_request` does."""
+    request = inference_pb2.ResumeRequest()
+    _assign("request_id", request, "request_id", request_id)
+    _assign("secret", request, "resume_secret", secret)
+    for idx, offset in enumerate(cast(Iterable[object], offsets)):
+        if not isinstance(offset, SampleOffset):
+            raise TypeError(f"offsets[{idx}] is {offset!r:.60}; a SampleOffset is needed")
+        message = request.offsets.add()
+        _assign(f"offsets[{idx}].token_ids", message, "token_ids", offset.token_ids)
+        _assign(f"offsets[{idx}].text_chars", message, "text_chars", offset.text_chars)
     return request
 
 

@@ -3,28 +3,35 @@
 Both streams use it. It does not read the stream itself.
 """
 
+from collections.abc import Sequence
+
 from tandem.v1 import inference_pb2
 
 from tandem_client.errors import ProtocolError
 from tandem_client.plural import counted
-from tandem_client.types import Accepted, Delta, Finished, PromptInfo, Summary, TokenLogprob
+from tandem_client.types import Accepted, Delta, Finished, PromptInfo, SampleOffset, Summary, TokenLogprob
 from tandem_client.wire import messages
+from tandem_client.wire.request import resume_request
+
+NOTHING = SampleOffset()
 
 
 class Sample:
-    """One completion of a request, as far as it has been read."""
+    """One completion of a request, as far as it has been read. Of a resumed one, `before` was read elsewhere."""
 
-    __slots__ = ("_texts", "finished", "idx", "logprobs", "num_tokens", "token_ids")
+    __slots__ = ("_texts", "before", "finished", "idx", "logprobs", "num_tokens", "token_ids")
 
-    def __init__(self, idx: int) -> None:
+    def __init__(self, idx: int, before: SampleOffset = NOTHING) -> None:
         self.idx = idx
+        self.before = before
         # Empty if ids were not requested. `num_tokens` is still correct once the sample is finished.
         self.token_ids: list[int] = []
         # One per token; empty if they were not requested.
         self.logprobs: list[TokenLogprob] = []
         # None until the sample ended.
         self.finished: Finished | None = None
-        self.num_tokens = 0
+        # With those of `before`.
+        self.num_tokens = before.token_ids
         self._texts: list[str] = []
 
     def __repr__(self) -> str:
@@ -33,8 +40,16 @@ class Sample:
 
     @property
     def text(self) -> str:
-        """All text so far."""
+        """All text so far; without that of `before`."""
         return "".join(self._texts)
+
+    @property
+    def offset(self) -> SampleOffset:
+        """How much of the sample has been read, here and elsewhere."""
+        return SampleOffset(
+            token_ids=self.before.token_ids + len(self.token_ids),
+            text_chars=self.before.text_chars + sum(map(len, self._texts)),
+        )
 
     def add(self, delta: Delta) -> None:
         """Appends a delta of this sample."""
@@ -53,17 +68,21 @@ class Sample:
 class Transcript:
     """Reads a stream's messages in order."""
 
-    __slots__ = ("_prompt_logprobs", "_prompt_start", "_with_ids", "_with_logprobs", "accepted", "samples", "summary")
+    __slots__ = (
+        "_offsets", "_prompt_logprobs", "_prompt_start", "_with_ids", "_with_logprobs", "accepted", "samples", "summary"
+    )  # fmt: skip
 
-    def __init__(self, request: inference_pb2.GenerateRequest) -> None:
+    def __init__(self, request: inference_pb2.GenerateRequest, offsets: Sequence[SampleOffset] | None = None) -> None:
+        """`offsets`: what was read elsewhere of each sample of a resumed stream, whose options are not known."""
         self.accepted: Accepted | None = None
+        self._offsets = offsets or ()
         # One sample until the Accepted message gives the number.
-        self.samples = (Sample(0),)
+        self.samples = (self._new_sample(0),)
         self.summary: Summary | None = None
         self._prompt_start = 0
         self._prompt_logprobs: list[TokenLogprob] = []
         output = request.output
-        self._with_ids = output.want_token_ids or not output.HasField("want_token_ids")
+        self._with_ids = offsets is None and (output.want_token_ids or not output.HasField("want_token_ids"))
         self._with_logprobs = output.HasField("logprobs")
 
     @property
@@ -96,7 +115,7 @@ class Transcript:
             case "accepted":
                 self.accepted = messages.accepted(message.accepted)
                 others = range(1, self.accepted.sampling.num_samples)
-                self.samples = (self.samples[0], *(Sample(idx) for idx in others))
+                self.samples = (self.samples[0], *(self._new_sample(idx) for idx in others))
             case "prompt_info":
                 self._absorb_prompt(messages.prompt_info(message.prompt_info))
             case "delta":
@@ -125,13 +144,8 @@ class Transcript:
     def resume_request(self) -> inference_pb2.ResumeRequest:
         """Returns the request for the rest of the stream. The stream must have been accepted."""
         assert self.accepted is not None
-        offsets = [
-            inference_pb2.SampleOffset(token_ids=len(sample.token_ids), text_chars=len(sample.text))
-            for sample in self.samples
-        ]
-        return inference_pb2.ResumeRequest(
-            request_id=self.accepted.request_id, resume_secret=self.accepted.resume_secret, offsets=offsets
-        )
+        offsets = [sample.offset for sample in self.samples]
+        return resume_request(self.accepted.request_id, self.accepted.resume_secret, offsets)
 
     def end(self) -> None:
         """Checks the end of the stream. Raises ProtocolError if a message that belongs there is missing."""
@@ -146,6 +160,9 @@ class Transcript:
             raise ProtocolError(f"a message names sample {idx}; the request has {len(self.samples)}")
         return self.samples[idx]
 
+    def _new_sample(self, idx: int) -> Sample:
+        return Sample(idx, self._offsets[idx] if idx < len(self._offsets) else NOTHING)
+
     def _absorb_prompt(self, info: PromptInfo) -> None:
         if not self._prompt_logprobs:
             self._prompt_start = info.start
@@ -156,7 +173,7 @@ class Transcript:
 
     def _absorb_delta(self, delta: Delta) -> None:
         sample = self._sample(delta.sample_idx)
-        if self._with_ids:
+        if self._with_ids or delta.token_ids:
             if delta.token_offset != sample.num_tokens:
                 raise ProtocolError(f"a delta starts at token {delta.token_offset}; expected {sample.num_tokens}")
             num_logprobs = len(delta.token_ids) if self._with_logprobs else 0

@@ -42,8 +42,8 @@ class StepClock:
 
     def confirmed(self, record: SentPlan) -> None:
         """Learns from the plan whose result has just arrived and is valid."""
-        self._predicted_seconds(record)
-        self._times.learn(record, self._work, self._last_step_seconds)
+        work = self._work if self._oldest is record else self._times.work(record)
+        self._times.learn(record, work, self._last_step_seconds)
 
     def paused(self, seconds: float, *, is_working: bool) -> None:
         """Records that the scheduler did not run for `seconds`, so that it could not hear the worker."""

@@ -82,22 +82,12 @@ class StepTimes:
 
     def learn(self, record: SentPlan, work: float, seconds: float) -> None:
         """Takes the time of a confirmed step with this work."""
-        own = _class_of(work)
-        average = _moved(self._averages(record).get(own), seconds)
-        if record.prefill_tokens:
-            self._of_chunks[own] = average
-        else:
-            self._of_decodes[own] = average
+        averages, own = self._averages(record), _class_of(work)
+        average = averages.get(own, seconds)
+        averages[own] = average + (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
 
     def _averages(self, record: SentPlan) -> dict[int, float]:
         return self._of_chunks if record.prefill_tokens else self._of_decodes
-
-
-def _moved(average: float | None, seconds: float) -> float:
-    """Returns the average after another step."""
-    if average is None:
-        return seconds
-    return average + (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
 
 
 def _bound(averages: dict[int, float], work: float) -> float:

@@ -79,6 +79,8 @@ class Lingering:
     def expire(self, now: float) -> list[fx.Effect]:
         """Drops entries whose time is over, with their live samples, and those that exceed the bounds."""
         effects: list[fx.Effect] = []
+        if self.kept.next_expiry() is None:
+            return effects  # every ended entry expires, so the bounds hold as well
         while (expired := self.kept.pop_expired(now)) is not None:
             for request in self._queue.by_request_id(expired.request_id):
                 self._remove(request)

@@ -11,6 +11,9 @@ MAX_SAMPLING_BYTES = 96 << 10
 MAX_DESCRIPTION_BYTES = 32 << 10
 SECRET_HASH_BYTES = 32
 
+# Sampling, stop tokens in any order, limits.
+Options = tuple[bytes, tuple[int, ...], tuple[int, ...]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Submit:
@@ -58,11 +61,10 @@ class Submit:
     """Hash of `sampling` without the seed, which may be drawn anew each time. If it is empty, `sampling` counts."""
 
     @property
-    def options(self) -> tuple[bytes, bytes]:
+    def options(self) -> Options:
         """What identifies the request besides tenant and prompt: its sampling, its stop tokens and limits."""
-        stops = sorted(set(self.stop_token_ids))
-        limits = (stops, self.ignore_eos, self.max_new_tokens, self.min_new_tokens, self.num_logprobs)
-        return self.sampling_key or self.sampling, repr(limits).encode()
+        limits = (self.ignore_eos, self.max_new_tokens, self.min_new_tokens, self.num_logprobs)
+        return self.sampling_key or self.sampling, self.stop_token_ids, limits
 
     @property
     def streams(self) -> range:

@@ -6,6 +6,7 @@ positions that cannot exist. A request is accepted with all its samples or not a
 
 from collections.abc import Sequence
 
+from scheduler_svc.core.messages.arrays import is_within
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode
 from scheduler_svc.core.messages.events import Submit
@@ -40,8 +41,12 @@ def total_tokens(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) ->
     Each known worker gives a length: prompt and max_new_tokens, cut at its max_length. Workers whose pool cannot hold
     that length are left out. The result is the largest of the rest.
     """
-    ends = [(info, min(prompt + max_new_tokens, info.max_length)) for info in worker_infos.known]
-    return max((total for info, total in ends if prompt < total and info.holds(total)), default=0)
+    longest = 0
+    for info in worker_infos.known:
+        total = min(prompt + max_new_tokens, info.max_length)
+        if total > max(prompt, longest) and info.holds(total):
+            longest = total
+    return longest
 
 
 def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> Refusal | None:
@@ -50,18 +55,18 @@ def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> R
     Returns None if a present worker can, or if no worker is present and a recent one could. If only
     a worker that left recently could hold the request, it is refused as NOT_READY, not as invalid.
     """
-    present, recent = worker_infos.present, worker_infos.recent
+    workers = worker_infos.present or worker_infos.recent
     total = total_tokens(worker_infos, prompt, max_new_tokens)
-    if total and any(info.holds(total) for info in present or recent):
+    if total and any(info.holds(total) for info in workers):
         return None
     if total:
         reason = (
             f"prompt ({prompt} tokens) and max_new_tokens make {total} tokens; the present workers hold at "
-            f"most {_most_tokens(present)}; a larger one left a short while ago"
+            f"most {_most_tokens(worker_infos.present)}; a larger one left a short while ago"
         )
         return RejectCode.NOT_READY, "", reason
     # The message gives the limits of the present workers, if there are any.
-    info = max(present or recent, key=lambda info: (info.max_length, info.usable_pages))
+    info = max(workers, key=lambda info: (info.max_length, info.usable_pages))
     if prompt >= info.max_length:
         reason = f"the prompt and one output token make {prompt + 1} tokens; the limit is {info.max_length}"
         return RejectCode.INVALID, "token_ids", reason
@@ -92,7 +97,7 @@ def _invalid(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Re
             return RejectCode.INVALID, "token_ids", f"the prompt has {prompt} tokens; {limit}"
         message = f"num_samples is {samples} and the prompt has {prompt} tokens, {samples * prompt} together; {limit}"
         return RejectCode.INVALID, "sampling.num_samples", message
-    if int(event.prompt.min()) < 0 or int(event.prompt.max()) >= info.vocab_size:
+    if not is_within(event.prompt, info.vocab_size):
         return RejectCode.INVALID, "token_ids", f"a token id is outside 0 to {info.vocab_size - 1}"
     return None
 

@@ -145,7 +145,9 @@ def set_aside_misfits(queue: RequestQueue, lane: Lane, other_lanes: Sequence[Lan
 
 
 def _is_misfit(request: Request, lane: Lane, other_lanes: Sequence[Lane]) -> bool:
-    return not any(one.info.holds(request.total_length) for one in (lane, *other_lanes))
+    if lane.info.holds(request.total_length):
+        return False
+    return not any(other.info.holds(request.total_length) for other in other_lanes)
 
 
 # Sizes -------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
     rows = lane.rows
     chunk_rows = chunk_starts = chunk_counts = NO_IDS
     chunk_samples = _NO_FLAGS
-    all_rows, counts = decode, np.ones(len(decode), np.int32)
+    all_rows, counts = decode, rows.one_each(len(decode))
     sampled = np.arange(len(chunks), len(chunks) + len(decode), dtype=np.int64)
     if chunks:
         # Most plans only decode and do without these arrays.
@@ -28,7 +28,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
         chunk_starts = rows.planned[chunk_rows]
         chunk_samples = chunk_starts + chunk_counts == rows.known[chunk_rows]
         all_rows, counts = np.concatenate([chunk_rows, decode]), np.concatenate([chunk_counts, counts])
-        sampled = np.concatenate([np.flatnonzero(chunk_samples), sampled])
+        sampled = np.concatenate([chunk_samples.nonzero()[0], sampled])
     ends = rows.plan(all_rows, counts, sampled)
     take_over = lane.next_take_over()
     num_logprobs, wanted = None, ()
@@ -43,14 +43,14 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
             handles=rows.handle[all_rows],
             ends=ends,
             sampled=sampled,
-            prefill_tokens=sum(count for _, count in chunks),
+            prefill_tokens=builder.prefill_tokens,
             decode_tokens=len(decode),
             num_logprobs=num_logprobs,
             wanted_prompt_logprobs=wanted,
             cached=tuple(builder.cached),
             swapped_out=tuple(page_hash for _, _, page_hash in builder.swap_outs),
             moved_pages=len(builder.swap_outs) + len(builder.copies) + len(builder.swap_ins),
-            started_tokens=sum(len(start.tokens) for start in builder.starts),
+            started_tokens=builder.started_tokens,
             takes_over=b"" if take_over is None else take_over.pool_id,
         )
     )

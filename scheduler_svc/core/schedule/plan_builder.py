@@ -35,13 +35,16 @@ class PlanBuilder:
     """Number of tokens that the step may still compute."""
     bytes_left: int
     """Number of encoded bytes left for further started rows."""
-    logit_budget: LogitBudget
     has_preempted: bool = False
     starts: list[RowStart] = field(default_factory=list[RowStart])
     appends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Row, its next page."""
+    started_tokens: int = 0
+    """Number of tokens that come with `starts`."""
     chunks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Row, number of positions."""
+    prefill_tokens: int = 0
+    """Number of positions of `chunks`."""
     fresh: list[int] = field(default_factory=list[int])
     """Rows started in this plan that have a single position left, so they are decode rows."""
     swap_outs: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
@@ -52,6 +55,20 @@ class PlanBuilder:
     """Host page, page."""
     cached: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
     """Page, hash: pages that this plan fills and that are in the prefix cache from now on."""
+    _logit_budget: LogitBudget | None = None
+
+    @property
+    def logit_budget(self) -> LogitBudget:
+        """The logit rows that the step has for prompt logprobs. Most plans do without it.
+
+        It reserves a logit row for each running or waiting request that may sample. Admission and preemption do not
+        change their sum.
+        """
+        if self._logit_budget is None:
+            info = self.lane.info
+            may_sample = min(info.max_rows, self.lane.rows.num_seated + self.queue.num_waiting)
+            self._logit_budget = LogitBudget(logit_rows=info.logit_rows, rows_that_may_sample=may_sample)
+        return self._logit_budget
 
     # Rows ----------------------------------------------------------------------------------------------------------
 
@@ -84,6 +101,7 @@ class PlanBuilder:
         held_from = lane.first_seen_page(first) if None in matched.pages else 0
         row = lane.seat(request, pages, self.frontend_idx(request.frontend), first_position=first, held_from=held_from)
         self.starts.append(_start(request, row, pages, first))
+        self.started_tokens += request.known
         self.bytes_left -= start_bytes(request, len(pages))
         return row
 
@@ -133,10 +151,10 @@ class PlanBuilder:
         lane.unseat(victim, Move.PREEMPT)
         self.queue.enqueue(victim)
 
-    def restart(self, token_budget: int, logit_budget: LogitBudget) -> None:
+    def restart(self, token_budget: int) -> None:
         """Resets the budgets after a preemption freed pages. Until now the plan contains only preemptions."""
         assert not (self.chunks or self.starts or self.appends or self.fresh), "the plan is not empty"
-        self.budget, self.logit_budget, self.has_preempted = token_budget, logit_budget, False
+        self.budget, self._logit_budget, self.has_preempted = token_budget, None, False
 
     # Work ----------------------------------------------------------------------------------------------------------
 
@@ -149,6 +167,7 @@ class PlanBuilder:
         lane = self.lane
         align = lane.info.chunk_align
         self.chunks.append((row, count))
+        self.prefill_tokens += count
         self.budget -= -(-count // align) * align
         if start + count == lane.rows.known[row]:
             self._end_soon()
@@ -165,7 +184,7 @@ class PlanBuilder:
 
     def _end_soon(self) -> None:
         """Limits what may still join this step, because a prompt ends in it and its caller waits for a token."""
-        self.budget = min(self.budget, ending_budget(self.lane.info, sum(tokens for _, tokens in self.chunks)))
+        self.budget = min(self.budget, ending_budget(self.lane.info, self.prefill_tokens))
 
     def charge_decode(self, rows: npt.NDArray[np.int64]) -> None:
         """Takes one token of the budget for each of the decode rows."""

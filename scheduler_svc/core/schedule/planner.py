@@ -14,7 +14,6 @@ from scheduler_svc.core.messages.config import Policy
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.schedule.admit import admit, admit_suspects, set_aside_misfits
 from scheduler_svc.core.schedule.finish_plan import finish_plan
-from scheduler_svc.core.schedule.logit_budget import LogitBudget
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import chunk_tokens, queue_key, victim_key
 from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
@@ -52,7 +51,6 @@ def plan_step(
         now=now,
         budget=lane.memory.token_budget,
         bytes_left=max_bytes,
-        logit_budget=_logit_budget(lane, queue),
     )
     while True:
         decode, is_starved = _decide(builder, turn, other_lanes, policy)
@@ -68,7 +66,7 @@ def plan_step(
             return None
         # Every row is in the middle of its prompt and waits for pages that another row holds.
         builder.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=victim_key))
-        builder.restart(lane.memory.token_budget, _logit_budget(lane, queue))
+        builder.restart(lane.memory.token_budget)
 
 
 def _decide(
@@ -102,16 +100,6 @@ def _decide(
     if builder.fresh:
         decode = np.concatenate([decode, np.array(builder.fresh, np.int64)])
     return decode, is_starved
-
-
-def _logit_budget(lane: Lane, queue: RequestQueue) -> LogitBudget:
-    """Returns the logit rows that the step has for prompt logprobs.
-
-    It reserves a logit row for each running or waiting request that may sample. Admission and preemption do not change
-    their sum.
-    """
-    may_sample = min(lane.info.max_rows, lane.rows.num_seated + queue.num_waiting)
-    return LogitBudget(logit_rows=lane.info.logit_rows, rows_that_may_sample=may_sample)
 
 
 def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -18,8 +18,6 @@ generation. Results of older generations are ignored. The worker drops its rows 
 from collections import deque
 from dataclasses import replace
 
-import numpy as np
-
 from scheduler_svc.core.limits.memory_limit import MemoryLimit
 from scheduler_svc.core.limits.step_clock import StepClock
 from scheduler_svc.core.messages.config import CoreConfig
@@ -43,7 +41,7 @@ class Lane:
         self.worker = worker
         self.number = number
         """Number of the lane, counted from the core's start. An older lane has a lower number."""
-        self.info, self.eos = info, np.array(info.eos_token_ids, np.int32)
+        self.info = info
         self.clock, self.memory = StepClock(info, now), MemoryLimit(info)
         self.failed_steps = 0
         """Number of failed steps since the last confirmed step."""

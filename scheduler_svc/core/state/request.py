@@ -19,6 +19,7 @@ import numpy as np
 
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.page_hash import next_hash
+from scheduler_svc.core.messages.submit import Options
 
 
 class Phase(StrEnum):
@@ -82,7 +83,7 @@ class Request:
     """Number of requests behind this one that were admitted first because more of their prompt was cached."""
     prefix_root: bytes = b""
     """The start of the page hashes, which also identifies the tenant. If it is empty, the request shares no pages."""
-    options: tuple[bytes, ...] = ()
+    options: Options = (b"", (), ())
     """`Submit.options`."""
     page_hashes: list[bytes] = field(default_factory=list[bytes])
     """Hashes of the leading full pages, as far as they were computed."""
@@ -246,7 +247,9 @@ class Request:
 
     def page_tokens(self, page_idx: int, page_size: int) -> bytes:
         """Returns the tokens of the page with this logical index, little-endian int32."""
-        return self.tokens_between(page_idx * page_size, (page_idx + 1) * page_size).tobytes()
+        start, end = page_idx * page_size, (page_idx + 1) * page_size
+        tokens = self.prompt[start:end] if end <= len(self.prompt) else self.tokens_between(start, end)
+        return tokens.tobytes()
 
     def hash_known(self, page_size: int) -> None:
         """Hashes all full pages of a request without a row."""

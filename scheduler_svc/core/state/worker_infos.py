@@ -31,6 +31,8 @@ class WorkerInfos:
         """Number of changes, so that the scheduler notices each."""
         self.present: tuple[WorkerInfo, ...] = ()
         """Proven workers that are present, with the largest first."""
+        self.known: tuple[WorkerInfo, ...] = ()
+        """Workers that are present, then those that left recently. Not empty after a worker was proven."""
         self.served: Served | None = None
         """None until a worker is proven."""
         self._max_wait_seconds = max_wait_seconds
@@ -39,8 +41,7 @@ class WorkerInfos:
     def update(self, present: Iterable[WorkerInfo]) -> None:
         """Replaces the infos of the workers that are present."""
         self.present = tuple(sorted(present, key=lambda info: (-info.max_length, -info.usable_pages)))
-        self.revision += 1
-        self._update_served()
+        self._changed()
 
     def worker_left(self, info: WorkerInfo, now: float) -> None:
         """Records that a proven worker has left. The caller calls `update` next."""
@@ -58,8 +59,7 @@ class WorkerInfos:
         for info in expired:
             del self._departed[info]
         if expired:
-            self.revision += 1
-            self._update_served()
+            self._changed()
 
     def next_expiry(self) -> float | None:
         """Returns the time at which `expire` drops the next worker, or None."""
@@ -73,10 +73,10 @@ class WorkerInfos:
             recent.append(self.served.info)
         return recent
 
-    @property
-    def known(self) -> Sequence[WorkerInfo]:
-        """Workers that are present, then those that left recently. Not empty after a worker was proven."""
-        return [*self.present, *self.recent]
+    def _changed(self) -> None:
+        self.revision += 1
+        self._update_served()
+        self.known = (*self.present, *self.recent)
 
     def _update_served(self) -> None:
         """Updates `served`. It stays the same object if callers would see no difference."""

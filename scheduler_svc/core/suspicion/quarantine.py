@@ -98,7 +98,8 @@ def key_of(given: Submit | Request) -> str:
 
     Each part is hashed with its length, so no two requests give the same bytes.
     """
-    parts = [given.prefix_root, given.prompt.tobytes(), *given.options]
+    sampling, stops, limits = given.options
+    parts = [given.prefix_root, given.prompt.tobytes(), sampling, repr((sorted(set(stops)), *limits)).encode()]
     digest = sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

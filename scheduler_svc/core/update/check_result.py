@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.arrays import is_within
 from scheduler_svc.core.messages.events import RawLogprobs, StepDone
 from scheduler_svc.core.messages.plan import SentPlan
 
@@ -20,18 +20,13 @@ def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
     if event.pool_id != record.takes_over:
         return False
     num_sampled = len(record.sampled)
-    if len(event.tokens) != num_sampled or not _within(event.nonfinite, num_sampled):
+    if len(event.tokens) != num_sampled or not is_within(event.nonfinite, num_sampled):
         return False
     if not _has_wanted_logprobs(record, event, vocab_size):
         return False
     if not len(event.nonfinite):
-        return _within(event.tokens, vocab_size)
-    return _within(np.delete(event.tokens, event.nonfinite), vocab_size)
-
-
-def _within(values: Int32Array, limit: int) -> bool:
-    # Read as unsigned, a negative number is above any limit.
-    return not len(values) or int(values.view(np.uint32).max()) < limit
+        return is_within(event.tokens, vocab_size)
+    return is_within(np.delete(event.tokens, event.nonfinite), vocab_size)
 
 
 def _has_wanted_logprobs(record: SentPlan, event: StepDone, vocab_size: int) -> bool:

@@ -33,8 +33,9 @@ class OutputCollector:
         """Returns the step's tokens and ends for each front end. `frontends` maps names to indices."""
         effects: list[Effect] = []
         # Without a mask, which costs time, if all tokens are for the only front end.
-        alone = len(frontends) == 1 and bool(step_tokens.frontend_idx.all())
-        for frontend, idx in (*frontends.items(), *self._others.items()):
+        alone = len(frontends) == 1 and np.count_nonzero(step_tokens.frontend_idx) == len(step_tokens.frontend_idx)
+        readers = {**frontends, **self._others} if self._others else frontends
+        for frontend, idx in readers.items():
             ends = tuple(self._ends.pop(frontend, ()))
             gets_all = alone and idx != DETACHED
             mask = slice(None) if gets_all else step_tokens.frontend_idx == idx

@@ -72,7 +72,7 @@ def read_result(
     rows, tokens = lane.rows, event.tokens
     named = record.rows
     mine = rows.handle[named] == record.handles
-    all_mine = bool(mine.all())
+    all_mine = np.count_nonzero(mine) == len(mine)  # a fraction of the time of `mine.all()`
     seated = named if all_mine else named[mine]
     rows.confirm(seated, record.ends if all_mine else record.ends[mine])
     if not all_mine:
@@ -92,7 +92,8 @@ def read_result(
     endings = [*step_tokens.endings, *map(Ending.not_finite, rows.requests_at(nonfinite_rows))]
     pending_sampled: list[int] = []
     if not all_mine:
-        pending, pending_sampled = _pending(queue, record, tokens, finite, ~sampled_mine, lane.eos, frontend_idx, now)
+        eos = lane.info.eos_token_ids
+        pending, pending_sampled = _pending(queue, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
         step_tokens = _joined(step_tokens, pending)
         endings += pending.endings
     if not_finite:
@@ -121,16 +122,17 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: 
     verified, known = rows.add_sampled(rows_s, tokens)
     offsets = known - rows.prompt[rows_s]
     offsets -= 1
-    for request in rows.requests_at(rows_s[offsets == 0]):
-        request.emitted_first_token(now)
+    if np.count_nonzero(offsets) < len(offsets):
+        for request in rows.requests_at(rows_s[offsets == 0]):
+            request.emitted_first_token(now)
     for row in rows_s[verified >= rows.cache_at[rows_s]].tolist():
         cache_full_pages(lane, row)
 
     endings: list[Ending] = []
     may_end = known == rows.total[rows_s]
-    is_eos = _any_of(tokens, lane.eos)
+    is_eos = _any_of(tokens, lane.info.eos_token_ids)
     may_stop = is_eos | rows.has_stops[rows_s]
-    if may_stop.any():
+    if np.count_nonzero(may_stop):
         is_eos &= ~rows.ignore_eos[rows_s]
         may_end |= (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
     for i in may_end.nonzero()[0].tolist():
@@ -147,7 +149,7 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: 
     )
 
 
-def _any_of(tokens: Int32Array, eos: Int32Array) -> npt.NDArray[np.bool_]:
+def _any_of(tokens: Int32Array, eos: tuple[int, ...]) -> npt.NDArray[np.bool_]:
     """Returns `np.isin(tokens, eos)`; for few values comparisons are faster."""
     if len(eos) > 8:
         return np.isin(tokens, eos)
@@ -175,7 +177,7 @@ def _pending(
     tokens: Int32Array,
     finite: npt.NDArray[np.bool_],
     is_pending: npt.NDArray[np.bool_],
-    eos: Int32Array,
+    eos: tuple[int, ...],
     frontend_idx: Mapping[str, int],
     now: float,
 ) -> tuple[StepTokens, list[int]]:

@@ -42,6 +42,10 @@ class Lanes:
         self._config, self._queue = config, queue
         self.by_worker: dict[str, Lane] = {}
         """Lanes by worker name, in the order in which the workers joined."""
+        self.seated: list[Lane] = []
+        """The lanes of all workers but those on standby, in the same order."""
+        self.serving: list[Lane] = []
+        """The lanes on which requests may run, in the same order."""
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.suspects = Suspects(queue)
@@ -91,6 +95,7 @@ class Lanes:
         lane = Lane(worker=worker, number=self._next_number, info=info, generation=self._generation, now=now)
         self._next_number += 1
         self.by_worker[worker] = lane
+        self._list_lanes()
         effects.append(fx.WorkerAccepted(worker=worker, generation=self._generation))
         if lane.is_seated:
             self._was_seated = True
@@ -102,6 +107,7 @@ class Lanes:
     def _prove(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Lets a seated lane get requests, and announces its sizes to callers. A standby lane may be seated at once."""
         lane.prove(now)
+        self._list_lanes()
         if not lane.is_seated:
             return self.seat_due(now)
         self.held_pools.hand_over(lane, now)
@@ -110,19 +116,18 @@ class Lanes:
 
     def _serving_changed(self) -> None:
         """Announces the sizes of the serving workers, and looks again at requests that fitted none of them."""
-        self.worker_infos.update(self._serving_infos())
+        self.worker_infos.update(lane.info for lane in self.serving)
         self._queue.restore_set_aside()
 
-    def _serving_infos(self) -> list[WorkerInfo]:
-        return [lane.info for lane in self.by_worker.values() if lane.serves]
-
-    @property
-    def seated(self) -> list[Lane]:
-        """The lanes of all workers but those on standby, in the order in which the workers joined."""
-        return [lane for lane in self.by_worker.values() if lane.is_seated]
+    def _list_lanes(self) -> None:
+        """Updates `seated` and `serving`. Both are read in every step and change rarely."""
+        self.seated = [lane for lane in self.by_worker.values() if lane.is_seated]
+        self.serving = [lane for lane in self.seated if lane.serves]
 
     def next_seating(self) -> float | None:
         """Returns the time at which a standby worker is seated because no other worker has come, or None."""
+        if self.seated:
+            return None
         return standby.seat_due_at(self.by_worker.values(), was_seated=self._was_seated)
 
     def seat_due(self, now: float) -> list[fx.Effect]:
@@ -144,6 +149,7 @@ class Lanes:
     def _seat(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Lets requests run on a proven standby worker."""
         lane.take_seat()
+        self._list_lanes()
         self.held_pools.hand_over(lane, now)
         self._was_seated = True
         self._serving_changed()
@@ -152,7 +158,7 @@ class Lanes:
 
     def _model_refusal(self, info: WorkerInfo, worker: str) -> str:
         served = self.worker_infos.served
-        others = [lane.info for name, lane in self.by_worker.items() if name != worker and lane.serves]
+        others = [lane.info for lane in self.serving if lane.worker != worker]
         return model_refusal(info, None if served is None else served.info, others)
 
     def close(
@@ -171,13 +177,14 @@ class Lanes:
         If `seats`, a standby worker gets the seat of a worker that served, or of the last one that was seated.
         """
         lane = self.by_worker.pop(worker)
+        self._list_lanes()
         in_trial = False
         if is_death and cause in _DEATHS and lane.serves:
             in_trial = self.suspects.is_trial(lane.in_flight)
-            num_lanes = len(self._serving_infos()) + 1
+            num_lanes = len(self.serving) + 1
             self.suspects.implicate(lane, lane.in_flight, reason, is_step=False, num_lanes=num_lanes, now=now)
         # The death of a worker on probation or on standby does not count while another worker serves.
-        if is_death and (lane.serves or not self._serving_infos()):
+        if is_death and (lane.serves or not self.serving):
             self.crash_loop.died(reason, now, in_trial=in_trial)
         if not lane.is_seated:
             return [fx.Note(message=f"worker {worker} lost: {reason}; it was on standby")]
@@ -187,7 +194,7 @@ class Lanes:
         self.last_loss = now, reason
         if lane.serves:
             self.worker_infos.worker_left(lane.info, now)
-            self.worker_infos.update(self._serving_infos())
+            self.worker_infos.update(one.info for one in self.serving)
         if seats and (lane.serves or not self.seated):
             effects += self._seat_next(now)
         if not self.worker_infos.present:

@@ -24,13 +24,12 @@ def first_proven(lanes: Iterable[Lane]) -> Lane | None:
 
 
 def seat_due_at(lanes: Iterable[Lane], *, was_seated: bool) -> float | None:
-    """Returns when a standby worker is to be seated although no serving worker is lost at that time; None if never.
+    """Returns when a standby worker is to be seated if only standby workers are there; None if none is proven.
 
-    That is so if only standby workers are there. `was_seated`: a worker has been seated since the core's start; then a
+    `was_seated`: a worker has been seated since the core's start; then a
     standby worker is due as soon as it is proven.
     """
-    every = list(lanes)
-    first = first_proven(every)
-    if first is None or first.proven_at is None or any(lane.is_seated for lane in every):
+    first = first_proven(lanes)
+    if first is None or first.proven_at is None:
         return None
     return first.proven_at if was_seated else first.proven_at + PATIENCE_SECONDS

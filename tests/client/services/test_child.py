@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import re
 import signal
 import sys
@@ -12,6 +13,7 @@ import pytest
 from tandem_client.services.child import Child, missing_programs
 from tandem_client.services.line_writer import LineWriter
 from tandem_client.services.log_lines import LogLine, parse
+from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import ServiceEnded, Supervisor
 from tests.client.fake_programs import STAYS, quick_policy
 from tests.client.fake_service import WAIT_SECONDS
@@ -32,6 +34,38 @@ def test_children_are_stopped_and_started_again() -> None:
         assert await child.stop(grace_seconds=10) == -signal.SIGTERM
 
     asyncio.run(live())
+
+
+def test_the_pause_depends_on_how_long_the_child_took_to_serve_and_served() -> None:
+    now, said = [100.0], list[str]()
+
+    class Fake(Child):
+        lives = 0
+
+        async def start(self) -> None:
+            self.lives += 1
+
+        async def wait(self) -> int:
+            if self.lives < 4:
+                now[0] += 4.0
+                supervisor.mark_serving()
+                now[0] += (3.9, 4.0, 2.0)[self.lives - 1]
+            return 1
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    child = Fake("worker", "gpu_worker", [], on_line=lambda *_: None)
+    policy = RestartPolicy(max_ends=4, rng=random.Random(1))
+    supervisor = Supervisor(child, policy, say=said.append, on_end=lambda: None, clock=lambda: now[0], sleep=sleep)
+    with pytest.raises(ServiceEnded, match="4 times"):
+        asyncio.run(supervisor.run())
+    again = "the worker ended with exit code 1; it starts again"
+    assert [re.sub(r"\d\.\d s", "some time", line) for line in said] == [
+        f"{again} in some time",
+        f"{again} at once",
+        f"{again} in some time",
+    ]
 
 
 def test_the_end_of_a_child_kills_the_processes_that_it_started(programs: Callable[..., None]) -> None:

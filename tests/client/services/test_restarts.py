@@ -13,9 +13,17 @@ class WholePause(random.Random):
 
 
 def decide(
-    policy: RestartPolicy, at: float, *, status: int = 1, ever_served: bool = True, served_seconds: float = 0.0
+    policy: RestartPolicy,
+    at: float,
+    *,
+    status: int = 1,
+    ever_served: bool = True,
+    start_seconds: float = 0.0,
+    served_seconds: float = 0.0,
 ) -> float | GiveUp:
-    return policy.decide(at=at, status=status, ever_served=ever_served, served_seconds=served_seconds)
+    return policy.decide(
+        at=at, status=status, ever_served=ever_served, start_seconds=start_seconds, served_seconds=served_seconds
+    )
 
 
 def test_pauses_double_up_to_30_seconds() -> None:
@@ -24,10 +32,28 @@ def test_pauses_double_up_to_30_seconds() -> None:
     assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_the_pause_starts_again_at_its_minimum_after_a_minute_of_service() -> None:
+def test_a_child_that_served_for_some_time_starts_again_at_once_and_the_pauses_begin_anew() -> None:
     policy = RestartPolicy(max_ends=None, rng=WholePause())
-    served = (0, 59.9, 60, 0)
-    assert [decide(policy, at=n, served_seconds=seconds) for n, seconds in enumerate(served)] == [0.5, 1, 0.5, 1]
+    served = (0, 2.9, 3, 3, 0, 0)
+    assert [decide(policy, at=n, served_seconds=seconds) for n, seconds in enumerate(served)] == [0.5, 1, 0, 0, 0.5, 1]
+
+
+def test_a_child_that_starts_slowly_must_serve_for_as_long() -> None:
+    policy = RestartPolicy(max_ends=None, rng=WholePause())
+    served = (20, 39.9, 40)
+    pauses = [decide(policy, at=n, start_seconds=40, served_seconds=seconds) for n, seconds in enumerate(served)]
+    assert pauses == [0.5, 1, 0]
+
+
+def test_a_child_that_serves_and_ends_again_and_again_is_still_in_a_crash_loop() -> None:
+    policy = RestartPolicy()
+    assert [decide(policy, at=10 * n, served_seconds=5) for n in range(5)] == [
+        0,
+        0,
+        0,
+        0,
+        GiveUp(", 5 times within 60 s"),
+    ]
 
 
 def test_jitter_makes_each_pause_between_half_and_all_of_its_length() -> None:

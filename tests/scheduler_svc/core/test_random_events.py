@@ -173,6 +173,10 @@ class CoreMachine(RuleBasedStateMachine):
             return
         world = self.world
         world.run()
+        if world.lane is None:
+            # The clock ran on without the worker, and the core gave it up.
+            world.join()
+            world.run()
         world.check_content()
         world.check_empty()
         cancelled = {event.stream for _, event in world.log if isinstance(event, ev.Cancel)}
