@@ -109,6 +109,8 @@ class DevicePool:
     def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
         """Lets the checksums of pages be those of these tensors, which `zeros` returned."""
         self._guard.checksums = DeviceChecksums(words_of(pools, page_size), self._num_pages, num_buffers=_NUM_BUFFERS)
+        # Loads the kernels.
+        self._guard.checksums.begin([0])
 
     def begin_generation(self, generation: int) -> None:
         """Plans of this generation follow."""

@@ -41,7 +41,7 @@ RECOVERY: tuple[Mutation, ...] = (
         "suspects are tried in one group again and again",
         "core.suspicion.suspects",
         f"{_CORE}/suspicion/test_bisection.py::test_one_culprit_among_64_causes_at_most_8_deaths",
-        replace("Suspects.implicate", assigned("half"), "len(handles)"),
+        replace("_halves", assigned("half"), "len(handles)"),
     ),
     _protection(
         "conviction-after-one-lone-death",

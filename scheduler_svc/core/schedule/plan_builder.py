@@ -174,12 +174,12 @@ class PlanBuilder:
         request, page_size = lane.rows.request_at(row), lane.info.page_size
         if not request.cache_write:
             return
-        pages, hashes = lane.rows.pages[row], request.page_hashes
+        pages, hashes, pool = lane.rows.pages[row], request.page_hashes, lane.pool
         for page_idx in range(start // page_size, min((start + count) // page_size, len(hashes))):
             page, page_hash = pages[page_idx], hashes[page_idx]
-            if not lane.pool.page_with_hash(page_hash) and lane.pool.cache(
-                page, page_hash, request.page_tokens(page_idx, page_size)
-            ):
+            if pool.page_with_hash(page_hash):
+                continue
+            if pool.cache(page, page_hash, request.page_tokens(page_idx, page_size)):
                 self.cached.append((page, page_hash))
 
     def _end_soon(self) -> None:

@@ -222,8 +222,8 @@ class Request:
         return self.total_length - 1
 
     def known_tokens(self) -> Int32Array:
-        """Returns the tokens of a request without a row: int32[known], a new array."""
-        return np.concatenate([self.prompt, *self.outputs])
+        """Returns the tokens of a request without a row: int32[known]. The caller must not change them."""
+        return np.concatenate([self.prompt, *self.outputs]) if self.outputs else self.prompt
 
     def tokens_between(self, start: int, end: int) -> Int32Array:
         """Returns the tokens from `start` to `end - 1`, int32[end - start]. `end` is at most `known`."""
