@@ -25,7 +25,7 @@ def cache_full_pages(lane: Lane, row: int) -> None:
         is_held = lane.holds(row, page_idx)
         page = table[page_idx]
         if is_held and page_idx * page_size >= verified_from:
-            if labels is not None and pool.is_unverified(page):
+            if labels.is_on and pool.is_unverified(page):
                 labels.add(page)
             pool.mark_verified(page)
         if not may_cache or (page_idx < len(hashes) and (not is_held or pool.page_with_hash(hashes[page_idx]))):

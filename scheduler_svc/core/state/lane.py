@@ -51,10 +51,8 @@ class Lane:
         self.pool = PagePool(info.num_pages)
         self.pool_id = info.pool_id
         """Names the memory of the pages if it outlives the worker (`held_pools`). Empty otherwise."""
-        # The pool that the next plan tells the worker to take over.
         self._next_take_over: TakeOver | None = None
-        self.labels: LabelQueue | None = None
-        """The labels of pages that the worker is still to get; None if no later core could use its pages."""
+        self.labels = LabelQueue()
         self.host = HostPool(info.host_pages)
         self.schedule = LaneSchedule()
         self.proven_at: float | None = None
@@ -153,8 +151,7 @@ class Lane:
         if used != wanted:
             self.pool.evict_all()
             self.pool_id = self.info.pool_id if used == self.info.pool_id else b""
-        elif self.labels is not None:
-            self.labels.add_cached(self.pool)
+        self.labels.add_cached(self.pool)
 
     def plan_made(self, record: SentPlan) -> None:
         """Adds the record of a new plan to the plans in flight."""
@@ -168,8 +165,6 @@ class Lane:
         record = self.in_flight.popleft()
         self.clock.confirmed(record)
         self.memory.confirmed(record)
-        if self.labels is not None:
-            self.labels.confirmed(record.step)
         self.schedule.clear_lookups()
         self.failed_steps = 0
 
@@ -252,7 +247,6 @@ class Lane:
         if not keep_pages:
             self.pool.evict_all()
             self.host.evict_all()
-        if self.labels is not None:
-            self.labels.lane_reset(keep_pages=keep_pages)
+        self.labels.lane_reset(self.in_flight, keep_pages=keep_pages)
         self._open(generation)
         return requests

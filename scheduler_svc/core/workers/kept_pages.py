@@ -10,14 +10,13 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.page_labels import KeptPages
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.page_labels import LabelQueue
 
 
 def accept(lane: Lane, kept: KeptPages | None, config: CoreConfig) -> list[fx.Effect]:
     """Gives a new lane the pages that its worker has kept. Returns the answer to the worker, and a note."""
     if not config.page_root:
         return [fx.WorkerAccepted(worker=lane.worker, generation=lane.generation)]
-    lane.labels = LabelQueue()
+    lane.labels.turn_on()
     keeps_pages = kept is not None and _agrees(lane, kept, config)
     accepted = fx.WorkerAccepted(
         worker=lane.worker, generation=lane.generation, page_root=config.page_root, keeps_pages=keeps_pages
