@@ -402,3 +402,42 @@ def test_every_end_reason_is_sent_with_its_statistics(reason: fx.EndReason) -> N
     assert inference_pb2.FinishReason.Name(item.reason) == f"FINISH_REASON_{reason.name}"
     account = {field.name: value for part in (item.usage, item.timing) for field, value in part.ListFields()}
     assert account == figures
+
+
+def kept_join(**changes: Any) -> worker_pb2.WorkerToCore:
+    """A Join of a worker that has kept pages 3 and 2."""
+    join = worker_pb2.Join.FromString(JOIN.SerializeToString())
+    join.kept.page_root, join.kept.generation = b"r" * 16, 9
+    labels = join.kept.labels
+    labels.pages, labels.hashes = packed(np.array([3, 2], np.int32)), b"a" * 32 + b"b" * 32
+    labels.tokens = packed(np.arange(2 * join.page_size, dtype=np.int32))
+    for name, value in changes.items():
+        setattr(join.kept if name == "page_root" else labels, name, value)
+    return worker_pb2.WorkerToCore(join=join)
+
+
+def test_a_join_reports_the_pages_that_the_worker_has_kept() -> None:
+    event = worker_wire.event_of(kept_join(), "w")
+    assert isinstance(event, ev.WorkerJoined) and event.kept is not None
+    assert (event.kept.page_root, event.kept.generation) == ((b"r" * 16).hex(), 9)
+    assert event.kept.labels.pages.tolist() == [3, 2]
+    assert event.kept.labels.hashes == (b"a" * 32, b"b" * 32)
+    first = np.arange(JOIN.page_size, dtype=np.int32)
+    assert event.kept.labels.tokens == (packed(first), packed(first + JOIN.page_size))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"pages": packed(np.array([3, 3], np.int32))}, "has a page twice"),
+        ({"pages": packed(np.array([3, 0], np.int32))}, "must be 1 to"),
+        ({"pages": packed(np.array([3, 1 << 30], np.int32))}, "must be 1 to"),
+        ({"pages": b"123"}, "not a multiple of 4"),
+        ({"hashes": b"a" * 63}, "hashes has 63 bytes; 2 pages need 64"),
+        ({"tokens": b""}, "tokens has 0 bytes; 2 pages need"),
+        ({"page_root": b"r"}, "page_root has 1 bytes; it must have 16"),
+    ],
+)
+def test_kept_pages_out_of_bounds_are_refused(changes: dict[str, bytes], sentence: str) -> None:
+    with pytest.raises(WireError, match=sentence):
+        worker_wire.event_of(kept_join(**changes), "w")
