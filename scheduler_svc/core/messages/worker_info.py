@@ -53,6 +53,8 @@ class WorkerInfo:
     """Size of the largest message that the worker accepts."""
     pool_id: bytes = b""
     """Names the memory of its pages if the memory outlives the worker. Empty otherwise."""
+    pool_bytes: int = 0
+    """Size of that memory."""
     pool_layout: bytes = b""
     """Hash of the layout of that memory. Only a worker with an equal hash can take its pages over."""
     device: str = ""
