@@ -36,6 +36,7 @@ from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update.output_collector import OutputCollector
 from scheduler_svc.core.update.results import Ending
 from scheduler_svc.core.update.stats import stats_of
+from scheduler_svc.core.workers.flush import flush
 from scheduler_svc.core.workers.held_pools import HeldPools
 from scheduler_svc.core.workers.lanes import Lanes
 
@@ -254,7 +255,9 @@ class Scheduler:
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 
     def _on_flush_cache(self, event: ev.FlushCache, now: float) -> list[fx.Effect]:
-        return [fx.FlushReply(frontend=event.frontend, query=event.query, pages=self._lanes.flush())]
+        return [
+            fx.FlushReply(frontend=event.frontend, query=event.query, pages=flush(self.lanes.values(), self.held_pools))
+        ]
 
     # Workers -------------------------------------------------------------------------------------------------
 

@@ -71,6 +71,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
         decode_rows=decode.astype(np.int32),
         moves=_moves(builder),
         take_over=take_over,
+        labels=lane.labels.take(lane.pool, lane.in_flight) if lane.labels.is_on else None,
     )
 
 

@@ -26,12 +26,12 @@ from scheduler_svc.core.workers import standby
 from scheduler_svc.core.workers.check_join import frame_refusal, model_refusal, refused_for_good
 from scheduler_svc.core.workers.crash_loop import CrashLoop
 from scheduler_svc.core.workers.held_pools import HeldPools
+from scheduler_svc.core.workers.kept_pages import accept
 
 _MAX_FAILED_STEPS = 5
 # After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.
 _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
-# After these causes the requests in the worker's plans in flight are suspects, and the pages of a lost worker stay
-# cached if their memory outlives it.
+# After these causes the requests in flight are suspects, and pages stay cached if their memory outlives the worker.
 _DEATHS = (ResetCause.WORKER_LOST, ResetCause.WORKER_SILENT)
 
 
@@ -93,7 +93,7 @@ class Lanes:
         self._next_number += 1
         self.by_worker[worker] = lane
         self._list_lanes()
-        effects.append(fx.WorkerAccepted(worker=worker, generation=self._generation))
+        effects += accept(lane, event.kept, self._config)
         if lane.is_seated:
             self._was_seated = True
             effects += self.report(lane, now)
@@ -241,10 +241,3 @@ class Lanes:
         """Closes the lane and refuses the worker, which may join again."""
         refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
         return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
-
-    def flush(self) -> int:
-        """Evicts all cached pages and returns their number."""
-        for lane in self.by_worker.values():
-            lane.schedule.clear_lookups()
-        num_held = self.held_pools.evict_all()
-        return num_held + sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
