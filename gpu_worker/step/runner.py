@@ -24,7 +24,7 @@ from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import StepLayout, lay_out
-from gpu_worker.shared_pool.errors import PoolError
+from gpu_worker.shared_pool.errors import PageDamaged, PoolError
 from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
 from gpu_worker.step.device_step import DeviceStep
 from gpu_worker.step.in_flight import DeviceLost, InFlight, on_lost_device
@@ -155,16 +155,22 @@ class Runner:
         status, detail = refusal_of(error, message.step)
         if isinstance(error, torch.AcceleratorError) and status != pb.STEP_STATUS_OUT_OF_MEMORY:
             self._lost = detail
-        self._refuse(message, status, detail)
+        self._refuse(message, status, detail, damaged_pages=int(isinstance(error, PageDamaged)))
         if isinstance(error, PoolError):
             # The scheduler gives all pages up, and expects no NaN in them.
             self.labels.forget()
             self.on_device.zero_pool()
 
-    def _refuse(self, message: pb.StepPlan, status: "pb.StepStatus", detail: str) -> None:
+    def _refuse(self, message: pb.StepPlan, status: "pb.StepStatus", detail: str, damaged_pages: int = 0) -> None:
         if message.generation == self._generation:
             self._failed = True
-        outcome = Outcome(generation=message.generation, step=message.step, status=status, detail=detail)
+        outcome = Outcome(
+            generation=message.generation,
+            step=message.step,
+            status=status,
+            detail=detail,
+            damaged_pages=damaged_pages,
+        )
         self._in_flight.append(InFlight(outcome=outcome))
 
     def _apply(self, plan: Plan) -> StepLayout[HostArray] | None:

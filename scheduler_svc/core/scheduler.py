@@ -130,10 +130,12 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """Time of the next Tick if no event arrives before it; None if nothing is due."""
-        lanes, others = self._lanes, (self._hung.next_timeout(), self._lingering.next_expiry())
+        lanes, first = self._lanes, self._hung.next_timeout()
         of_lanes = lanes.next_seating(), lanes.worker_infos.next_expiry(), lanes.suspects.waits_until
-        moments = (self.queue.next_deadline(), *of_lanes, *others)
-        return min((at for at in moments if at is not None), default=None)
+        for at in (self.queue.next_deadline(), self._lingering.next_expiry(), *of_lanes):
+            if at is not None and (first is None or at < first):
+                first = at
+        return first
 
     # Requests ------------------------------------------------------------------------------------------------
 

@@ -110,6 +110,7 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         logprobs=_logprobs(result.logprobs) if result.HasField("logprobs") else ev.NO_LOGPROBS,
         prompt_logprobs=_logprobs(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NO_LOGPROBS,
         pool_id=pool_id,
+        damaged_pages=result.damaged_pages,
     )
 
 

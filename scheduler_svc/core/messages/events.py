@@ -151,6 +151,8 @@ class StepDone:
     """One entry per wanted prompt position, in the order of `SentPlan.wanted_prompt_logprobs`."""
     pool_id: bytes = b""
     """If the plan had a `take_over`: the pool that the worker uses now."""
+    damaged_pages: int = 0
+    """Pages of a pool that was taken over that the step found damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
