@@ -164,14 +164,8 @@ class Runner:
     def _refuse(self, message: pb.StepPlan, status: "pb.StepStatus", detail: str, damaged_pages: int = 0) -> None:
         if message.generation == self._generation:
             self._failed = True
-        outcome = Outcome(
-            generation=message.generation,
-            step=message.step,
-            status=status,
-            detail=detail,
-            damaged_pages=damaged_pages,
-        )
-        self._in_flight.append(InFlight(outcome=outcome))
+        outcome = Outcome(generation=message.generation, step=message.step, status=status, detail=detail)
+        self._in_flight.append(InFlight(outcome=replace(outcome, damaged_pages=damaged_pages)))
 
     def _apply(self, plan: Plan) -> StepLayout[HostArray] | None:
         """Applies the plan to the tables and lays it out. Returns None if the plan computes nothing."""

@@ -255,9 +255,7 @@ class Scheduler:
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 
     def _on_flush_cache(self, event: ev.FlushCache, now: float) -> list[fx.Effect]:
-        return [
-            fx.FlushReply(frontend=event.frontend, query=event.query, pages=flush(self.lanes.values(), self.held_pools))
-        ]
+        return [fx.FlushReply(frontend=event.frontend, query=event.query, pages=flush(self._lanes))]
 
     # Workers -------------------------------------------------------------------------------------------------
 
@@ -302,9 +300,8 @@ class Scheduler:
     # Time ----------------------------------------------------------------------------------------------------
 
     def _on_tick(self, event: ev.Tick, now: float) -> list[fx.Effect]:
-        effects: list[fx.Effect] = []
         self._deadlines.expire(now)
-        effects += self._lingering.expire(now)
+        effects = self._lingering.expire(now)
         self._lanes.worker_infos.expire(now)
         effects += self._hung.give_up(now)
         effects += self._lanes.seat_due(now)

@@ -45,7 +45,6 @@ class Lane:
         self.info = info
         self.clock, self.memory = StepClock(info, now), MemoryLimit(info)
         self.failed_steps = 0
-        """Number of failed steps since the last confirmed step."""
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
         self.pool = PagePool(info.num_pages)
@@ -65,7 +64,6 @@ class Lane:
         self.generation = generation
         self.step = 0
         """Number of the last plan in this generation."""
-        # Allocated pages that the next plan must zero.
         self._zero_pages: list[int] = []
         self.schedule.reset()
         self.rows = Rows(self.info.max_rows, self.info.page_size)
