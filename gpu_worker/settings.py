@@ -109,8 +109,8 @@ class WorkerSettings(BaseModel):
     )
     shared_pool: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="keep the KV pool of a CPU in memory that outlives the worker: auto, on or off; default: auto, if "
-        "a holder runs",
+        description="keep the KV pool in memory that outlives the worker: auto, on or off; default: auto, if a holder "
+        "runs, and on a GPU if there are standby workers",
     )
     standby: bool = Field(
         False, description="wait, ready to serve, until a serving worker is lost; default: no, serve at once"

@@ -28,18 +28,20 @@ from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.logs import log_slow_phase, phase
 from gpu_worker.memory.costs import Costs
-from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
+from gpu_worker.memory.device_memory import free_bytes, resident_growth
 from gpu_worker.memory.host_memory import check_host_memory
 from gpu_worker.memory.ledger import Measured, ledger
+from gpu_worker.memory.machine import machine_of
 from gpu_worker.memory.model_facts import model_facts
 from gpu_worker.memory.pool import WHY_CAPPED
-from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
+from gpu_worker.memory.sizes import Sizes
+from gpu_worker.memory.sizing import choose_sizes
 from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.process.lean_imports import compiler_is_loaded
 from gpu_worker.process.threads import choose_or_follow, set_threads
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
-from gpu_worker.shared_pool.pool import SharedPool
-from gpu_worker.shared_pool.start import open_pool, reclaimable_bytes
+from gpu_worker.shared_pool.pool import WorkerPool
+from gpu_worker.shared_pool.start import open_pool
 from gpu_worker.step.graphs_choice import captures_steps, graphs_for
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
@@ -122,7 +124,7 @@ def identity_of(settings: WorkerSettings, files: ModelFiles, geometry: Geometry)
 
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
     """Chooses sizes that fit free memory and logs them. Raises ValueError."""
-    machine = _machine(device, reclaimable_bytes(settings, device))
+    machine = machine_of(settings, device)
     if device.type != "cpu" and not loads_to_device(device):
         check_host_memory(costs, machine.free_host)
     sizes = choose_sizes(settings, costs, machine, reach, captures=captures_steps(settings, device))
@@ -131,11 +133,6 @@ def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, re
     if sizes.is_capped:
         log.info("the KV pool is capped at %d pages: %s", sizes.geometry.num_pages, WHY_CAPPED)
     return sizes
-
-
-def _machine(device: torch.device, reclaimable: int = 0) -> Machine:
-    free_host = free_host_bytes() if device.type == "cuda" else 0
-    return Machine(place=str(device), free=free_bytes(device) + reclaimable, free_host=free_host)
 
 
 def load(
@@ -152,7 +149,7 @@ def load(
     with phase(f"weights, {costs.dtype} on {device}"):
         model = load_weights(files, device=device, dtype=dtype, merged=merged)
     if device.type == "cuda":
-        now = _machine(device)
+        now = machine_of(settings, device)
         free = min(sizes.free, now.free + costs.weights)
         sizes = choose_sizes(settings, costs, replace(now, free=free), reach, captures=captures_steps(settings, device))
     return model, sizes
@@ -168,7 +165,7 @@ def warm_runner(
     captures: Callable[[StepShape], bool] = lambda _: True,
     *,
     fused: bool = False,
-    pool: SharedPool | None = None,
+    pool: WorkerPool | None = None,
 ) -> tuple[Runner, Measured]:
     """The runner with every kernel compiled and steps captured, and its measured memory, the largest step included.
 
@@ -182,7 +179,8 @@ def warm_runner(
         if fused:
             runner.on_device.fuse_layers()
     pool_bytes = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
-    tables = None if before is None else _allocated(device) - before - pool_bytes
+    # Torch does not count a shared pool.
+    tables = None if before is None else _allocated(device) - before - (pool_bytes if pool is None else 0)
     if compiler_is_loaded():
         kept_in = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder")
         log.info("compiling kernels; they are kept in %s", kept_in)

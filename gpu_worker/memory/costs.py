@@ -35,6 +35,17 @@ class PoolTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSlices:
+    """Tensors of the pool (K and V count as two) with the same number of heads, each of which is consecutive memory."""
+
+    tensors: int
+    heads: int
+    # Of one head.
+    bytes_per_token: int
+    extra_pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """The memory that a model needs on a device, in bytes, known before it is loaded."""
 
@@ -53,6 +64,8 @@ class Costs:
     # The model's own maximum length, and the largest max_length that can be served.
     default_length: int
     length_limit: int
+    # All tensors of the pool, by shape.
+    slices: tuple[PoolSlices, ...] = ()
 
     def step(self, geometry: Geometry) -> int:
         """Bytes of the largest step: activations, logits and sampling of every row, logprobs of prompts."""

@@ -5,6 +5,7 @@ Owns the counting. Knows nothing of free memory or of the choice of sizes.
 
 import math
 import weakref
+from collections import Counter
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from gpu_worker.attention.kv_cache import pool_bytes, tensor_shape
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.compatibility.check_model import default_length, in_bfloat16, length_limit
 from gpu_worker.compatibility.probe import calls_without_masks
-from gpu_worker.memory.costs import Costs, PoolTensor
+from gpu_worker.memory.costs import Costs, PoolSlices, PoolTensor
 
 # Tokens of the counted step; its memory is proportional to them.
 _NUM_TOKENS = 512
@@ -40,6 +41,7 @@ def estimate(meta_model: PreTrainedModel, layers: LayerMap, *, dtype: torch.dtyp
         vocab_size=int(meta_model.config.get_text_config().vocab_size),
         default_length=default_length(meta_model.config),
         length_limit=length_limit(meta_model.config),
+        slices=pool_slices(layers, dtype),
     )
 
 
@@ -51,6 +53,16 @@ def pool_tensors(layers: LayerMap) -> tuple[PoolTensor, ...]:
         elements = math.prod(tensor_shape(kind, num_pages=1 - extra_tokens, page_size=1))
         shapes[PoolTensor(elements_per_token=elements, extra_pages=extra_tokens)] = None
     return tuple(shapes)
+
+
+def pool_slices(layers: LayerMap, dtype: torch.dtype) -> tuple[PoolSlices, ...]:
+    """All tensors of the pool, by shape."""
+    kinds = Counter(layer.kind for layer in layers.layers)
+    shapes = [(2 * count, tensor_shape(kind, num_pages=0, page_size=1)) for kind, count in kinds.items()]
+    return tuple(
+        PoolSlices(tensors=count, heads=heads, bytes_per_token=head_dim * dtype.itemsize, extra_pages=extra)
+        for count, (heads, extra, head_dim) in shapes
+    )
 
 
 def activation_bytes(meta_model: PreTrainedModel, layers: LayerMap, dtype: torch.dtype) -> int:

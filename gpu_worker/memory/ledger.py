@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpu_worker.memory.costs import MAX_GRAPHS
 from gpu_worker.memory.pool import WHY_CAPPED
-from gpu_worker.memory.sizing import Sizes
+from gpu_worker.memory.sizes import Sizes
 from gpu_worker.memory.units import readable
 
 _NAME_WIDTH, _FIGURE_WIDTH = 40, 12
@@ -31,7 +31,7 @@ class Measured:
 def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = None) -> list[str]:
     """One line per item, with a second column if there are measured figures."""
     geometry = sizes.geometry
-    left = sizes.free - sizes.weights - sizes.step - sizes.graphs - sizes.tables - sizes.pool
+    left = sizes.free - sizes.weights - sizes.step - sizes.graphs - sizes.tables - sizes.pool - sizes.beside_pool
     saved: list[tuple[str, int, int | None]] = []
     if geometry.host_pages:
         where = "" if place == "cpu" else ", in host memory"
@@ -41,6 +41,9 @@ def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = Non
     if sizes.standbys:
         standbys = [("for standby workers", sizes.standbys, None)]
         left -= sizes.standbys
+    beside: list[tuple[str, int, int | None]] = []
+    if sizes.beside_pool:
+        beside = [("beside the shared pool, for a takeover", sizes.beside_pool, None)]
     graphs: list[tuple[str, int, int | None]] = []
     if sizes.graphs or (measured and measured.num_graphs):
         number = f"at most {MAX_GRAPHS}" if measured is None else f"{measured.num_graphs} of at most {MAX_GRAPHS}"
@@ -52,6 +55,7 @@ def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = Non
         *graphs,
         ("tables and buffers", sizes.tables, measured and measured.tables),
         (f"{pages}{', capped' if sizes.is_capped else ''}", sizes.pool, measured and measured.pool),
+        *beside,
         *saved,
         *standbys,
         (f"free, {readable(sizes.reserve)} of it kept", left, measured and measured.free),
@@ -62,6 +66,8 @@ def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = Non
         lines.append(_line(f"  {name}", readable(planned), second))
     if measured and (measured.graphs > sizes.graphs or measured.num_graphs > MAX_GRAPHS):
         lines.append("  graphs: more than planned; the difference comes from the memory that is kept free")
+    if sizes.beside_pool:
+        lines.append("  the shared pool is outside torch's allocator, and the holder keeps it if this worker dies")
     if sizes.is_capped:
         lines.append(f"  capped: {WHY_CAPPED}")
     return lines

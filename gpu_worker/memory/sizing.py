@@ -4,58 +4,24 @@ Owns the sum of a worker's memory and the defaults by device. Every figure is an
 models or sockets.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 from gpu_worker.geometry import Geometry, align_up, default_chunk_align
 from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs
 from gpu_worker.memory.host_memory import configured_host_pages, passing_bytes
 from gpu_worker.memory.pool import WHY_CAPPED, DoesNotFit, Pool, configured_pages
-from gpu_worker.memory.standbys import Standbys, pages_of_standby
+from gpu_worker.memory.shared_on_gpu import bytes_beside_pool
+from gpu_worker.memory.sizes import Machine, Sizes
+from gpu_worker.memory.standbys import Standbys
 from gpu_worker.memory.units import readable, settable
 from gpu_worker.settings import WorkerSettings
 
 DEFAULT_CPU_POOL_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """A device, and the bytes that are free before weights are loaded."""
-
-    # The device as settings name it: cpu, cuda:0.
-    place: str
-    free: int
-    # Bytes of host memory, if the device is a GPU.
-    free_host: int = 0
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the device's memory is the host's."""
-        return self.place == "cpu"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """The chosen sizes and their bytes."""
-
-    geometry: Geometry
-    weights: int
-    step: int
-    # The memory that captured graphs keep; 0 if steps run without graphs.
-    graphs: int
-    # Tables, and the buffers through which pages pass to and from host memory.
-    tables: int
-    pool: int
-    # Host memory for pages that are swapped out, which on a CPU is part of the same memory.
-    host_pool: int
-    # Kept free on purpose.
-    reserve: int
-    # Free before all of these are allocated.
-    free: int
-    # Left free for standby workers that start later.
-    standbys: int = 0
-    # Whether the pool is smaller than memory and rows allow, because of `WHY_CAPPED`.
-    is_capped: bool = False
+# Of a CUDA process, before it allocates anything: its context, kernels and libraries.
+GPU_CONTEXT_BYTES = 512 << 20
+# By how much free memory may differ from one start to the next, as a part of the pool's pages.
+_HELD_SHARE = 0.02
 
 
 def default_max_rows(*, on_cpu: bool) -> int:
@@ -98,6 +64,10 @@ class _Choice:
         self.length = settings.max_length or costs.default_length
         default = CPU_RESERVE_BYTES if on_cpu else GPU_RESERVE_BYTES
         self.reserve = default if settings.keep_free_bytes is None else settings.keep_free_bytes
+        # Its pool gets the memory of the serving worker's, which keeps as much free.
+        self.waits = machine.shares_pool and settings.standby_pages is not None
+        if self.waits:
+            self.reserve = 0
 
     def made(self) -> Sizes:
         costs, limit = self.costs, self.costs.length_limit
@@ -108,11 +78,16 @@ class _Choice:
         if costs.weights > self.free:
             self._refuse_weights()
         self.step, self.graphs, self.tables = self._beside(widest)
-        own = costs.weights + self.step + self.graphs + self.tables
-        self.standbys = Standbys(count=self.settings.standbys, each=own)
+        self.beside_pool = bytes_beside_pool(costs, widest) if self.machine.shares_pool else 0
+        own = costs.weights + self.step + self.graphs + self.tables + self.beside_pool
+        self.standbys = Standbys(
+            count=self.settings.standbys,
+            each=own + (0 if self.on_cpu else GPU_CONTEXT_BYTES),
+            has_own_pool=not (self.on_cpu or self.machine.shares_pool),
+        )
         self.room = self.free - own - self.standbys.num_bytes - self.reserve
         self.standbys.check_room(self.room, self.pool, self._breakdown())
-        if self.room < self.pool.num_bytes(2):
+        if self.room < (0 if self.waits else self.pool.num_bytes(2)):
             self._refuse_step()
         host_pages = self._host_pages()
         num_pages = self._num_pages()
@@ -131,6 +106,7 @@ class _Choice:
             host_pool=self.host_pool,
             reserve=self.reserve,
             standbys=self.standbys.num_bytes,
+            beside_pool=self.beside_pool,
             free=self.free,
             is_capped=self.is_capped,
         )
@@ -156,16 +132,20 @@ class _Choice:
     def _num_pages(self) -> int:
         asked, breakdown = (self.settings.num_pages, self.settings.pool_bytes), self._breakdown()
         if (of_serving := self.settings.standby_pages) is not None:
-            return pages_of_standby(of_serving, self.pool, room=self.room, breakdown=breakdown)
+            if self.on_cpu or self.waits:
+                return min(of_serving, self.pool.max_pages)
+            return configured_pages(of_serving, None, self.pool, room=self.room, breakdown=breakdown)
         if asked != (None, None):
             return configured_pages(*asked, self.pool, room=self.room, breakdown=breakdown)
-        automatic = self.standbys.share_of(self.room, on_cpu=self.on_cpu)
+        automatic = self.standbys.share_of(self.room)
         if self.on_cpu and self.settings.keep_free_bytes is None:
             automatic = min(self.room, max(DEFAULT_CPU_POOL_BYTES, self.pool.num_bytes(2)))
         # By default no more pages than all rows need at full length.
         num_pages = min(self.max_rows * self._pages() + 1, self.pool.fitting(automatic))
         self.is_capped = not self.on_cpu and num_pages > self.pool.max_pages
-        return min(num_pages, self.pool.max_pages)
+        num_pages, held = min(num_pages, self.pool.max_pages), self.machine.held_pages
+        # The same number as the dead worker had, so that its pool can be taken over.
+        return held if abs(held - num_pages) <= _HELD_SHARE * num_pages else num_pages
 
     def _host_pages(self) -> int:
         """Pages of host memory. Their buffers, and on a CPU the pages themselves, reduce the room for the pool."""

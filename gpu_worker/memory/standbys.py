@@ -1,12 +1,13 @@
 """Memory for standby workers, which run the same model on the same device.
 
 Each takes weights, a step, graphs and tables beside its pool. On a CPU its pool takes no memory before it is written,
-which is after the end of the worker whose place it takes. On a GPU its pool is allocated at its start.
+which is after the end of the worker whose place it takes. On a GPU its pool is allocated at its start, unless it is
+shared: then it gets the memory of the other worker's pool.
 """
 
 from dataclasses import dataclass
 
-from gpu_worker.memory.pool import DoesNotFit, Pool, configured_pages
+from gpu_worker.memory.pool import DoesNotFit, Pool
 from gpu_worker.memory.units import readable
 
 
@@ -16,6 +17,8 @@ class Standbys:
 
     count: int
     each: int
+    # Whether each has a pool of its own from its start.
+    has_own_pool: bool
 
     def __str__(self) -> str:
         """A part of a list of what takes memory; empty without standby workers."""
@@ -36,13 +39,6 @@ class Standbys:
                 f"{breakdown}; standbys {fits} would fit"
             )
 
-    def share_of(self, room: int, *, on_cpu: bool) -> int:
+    def share_of(self, room: int) -> int:
         """The bytes of `room` for this worker's own pool."""
-        return room if on_cpu else room // (1 + self.count)
-
-
-def pages_of_standby(num_pages: int, pool: Pool, *, room: int, breakdown: str) -> int:
-    """Pages of a standby worker's pool: those of the serving worker. Raises DoesNotFit if a GPU has no room."""
-    if pool.on_cpu:
-        return min(num_pages, pool.max_pages)
-    return configured_pages(num_pages, None, pool, room=room, breakdown=breakdown)
+        return room // (1 + self.count) if self.has_own_pool else room

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from gpu_worker.cuda_memory.tensors import bytes_at
 from gpu_worker.shared_pool.checksum import odd
-
-# Pages whose sums are in memory at once: each takes the bytes of one head's page, in all layers.
-PAGES_AT_ONCE = 4
+from gpu_worker.shared_pool.first_pages import PAGES_AT_ONCE
 
 
 class DeviceChecksums:

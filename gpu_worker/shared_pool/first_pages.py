@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from gpu_worker.geometry import Geometry, align_up
 
+PAGES_AT_ONCE = 4
+"""Pages whose checksums are computed at once. Each takes the bytes of one head's page, in all layers."""
 # Texts of the self-check (`compatibility/self_check.py`) with their decode steps, and pages that are copied to time it
 # (`timings.py`). A test compares all such plans with `num_first_pages`.
 _CHECKED_TEXTS, _CHECKED_TOKENS, _TIMED_PAGES = 2, 320, 8

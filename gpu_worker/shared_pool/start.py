@@ -1,21 +1,35 @@
 """Decides at a worker's start whether its KV pool is in shared memory."""
 
 import logging
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from gpu_worker.attention.layers import LayerMap
+from gpu_worker.cuda_memory.driver import CudaError, Driver, cuda_driver
+from gpu_worker.cuda_memory.support import check_exportable
 from gpu_worker.geometry import Geometry
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.shared_pool.client import HolderClient
+from gpu_worker.shared_pool.device_pool import DevicePool
 from gpu_worker.shared_pool.errors import HolderError
 from gpu_worker.shared_pool.messages import holder_socket
-from gpu_worker.shared_pool.pool import SharedPool
+from gpu_worker.shared_pool.pool import SharedPool, WorkerPool
 
 log = logging.getLogger(__name__)
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unused:
+    """Memory of pools without a user. It counts as free, because the worker takes one over or none is kept."""
+
+    num_bytes: int = 0
+    # Of the newest pool on a GPU.
+    pages: int = 0
 
 
 def open_pool(
@@ -26,19 +40,30 @@ def open_pool(
     dtype: torch.dtype,
     device: torch.device,
     identity: str,
-) -> SharedPool | None:
+) -> WorkerPool | None:
     """Returns the shared pool, or None if the pool ends with the worker. Raises ValueError if shared_pool is on."""
-    if not _may_share(settings, device):
+    if not _is_wanted(settings, device):
         return None
+    holder = HolderClient(settings.runtime_dir)
     try:
-        pool = SharedPool(HolderClient(settings.runtime_dir), layers, geometry, dtype, identity=identity)
-    except (HolderError, OSError) as error:
+        if device.type == "cuda":
+            # Beside the pool of a worker that serves, or has died, there is no room for another one.
+            is_whole = not settings.standby and not unused_pools(settings, device).num_bytes
+            driver = _driver(device)
+            pool: WorkerPool = DevicePool(
+                holder, driver, layers, geometry, dtype, identity=identity, device=device, is_whole=is_whole
+            )
+            if not is_whole:
+                log.info("until this worker serves, only the first pages of its KV pool have memory")
+        else:
+            pool = SharedPool(holder, layers, geometry, dtype, identity=identity)
+    except (HolderError, CudaError, OSError) as error:
         if settings.shared_pool == "on":
-            raise ValueError(f"shared_pool is on: {error}; start the holder, or set shared_pool to auto") from error
+            raise _refusal(error) from error
         log.warning("the KV pool ends with this worker: %s", error)
         return None
     log.info("the KV pool outlives this worker: pool %s", pool.pool_id.hex()[:8])
-    if not _has_huge_pages():
+    if device.type == "cpu" and not _has_huge_pages():
         log.info(
             "shared memory has no huge pages here, so decode steps may take 10 %% longer; root can allow them: "
             "echo advise > %s",
@@ -47,14 +72,53 @@ def open_pool(
     return pool
 
 
-def reclaimable_bytes(settings: WorkerSettings, device: torch.device) -> int:
-    """Memory of pools without a user. It counts as free, because the worker takes one of them over or none is kept."""
-    if not _may_share(settings, device):
-        return 0
+def shares_pool(settings: WorkerSettings, device: torch.device) -> bool:
+    """Whether the pool will be shared, if the holder goes on. On a GPU it tries whether memory can outlive a process.
+
+    Raises ValueError if shared_pool is on for a device without shared pools.
+    """
+    if not _is_wanted(settings, device):
+        return False
+    if device.type != "cuda":
+        return True
     try:
-        return HolderClient(settings.runtime_dir).unused_bytes()
+        _driver(device)
+        HolderClient(settings.runtime_dir).unused_bytes()
+    except (CudaError, HolderError, OSError) as error:
+        if settings.shared_pool == "on":
+            raise _refusal(error) from error
+        return False
+    return True
+
+
+def unused_pools(settings: WorkerSettings, device: torch.device) -> Unused:
+    """Pools without a user on this device, if the pool will be shared."""
+    if not shares_pool(settings, device):
+        return Unused()
+    holder = HolderClient(settings.runtime_dir)
+    try:
+        if device.type == "cuda":
+            num_bytes, pages = holder.unused_on(_driver(device).uuid())
+            return Unused(num_bytes=num_bytes, pages=pages)
+        return Unused(num_bytes=holder.unused_bytes())
     except HolderError:
-        return 0
+        return Unused()
+    finally:
+        holder.close()
+
+
+@cache
+def _driver(device: torch.device) -> Driver:
+    """The driver of a GPU whose memory can outlive its process. Raises CudaError or OSError."""
+    torch.cuda.init()
+    driver = cuda_driver(device.index or 0)
+    check_exportable(driver, device)
+    return driver
+
+
+def _refusal(error: Exception) -> ValueError:
+    hint = "start the holder, or " if isinstance(error, HolderError) else ""
+    return ValueError(f"shared_pool is on: {error}; {hint}set shared_pool to auto")
 
 
 def _has_huge_pages() -> bool:
@@ -65,10 +129,16 @@ def _has_huge_pages() -> bool:
         return True
 
 
-def _may_share(settings: WorkerSettings, device: torch.device) -> bool:
+def _is_wanted(settings: WorkerSettings, device: torch.device) -> bool:
     """Raises ValueError if shared_pool is on for a device without shared pools."""
-    if settings.shared_pool == "on" and device.type != "cpu":
-        raise ValueError(f"shared_pool is on; the KV pool of {device} cannot be shared: set shared_pool to auto")
-    if settings.shared_pool == "off" or device.type != "cpu":
+    if settings.shared_pool == "off":
         return False
-    return settings.shared_pool == "on" or holder_socket(settings.runtime_dir).exists()
+    if device.type not in ("cpu", "cuda"):
+        if settings.shared_pool == "on":
+            raise ValueError(f"shared_pool is on; the KV pool of {device} cannot be shared: set shared_pool to auto")
+        return False
+    if settings.shared_pool == "on":
+        return True
+    # On a GPU a shared pool takes some of its memory.
+    has_standbys = device.type == "cpu" or settings.standby or settings.standbys > 0
+    return has_standbys and holder_socket(settings.runtime_dir).exists()

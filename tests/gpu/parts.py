@@ -34,7 +34,6 @@ FILES: dict[str, tuple[str, ...]] = {
             "cpu_operators",
             "process",
             "holder",
-            "shared_pool",
         ),
         *("test_settings.py", "test_failures.py", "test_logs.py", "test_preflight.py"),
     ),
@@ -50,6 +49,11 @@ FILES: dict[str, tuple[str, ...]] = {
     "compatibility": ("compatibility",),
     "sampling": ("sampling", "step/test_output.py", "step/test_staging.py"),
     "graphs": ("graphs",),
+    "takeover": ("shared_pool/test_device_pool.py",),
+    "shared_pool": (
+        *("shared_pool/test_checksum.py", "shared_pool/test_device_checksum.py", "shared_pool/test_first_pages.py"),
+        *("shared_pool/test_take_over.py", "cuda_memory"),
+    ),
     "runner": (
         "test_bundled_model.py",
         "step/test_runner.py",
@@ -58,8 +62,11 @@ FILES: dict[str, tuple[str, ...]] = {
         "test_windows.py",
     ),
 }
-# Parts with too many kernels for the limit are split by these families, and the rest.
-SELECTIONS: dict[str, tuple[str, ...]] = {"forward": ("llama or mistral", "gemma2 or gpt_oss")}
+# Parts with too many kernels for the limit are split by these families or names, and the rest.
+SELECTIONS: dict[str, tuple[str, ...]] = {
+    "forward": ("llama or mistral", "gemma2 or gpt_oss"),
+    "takeover": ("captured", "third or float64 or first_plan"),
+}
 
 
 def parts() -> tuple[Part, ...]:

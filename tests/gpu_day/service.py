@@ -61,9 +61,17 @@ class Service:
         for child in reversed(self._children):
             child.terminate()
 
-    def launch_worker(self, environment: dict[str, str] | None = None) -> Child:
+    def start_holder(self) -> Child:
+        """Starts the process that keeps the KV pools of dead workers."""
+        holder = Child("holder", ["gpu_worker.holder", "--runtime-dir", str(self._runtime_dir), "--exit-with-parent"])
+        self._children.append(holder)
+        holder.wait_line("holds pools")
+        return holder
+
+    def launch_worker(self, environment: dict[str, str] | None = None, **more_flags: Any) -> Child:
         """Starts a worker without waiting for it."""
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in self._flags.items()]
+        given = {name.replace("_", "-"): value for name, value in {**self._flags, **more_flags}.items()}
+        flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
         arguments = ["gpu_worker", "--model", self._model, "--runtime-dir", str(self._runtime_dir)]
         arguments += ["--device", self._day.device, *flags, "--exit-with-parent"]
         if self._day.on_cpu:

@@ -103,7 +103,8 @@ def test_every_other_part_passes(name: str, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_killed_worker_loses_no_token(tmp_path: Path) -> None:
     part = run_day(tmp_path, "recovery")["recovery"]
-    for case in ("another serves", "a worker starts"):
+    assert "bundled model, a standby worker takes the pool over: it did" in checks(part)
+    for case in ("another serves", "a worker starts", "a standby worker takes the pool over"):
         assert f"bundled model, {case}: tokens equal those of an undisturbed run" in checks(part)
         assert value(part, f"bundled model, {case}: pause") > 0
 

@@ -18,6 +18,7 @@ from gpu_worker import startup
 from gpu_worker.device import choose_device
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.link import link
+from gpu_worker.memory import machine
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.memory.sizing import DoesNotFit
 from gpu_worker.settings import WorkerSettings
@@ -55,7 +56,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         raise Reached
 
     monkeypatch.setattr(startup, "load_weights", load)
-    return lambda num_bytes: monkeypatch.setattr(startup, "free_bytes", lambda _: num_bytes)
+    return lambda num_bytes: monkeypatch.setattr(machine, "free_bytes", lambda _: num_bytes)
 
 
 def test_a_device_that_the_machine_lacks_is_named() -> None:
@@ -141,12 +142,12 @@ def test_a_gpus_pool_fits_the_memory_free_after_loading(saved: Path, monkeypatch
     """Another process took memory meanwhile."""
     card = mock.Mock(spec=torch.device, type="cuda")
     monkeypatch.setattr(startup, "load_weights", lambda *_, **__: mock.sentinel.model)
-    monkeypatch.setattr(startup, "free_bytes", lambda _: 4000 * MIB)
+    monkeypatch.setattr(machine, "free_bytes", lambda _: 4000 * MIB)
     settings = WorkerSettings(model=str(saved), max_rows=8, token_budget=136, page_size=16)
     files = startup.read_files(saved)
     costs = examine(files.config, dtype=torch.bfloat16, packs=False).costs
     planned = startup.plan_memory(settings, costs, card)
-    monkeypatch.setattr(startup, "free_bytes", lambda _: 1024 * MIB + 360_000)
+    monkeypatch.setattr(machine, "free_bytes", lambda _: 1024 * MIB + 360_000)
     model, sizes = startup.load(settings, files, costs, planned, card, torch.bfloat16)
     assert model is mock.sentinel.model
     assert 2 <= sizes.geometry.num_pages < planned.geometry.num_pages
@@ -154,8 +155,8 @@ def test_a_gpus_pool_fits_the_memory_free_after_loading(saved: Path, monkeypatch
 
 def test_a_model_larger_than_host_memory_needs_accelerate(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = mock.Mock(spec=torch.device, type="cuda")
-    monkeypatch.setattr(startup, "free_bytes", lambda _: 4000 * MIB)
-    monkeypatch.setattr(startup, "free_host_bytes", lambda: 1000)
+    monkeypatch.setattr(machine, "free_bytes", lambda _: 4000 * MIB)
+    monkeypatch.setattr(machine, "free_host_bytes", lambda: 1000)
     costs = examine(startup.read_files(saved).config, dtype=torch.bfloat16, packs=False).costs
     settings = WorkerSettings(model=str(saved), max_rows=8, token_budget=136, page_size=16)
     monkeypatch.setattr(startup, "loads_to_device", lambda _: False)

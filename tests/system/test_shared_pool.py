@@ -72,12 +72,16 @@ class Service:
                 assert enough.wait(TIMEOUT_SECONDS)
                 self.worker.kill()
                 between()
-                self.worker = worker(self.rig, *flags)
+                self.worker = self.next_worker(flags)
             return [task.result(TIMEOUT_SECONDS) for task in tasks]
 
+    def next_worker(self, flags: Sequence[str]) -> Child:
+        """The one after a killed worker."""
+        return worker(self.rig, *flags)
 
-def worker(rig: Rig, *flags: str) -> Child:
-    arguments = ["gpu_worker", "--runtime-dir", str(rig.runtime_dir), *_SHAPE.split(), "--exit-with-parent", *flags]
+
+def worker(rig: Rig, *flags: str, program: str = "gpu_worker") -> Child:
+    arguments = [program, "--runtime-dir", str(rig.runtime_dir), *_SHAPE.split(), "--exit-with-parent", *flags]
     child = Child("worker", arguments, environment={"OMP_NUM_THREADS": "1"})
     rig.children.append(child)
     return child

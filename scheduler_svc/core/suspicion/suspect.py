@@ -1,5 +1,6 @@
 """What the core knows against one suspect, the trial of a group, and a conviction. `suspects.py` explains them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler_svc.core.state.request import Request
@@ -89,3 +90,19 @@ class Loss:
     at: float = 0.0
     num_lanes: int = 0
     """Number of lanes before it."""
+
+
+def halves(requests: Sequence[Request], *, is_step: bool) -> list[list[int]]:
+    """Splits suspects into two groups of handles, or one if there is only one suspect.
+
+    A request whose step fails mostly fails its first one, so those without a token form a group of their own after a
+    failed step. The others are then cleared in one trial.
+    """
+    handles = [request.handle for request in requests]
+    half = (len(handles) + 1) // 2
+    groups = [handles[:half], handles[half:]]
+    if is_step:
+        new = [request.handle for request in requests if not request.num_outputs]
+        if 0 < len(new) < len(handles):
+            groups = [[handle for handle in handles if handle not in new], new]
+    return [group for group in groups if group]

@@ -26,7 +26,7 @@ from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.state.request_queue import RequestQueue
-from scheduler_svc.core.suspicion.suspect import Conviction, Loss, Suspect, Trial
+from scheduler_svc.core.suspicion.suspect import Conviction, Loss, Suspect, Trial, halves
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Suspects:
             suspect.met(max(known, ends[request.handle]), is_step=is_step, is_alone=len(ends) == 1)
             if len(ends) == 1 and counts and suspect.died_alone(known, self.num_steps, self.num_losses):
                 self._convicted.append(suspect.conviction(what, is_step=is_step))
-        self._groups.extend(_halves(requests, is_step=is_step))
+        self._groups.extend(halves(requests, is_step=is_step))
 
     def restore(self, requests: Sequence[Request]) -> None:
         """Makes one group of suspects of live requests that wait: those of an earlier service, for example."""
@@ -161,8 +161,15 @@ class Suspects:
     # Trials ----------------------------------------------------------------------------------------------------------
 
     def next_trial(self, may_run: Callable[[Request], bool]) -> Trial | None:
-        """Returns the current trial. Without one, begins that of the first group with a member that may run."""
-        if self.trial is not None and not self.members():
+        """Returns the current trial. Without one, begins that of the first group with a member that may run.
+
+        A trial whose lane was lost goes back to the groups if no member may run: the remaining workers may be smaller.
+        """
+        trial, members = self.trial, self.members()
+        if trial is not None and not trial.worker and not any(map(may_run, members)):
+            self._groups.append([request.handle for request in members])
+            self.trial = None
+        elif not members:
             self.trial = None
         if self.trial is not None or not self._by_handle:
             return self.trial
@@ -224,22 +231,6 @@ class Suspects:
         """Records that no other request can run."""
         for request in self.members():
             self._by_handle[request.handle].control = -1
-
-
-def _halves(requests: Sequence[Request], *, is_step: bool) -> list[list[int]]:
-    """Splits suspects into two groups of handles, or one if there is only one suspect.
-
-    A request whose step fails mostly fails its first one, so those without a token form a group of their own after a
-    failed step. The others are then cleared in one trial.
-    """
-    handles = [request.handle for request in requests]
-    half = (len(handles) + 1) // 2
-    groups = [handles[:half], handles[half:]]
-    if is_step:
-        new = [request.handle for request in requests if not request.num_outputs]
-        if 0 < len(new) < len(handles):
-            groups = [[handle for handle in handles if handle not in new], new]
-    return [group for group in groups if group]
 
 
 def _known(lane: Lane, request: Request) -> int:

@@ -2,7 +2,8 @@
 
 The equality is judged on the bundled model in float32, greedy: its logits have margins that rounding does not cross,
 and a resumed row's K and V are computed again in other batches. Then a model of true size in bfloat16 shows the pause,
-with a worker that has to start and with a second one that serves already; there equal tokens are a figure.
+with a worker that has to start, with a second one that serves already, and with one on standby that takes over the KV
+pool; there equal tokens are a figure.
 """
 
 import time
@@ -28,7 +29,7 @@ _TINY_BUNDLED = {**_BUNDLED_SIZES, "dtype": "float32"}
 _LARGE_BUNDLED = {"max_rows": 64, "max_length": 512, "token_budget": 1024, "num_pages": 600, "dtype": "float32"}
 _LARGE = {"max_rows": 64, "max_length": 2048, "token_budget": 2048, "num_pages": 800, "dtype": "bfloat16"}
 _LEAST_SECONDS_LEFT = 45.0
-_LOOK_SECONDS = 0.002
+_LOOK_SECONDS, _WAIT_SECONDS = 0.002, 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ def run(day: Day) -> None:
     count = 12 if day.tiny else _STREAMS
     requests = workloads.bundled(count, output=24 if day.tiny else 400)
     _on_one(day, "bundled model", None, requests, _TINY_BUNDLED if day.tiny else _LARGE_BUNDLED, must_equal=True)
+    _on_standby(day, "bundled model", None, requests, _TINY_BUNDLED if day.tiny else _LARGE_BUNDLED, must_equal=True)
     if day.tiny:
         return
     with day.phase("a checkpoint"):
@@ -67,6 +69,7 @@ def run(day: Day) -> None:
     large = workloads.equal_lengths(_STREAMS, prompt=300, output=1000, vocabulary=150_000)
     if day.seconds_left() > 2 * _LEAST_SECONDS_LEFT:
         _on_one(day, "Qwen3-0.6B", folder, large, _LARGE, must_equal=False)
+        _on_standby(day, "Qwen3-0.6B", folder, large, _LARGE, must_equal=False)
     else:
         day.record.note("Qwen3-0.6B was left out: the time was over")
 
@@ -91,6 +94,32 @@ def _on_one(
             with day.phase(f"{name}: killed, {case}"):
                 disturbed = _killed(day, service, requests, workers.pop(), starts=not workers)
             _judge(day, f"{name}, {case}", requests, calm.completions, disturbed, must_equal=must_equal)
+
+
+def _on_standby(
+    day: Day, name: str, folder: Path | None, requests: Requests, sizes: dict[str, Any], *, must_equal: bool
+) -> None:
+    """Undisturbed; then killed while another worker waits on standby, which takes the pool over."""
+    if day.seconds_left() < 2 * _LEAST_SECONDS_LEFT:
+        day.record.note(f"{name}, a standby worker: left out, the time was over")
+        return
+    with Service(day, model_flag(folder), num_frontends=1, shared_pool="on", **sizes) as service:
+        with day.phase(f"{name}: start of a worker and of one on standby"):
+            holder = service.start_holder()
+            serving = service.launch_worker(standbys=1)
+            serving.wait_line("joined", START_SECONDS)
+            service.client.wait_ready(60)
+            waiting = service.launch_worker(standby=True, standby_pages=sizes["num_pages"])
+            while service.client.load().standby_workers < 1:
+                assert waiting.exit_code is None, waiting.output()
+                time.sleep(_WAIT_SECONDS)
+        with day.phase(f"{name}: undisturbed"):
+            calm = service.run(requests, serving, num_processes=1)
+        case = f"{name}, a standby worker takes the pool over"
+        with day.phase(case):
+            disturbed = _killed(day, service, requests, serving, starts=False)
+        _judge(day, case, requests, calm.completions, disturbed, must_equal=must_equal)
+        day.record.check(f"{case}: it did", "takes pool" in holder.output())
 
 
 def _killed(day: Day, service: Service, requests: Requests, worker: Child, *, starts: bool) -> Disturbed:

@@ -1,6 +1,6 @@
 """The worker's whole runner on the fake device, with a model of the shape of Qwen3-0.6B and few layers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
@@ -10,11 +10,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config
 
 from gpu_worker.attention.flex_kernel import FlexKernel
+from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.step_layout import StepInputs
+from gpu_worker.shared_pool.pool import WorkerPool
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.static_step import StaticOutput
 from tests.gpu_worker.fake_cuda.fake_device import CUDA, FakeCuda, on_fake_cuda
@@ -37,7 +39,8 @@ GEOMETRY = Geometry(
 class FakeRig:
     """Runs plans and returns the trace of each."""
 
-    def __init__(self, fake: FakeCuda) -> None:
+    def __init__(self, fake: FakeCuda, pool_of: Callable[[LayerMap], WorkerPool] | None = None) -> None:
+        """pool_of: makes the KV pool; by default it ends with the process."""
         self.fake = fake
         config = Qwen3Config(
             hidden_size=1024,
@@ -58,7 +61,8 @@ class FakeRig:
             # The parameters are on the device already, and fake ones cannot be moved.
             with patch.object(PreTrainedModel, "to", lambda model, device: model):
                 model = prepare(on_fake_cuda(meta_model), device=CUDA, dtype=torch.bfloat16)
-            self.runner = Runner(model, layers, GEOMETRY, device=CUDA, dtype=torch.bfloat16)
+            pool = None if pool_of is None else pool_of(layers)
+            self.runner = Runner(model, layers, GEOMETRY, device=CUDA, dtype=torch.bfloat16, pool=pool)
             # What is done before serving.
             self.runner.on_device.zero_pool()
         self._static_step = self.runner.on_device._static_step

@@ -169,6 +169,110 @@ def test_unused_memory_is_counted_as_far_as_it_was_touched(holding: Holding, use
     assert 0 < holding.client.unused_bytes() <= 64 << 10
 
 
+# Pools on a GPU: a file stands for device memory, which the holder never maps ------------------------------
+
+DEVICE = "0123456789abcdef0123456789abcdef"
+GPU_USER = (
+    USER.replace("create(int(sys.argv[2]))", f"create(int(sys.argv[2]), device='{DEVICE}', pages=77)")
+    .replace("print(", "CLIENT.attach(pool, os.open(sys.argv[3], os.O_RDWR), 5 << 30); print(")
+    .replace(
+        "pool, memory = HolderClient(Path(sys.argv[1]))",
+        "CLIENT = HolderClient(Path(sys.argv[1]))\npool, memory = CLIENT",
+    )
+)
+
+
+def gpu_user(holding: Holding, users: list[User], path: Path) -> User:
+    command = [sys.executable, "-c", GPU_USER, str(holding.folder), str(NUM_BYTES), str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    users.append(User(process=process, pool_id=bytes.fromhex(process.stdout.readline())))
+    return users[-1]
+
+
+def is_open(holding: Holding, path: Path) -> bool:
+    """Whether the holder has the file open."""
+    links = Path(f"/proc/{holding.process.pid}/fd").iterdir()
+    return any(os.readlink(link) == str(path) for link in links)
+
+
+def test_a_dead_process_s_device_memory_is_granted_with_its_header(
+    holding: Holding, users: list[User], tmp_path: Path
+) -> None:
+    path = tmp_path / "device memory"
+    path.write_bytes(b"pages")
+    user = gpu_user(holding, users, path)
+    assert is_open(holding, path) and holding.client.unused_on(DEVICE) == (0, 0)
+    user.process.kill()
+    user.process.wait()
+    # The limit of the holder is one of host memory.
+    assert holding.client.unused_on(DEVICE) == (5 << 30, 77) and holding.client.unused_on("another") == (0, 0)
+    with pytest.raises(HolderError, match=f"the pool has {5 << 30} bytes; {4 << 30} are needed"):
+        holding.client.take_device(user.pool_id, NUM_BYTES, 4 << 30)
+    with pytest.raises(HolderError, match="the holder's answer has 2 descriptors; 1 are needed"):
+        holding.client.take(user.pool_id, NUM_BYTES)
+    before = set(os.listdir("/proc/self/fd"))
+    header, memory = holding.client.take_device(user.pool_id, NUM_BYTES, 5 << 30)
+    assert int.from_bytes(os.pread(header, 8, 0), "little") == user.process.pid and os.pread(memory, 9, 0) == b"pages"
+    os.close(header)
+    os.close(memory)
+    assert set(os.listdir("/proc/self/fd")) == before
+    holding.client.give_back(user.pool_id)
+    assert not is_open(holding, path) and holding.memories() == 0
+
+
+def test_unused_device_memory_is_freed_when_a_worker_needs_it(
+    holding: Holding, users: list[User], tmp_path: Path
+) -> None:
+    paths = [tmp_path / name for name in ("first", "second")]
+    for path in paths:
+        path.touch()
+    dead, alive = (gpu_user(holding, users, path) for path in paths)
+    dead.process.kill()
+    dead.process.wait()
+    holding.client.free_unused("another")
+    assert is_open(holding, paths[0])
+    holding.client.free_unused(DEVICE)
+    assert not is_open(holding, paths[0]) and is_open(holding, paths[1])
+    with pytest.raises(HolderError, match="no such pool"):
+        holding.client.take_device(dead.pool_id, NUM_BYTES, 5 << 30)
+    with pytest.raises(HolderError, match="still uses the pool"):
+        holding.client.take_device(alive.pool_id, NUM_BYTES, 5 << 30)
+
+
+def test_only_its_user_attaches_memory_and_new_memory_replaces_the_old(holding: Holding, users: list[User]) -> None:
+    user = start(holding, users)
+    own, header = holding.client.create(NUM_BYTES, device=DEVICE, pages=3)
+    with pytest.raises(HolderError, match="only its user can attach"):
+        holding.client.attach(user.pool_id, header, 1)
+    in_host, memory = holding.client.create(NUM_BYTES)
+    with pytest.raises(HolderError, match="the pool is in host memory"):
+        holding.client.attach(in_host, memory, 1)
+    with pytest.raises(HolderError, match="its worker died before it served"):
+        holding.client.take_device(own, NUM_BYTES, 1)
+    count = len(os.listdir(f"/proc/{holding.process.pid}/fd"))
+    for _ in range(3):
+        holding.client.attach(own, memory, 1)
+    assert len(os.listdir(f"/proc/{holding.process.pid}/fd")) == count + 1
+    for each in (header, memory):
+        os.close(each)
+
+
+def test_descriptors_of_messages_that_are_refused_are_closed(holding: Holding) -> None:
+    count, holding_fds = 0, f"/proc/{holding.process.pid}/fd"
+    with open("/dev/null") as file, new_socket() as garbage:
+        garbage.connect(str(holder_socket(holding.folder)))
+        for packet in (
+            b"garbage",
+            b'{"want": "unused"}',
+            b'{"want": "attach", "pool_id": "' + b"0" * 32 + b'", "bytes": 1}',
+        ):
+            socket.send_fds(garbage, [packet], [file.fileno()] * 2)
+            assert garbage.recv(8192)
+            count = count or len(os.listdir(holding_fds))
+            assert len(os.listdir(holding_fds)) == count
+
+
 @pytest.mark.parametrize(
     ("packet", "answer"),
     [
@@ -179,6 +283,10 @@ def test_unused_memory_is_counted_as_far_as_it_was_touched(holding: Holding, use
         (b'{"want": "create", "bytes": -1}', "bytes is -1; it must be a whole number from 1 to 281474976710656"),
         (b'{"want": "create", "bytes": 1e999}', "bytes is inf"),
         (b'{"want": "create", "bytes": true}', "bytes is True"),
+        (b'{"want": "create", "bytes": 9, "device": 7}', "device must be a name of at most 64 characters"),
+        (b'{"want": "create", "bytes": 9, "device": "x", "pages": 0}', "pages is 0"),
+        (b'{"want": "attach", "pool_id": "' + b"0" * 32 + b'", "bytes": 1}', "0 descriptors came with attach"),
+        (b'{"want": "free"}', "device is empty"),
         (b'{"want": "take", "pool_id": "zz"}', "pool_id must be 32 hexadecimal digits"),
         (b'{"want": "give back", "pool_id": 7}', "pool_id must be 32 hexadecimal digits"),
         (b" " * 5000, "a packet has more than 4096 bytes"),

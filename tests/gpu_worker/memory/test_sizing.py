@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs, PoolTensor
+from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs, PoolSlices, PoolTensor
 from gpu_worker.memory.host_memory import check_host_memory
 from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.pool import DoesNotFit
-from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
+from gpu_worker.memory.sizes import Machine, Sizes
+from gpu_worker.memory.sizing import choose_sizes
 from gpu_worker.memory.units import readable, settable
 from gpu_worker.settings import WorkerSettings
 
@@ -27,6 +28,7 @@ COSTS = Costs(
     vocab_size=1000,
     default_length=4096,
     length_limit=4096,
+    slices=(PoolSlices(tensors=64, heads=8, bytes_per_token=64, extra_pages=0),),
 )
 
 
@@ -37,9 +39,17 @@ def sizes(
     on_cpu: bool = True,
     free_host: int = 0,
     reach: tuple[int, int] = (0, 0),
+    shares_pool: bool = False,
+    held_pages: int = 0,
     **settings: object,
 ) -> Sizes:
-    machine = Machine(place="cpu" if on_cpu else "cuda:0", free=free, free_host=free_host)
+    machine = Machine(
+        place="cpu" if on_cpu else "cuda:0",
+        free=free,
+        free_host=free_host,
+        shares_pool=shares_pool,
+        held_pages=held_pages,
+    )
     return choose_sizes(WorkerSettings(**settings), costs, machine, reach)
 
 
@@ -495,3 +505,66 @@ def test_too_many_standby_workers_are_refused_with_the_number_that_fits() -> Non
     [fits] = re.findall(r"standbys (\d+) would fit", message)
     assert sizes(60 * GIB, standbys=int(fits)).geometry.num_pages > 1
     assert refused(60 * GIB, standbys=int(fits) + 1)
+
+
+# A pool that outlives its worker on a GPU -----------------------------------------------------------------------------
+
+
+def test_a_standby_worker_on_a_gpu_takes_little_beside_a_shared_pool() -> None:
+    """The card has one pool: the standby worker gets it when the other one is dead."""
+    alone = sizes(80 * GIB, on_cpu=False, max_length=2048, shares_pool=True, max_rows=4096, token_budget=8192)
+    first = sizes(
+        80 * GIB, on_cpu=False, max_length=2048, shares_pool=True, max_rows=4096, token_budget=8192, standbys=1
+    )
+    private = sizes(80 * GIB, on_cpu=False, max_length=2048, max_rows=4096, token_budget=8192, standbys=1)
+    each = first.weights + first.step + first.tables + first.beside_pool
+    assert 0 < alone.beside_pool == first.beside_pool < 3 * GIB
+    assert abs(alone.pool - first.pool - each) < GIB
+    assert first.pool > 1.5 * private.pool
+    # What the first one leaves, its context included.
+    left = 80 * GIB - each - first.pool - 400 * MIB
+    second = sizes(
+        left,
+        on_cpu=False,
+        max_length=2048,
+        shares_pool=True,
+        max_rows=4096,
+        token_budget=8192,
+        standby=True,
+        standby_pages=first.geometry.num_pages,
+    )
+    assert second.geometry == first.geometry
+    with pytest.raises(DoesNotFit):
+        sizes(
+            second.weights + second.step,
+            on_cpu=False,
+            max_length=2048,
+            shares_pool=True,
+            max_rows=4096,
+            token_budget=8192,
+            standby=True,
+            standby_pages=first.geometry.num_pages,
+        )
+
+
+def test_a_worker_that_starts_again_gets_the_pages_of_the_pool_that_is_kept() -> None:
+    """Free memory differs a little from start to start, and a pool of another size could not be taken over."""
+    first = sizes(40 * GIB, on_cpu=False, shares_pool=True)
+    pages = first.geometry.num_pages
+    for free in (40 * GIB - 90 * MIB, 40 * GIB + 90 * MIB):
+        assert sizes(free, on_cpu=False, shares_pool=True).geometry.num_pages != pages
+        assert sizes(free, on_cpu=False, shares_pool=True, held_pages=pages).geometry.num_pages == pages
+    # A pool of another size is of another service; sizes that are set decide.
+    assert sizes(30 * GIB, on_cpu=False, shares_pool=True, held_pages=pages).geometry.num_pages < pages
+    asked = sizes(40 * GIB, on_cpu=False, shares_pool=True, held_pages=pages, num_pages=pages - 1)
+    assert asked.geometry.num_pages == pages - 1
+
+
+def test_the_ledger_says_what_a_shared_pool_takes() -> None:
+    chosen = sizes(40 * GIB, on_cpu=False, shares_pool=True)
+    [line] = [line for line in ledger(chosen, "cuda:0", "bfloat16") if "beside the shared pool" in line]
+    assert readable(chosen.beside_pool) in line
+    assert "  the shared pool is outside torch's allocator, and the holder keeps it if this worker dies" in ledger(
+        chosen, "cuda:0", "bfloat16"
+    )
+    assert not any("shared" in line for line in ledger(sizes(40 * GIB, on_cpu=False), "cuda:0", "bfloat16"))

@@ -38,14 +38,14 @@ MAX_STANDBYS = 8
 _READY = "ready: tandem generate"
 _STANDBY_HELP = "Warm workers that wait until the serving one dies; default: 0."
 _SHARED_POOL_HELP = (
-    "Keep the KV pool of a CPU worker when it dies; auto: with --standby, or where shared memory has huge pages."
+    "Keep the KV pool of a worker when it dies; auto: with --standby, and on a CPU where shared memory has huge pages."
 )
 # Says in brackets whether shared memory gets huge pages.
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
 class SharedPool(StrEnum):
-    """Whether the KV pool of a CPU worker outlives it."""
+    """Whether the KV pool of a worker outlives it."""
 
     AUTO = "auto"
     ON = "on"
@@ -112,12 +112,17 @@ def serve(
 
 
 def _holds_pools(shared_pool: SharedPool, device: str | None, num_standbys: int) -> bool:
-    """Whether the KV pool is in shared memory; without huge pages it slows decode steps by some 10 %."""
+    """Whether the KV pool is in memory that a holder keeps.
+
+    It costs something: on a CPU decode steps take some 10 % longer where shared memory has no huge pages, and a GPU has
+    a smaller pool.
+    """
     if shared_pool != SharedPool.AUTO:
         return shared_pool == SharedPool.ON
-    if sys.platform != "linux" or (device or "").startswith("cuda"):
+    if sys.platform != "linux":
         return False
-    return num_standbys > 0 or _shared_memory_has_huge_pages()
+    is_gpu = (device or "").startswith("cuda")
+    return num_standbys > 0 or (not is_gpu and _shared_memory_has_huge_pages())
 
 
 def _shared_memory_has_huge_pages() -> bool:

@@ -1,0 +1,65 @@
+"""Checksums on a device equal those of a CPU, whatever the layout of the pool, and do not wait."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpu_worker.shared_pool.checksum import PageChecksums
+from gpu_worker.shared_pool.device_checksum import PAGES_AT_ONCE, DeviceChecksums, words_of
+
+PAGE = 16
+
+
+def pools_of(shapes: list[tuple[int, int, int]], dtype: torch.dtype, *, in_one: bool) -> list[Tensor]:
+    """Random pools, in one block of memory or each in its own."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = [heads * tokens * dim for heads, tokens, dim in shapes]
+    block = torch.randn(sum(sizes), generator=generator).to(dtype)
+    parts = block.split(sizes)
+    return [(part if in_one else part.clone()).view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+CASES = {
+    "equal": [(2, 9 * PAGE, 64)] * 6,
+    "kinds": [(2, 9 * PAGE, 64), (2, 9 * PAGE, 64), (1, 9 * PAGE, 128), (1, 9 * PAGE, 128), (2, 9 * PAGE, 64)],
+    "sinks": [(4, 10 * PAGE, 16)] * 2 + [(4, 9 * PAGE, 16)] * 2,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("in_one", [True, False])
+def test_they_are_those_of_a_cpu(case: str, dtype: torch.dtype, in_one: bool, device: torch.device) -> None:
+    pools = pools_of(CASES[case], dtype, in_one=in_one)
+    truth = PageChecksums(pools, PAGE)
+    words = words_of([pool.to(device) for pool in pools] if device.type == "cuda" else pools, PAGE)
+    ours = DeviceChecksums(words, 9, num_buffers=3)
+    pages = [0, 8, 3, 3, 5, 1, 7, 2, 6][: 2 * PAGES_AT_ONCE + 1]
+    assert ours.of(pages) == [truth.of(page) for page in pages]
+    # Results of steps in flight are read later, in any order.
+    first, second = ours.begin(pages[:2]), ours.begin(pages[2:])
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    assert second() == [truth.of(page) for page in pages[2:]]
+    assert first() == [truth.of(page) for page in pages[:2]]
+
+
+def test_pools_at_equal_distances_are_read_together() -> None:
+    one = pools_of(CASES["equal"], torch.float32, in_one=True)
+    # As the worker lists them: K of all layers, then V.
+    listed = [*one[::2], *one[1::2]]
+    assert [group.shape[0] for group in words_of(listed, PAGE)] == [3, 3]
+    assert [group.shape[0] for group in words_of(one, PAGE)] == [6]
+    truth = PageChecksums(listed, PAGE)
+    assert DeviceChecksums(words_of(listed, PAGE), 9, num_buffers=3).of([4]) == [truth.of(4)]
+
+
+@pytest.mark.parametrize("place", [(0, 0, 0), (1, 5, 63), (1, 143, 7)])
+def test_each_value_counts(place: tuple[int, int, int]) -> None:
+    pools = pools_of(CASES["equal"], torch.float32, in_one=True)
+    ours = DeviceChecksums(words_of(pools, PAGE), 9, num_buffers=3)
+    page = place[1] // PAGE
+    before = ours.of(range(9))
+    pools[2].view(torch.int32)[place].bitwise_xor_(1)
+    after = ours.of(range(9))
+    assert [number for number in range(9) if before[number] != after[number]] == [page]
