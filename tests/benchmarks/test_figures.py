@@ -51,6 +51,16 @@ def test_the_time_to_first_token_counts_from_the_request_itself() -> None:
     assert run.figures()["ttft_ms"]["p50"] == 750.0
 
 
+@pytest.mark.parametrize("counts", [[0, 0], [0, 1]])
+def test_a_worker_that_was_given_up_beside_busy_loops_misses_the_bar(counts: list[int]) -> None:
+    runs = [
+        dataclasses.replace(result("tandem", 1.0, TWO, TIMES), details={"workers_given_up": count}) for count in counts
+    ]
+    [line] = bars.healthy_workers(runs, 4)
+    assert (line["bar"], line["value"]) == ("workers given up beside 4 busy loops", sum(counts))
+    assert line["met"] == (sum(counts) == 0)
+
+
 def test_different_tokens_are_reported_by_request_and_position() -> None:
     load = Workload(prompts=[[7], [8, 9]], output_lengths=[3, 2])
     first = result("tandem", 1.0, TWO, TIMES)

@@ -2,8 +2,6 @@
 
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,20 +11,16 @@ import psutil
 import pytest
 
 from tandem_client import Client
+from tests.rigs.busy_loops import busy_loops
 from tests.rigs.processes import Child, Rig
 
 _SECONDS, _CALLERS, _LOOPS = 60.0, 8, 4
 
 
 @pytest.fixture
-def busy_loops() -> Iterator[None]:
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(_LOOPS)]
-    try:
+def four_loops() -> Iterator[None]:
+    with busy_loops(_LOOPS):
         yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 def traffic(client: Client, seed: int, until: float, tokens: list[int]) -> None:
@@ -40,7 +34,7 @@ def traffic(client: Client, seed: int, until: float, tokens: list[int]) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-@pytest.mark.usefixtures("busy_loops")
+@pytest.mark.usefixtures("four_loops")
 def test_no_healthy_worker_is_given_up_beside_four_busy_loops(rig: Rig) -> None:
     arguments = ["gpu_worker", "--runtime-dir", str(rig.runtime_dir), "--device", "cpu", "--exit-with-parent"]
     rig.children.append(Child("real worker", arguments))

@@ -19,6 +19,8 @@ from scheduler_svc.core.state.page_pool import PagePool
 HOLD_SECONDS = 300.0
 """The holder keeps the memory of an unused pool for longer than this."""
 MAX_HELD = 8
+MAX_GIVEN = 1024
+"""A worker that dies before it answers leaves an entry behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class HeldPools:
             if _fits(held.info, lane.info):
                 del self._held[pool_id]
                 self._given[pool_id] = held.pages.num_cached
+                if len(self._given) > MAX_GIVEN:
+                    del self._given[next(iter(self._given))]
                 lane.take_over(held.pages, held.take_over)
                 return
 

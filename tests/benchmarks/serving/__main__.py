@@ -31,11 +31,16 @@ def parsed() -> tuple[argparse.Namespace, dict[str, measure.Peer]]:
     parser.add_argument("--engines", help="some of tandem, static, continuous, vllm, llama, separated by commas")
     parser.add_argument("--replays", type=int, default=1, help="replays of each run by its worker alone")
     parser.add_argument("--profile", action="store_true", help="print where the time of a worker's step goes")
+    parser.add_argument(
+        "--busy", type=int, default=0, metavar="N", help="beside N busy loops: no worker may be given up; no other bars"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument("--quick", action="store_true", help="run a smoke test: meaningless figures, no bars")
     args = parser.parse_args()
     if args.repeats < 1:
         parser.error(f"--repeats is {args.repeats}; it must be at least 1")
+    if args.busy and "tandem" not in (args.engines or "tandem").split(","):
+        parser.error("--busy needs the engine tandem")
     if args.replays < args.profile:
         parser.error(f"--replays is {args.replays}; --profile needs one")
     most = len(workload.WORKLOADS[args.workload]().prompts)
@@ -43,7 +48,9 @@ def parsed() -> tuple[argparse.Namespace, dict[str, measure.Peer]]:
         parser.error(f"--requests is {args.requests}; workload {args.workload} has 1 to {most}")
     known = measure.peers(args.vllm, args.llama, args.threads)
     if args.engines is None:
-        args.engines = [name for name in ENGINES[args.workload] if name == "tandem" or name in known]
+        args.engines = [
+            name for name in ENGINES[args.workload] if name == "tandem" or (name in known and not args.busy)
+        ]
     else:
         args.engines = args.engines.split(",")
     for name in args.engines:
@@ -60,12 +67,15 @@ def main() -> int:
     if args.requests is not None:
         load = load.first_requests(args.requests)
     model = workload.model_folder()
-    options = Options(threads=args.threads, replays=args.replays, profiled=args.profile)
+    options = Options(threads=args.threads, replays=args.replays, profiled=args.profile, busy=args.busy)
     measured = measure.measure(args.engines, known, args.repeats, load, model, options)
     results = measured.results
-    found = bars.differences(load, results)
-    lines = bars.comparisons(args.workload, args.threads, results, measured.rooflines)
-    lines += bars.token_lines(results, found, measure.near_ties(model, bars.cases(found)))
+    if args.busy:
+        lines = bars.healthy_workers(results["tandem"], args.busy)
+    else:
+        found = bars.differences(load, results)
+        lines = bars.comparisons(args.workload, args.threads, results, measured.rooflines)
+        lines += bars.token_lines(results, found, measure.near_ties(model, bars.cases(found)))
     about = {
         "workload": f"workload {args.workload}: {load.description()}; {args.threads} threads",
         "model": workload.MODEL_LINE,
@@ -80,7 +90,7 @@ def main() -> int:
     else:
         report.print_text(about, summaries, measured.rooflines, lines)
         report.print_profile(measured.profile)
-    return 0 if args.quick or all(line.get("met", True) for line in lines) else 1
+    return 0 if (args.quick and not args.busy) or all(line.get("met", True) for line in lines) else 1
 
 
 if __name__ == "__main__":

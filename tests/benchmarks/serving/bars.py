@@ -70,6 +70,12 @@ def _ttft_ms(run: EngineResult) -> float:
     return run.figures()["ttft_ms"]["p50"]
 
 
+def healthy_workers(runs: Sequence[EngineResult], busy: int) -> list[Line]:
+    """Returns the line for Tandem's runs beside `busy` busy loops: no worker was given up, so none was reset."""
+    count = sum(run.details["workers_given_up"] for run in runs)
+    return [{"bar": f"workers given up beside {busy} busy loops", "value": count, "met": not count}]
+
+
 def comparisons(number: int, threads: int, results: Results, rooflines: Sequence[dict[str, float]]) -> list[Line]:
     """Returns a line for each bar and aim of workload `number` that the runs allow to judge."""
     runs = results.get("tandem")

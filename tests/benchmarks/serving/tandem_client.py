@@ -72,6 +72,7 @@ async def measure(address: str, workload: Workload) -> dict[str, Any]:
         "steps": after.steps - before.steps,
         "step_ms": after.step_ms,
         "preemptions": after.preemptions - before.preemptions,
+        "workers_given_up": after.incidents.hung_workers,
         "lane_resets": after.lane_resets - before.lane_resets,
         "cached_prompt_tokens": after.cached_prompt_tokens - before.cached_prompt_tokens,
     }

@@ -18,6 +18,7 @@ from tests.benchmarks import machine
 from tests.benchmarks.machine import cpu_seconds, peak_mb, waited_seconds
 from tests.benchmarks.result import EngineResult
 from tests.benchmarks.workload import PAGE_SIZE, Workload
+from tests.rigs.busy_loops import busy_loops
 from tests.rigs.processes import Child, SchedulerProcess
 
 _START_SECONDS = 180.0
@@ -31,11 +32,12 @@ _NOTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How the service is run. `profiled`: the worker profiles its plans at the end."""
+    """How the service is run. `profiled`: the worker profiles its plans at the end. `busy`: loops beside the client."""
 
     threads: int = 1
     replays: int = 1
     profiled: bool = False
+    busy: int = 0
 
 
 def run(
@@ -98,7 +100,8 @@ class _Service:
         client = Child("client", ["tests.benchmarks.serving.tandem_client", *arguments])
         self._children.insert(0, client)
         machine.place_rest(client.pid, self._options.threads)
-        answer = json.loads(client.wait_line(r"^\{.*\}$", _RUN_SECONDS).group())
+        with busy_loops(self._options.busy):
+            answer = json.loads(client.wait_line(r"^\{.*\}$", _RUN_SECONDS).group())
         waited = waited_seconds(self.worker.pid) - waited
         used = {name: cpu_seconds(pid) - before[name] for name, pid in self.pids.items()}
         if self._options.threads == 1:
@@ -127,6 +130,7 @@ class _Service:
                 "worker_kept_waiting_share": min(1.0, waited / answer["seconds"]),
                 "preemptions": answer["preemptions"],
                 "lane_resets": answer["lane_resets"],
+                "workers_given_up": answer["workers_given_up"],
                 **pauses(replayed["recorded"], answer["begun"], answer["seconds"]),
                 **alone(replayed["recorded"], replayed["replays"], answer["begun"], answer["seconds"]),
             },
