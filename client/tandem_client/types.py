@@ -6,6 +6,7 @@ Owns the names of their fields. Knows nothing of messages or calls.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tandem_client.load_types import HeldPools as HeldPools
 from tandem_client.load_types import Incidents as Incidents
 from tandem_client.load_types import Load as Load
 from tandem_client.load_types import WorkerLoad as WorkerLoad

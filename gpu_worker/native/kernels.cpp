@@ -5,6 +5,7 @@
 #include "kv_write.h"
 #include "linear.h"
 #include "operators.h"
+#include "page_sum.h"
 #include "prefill.h"
 #include "recorded.h"
 #include "simd.h"
@@ -31,6 +32,10 @@ void tandem_decode_bfloat16(const DecodeCall *call) {
 
 void tandem_write_kv(const KvWrite *call) {
     write_kv(*call);
+}
+
+uint64_t tandem_page_sum(const PageWords *pages, int64_t page) {
+    return page_sum(*pages, page);
 }
 
 // Columns of y in a panel of packed weights.

@@ -75,6 +75,7 @@ class DevicePool:
         self._identity, self._uuid = identity_hash(identity), driver.uuid()
         self._region = DeviceRegion(driver, sum(sizes))
         self._header_bytes = header_bytes(geometry.num_pages)
+        self.num_bytes = self._header_bytes + sum(sizes)
         self.pool_id, memory = holder.create(self._header_bytes, device=self._uuid, pages=geometry.num_pages)
         try:
             self._host = Region(memory, self._header_bytes)

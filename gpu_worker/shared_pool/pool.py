@@ -33,6 +33,7 @@ class WorkerPool(PoolMemory, Protocol):
 
     pool_id: bytes
     layout: bytes
+    num_bytes: int
 
     def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
         """Lets the checksums of pages be those of these tensors, which `zeros` returned."""
@@ -70,7 +71,7 @@ class SharedPool:
         self._sizes = [_aligned(math.prod(shape) * dtype.itemsize) for shape in shapes for _ in range(2)]
         self.layout = layout_of(layers, geometry, dtype)
         self._identity = identity_hash(identity)
-        num_bytes = header_bytes(geometry.num_pages) + sum(self._sizes)
+        self.num_bytes = num_bytes = header_bytes(geometry.num_pages) + sum(self._sizes)
         self.pool_id, memory = holder.create(num_bytes)
         try:
             self._region = Region(memory, num_bytes)
@@ -151,6 +152,7 @@ class PrivatePool:
     """The same for a worker whose pool ends with it. It has nothing to record or to check."""
 
     pool_id = layout = b""
+    num_bytes = 0
 
     def attach(self, pools: Sequence[Tensor], page_size: int) -> None: ...
 

@@ -73,6 +73,8 @@ class Outcome:
     prompt_logprobs: TokenLogprobs | None = None
     # In the outcome of a plan that takes a pool over: the pool that the worker uses now.
     pool_id: bytes = b""
+    # Pages of a pool that was taken over that the step found damaged.
+    damaged_pages: int = 0
 
 
 def parse_frame(frame: bytes | memoryview) -> pb.CoreToWorker:
@@ -148,6 +150,7 @@ def result_frame(outcome: Outcome) -> bytes:
         result.nonfinite = outcome.nonfinite.astype(_INT32, copy=False).tobytes()
     result.compute_us = outcome.compute_us
     result.pool_id = outcome.pool_id
+    result.damaged_pages = outcome.damaged_pages
     for values, into in (
         (outcome.logprobs, result.logprobs),
         (outcome.prompt_logprobs, result.prompt_logprobs),

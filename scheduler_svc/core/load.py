@@ -38,6 +38,7 @@ def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: in
         suspects=suspects,
         standby_workers=len(on_standby),
         incidents=_incidents(counters),
+        held_pools=lanes.held_pools.load(now),
     )
 
 

@@ -125,7 +125,9 @@ class Steps:
             cause = ResetCause.WRONG_STEP
             return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
         if record.takes_over:
+            self._lanes.held_pools.answered(record.takes_over, event.pool_id)
             lane.take_over_ended(record.takes_over, event.pool_id)
+        self._lanes.held_pools.found_damaged(event.damaged_pages)
         if event.status is not ev.StepStatus.OK:
             if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.serves:
                 effects, endings = self._out_of_memory.handle(lane, record, event, now)

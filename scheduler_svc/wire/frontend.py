@@ -14,7 +14,7 @@ from scheduler_svc.core.messages.quarantine import (
     QuarantineQuery,
     QuarantineReply,
 )
-from scheduler_svc.core.messages.reports import Incidents, Load, WorkerLoad
+from scheduler_svc.core.messages.reports import HeldPoolsLoad, Incidents, Load, WorkerLoad
 from scheduler_svc.wire.arrays import WireError, fields, packed
 from scheduler_svc.wire.submit import resume_of, submit_of
 
@@ -24,7 +24,7 @@ _REASON = {reason: inference_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name
 _FAILURE = {code: pb.FailureCode.Value(f"FAILURE_CODE_{code.name}") for code in fx.FailureCode}
 
 # The fields that have the same names and values on both sides.
-_LOAD = tuple(name for name in Load.__slots__ if name not in ("per_worker", "incidents"))
+_LOAD = tuple(name for name in Load.__slots__ if name not in ("per_worker", "incidents", "held_pools"))
 _USAGE = tuple(inference_pb2.Usage.DESCRIPTOR.fields_by_name)
 _TIMING = tuple(inference_pb2.Timing.DESCRIPTOR.fields_by_name)
 
@@ -108,6 +108,7 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
                 load.per_worker.add(**fields(worker, WorkerLoad.__slots__))
             counts = control_pb2.Incidents(**fields(effect.load.incidents, Incidents.__slots__))
             load.incidents.CopyFrom(counts)
+            load.held_pools.CopyFrom(control_pb2.HeldPools(**fields(effect.load.held_pools, HeldPoolsLoad.__slots__)))
             message.load_reply.load.CopyFrom(load)
         case fx.FlushReply():
             message.flush_reply.query = effect.query

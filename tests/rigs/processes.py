@@ -23,6 +23,8 @@ from tests.rigs.streams import Caller
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = 30.0
+# A scheduler starts in one second, on a busy machine in many.
+START_SECONDS = 100.0
 _LISTENING = re.compile(r"frontend listening on (\S+:\d+)")
 
 
@@ -209,7 +211,7 @@ class Rig:
     ) -> SchedulerProcess:
         """Starts a scheduler and waits until its front end listens."""
         child = self.launch_scheduler(*flags, listen=listen, program=program)
-        child.wait_line(_LISTENING.pattern)
+        child.wait_line(_LISTENING.pattern, START_SECONDS)
         return child
 
     def worker(self, *flags: str, late: bool = True, seed: int | None = None) -> Child:

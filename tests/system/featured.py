@@ -18,6 +18,8 @@ from tests.system.asks import Ask
 
 TIMEOUT_SECONDS = 60.0
 MAX_STREAMS = 128
+# The most that the service allows: a machine that stands still for a minute must not end a lost stream.
+LINGER_SECONDS = 600.0
 
 
 def random_featured(
@@ -90,6 +92,7 @@ class Reading:
         self._resume = resume
         self._asks: list[Ask] = []
         self.streams: list[GenerateStream] = []
+        self._accepted: set[GenerateStream] = set()
         self._ended: set[GenerateStream] = set()
         self._num_tokens = 0
         self._changed = threading.Condition()
@@ -101,13 +104,19 @@ class Reading:
         """Starts more streams."""
         asks = list(asks)
         streams = [
-            self._client.generate(ask.prompt, timeout=self._timeout, resume=self._resume, **keywords(ask))
+            self._client.generate(ask.prompt, timeout=self._timeout, resume=self._resume, **self._keywords(ask))
             for ask in asks
         ]
         self._asks += asks
         self.streams += streams
-        assert len(self.streams) <= MAX_STREAMS
+        assert len(self.running) <= MAX_STREAMS
         self._tasks += [self._pool.submit(self._read, stream) for stream in streams]
+
+    def _keywords(self, ask: Ask) -> GenerateOptions:
+        options = keywords(ask)
+        if self._resume:
+            options["linger_seconds"] = LINGER_SECONDS
+        return options
 
     def _read(self, stream: GenerateStream) -> Transcript:
         transcript = Transcript()
@@ -115,6 +124,7 @@ class Reading:
             for message in stream.messages():
                 transcript.take(message)
                 with self._changed:
+                    self._accepted.add(stream)
                     self._num_tokens += len(message.delta.token_ids)
                     self._changed.notify_all()
             return transcript
@@ -128,11 +138,19 @@ class Reading:
         """The live streams, in the order of their start."""
         return [stream for stream in self.streams if stream not in self._ended]
 
+    def wait_accepted(self) -> None:
+        """Waits until the service has accepted every stream."""
+        with self._changed:
+            answered = self._changed.wait_for(
+                lambda: all(stream in self._accepted or stream in self._ended for stream in self.streams), self._timeout
+            )
+            assert answered, f"{len(self.streams) - len(self._accepted | self._ended)} streams are not accepted"
+
     def wait_more(self, num_tokens: int) -> None:
         """Waits until the streams have `num_tokens` more tokens together, or all have ended."""
         with self._changed:
             due = self._num_tokens + num_tokens
-            self._changed.wait_for(lambda: self._num_tokens >= due or not self.running, TIMEOUT_SECONDS)
+            self._changed.wait_for(lambda: self._num_tokens >= due or not self.running, self._timeout)
             assert self._num_tokens >= due or not self.running, f"{self._num_tokens} tokens of {due}"
 
     def check(self) -> None:

@@ -127,6 +127,13 @@ def test_a_killed_worker_s_pages_are_kept(service: Service, texts: list[str], tr
     assert all(output.recomputed_tokens <= PAGE_SIZE + IN_FLIGHT for output in outputs), outputs
     assert any(output.recomputed_tokens for output in outputs), "nobody met the death of the worker"
     service.holder.wait_line("takes pool .* over")
+    held = service.client.load().held_pools
+    assert (held.pools, held.bytes, held.taken_over, held.damaged_pages) == (
+        0,
+        0,
+        1,
+        0,
+    ) and held.pages_kept >= NUM_STREAMS
     # The new worker's own pool was given back.
     assert len(shared_memory(service.holder)) == 1
 
@@ -145,12 +152,15 @@ def test_a_changed_page_is_computed_again(service: Service, texts: list[str], tr
     assert [output.tokens for output in outputs] == truth
     assert any(output.recomputed_tokens > PAGE_SIZE + IN_FLIGHT for output in outputs)
     service.scheduler.wait_line("page [0-9]+ of the pool that was taken over has changed since", after=seen)
+    assert service.client.load().held_pools.damaged_pages == 1
 
 
 def test_a_worker_of_another_size_computes_again(service: Service, texts: list[str], truth: list[list[int]]) -> None:
     service.client.flush_cache()
     outputs = service.generate(texts, kills=True, flags=("--num-pages", "150"))
     assert [output.tokens for output in outputs] == truth
+    held = service.client.load().held_pools
+    assert held.pools == 1 and held.pages > 0 and held.bytes > HEADER_BYTES
     assert any(output.recomputed_tokens > PAGE_SIZE + IN_FLIGHT for output in outputs)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tandem_client.plural import counted
-from tandem_client.types import Incidents, Load, ModelInfo, QuarantinedRequest, SamplingDefaults, WorkerLoad
+from tandem_client.types import HeldPools, Incidents, Load, ModelInfo, QuarantinedRequest, SamplingDefaults, WorkerLoad
 
 
 class State(StrEnum):
@@ -80,6 +80,7 @@ def of_load(load: Load) -> Iterator[str]:
         on_standby = f", and {load.standby_workers:,} on standby" if load.standby_workers else ""
         yield f"workers   {load.workers:,}{on_standby}"
         yield from (f"          {worker}" for worker in workers)
+    yield from _held_pools(load.held_pools)
     yield from _incidents(load.incidents)
     if load.worker_lost_seconds is not None:
         yield f"lost      {_lost(load.worker_lost_seconds, load.worker_lost_reason)}"
@@ -87,6 +88,20 @@ def of_load(load: Load) -> Iterator[str]:
         yield f"journal   suspended: {load.journal_suspended}"
     elif load.journal_bytes:
         yield f"journal   {counted(load.journal_bytes, 'byte')}"
+
+
+def _held_pools(held: HeldPools) -> Iterator[str]:
+    """Yields a line about the pools that outlive their workers, if a worker with such a pool was lost."""
+    parts: list[str] = []
+    if held.pools:
+        size = f" ({held.bytes / 1e6:,.0f} MB)" if held.bytes else ""
+        parts.append(f"{counted(held.pools, 'pool')}{size} of lost workers held, {counted(held.pages, 'cached page')}")
+    if held.taken_over:
+        parts.append(f"{held.taken_over:,} taken over since start, {counted(held.pages_kept, 'page')} kept")
+    if held.damaged_pages:
+        parts.append(f"{counted(held.damaged_pages, 'damaged page')}")
+    if parts:
+        yield f"held      {'; '.join(parts)}"
 
 
 def _incidents(incidents: Incidents) -> Iterator[str]:

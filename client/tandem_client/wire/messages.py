@@ -98,8 +98,9 @@ def load(message: control_pb2.GetLoadResponse) -> types.Load:
     """The value of GetLoad's answer."""
     lost_seconds = message.worker_lost_seconds if message.HasField("worker_lost_seconds") else None
     per_worker = tuple(_value(types.WorkerLoad, worker) for worker in message.per_worker)
-    incidents = _value(types.Incidents, message.incidents)
-    return _value(types.Load, message, worker_lost_seconds=lost_seconds, per_worker=per_worker, incidents=incidents)
+    incidents, held_pools = _value(types.Incidents, message.incidents), _value(types.HeldPools, message.held_pools)
+    parts = {"per_worker": per_worker, "incidents": incidents, "held_pools": held_pools}
+    return _value(types.Load, message, worker_lost_seconds=lost_seconds, **parts)
 
 
 def quarantine(message: control_pb2.ListQuarantineResponse) -> list[types.QuarantinedRequest]:

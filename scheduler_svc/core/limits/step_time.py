@@ -82,9 +82,13 @@ class StepTimes:
 
     def learn(self, record: SentPlan, work: float, seconds: float) -> None:
         """Takes the time of a confirmed step with this work."""
-        averages, own = self._averages(record), _class_of(work)
-        average = averages.get(own, seconds)
-        averages[own] = average + (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
+        own = _class_of(work)
+        average = self._averages(record).get(own, seconds)
+        average += (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
+        if record.prefill_tokens:
+            self._of_chunks[own] = average
+        else:
+            self._of_decodes[own] = average
 
     def _averages(self, record: SentPlan) -> dict[int, float]:
         return self._of_chunks if record.prefill_tokens else self._of_decodes

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from scheduler_svc.core.messages.arrays import NO_FLOATS, NO_IDS, Float32Array, Int32Array
+from scheduler_svc.core.messages.page_labels import KeptPages
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.submit import Restored as Restored
 from scheduler_svc.core.messages.submit import Resume as Resume
@@ -82,6 +83,8 @@ class WorkerJoined:
 
     worker: str
     info: WorkerInfo
+    kept: KeptPages | None = None
+    """The pages that it has kept from an earlier lane, also of another core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,8 @@ class StepDone:
     """One entry per wanted prompt position, in the order of `SentPlan.wanted_prompt_logprobs`."""
     pool_id: bytes = b""
     """If the plan had a `take_over`: the pool that the worker uses now."""
+    damaged_pages: int = 0
+    """Pages of a pool that was taken over that the step found damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

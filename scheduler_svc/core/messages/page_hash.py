@@ -19,6 +19,11 @@ def prefix_root(cache_root: bytes, salt: str) -> bytes:
     return sha256(_TAG + len(cache_root).to_bytes(4, "little") + cache_root + text).digest()
 
 
+def root_name(cache_root: bytes) -> str:
+    """Returns 32 hexadecimal digits that name the root of page hashes without telling it."""
+    return sha256(b"tandem page root 1" + cache_root).hexdigest()[:32]
+
+
 def next_hash(parent: bytes, tokens: bytes) -> bytes:
     """Returns a page's hash. `tokens` are its little-endian int32 tokens, `parent` is the hash of the page before."""
     return sha256(parent + tokens).digest()

@@ -31,6 +31,24 @@ class Incidents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPoolsLoad:
+    """The page pools whose memory outlives their workers (`workers.held_pools`)."""
+
+    pools: int = 0
+    """Those of lost workers that no lane has taken over yet."""
+    pages: int = 0
+    """Their cached pages."""
+    bytes: int = 0
+    """The size of their memory."""
+    taken_over: int = 0
+    """Pools that workers have taken over since the start."""
+    pages_kept: int = 0
+    """The cached pages in them."""
+    damaged_pages: int = 0
+    """Pages in them that were found damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """The load of the core. Counters start at 0 with the core.
 
@@ -68,6 +86,7 @@ class Load:
     """Requests that may have killed a worker or made a step fail."""
     standby_workers: int
     incidents: Incidents
+    held_pools: HeldPoolsLoad
     journal_bytes: int = 0
     """Size of the journal, 0 without one. The shell sets this and the next field."""
     journal_suspended: str = ""

@@ -53,6 +53,8 @@ class WorkerInfo:
     """Size of the largest message that the worker accepts."""
     pool_id: bytes = b""
     """Names the memory of its pages if the memory outlives the worker. Empty otherwise."""
+    pool_bytes: int = 0
+    """Size of that memory."""
     pool_layout: bytes = b""
     """Hash of the layout of that memory. Only a worker with an equal hash can take its pages over."""
     device: str = ""
@@ -72,14 +74,23 @@ class WorkerInfo:
         With a window this is a constant for long sequences, because pages behind the window are released.
         """
         all_pages = -(-num_tokens // self.page_size)
-        if not self.window:
-            return all_pages
-        sink_pages = -(-self.sink_tokens // self.page_size)
-        return min(all_pages, sink_pages + (self.window + self.chunk_align - 1) // self.page_size + 2)
+        return min(all_pages, self._pages_in_window) if self.window else all_pages
 
-    def holds(self, total_length: int) -> bool:
-        """Returns whether the worker can run a sequence of `total_length` tokens to its end.
+    @property
+    def _pages_in_window(self) -> int:
+        sink_pages = -(-self.sink_tokens // self.page_size)
+        return sink_pages + (self.window + self.chunk_align - 1) // self.page_size + 2
+
+    @property
+    def longest_sequence(self) -> int:
+        """Number of tokens of the longest sequence that the worker can run to its end, prompt and output together.
 
         The last token is sampled and never computed, so it needs no space in a page.
         """
-        return total_length <= self.max_length and self.pages_at_once(total_length - 1) <= self.usable_pages
+        if self.window and self._pages_in_window <= self.usable_pages:
+            return self.max_length
+        return min(self.max_length, self.usable_pages * self.page_size + 1)
+
+    def holds(self, total_length: int) -> bool:
+        """Returns whether the worker can run a sequence of `total_length` tokens to its end."""
+        return total_length <= self.longest_sequence

@@ -4,14 +4,11 @@ The functions are pure. A request that can never run is refused here, so an acce
 positions that cannot exist. A request is accepted with all its samples or not at all.
 """
 
-from collections.abc import Sequence
-
 from scheduler_svc.core.messages.arrays import is_within
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode
 from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
-from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.fair_share import FairShare
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.request_queue import RequestQueue
@@ -55,18 +52,18 @@ def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> R
     Returns None if a present worker can, or if no worker is present and a recent one could. If only
     a worker that left recently could hold the request, it is refused as NOT_READY, not as invalid.
     """
-    workers = worker_infos.present or worker_infos.recent
     total = total_tokens(worker_infos, prompt, max_new_tokens)
-    if total and any(info.holds(total) for info in workers):
+    # Some known worker holds it.
+    if total and (total <= worker_infos.longest_present or not worker_infos.present):
         return None
     if total:
         reason = (
             f"prompt ({prompt} tokens) and max_new_tokens make {total} tokens; the present workers hold at "
-            f"most {_most_tokens(worker_infos.present)}; a larger one left a short while ago"
+            f"most {worker_infos.longest_present}; a larger one left a short while ago"
         )
         return RejectCode.NOT_READY, "", reason
     # The message gives the limits of the present workers, if there are any.
-    info = max(workers, key=lambda info: (info.max_length, info.usable_pages))
+    info = max(worker_infos.present or worker_infos.recent, key=lambda info: (info.max_length, info.usable_pages))
     if prompt >= info.max_length:
         reason = f"the prompt and one output token make {prompt + 1} tokens; the limit is {info.max_length}"
         return RejectCode.INVALID, "token_ids", reason
@@ -76,13 +73,6 @@ def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> R
         f"{info.page_size} tokens; the pool has {info.usable_pages}"
     )
     return RejectCode.INVALID, "stop.max_new_tokens", reason
-
-
-def _most_tokens(infos: Sequence[WorkerInfo]) -> int:
-    """Returns the length of the longest sequence that one of these workers can hold."""
-    # The last token of a sequence is sampled and never computed, so it takes no place in a page.
-    pools = [(info, info.usable_pages * info.page_size + 1) for info in infos]
-    return max(info.max_length if info.window else min(info.max_length, pool) for info, pool in pools)
 
 
 def _invalid(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Refusal | None:
@@ -163,7 +153,7 @@ def new_requests(
             virtual_start=fair_share.enter(tenant, total),
             prefix_root=event.prefix_root,
             options=options,
-            page_hashes=list(hashes),
+            page_hashes=hashes.copy(),
             cache_read=event.cache_read,
             cache_write=event.cache_write,
             lingers=event.linger_seconds > 0,

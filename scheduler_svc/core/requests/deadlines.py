@@ -40,9 +40,7 @@ class Deadlines:
 
     def update_worker_wait(self, request: Request, now: float) -> None:
         """Starts or ends the request's wait for a worker that can hold it."""
-        if request.phase is Phase.RUNNING or any(
-            info.holds(request.total_length) for info in self._lanes.worker_infos.present
-        ):
+        if request.phase is Phase.RUNNING or request.total_length <= self._lanes.worker_infos.longest_present:
             request.end_worker_wait()
         elif request.begin_worker_wait(now):
             self._queue.add_deadline(now + self._config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)

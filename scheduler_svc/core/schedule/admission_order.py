@@ -34,7 +34,7 @@ class AdmissionOrder:
         if not waiting:
             return None
         head = waiting[0]
-        if not self._may_overtake or not head.prefix_root or head.passed_over >= MAX_PASSED_OVER:
+        if len(waiting) == 1 or not self._may_overtake or not head.prefix_root or head.passed_over >= MAX_PASSED_OVER:
             return head
         if head.pending_plans:
             return head  # it is never overtaken

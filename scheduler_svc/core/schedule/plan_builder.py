@@ -19,7 +19,7 @@ from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.request_queue import RequestQueue
-from scheduler_svc.core.state.swap_out import swap_out
+from scheduler_svc.core.state.row_pages import swap_out
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class PlanBuilder:
         lane, queue = self.lane, self.queue
         queue.take(request)
         if request.admitted(self.now, first_position=matched.first_position):
-            self.counters.admitted(request.prompt_tokens, matched.first_position)
+            self.counters.admitted(request.prompt_tokens, request.cached_prompt_tokens)
         for page in matched.shared:
             lane.pool.share(page)
         own = lane.allocate(lane.pages_for(end) - len(matched.pages) + matched.num_loaded)
@@ -174,12 +174,12 @@ class PlanBuilder:
         request, page_size = lane.rows.request_at(row), lane.info.page_size
         if not request.cache_write:
             return
-        pages, hashes = lane.rows.pages[row], request.page_hashes
+        pages, hashes, pool = lane.rows.pages[row], request.page_hashes, lane.pool
         for page_idx in range(start // page_size, min((start + count) // page_size, len(hashes))):
             page, page_hash = pages[page_idx], hashes[page_idx]
-            if not lane.pool.page_with_hash(page_hash) and lane.pool.cache(
-                page, page_hash, request.page_tokens(page_idx, page_size)
-            ):
+            if pool.page_with_hash(page_hash):
+                continue
+            if pool.cache(page, page_hash, request.page_tokens(page_idx, page_size)):
                 self.cached.append((page, page_hash))
 
     def _end_soon(self) -> None:

@@ -31,6 +31,8 @@ class WorkerInfos:
         """Number of changes, so that the scheduler notices each."""
         self.present: tuple[WorkerInfo, ...] = ()
         """Proven workers that are present, with the largest first."""
+        self.longest_present = 0
+        """`longest_sequence` of the present workers, 0 without one."""
         self.known: tuple[WorkerInfo, ...] = ()
         """Workers that are present, then those that left recently. Not empty after a worker was proven."""
         self.served: Served | None = None
@@ -77,6 +79,7 @@ class WorkerInfos:
         self.revision += 1
         self._update_served()
         self.known = (*self.present, *self.recent)
+        self.longest_present = max((info.longest_sequence for info in self.present), default=0)
 
     def _update_served(self) -> None:
         """Updates `served`. It stays the same object if callers would see no difference."""

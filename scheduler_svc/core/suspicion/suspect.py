@@ -1,5 +1,6 @@
 """What the core knows against one suspect, the trial of a group, and a conviction. `suspects.py` explains them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler_svc.core.state.request import Request
@@ -19,7 +20,11 @@ class Suspect:
     deaths: int = 0
     """Deaths and failed steps in which it was in flight, since it became a suspect."""
     trusts_cache: bool = True
-    """Whether cached pages may be reused: only after a single death, because they could be what kills the worker."""
+    """Whether cached pages may be reused. They could be what kills the worker or makes the step fail.
+
+    So they may be reused only after a single death, and after failed steps until one met it alone. The worker of a
+    failed step keeps its pages, and computing those of all suspects again would take much longer than their trials.
+    """
     lone_deaths: int = 0
     """How many of them, the last ones in a row, met it alone at `lone_position`."""
     lone_position: int = -1
@@ -31,10 +36,10 @@ class Suspect:
     doubts: int = 0
     """How often lone deaths were not counted because workers died without the suspect, too."""
 
-    def met(self, must_pass: int, *, is_step: bool) -> None:
+    def met(self, must_pass: int, *, is_step: bool, is_alone: bool) -> None:
         """Records a death or a failed step."""
         self.deaths += 1
-        self.trusts_cache = self.deaths == 1 and not is_step
+        self.trusts_cache = self.trusts_cache and not is_alone if is_step else self.deaths == 1
         self.must_pass = max(self.must_pass, must_pass)
 
     def died_alone(self, known: int, num_steps: int, num_losses: int) -> bool:
@@ -85,3 +90,19 @@ class Loss:
     at: float = 0.0
     num_lanes: int = 0
     """Number of lanes before it."""
+
+
+def halves(requests: Sequence[Request], *, is_step: bool) -> list[list[int]]:
+    """Splits suspects into two groups of handles, or one if there is only one suspect.
+
+    A request whose step fails mostly fails its first one, so those without a token form a group of their own after a
+    failed step. The others are then cleared in one trial.
+    """
+    handles = [request.handle for request in requests]
+    half = (len(handles) + 1) // 2
+    groups = [handles[:half], handles[half:]]
+    if is_step:
+        new = [request.handle for request in requests if not request.num_outputs]
+        if 0 < len(new) < len(handles):
+            groups = [[handle for handle in handles if handle not in new], new]
+    return [group for group in groups if group]

@@ -8,11 +8,12 @@ confirmed token behind all positions that were in flight at the death, which is 
 request, one plan at a time. So a death names the group, and the position of each of its requests is exact. The requests
 in flight at the death of a trial are split into halves, which join the end of the line of groups. Groups that have been
 in fewer deaths are therefore tried first: an innocent half is cleared between two deaths of the half with the culprit.
+After a failed step the requests that have no token yet are a group of their own.
 
 **Conviction.** A suspect is convicted after `LONE_DEATHS` deaths from the same position in which it ran alone. Between
 these deaths another request must have got a token, unless no other can run, because the fault may be the worker's. If a
 worker died without the suspect between them, the first one does not count, at most `MAX_DOUBTS` times. One
-culprit among n requests causes at most 1 + ceil(log2 n) + 1 deaths.
+culprit among n requests causes at most 1 + ceil(log2 n) + 1 deaths, or one failed step more.
 
 Knows requests and records of plans; `schedule/trials.py` chooses the lane.
 """
@@ -25,7 +26,7 @@ from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.state.request_queue import RequestQueue
-from scheduler_svc.core.suspicion.suspect import Conviction, Loss, Suspect, Trial
+from scheduler_svc.core.suspicion.suspect import Conviction, Loss, Suspect, Trial, halves
 
 
 @dataclass(slots=True)
@@ -91,17 +92,15 @@ class Suspects:
         for request in requests:
             known = _known(lane, request)
             suspect = self._suspect(request, known)
-            suspect.met(max(known, ends[request.handle]), is_step=is_step)
+            suspect.met(max(known, ends[request.handle]), is_step=is_step, is_alone=len(ends) == 1)
             if len(ends) == 1 and counts and suspect.died_alone(known, self.num_steps, self.num_losses):
                 self._convicted.append(suspect.conviction(what, is_step=is_step))
-        handles = [request.handle for request in requests]
-        half = (len(handles) + 1) // 2
-        self._groups.extend(group for group in (handles[:half], handles[half:]) if group)
+        self._groups.extend(halves(requests, is_step=is_step))
 
     def restore(self, requests: Sequence[Request]) -> None:
         """Makes one group of suspects of live requests that wait: those of an earlier service, for example."""
         for request in requests:
-            self._suspect(request, request.known).met(request.known, is_step=False)
+            self._suspect(request, request.known).met(request.known, is_step=False, is_alone=False)
         self._groups.append([request.handle for request in requests])
 
     def _suspect(self, request: Request, known: int) -> Suspect:
@@ -162,8 +161,15 @@ class Suspects:
     # Trials ----------------------------------------------------------------------------------------------------------
 
     def next_trial(self, may_run: Callable[[Request], bool]) -> Trial | None:
-        """Returns the current trial. Without one, begins that of the first group with a member that may run."""
-        if self.trial is not None and not self.members():
+        """Returns the current trial. Without one, begins that of the first group with a member that may run.
+
+        A trial whose lane was lost goes back to the groups if no member may run: the remaining workers may be smaller.
+        """
+        trial, members = self.trial, self.members()
+        if trial is not None and not trial.worker and not any(map(may_run, members)):
+            self._groups.append([request.handle for request in members])
+            self.trial = None
+        elif not members:
             self.trial = None
         if self.trial is not None or not self._by_handle:
             return self.trial

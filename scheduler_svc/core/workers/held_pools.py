@@ -11,6 +11,7 @@ A pool is dropped after `HOLD_SECONDS`, or if more than `MAX_HELD` are kept.
 from dataclasses import dataclass
 
 from scheduler_svc.core.messages.plan import TakeOver
+from scheduler_svc.core.messages.reports import HeldPoolsLoad
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.page_pool import PagePool
@@ -35,8 +36,11 @@ class HeldPools:
 
     def __init__(self) -> None:
         self._held: dict[bytes, HeldPool] = {}
-        self.num_pages_kept = 0
-        """Cached pages that lanes have taken over since the start."""
+        # The cached pages of pools that lanes have been given and whose workers have not answered.
+        self._given: dict[bytes, int] = {}
+        self._num_taken_over = 0
+        self._num_pages_kept = 0
+        self._num_damaged = 0
 
     @property
     def pools(self) -> tuple[HeldPool, ...]:
@@ -51,6 +55,7 @@ class HeldPools:
         if not pool_id or not lane.pool.num_cached:
             return
         self._held.pop(pool_id, None)
+        self._given.pop(pool_id, None)
         self._held[pool_id] = HeldPool(
             take_over=TakeOver(pool_id=pool_id, generation=lane.generation),
             pages=lane.pool,
@@ -61,19 +66,42 @@ class HeldPools:
             del self._held[next(iter(self._held))]
 
     def hand_over(self, lane: Lane, now: float) -> None:
-        """Gives a lane without rows the pool of the worker that was lost last, if one fits."""
+        """Gives a lane without rows and cached pages the pool of the worker that was lost last, if one fits."""
         self.expire(now)
-        if lane.rows.num_seated or lane.in_flight:
+        if lane.rows.num_seated or lane.in_flight or lane.pool.num_cached:
             return
         for pool_id, held in reversed(self._held.items()):
             if _fits(held.info, lane.info):
                 del self._held[pool_id]
-                self.num_pages_kept += held.pages.num_cached
+                self._given[pool_id] = held.pages.num_cached
                 lane.take_over(held.pages, held.take_over)
                 return
 
+    def answered(self, wanted: bytes, used: bytes) -> None:
+        """Counts the answer of a worker that was told to take over pool `wanted`; it uses pool `used` now."""
+        pages = self._given.pop(wanted, 0)
+        if used == wanted:
+            self._num_taken_over += 1
+            self._num_pages_kept += pages
+
+    def found_damaged(self, num_pages: int) -> None:
+        """Counts pages that a worker found damaged."""
+        self._num_damaged += num_pages
+
+    def load(self, now: float) -> HeldPoolsLoad:
+        """Returns what is held at `now`, and the counts since the start."""
+        self.expire(now)
+        return HeldPoolsLoad(
+            pools=len(self._held),
+            pages=sum(held.pages.num_cached for held in self._held.values()),
+            bytes=sum(held.info.pool_bytes for held in self._held.values()),
+            taken_over=self._num_taken_over,
+            pages_kept=self._num_pages_kept,
+            damaged_pages=self._num_damaged,
+        )
+
     def forget(self, pool_id: bytes) -> None:
-        """Drops the pool, because a worker that uses its memory has joined and zeroes it."""
+        """Drops the pool, because a worker that uses its memory has joined."""
         self._held.pop(pool_id, None)
 
     def expire(self, now: float) -> None:

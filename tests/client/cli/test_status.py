@@ -116,6 +116,30 @@ def test_load_prints_six_lines_with_units(tandem, service: FakeService) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("held", "line"),
+    [
+        ({}, None),
+        ({"pools": 1, "pages": 1, "bytes": 44_000_000}, "held      1 pool (44 MB) of lost workers held, 1 cached page"),
+        ({"taken_over": 2, "pages_kept": 1234}, "held      2 taken over since start, 1,234 pages kept"),
+        (
+            {"pools": 2, "pages": 30, "taken_over": 1, "pages_kept": 9, "damaged_pages": 1},
+            "held      2 pools of lost workers held, 30 cached pages; 1 taken over since start, 9 pages kept; "
+            "1 damaged page",
+        ),
+    ],
+)
+def test_load_shows_pools_that_outlive_their_workers(
+    tandem, service: FakeService, held: dict[str, int], line: str | None
+) -> None:
+    service.load = control_pb2.GetLoadResponse(held_pools=control_pb2.HeldPools(**held))
+    assert [found for found in tandem("load").stdout.splitlines() if found.startswith("held")] == (
+        [line] if line else []
+    )
+    shown = json.loads(tandem("load", "--json").stdout)["held_pools"]
+    assert shown == dict.fromkeys(("pools", "pages", "bytes", "taken_over", "pages_kept", "damaged_pages"), 0) | held
+
+
 def test_load_has_a_line_for_each_of_several_workers_and_for_a_lost_one(tandem, service: FakeService) -> None:
     service.load = lost(
         workers=2,

@@ -1,11 +1,24 @@
 """The checksum of a page changes with every change of its content."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import pytest
 import torch
 
+from gpu_worker.native.library import NativeLibrary
+from gpu_worker.shared_pool import checksum
 from gpu_worker.shared_pool.checksum import PageChecksums
+from tests.rigs.torch_kernels import torch_kernels
 
 PAGE = 16
+
+
+@pytest.fixture(params=["kernel", "numpy"])
+def by(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What computes the checksums."""
+    with nullcontext() if request.param == "kernel" else torch_kernels():
+        yield request.param
 
 
 def pools(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -15,9 +28,10 @@ def pools(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_element_of_the_page_and_no_other_counts(dtype: torch.dtype) -> None:
+def test_every_element_of_the_page_and_no_other_counts(by: str, dtype: torch.dtype) -> None:
     tensors = pools(dtype)
     checksums = PageChecksums(tensors, PAGE)
+    assert bool(checksums._calls) == (by == "kernel")
     before = [checksums.of(page) for page in range(5)]
     assert len(set(before)) == 5
     for tensor in tensors:
@@ -33,9 +47,26 @@ def test_every_element_of_the_page_and_no_other_counts(dtype: torch.dtype) -> No
     assert checksums.of(1) != before[1]
 
 
+@pytest.mark.usefixtures("by")
 def test_moved_tokens_and_layers_change_it() -> None:
     tensors = pools()
     before = PageChecksums(tensors, PAGE).of(0)
     assert PageChecksums(tensors[::-1], PAGE).of(0) != before
     tensors[0][:, [0, 1]] = tensors[0][:, [1, 0]]
     assert PageChecksums(tensors, PAGE).of(0) != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_group", [False, True], ids=["apart", "one tensor"])
+def test_the_kernels_of_every_instruction_set_equal_numpy(
+    library: NativeLibrary, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, is_group: bool
+) -> None:
+    """A worker with other kernels, or without, checks the pages of a dead one."""
+    tensors = list(torch.randn(6, 3, 5 * PAGE, 20).to(dtype)) if is_group else pools(dtype)
+    monkeypatch.setattr(checksum, "native_library", lambda: None)
+    exact = PageChecksums(tensors, PAGE)
+    monkeypatch.setattr(checksum, "native_library", lambda: library)
+    found = PageChecksums(tensors, PAGE)
+    assert len(found._calls) == (1 if is_group else len(tensors))
+    assert [found.of(page) for page in range(5)] == [exact.of(page) for page in range(5)]
+    assert not exact._calls

@@ -66,7 +66,7 @@ class Card:
 
         graphs = CudaGraphs(self.device) if self.device.type == "cuda" and self.spec.graphs else None
         rig = Rig(spec or self.spec, self.device, pool_of, graphs=graphs)
-        rig.runner.join(rig.core().generation)
+        rig.runner.join(pb.Joined(generation=rig.core().generation))
         return rig
 
     def dies(self, rig: Rig) -> None:
@@ -367,7 +367,7 @@ def test_no_handle_and_no_descriptor_is_left(eager: Card) -> None:
 def test_a_new_session_zeroes_what_has_memory(eager: Card) -> None:
     rig = eager.rig()
     served(rig)
-    rig.runner.join(9)
+    rig.runner.join(pb.Joined(generation=9))
     assert pool_of(rig).is_whole and not any(bool(pool.any()) for pool in rig.runner.on_device.cache.pools)
     header, pool = pool_of(rig)._header, pool_of(rig)
     assert not any(header.filled_by)

@@ -10,7 +10,7 @@ from tandem.v1 import inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.reports import Incidents, Load, WorkerLoad
+from scheduler_svc.core.messages.reports import HeldPoolsLoad, Incidents, Load, WorkerLoad
 from scheduler_svc.core.messages.submit import MAX_SAMPLING_BYTES
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.shell.served_model import ServedModel
@@ -341,7 +341,7 @@ def told(effect: frontend_wire.FrontendEffect) -> frontend_pb2.CoreToFrontend:
 
 
 def test_every_figure_of_the_load_is_sent() -> None:
-    names = [name for name in Load.__slots__ if name not in ("per_worker", "incidents")]
+    names = [name for name in Load.__slots__ if name not in ("per_worker", "incidents", "held_pools")]
     figures: dict[str, Any] = {name: 100 + i for i, name in enumerate(names)}
     figures |= {"step_ms": 2.5, "worker_lost_seconds": 12.5, "worker_lost_reason": "its connection is gone"}
     figures["journal_suspended"] = "the disk is full"
@@ -355,14 +355,22 @@ def test_every_figure_of_the_load_is_sent() -> None:
     incidents = Incidents(
         hung_workers=1, smaller_steps=2, fewer_rows=3, alone=4, ended_for_memory=5, workers_refused_for_memory=6
     )
+    held = HeldPoolsLoad(pools=1, pages=2, bytes=3, taken_over=4, pages_kept=5, damaged_pages=6)
     reply = told(
-        fx.LoadReply(frontend="f", query=9, load=Load(**figures, per_worker=workers, incidents=incidents))
+        fx.LoadReply(
+            frontend="f",
+            query=9,
+            load=Load(**figures, per_worker=workers, incidents=incidents, held_pools=held),
+        )
     ).load_reply
     assert reply.query == 9
     assert {name: getattr(reply.load, name) for name in names} == figures
     # The front end adds not_serving.
-    assert {field.name for field in reply.load.DESCRIPTOR.fields} == {*names, "per_worker", "incidents", "not_serving"}
+    assert {field.name for field in reply.load.DESCRIPTOR.fields} == {
+        *names, "per_worker", "incidents", "held_pools", "not_serving"
+    }  # fmt: skip
     assert [value for _, value in reply.load.incidents.ListFields()] == [1, 2, 3, 4, 5, 6]
+    assert [value for _, value in reply.load.held_pools.ListFields()] == [1, 2, 3, 4, 5, 6]
     assert [[value for _, value in worker.ListFields()] for worker in reply.load.per_worker] == [
         [10, 11, 12, 13, 14, "cuda:1"],
         [20, 21, 22, 23, 24, "cuda:2", True],
@@ -371,7 +379,13 @@ def test_every_figure_of_the_load_is_sent() -> None:
 
 def test_a_load_without_a_lost_worker_leaves_its_seconds_unset() -> None:
     figures: dict[str, Any] = dict.fromkeys(Load.__slots__, 0)
-    figures |= {"per_worker": (), "incidents": Incidents(), "worker_lost_seconds": None, "worker_lost_reason": ""}
+    figures |= {
+        "per_worker": (),
+        "incidents": Incidents(),
+        "held_pools": HeldPoolsLoad(),
+        "worker_lost_seconds": None,
+        "worker_lost_reason": "",
+    }
     figures["journal_suspended"] = ""
     load = told(fx.LoadReply(frontend="f", query=9, load=Load(**figures))).load_reply.load
     assert not load.HasField("worker_lost_seconds")

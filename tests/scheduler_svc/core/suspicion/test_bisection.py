@@ -1,6 +1,7 @@
 """A request that kills, hangs or fails its workers ends alone, after few deaths, and nobody else is touched."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -223,6 +224,39 @@ def test_a_request_whose_step_fails_is_found_while_the_worker_lives() -> None:
     assert fleet.core.counters.resets <= 8
     failure = fleet.end(streams[50]).failure
     assert failure is not None and "its step failed 2 times while it ran alone" in failure.message
+
+
+@pytest.mark.parametrize("culprits", [1, 3])
+def test_failed_steps_of_new_requests_hold_the_running_ones_for_few_steps(culprits: int) -> None:
+    """They are cleared in one trial from their cached pages. This worker needs 10 steps to compute all their tokens."""
+    fleet = DeadlyFleet(replace(SHAPE, token_budget=96), faults=Faults(fail_token=KILLER))
+    running = [fleet.submit([i, 7], max_new_tokens=100, ignore_eos=True) for i in range(16)]
+    while min(len(fleet.streams[number].tokens) for number in running) < 60:
+        fleet.step()
+    new = [fleet.submit([100 + i, KILLER], max_new_tokens=20) for i in range(culprits)]
+    seen, gaps, longest = [0] * len(running), [0] * len(running), 0
+    while any(fleet.end_of(number) is None for number in new):
+        fleet.step()
+        counts = [len(fleet.streams[number].tokens) for number in running]
+        gaps = [gap + 1 if now == before else 0 for gap, now, before in zip(gaps, counts, seen, strict=True)]
+        seen, longest = counts, max(longest, *gaps)
+    assert longest <= 6
+    assert fleet.core.counters.resets <= 1 + 4 * culprits
+    fleet.run_until_ended()
+    assert [number for number in fleet.streams if fleet.end(number).failure] == new
+    fleet.check_all_ended()
+
+
+def test_a_request_whose_step_failed_alone_is_tried_again_without_cached_pages() -> None:
+    """A cached page may be what makes the step fail."""
+    prompt, num_steps = list(range(1, 30)), 4
+    fleet = DeadlyFleet(SHAPE, faults=Faults(fail_steps=frozenset({num_steps + 1})))
+    for _ in range(2):
+        fleet.submit(prompt, max_new_tokens=num_steps, ignore_eos=True)
+        fleet.run_until_ended()
+    first, cached, again = [start.first_position for plan in fleet.plans_of["a"] for start in plan.starts]
+    assert first == again == 0 < cached
+    fleet.check_all_ended()
 
 
 def test_a_hung_worker_makes_suspects() -> None:

@@ -1,0 +1,89 @@
+"""The load report's figures of pools that outlive their workers."""
+
+from dataclasses import replace
+
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.reports import HeldPoolsLoad
+from scheduler_svc.core.workers.held_pools import HOLD_SECONDS
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.rigs.page_pool import Slots
+from tests.scheduler_svc.core.fleet import Fleet
+from tests.scheduler_svc.core.test_stats_and_load import load
+from tests.simulation.worker import Worker
+
+SHAPE = Shape(page_size=4, num_pages=100, max_rows=8, max_length=120, token_budget=64, vocab_size=300)
+POOL_BYTES = 7 << 20
+
+
+class SharingFleet(Fleet):
+    """Its workers have pools of POOL_BYTES in memory that outlives them."""
+
+    def __init__(self) -> None:
+        self.memory: dict[bytes, Slots] = {}
+        super().__init__()
+
+    def share(self, name: str) -> None:
+        """Lets a worker with a pool of its own join."""
+        pool_id = name.encode()
+        worker = Worker(name=name, shape=SHAPE, faults=Faults(), pool_id=pool_id, shared=self.memory)
+        self.workers[name], self.plans_of[name] = worker, []
+        self.handle(ev.WorkerJoined(worker=name, info=replace(worker.info, pool_bytes=POOL_BYTES)))
+
+    def kill(self, name: str) -> None:
+        """Kills a worker; its memory outlives it."""
+        executor = self.lose(name).executor
+        self.memory[executor.pool_id] = executor.memory
+
+    @property
+    def held(self) -> HeldPoolsLoad:
+        return load(self).held_pools
+
+
+def fleet_with_a_killed_worker() -> SharingFleet:
+    """Four streams of 20 tokens have run, so that full pages are cached, and four more run."""
+    fleet = SharingFleet()
+    fleet.share("a")
+    for _ in range(2):
+        for i in range(4):
+            fleet.submit([i, 1, 2, 3, 4], max_new_tokens=20, ignore_eos=True)
+        for _ in range(12):
+            fleet.step(0.001)
+    fleet.kill("a")
+    return fleet
+
+
+def test_a_pool_is_held_until_a_worker_takes_it_over() -> None:
+    fleet = fleet_with_a_killed_worker()
+    held = fleet.held
+    assert (held.pools, held.bytes) == (1, POOL_BYTES) and held.pages > 4
+    fleet.share("b")
+    fleet.run()
+    assert fleet.held == HeldPoolsLoad(taken_over=1, pages_kept=held.pages)
+    fleet.check_all_ended()
+
+
+def test_a_pool_that_the_worker_cannot_map_does_not_count_as_taken_over() -> None:
+    fleet = fleet_with_a_killed_worker()
+    fleet.memory.clear()
+    fleet.share("b")
+    fleet.run()
+    assert fleet.held == HeldPoolsLoad()
+    fleet.check_all_ended()
+
+
+def test_damaged_pages_are_counted() -> None:
+    fleet = fleet_with_a_killed_worker()
+    fleet.share("b")
+    while not fleet.plans_of["b"]:
+        fleet.tick(0.001)
+    fleet.apply_plans("b")
+    result = fleet.workers["b"].event_of(fleet.workers["b"].results.popleft())
+    fleet.handle(replace(result, damaged_pages=2))
+    assert fleet.held.damaged_pages == 2
+
+
+def test_a_pool_that_nobody_takes_is_dropped_from_the_report() -> None:
+    fleet = fleet_with_a_killed_worker()
+    fleet.tick(HOLD_SECONDS + 1)
+    assert fleet.held == HeldPoolsLoad()
