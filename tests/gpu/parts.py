@@ -45,7 +45,10 @@ FILES: dict[str, tuple[str, ...]] = {
         *("attention/test_paged.py", "attention/test_kernel_options.py", "attention/test_copy_stream.py"),
         "attention/test_views.py",
     ),
-    "pages": ("wire/test_page_orders.py", "step/test_prefix_hits.py", "step/test_sliding.py"),
+    "pages": (
+        *("wire/test_page_orders.py", "step/test_prefix_hits.py", "step/test_sliding.py"),
+        "step/test_page_labels.py",
+    ),
     "compatibility": ("compatibility",),
     "sampling": ("sampling", "step/test_output.py", "step/test_staging.py"),
     "graphs": ("graphs",),
