@@ -26,6 +26,7 @@ _NAMES = {
     NOT_SUPPORTED: (b"CUDA_ERROR_NOT_SUPPORTED", b"operation not supported"),
 }
 _FIXED, _NORESERVE = 0x10, 0x4000
+_DIRT = b"\xff" * GRANULARITY
 
 
 @dataclass(slots=True)
@@ -34,6 +35,8 @@ class FakeCard:
 
     num_bytes: int = 1 << 34
     uuid: bytes = b"a card of 16 byt"
+    # New memory has undefined content: NaN in every format of floating-point numbers.
+    is_dirty: bool = True
     # Inodes of the memfds that were allocated, with a descriptor that only asks for what is left.
     _allocations: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -43,6 +46,9 @@ class FakeCard:
             return None
         memory = os.memfd_create("fake-device-memory", os.MFD_CLOEXEC)
         os.ftruncate(memory, num_bytes)
+        if self.is_dirty:
+            for at in range(0, num_bytes, len(_DIRT)):
+                os.pwrite(memory, _DIRT[: num_bytes - at], at)
         self._allocations[os.fstat(memory).st_ino] = num_bytes
         return memory
 

@@ -34,7 +34,7 @@ def rig() -> Iterator[FakeRig]:
     def words_of(pools: Sequence[Tensor], page_size: int) -> list[Tensor]:
         return [pool.view(pool.shape[0], -1, page_size * pool.shape[2]).view(torch.int64)[None] for pool in pools]
 
-    library, holder = FakeLibcuda(FakeCard()), FakeHolder()
+    library, holder = FakeLibcuda(FakeCard(is_dirty=False)), FakeHolder()
 
     def pool_of(layers: LayerMap) -> DevicePool:
         driver = Driver(library, 0)

@@ -19,6 +19,8 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.cuda import CudaGraphs
 from gpu_worker.shared_pool import device_pool
 from gpu_worker.shared_pool.device_pool import DevicePool
+from gpu_worker.shared_pool.errors import PoolDiffers
+from gpu_worker.shared_pool.header import identity_hash
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.cuda_memory.fake_libcuda import GRANULARITY, FakeCard, FakeLibcuda
 from tests.gpu_worker.plans import Moves, TinyCore
@@ -195,6 +197,8 @@ def test_a_first_plan_with_a_late_page_maps_the_whole_pool(eager: Card) -> None:
     core.add(1, rig.prompt(PROMPT, seed=3))
     rig.step(core, chunks={1: PROMPT})
     assert pool_of(rig).is_whole
+    # What was never written is zero, not what the memory had before.
+    assert all(bool(pool.isfinite().all()) for pool in rig.runner.on_device.cache.pools)
 
 
 def damage(rig: Rig, page: int) -> None:
@@ -365,4 +369,7 @@ def test_a_new_session_zeroes_what_has_memory(eager: Card) -> None:
     served(rig)
     rig.runner.join(pb.Joined(generation=9))
     assert pool_of(rig).is_whole and not any(bool(pool.any()) for pool in rig.runner.on_device.cache.pools)
-    assert not any(pool_of(rig)._header.filled_by)
+    header, pool = pool_of(rig)._header, pool_of(rig)
+    assert not any(header.filled_by)
+    with pytest.raises(PoolDiffers, match="generation 9 has written to the pool; 8 is the last one expected"):
+        header.check(pool_id=pool.pool_id, layout=pool.layout, identity=identity_hash("model"), generation=8)
