@@ -73,11 +73,14 @@ def resume_of(resume: pb.Resume, frontend: str) -> ev.Resume:
 
 
 def _sampling_key(sampling: bytes) -> bytes:
-    """Returns a hash of the serialized settings without the seed, or of all bytes if they are no settings."""
+    """Returns a hash of the serialized settings without the seed. Raises WireError if they cannot be parsed.
+
+    The core passes `sampling` to the worker unread, where bytes that are no settings fail the step of all its rows.
+    """
     try:
         settings = inference_pb2.SamplingParams.FromString(sampling)
-    except DecodeError:
-        return sha256(sampling).digest()
+    except DecodeError as error:
+        raise WireError(f"sampling is not a SamplingParams: {error}") from None
     settings.ClearField("seed")
     return sha256(settings.SerializeToString(deterministic=True)).digest()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.arrays import Int32Array, is_any_of
 from scheduler_svc.core.messages.effects import EndReason, Failure, FailureCode, PromptLogprobs, TokenLogprobs
 from scheduler_svc.core.messages.events import RawLogprobs, StepDone
 from scheduler_svc.core.messages.plan import SentPlan
@@ -130,7 +130,7 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: 
 
     endings: list[Ending] = []
     may_end = known == rows.total[rows_s]
-    is_eos = _any_of(tokens, lane.info.eos_token_ids)
+    is_eos = is_any_of(tokens, lane.info.eos_token_ids)
     may_stop = is_eos | rows.has_stops[rows_s]
     if np.count_nonzero(may_stop):
         is_eos &= ~rows.ignore_eos[rows_s]
@@ -147,18 +147,6 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: 
         tokens=tokens,
         endings=endings,
     )
-
-
-def _any_of(tokens: Int32Array, eos: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """Returns `np.isin(tokens, eos)`; for few values comparisons are faster."""
-    if len(eos) > 8:
-        return np.isin(tokens, eos)
-    if not eos:
-        return np.zeros(len(tokens), np.bool_)
-    found = tokens == eos[0]
-    for one in eos[1:]:
-        found |= tokens == one
-    return found
 
 
 def ending_of(request: Request, token: int, known: int, is_eos: bool) -> Ending | None:

@@ -177,11 +177,14 @@ def test_a_submit_without_options_is_one_sample_without_logprobs() -> None:
 
 
 def test_the_sampling_fields_of_a_submit_round_trip() -> None:
-    # The core does not read the bytes, so these may be anything.
-    event = submitted(
-        stream=2**64 - 3, sampling=b"\xff" * MAX_SAMPLING_BYTES, num_samples=3, num_logprobs=21, prompt_logprobs_from=5
-    )
-    assert event.sampling == b"\xff" * MAX_SAMPLING_BYTES
+    # The core only checks that the bytes can be parsed. One byte for each id, a tag and three bytes of length.
+    num_overhead = len(inference_pb2.SamplingParams(banned_token_ids=[0] * 50_000).SerializeToString()) - 50_000
+    sampling = inference_pb2.SamplingParams(
+        banned_token_ids=[0] * (MAX_SAMPLING_BYTES - num_overhead)
+    ).SerializeToString()
+    assert len(sampling) == MAX_SAMPLING_BYTES
+    event = submitted(stream=2**64 - 3, sampling=sampling, num_samples=3, num_logprobs=21, prompt_logprobs_from=5)
+    assert event.sampling == sampling
     assert (event.num_logprobs, event.num_samples, event.prompt_logprobs_from) == (21, 3, 5)
     assert event.streams[-1] == 2**64 - 1
 
@@ -235,10 +238,14 @@ def plan_of(*submits: ev.Submit) -> worker_pb2.StartedRows:
 
 
 def test_started_rows_contain_the_sampling_bytes_of_their_requests() -> None:
-    asked = [b"first", b"", b"the third"]
+    asked = [
+        inference_pb2.SamplingParams(seed=1).SerializeToString(),
+        b"",
+        inference_pb2.SamplingParams(seed=1, top_p=0.5).SerializeToString(),
+    ]
     started = plan_of(*(submitted(stream=i + 1, request_id=f"r{i}", sampling=own) for i, own in enumerate(asked)))
     assert started.sampling == b"".join(asked)
-    assert array(started.num_sampling_bytes, np.int32, "x").tolist() == [5, 0, 9]
+    assert array(started.num_sampling_bytes, np.int32, "x").tolist() == [len(own) for own in asked]
     assert array(started.num_prompt_tokens, np.int32, "x").tolist() == [1, 1, 1]
     assert (started.num_logprobs, started.prompt_logprobs_from) == (b"", b"")
 
