@@ -131,8 +131,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "flush-forgets-the-device-alone",
         "cached host pages survive a flush",
-        "workers.lanes",
-        replace("Lanes.flush", call("host.evict_all"), "0"),
+        "workers.flush",
+        replace("flush", call("host.evict_all"), "0"),
     ),
     # Values that are not finite ---------------------------------------------------------------------------------------
     _core(

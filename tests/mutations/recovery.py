@@ -40,9 +40,9 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-bisection",
         "suspects are tried in one group again and again",
-        "core.suspicion.suspects",
+        "core.suspicion.suspect",
         f"{_CORE}/suspicion/test_bisection.py::test_one_culprit_among_64_causes_at_most_8_deaths",
-        replace("_halves", assigned("half"), "len(handles)"),
+        replace("halves", assigned("half"), "len(handles)"),
     ),
     _protection(
         "conviction-after-one-lone-death",

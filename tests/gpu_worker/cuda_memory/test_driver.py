@@ -4,6 +4,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,5 +159,5 @@ def test_memory_whose_access_is_not_set_is_not_accessible() -> None:
         "assert library.cuMemMap(address, GRANULARITY, 0, handle, 0) == 0\n"
         "bytes_at(address, GRANULARITY, torch.device('cpu')).fill_(1)\n"
     )
-    ended = subprocess.run(["python", "-c", code], check=False, capture_output=True)
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
     assert ended.returncode == -11
