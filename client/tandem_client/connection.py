@@ -22,6 +22,11 @@ ABORT_SECONDS = 1.0
 _LOCAL_HOSTS = ("127.", "localhost:", "[::1]:", "unix:")
 
 
+def is_local(address: str) -> bool:
+    """Whether the address is of this machine."""
+    return address.startswith(_LOCAL_HOSTS)
+
+
 def channel_options(address: str) -> Sequence[tuple[str, int]]:
     """Returns limits of messages, quick reconnects, and no HTTP proxy for addresses of this machine."""
     return [
@@ -34,7 +39,7 @@ def channel_options(address: str) -> Sequence[tuple[str, int]]:
         # Despite its name, this is the time limit of one attempt to connect.
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_LAST_MS),
-        ("grpc.enable_http_proxy", 0 if address.startswith(_LOCAL_HOSTS) else 1),
+        ("grpc.enable_http_proxy", 0 if is_local(address) else 1),
     ]
 
 

@@ -49,6 +49,8 @@ class Method:
 
     # The class of the request.
     request: type[Any]
+    # Called with the context before anything else of the call. Raises Refusal unless the caller may call the method.
+    enter: Callable[[Any], None]
     # Called before the message is read and again before it is parsed. Returns the request's size limit in bytes. Raises
     # Refusal if the call is not admitted.
     admit: Callable[[], int]
@@ -131,6 +133,7 @@ class Calls:
             )
 
     async def _serve(self, method: Method, context: Any) -> None:
+        method.enter(context)
         if self.num_unread >= self._limits.max_unread + method.reserve:
             raise status.overloaded(
                 f"{self.num_unread} finished calls have answers that their clients have not read; the limit is"
