@@ -162,14 +162,16 @@ def _certificate(field: str, value: Any) -> Certificate:
 
 
 def _rights(field: str, table: Mapping[str, Any]) -> Rights:
-    values = table.get("rights", [Right.INFERENCE])
+    values: Any = table.get("rights", [Right.INFERENCE])
     known = [right.value for right in Right]
     if not isinstance(values, list) or not values:
-        raise _FieldError(f"{field}.rights", f"is {_shown(values)}; it must be a list of {', '.join(known)}")
-    for value in cast("list[Any]", values):
+        given = _shown(cast("object", values))
+        raise _FieldError(f"{field}.rights", f"is {given}; it must be a list of {', '.join(known)}")
+    rights = cast("list[Any]", values)
+    for value in rights:
         if value not in known:
             raise _FieldError(f"{field}.rights", f"has {_shown(value)}; the rights are {', '.join(known)}")
-    return frozenset(Right(value) for value in cast("list[str]", values))
+    return frozenset(Right(value) for value in rights)
 
 
 def _expires(field: str, table: Mapping[str, Any]) -> float:
@@ -184,9 +186,9 @@ def _expires(field: str, table: Mapping[str, Any]) -> float:
 
 def _priority(value: Any) -> tuple[int, int]:
     limit = f"two whole numbers from -{MAX_PRIORITY} to {MAX_PRIORITY}, the smaller one first"
-    pair = cast("list[Any]", value) if isinstance(value, list) else []
+    pair: list[Any] = cast("list[Any]", value) if isinstance(value, list) else []
     if len(pair) != 2 or any(type(one) is not int for one in pair):
-        raise _FieldError("priority", f"is {_shown(value)}; it must be {limit}")
+        raise _FieldError("priority", f"is {_shown(cast('object', value))}; it must be {limit}")
     if not -MAX_PRIORITY <= pair[0] <= pair[1] <= MAX_PRIORITY:
         raise _FieldError("priority", f"is {pair}; it must be {limit}")
     return pair[0], pair[1]

@@ -86,7 +86,7 @@ def add_reflection(server: grpc.aio.Server, entrance: Entrance) -> None:
 
     names = [service.full_name for service in (INFERENCE, CONTROL, HEALTH)]
     servicer: Any = cast(Any, reflection).aio.ReflectionServicer([*names, reflection.SERVICE_NAME])
-    method = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].methods[0]
+    method: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].methods[0]
     rights = rights_of(f"/{reflection.SERVICE_NAME}/{method.name}")
 
     async def serve(requests: Any, context: Any) -> AsyncIterator[Any]:

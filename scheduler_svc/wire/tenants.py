@@ -24,14 +24,11 @@ def entry_of(event: TenantsChanged) -> pb.TenantsChanged:
 
 def event_of(entry: pb.TenantsChanged) -> TenantsChanged:
     """Returns the core's event."""
-    return TenantsChanged(
-        limits={
-            tenant.name: TenantLimits(
-                **{field: getattr(tenant, field) for field in _NAMES if tenant.HasField(field)},
-            )
-            for tenant in entry.tenants
-        }
-    )
+    limits: dict[str, TenantLimits] = {}
+    for tenant in entry.tenants:
+        given = {field.name: value for field, value in tenant.ListFields() if field.name != "name"}
+        limits[tenant.name] = TenantLimits(**given)
+    return TenantsChanged(limits=limits)
 
 
 def message_of(tenants: Iterable[Tenant]) -> frontend_pb2.Tenants:
