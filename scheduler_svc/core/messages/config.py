@@ -59,7 +59,7 @@ class CoreConfig:
     max_kept_bytes: int = 64 << 20
     """Largest size of these answers: their tokens and descriptions."""
     report_detached: bool = False
-    """Whether the core emits the StepOutputs of requests without a reader (`resume_effects.Detached`)."""
+    """Whether the core emits the StepOutputs of requests without a reader (`ends.Detached`)."""
     max_plan_bytes: int = 16 << 20
     """Largest encoded size of the rows that a plan starts. A plan that starts only one row may exceed it."""
     quarantine_seconds: float = 3600.0
@@ -68,6 +68,9 @@ class CoreConfig:
     """Whether a new worker must confirm a step before requests run on it and callers learn its limits."""
     first_generation: int = 0
     """No worker has seen a generation above this one. A scheduler that continues another's journal begins there."""
+    page_root: str = ""
+    """Names the root of page hashes (`page_hash.root_name`), if workers may keep their pages for a later core that has
+    the same root and continues the generations. Empty otherwise; plans then have no labels of pages."""
     report_steps: bool = False
     """Whether the core emits a StepReport for every step, every lane reset and every worker that joins."""
     policy: Policy = field(default_factory=Policy)

@@ -4,9 +4,9 @@ A worker without a model answers every plan at once (`tests/rigs/instant_worker.
 the front ends, the wire and the client; all of them share two cores. Part `fast`: 256 streams as fast as they go. Part
 `steady`: 256 streams of 400 steps per second, 102,400 tokens per second. Part `paced`: 32 streams of 20 steps per
 second. Each runs twice: as it is, for speed and CPU; then with a clock in core and front end (`probed_service.py`), for
-the time that tokens wait there. Part `door`: the loads of `steady` and `paced` with TLS and tokens and without, in turn.
-Part `memory`: 10,000 open streams, compared with as many empty calls of a gRPC server that does nothing. Owns the order,
-the bars and the report.
+the time that tokens wait there. Part `door`: the loads of `steady` and `paced` with TLS and tokens and without, in
+turn. Part `memory`: 10,000 open streams, compared with as many empty calls of a gRPC server that does nothing. Owns
+the order, the bars and the report.
 """
 
 import argparse
