@@ -82,9 +82,9 @@ class FrontendProcesses:
             if all(child.is_listening for child in self._children):
                 for held in self._held:
                     held.stop_sharing()
-                announce("%s%s", READY, self.listen)
                 if self._health_listen:
                     announce("health listening on %s", self._health_listen)
+                announce("%s%s", READY, self.listen)
 
     def watch(self, *, restart: bool) -> None:
         """Starts, checks and restarts each front end; see `FrontendProcess.watch`."""
