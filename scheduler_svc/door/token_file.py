@@ -10,18 +10,18 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date, datetime, time
+from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
 from scheduler_svc.core.messages.tenants import TenantLimits
+from scheduler_svc.door.places import TOKEN_PREFIX, line_of, shown
 from scheduler_svc.door.tenant import MAX_PRIORITY, CallerLimits, Certificate, Right, Rights, Tenant, Token
 
 MAX_FILE_BYTES = 16 << 20
 MAX_TENANTS = 10_000
 # Of all tenants, certificates included.
 MAX_TOKENS = 100_000
-TOKEN_PREFIX = "tandem_"
 _NAME = re.compile(rf"(?!{TOKEN_PREFIX})[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _MAX_CERTIFICATE_CHARS = 256
@@ -76,7 +76,7 @@ def parse(data: bytes, path: Path) -> tuple[Tenant, ...]:
     tables: Any = content.pop("tenants", {})
     if content:
         name = next(iter(content))
-        raise TokenFileError(f"{path} has an unknown setting {_shown(name)}; it consists of tables [tenants.NAME]")
+        raise TokenFileError(f"{path} has an unknown setting {shown(name)}; it consists of tables [tenants.NAME]")
     if not isinstance(tables, dict) or not tables:
         raise TokenFileError(f"{path} names no tenant; it needs at least one table [tenants.NAME]")
     tables = cast("dict[str, Any]", tables)
@@ -87,9 +87,9 @@ def parse(data: bytes, path: Path) -> tuple[Tenant, ...]:
         try:
             tenants.append(_tenant(name, table))
         except _FieldError as error:
-            named = name if _NAME.fullmatch(name) else _shown(name)
+            named = name if _NAME.fullmatch(name) else shown(name)
             place = ".".join(filter(None, ("tenants", named, error.field)))
-            raise TokenFileError(f"{path}, {_line(text, name, error.field)}: {place} {error}") from None
+            raise TokenFileError(f"{path}, {line_of(text, name, error.field)}: {place} {error}") from None
     _check_unique(tenants, path)
     return tuple(tenants)
 
@@ -99,7 +99,7 @@ def _tenant(name: str, table: Any) -> Tenant:
         wanted = "it must have 1 to 64 letters, digits, dots, dashes or underscores and begin with a letter or digit"
         raise _FieldError("", f"is not a name of a tenant; {wanted}")
     if not isinstance(table, dict):
-        raise _FieldError("", f"is {_shown(table)}; it must be a table")
+        raise _FieldError("", f"is {shown(table)}; it must be a table")
     table = cast("dict[str, Any]", table)
     _check_keys("", table, _FIELDS)
     low, high = _priority(table.get("priority", [0, 0]))
@@ -127,7 +127,7 @@ _FIELDS = (
 
 def _each(field: str, values: Any, read_one: Callable[[str, Any], Any]) -> Iterable[Any]:
     if not isinstance(values, list):
-        raise _FieldError(field, f"is {_shown(values)}; it must be a list")
+        raise _FieldError(field, f"is {shown(values)}; it must be a list")
     values = cast("list[Any]", values)
     if len(values) > MAX_TOKENS:
         raise _FieldError(field, f"is {len(values):,} long; the limit is {MAX_TOKENS:,}")
@@ -146,14 +146,14 @@ def _token(field: str, value: Any) -> Token:
         what = "is missing" if written is None else "is not a hash"
         raise _FieldError(f"{field}.hash", f"{what}; it must be sha256: and 64 hexadecimal digits in lower case")
     if not isinstance(table.get("name", ""), str):
-        raise _FieldError(f"{field}.name", f"is {_shown(table['name'])}; it must be a text")
+        raise _FieldError(f"{field}.name", f"is {shown(table['name'])}; it must be a text")
     return Token(hash=bytes.fromhex(found[1]), rights=_rights(field, table), expires=_expires(field, table))
 
 
 def _certificate(field: str, value: Any) -> Certificate:
     table: dict[str, Any] = {"name": value} if isinstance(value, str) else value
     if not isinstance(table, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise _FieldError(field, f"is {_shown(value)}; it must be a name, or a table with name and rights")
+        raise _FieldError(field, f"is {shown(value)}; it must be a name, or a table with name and rights")
     _check_keys(field, table, ("name", "rights"))
     name = table.get("name")
     if not isinstance(name, str) or not 1 <= len(name) <= _MAX_CERTIFICATE_CHARS:
@@ -165,12 +165,12 @@ def _rights(field: str, table: Mapping[str, Any]) -> Rights:
     values: Any = table.get("rights", [Right.INFERENCE])
     known = [right.value for right in Right]
     if not isinstance(values, list) or not values:
-        given = _shown(cast("object", values))
+        given = shown(cast("object", values))
         raise _FieldError(f"{field}.rights", f"is {given}; it must be a list of {', '.join(known)}")
     rights = cast("list[Any]", values)
     for value in rights:
         if value not in known:
-            raise _FieldError(f"{field}.rights", f"has {_shown(value)}; the rights are {', '.join(known)}")
+            raise _FieldError(f"{field}.rights", f"has {shown(value)}; the rights are {', '.join(known)}")
     return frozenset(Right(value) for value in rights)
 
 
@@ -180,7 +180,7 @@ def _expires(field: str, table: Mapping[str, Any]) -> float:
         return math.inf
     if not isinstance(value, datetime) or value.tzinfo is None:
         # A time without a zone would mean another moment on another machine.
-        raise _FieldError(f"{field}.expires", f"is {_shown(value)}; it must be like 2027-01-01T00:00:00Z")
+        raise _FieldError(f"{field}.expires", f"is {shown(value)}; it must be like 2027-01-01T00:00:00Z")
     return value.timestamp()
 
 
@@ -188,7 +188,7 @@ def _priority(value: Any) -> tuple[int, int]:
     limit = f"two whole numbers from -{MAX_PRIORITY} to {MAX_PRIORITY}, the smaller one first"
     pair: list[Any] = cast("list[Any]", value) if isinstance(value, list) else []
     if len(pair) != 2 or any(type(one) is not int for one in pair):
-        raise _FieldError("priority", f"is {_shown(cast('object', value))}; it must be {limit}")
+        raise _FieldError("priority", f"is {shown(cast('object', value))}; it must be {limit}")
     if not -MAX_PRIORITY <= pair[0] <= pair[1] <= MAX_PRIORITY:
         raise _FieldError("priority", f"is {pair}; it must be {limit}")
     return pair[0], pair[1]
@@ -199,7 +199,7 @@ def _count(table: Mapping[str, Any], field: str, limit: int) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 1 <= value <= limit:
-        raise _FieldError(field, f"is {_shown(value)}; it must be a whole number from 1 to {limit:,}")
+        raise _FieldError(field, f"is {shown(value)}; it must be a whole number from 1 to {limit:,}")
     return value
 
 
@@ -208,13 +208,13 @@ def _share(table: Mapping[str, Any], field: str) -> float | None:
     if value is None:
         return None
     if type(value) not in (int, float) or not 0 < value <= 1:
-        raise _FieldError(field, f"is {_shown(value)}; it must be above 0 and at most 1")
+        raise _FieldError(field, f"is {shown(value)}; it must be above 0 and at most 1")
     return float(value)
 
 
 def _check_keys(field: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
     if unknown := [key for key in table if key not in known]:
-        raise _FieldError(field, f"has an unknown setting {_shown(unknown[0])}; it can have {', '.join(known)}")
+        raise _FieldError(field, f"has an unknown setting {shown(unknown[0])}; it can have {', '.join(known)}")
 
 
 def _check_unique(tenants: Iterable[Tenant], path: Path) -> None:
@@ -233,25 +233,3 @@ def _check_unique(tenants: Iterable[Tenant], path: Path) -> None:
                 owners[key] = tenant.name
     if len(owners) > MAX_TOKENS:
         raise TokenFileError(f"{path} has {len(owners):,} tokens and certificates; the limit is {MAX_TOKENS:,}")
-
-
-def _line(text: str, tenant: str, field: str) -> str:
-    """Returns `line N` of a tenant's field, as well as the text shows it: of its table if the field is elsewhere."""
-    header = re.compile(rf"\s*\[+\s*tenants\s*\.\s*[\"']?{re.escape(tenant)}[\"']?\s*[\].]")
-    setting = re.compile(rf"\s*(\[\[.*\.\s*)?{field.partition('[')[0] or '$^'}\s*[=\]]")
-    found, is_inside = 0, False
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith("["):
-            is_inside = header.match(line) is not None
-            found = found or (number if is_inside else 0)
-        if is_inside and setting.match(line):
-            return f"line {number}"
-    return f"line {found or 1}"
-
-
-def _shown(value: object) -> str:
-    """The value, cut short. Never a token that was pasted into the wrong place."""
-    text = value.isoformat() if isinstance(value, datetime | date | time) else repr(value)
-    if TOKEN_PREFIX in text:
-        return "a token"
-    return text if len(text) <= 40 else f"{text[:39]}…"
