@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import grpc.aio
 from tandem.internal.v1 import frontend_pb2
 
-from scheduler_svc.door.table import Table
 from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
 from scheduler_svc.frontend import methods, model
 from scheduler_svc.frontend.control import ControlServicer, CoreQueries
@@ -30,7 +29,6 @@ from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.processes import address
-from scheduler_svc.wire import tenants as tenants_wire
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +143,7 @@ class FrontEnd:
             case "core_status":
                 self._readiness.set_core_status(message.core_status)
             case "tenants":
-                self._entrance.table = Table(tenants_wire.tenants_of(message.tenants))
+                self._entrance.take(message.tenants)
             case "batch":
                 for one in message.batch.messages:
                     self._on_message(one)

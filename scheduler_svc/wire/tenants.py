@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterable
+from functools import cache
 
 from tandem.internal.v1 import frontend_pb2
 from tandem.internal.v1 import record_pb2 as pb
 
 from scheduler_svc.core.messages.events import TenantsChanged
 from scheduler_svc.core.messages.tenants import TenantLimits
-from scheduler_svc.door.tenant import CallerLimits, Certificate, Right, Tenant, Token
+from scheduler_svc.door.tenant import CallerLimits, Certificate, Right, Rights, Tenant, Token
 
 _NAMES = tuple(TenantLimits.__slots__)
 
@@ -50,18 +51,22 @@ def message_of(tenants: Iterable[Tenant]) -> frontend_pb2.Tenants:
     return message
 
 
+@cache
+def _rights(*names: str) -> Rights:
+    """There are few combinations, and 100,000 tokens."""
+    return frozenset(map(Right, names))
+
+
 def tenants_of(message: frontend_pb2.Tenants) -> tuple[Tenant, ...]:
     """Returns the tenants of the message, without the limits that only the core enforces."""
     return tuple(
         Tenant(
             name=one.name,
             tokens=tuple(
-                Token(hash=token.hash, rights=frozenset(map(Right, token.rights)), expires=token.expires or math.inf)
+                Token(hash=token.hash, rights=_rights(*token.rights), expires=token.expires or math.inf)
                 for token in one.tokens
             ),
-            certificates=tuple(
-                Certificate(name=each.name, rights=frozenset(map(Right, each.rights))) for each in one.certificates
-            ),
+            certificates=tuple(Certificate(name=each.name, rights=_rights(*each.rights)) for each in one.certificates),
             caller_limits=CallerLimits(
                 min_priority=one.min_priority,
                 max_priority=one.max_priority,

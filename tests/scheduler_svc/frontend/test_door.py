@@ -17,6 +17,7 @@ from tandem.v1 import control_pb2, inference_pb2
 from scheduler_svc.core.messages.page_hash import prefix_root
 from scheduler_svc.frontend.door.entrance import Entrance
 from scheduler_svc.frontend.door.methods import rights_of
+from scheduler_svc.frontend.rpc import calls as calls_module
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.scheduler_svc.frontend.fake_core import Service, model_state, until
 
@@ -327,3 +328,47 @@ def test_the_health_listener_serves_health_alone_and_bounds_watches(run: Run, mo
                 assert await call.read() == health_pb2.HealthCheckResponse(status=2).SerializeToString()
 
     run(scenario, needs_tokens=True, health_listen="127.0.0.1:0")
+
+
+def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls without the right whose callers read nothing are ended at the next sweep, others after their time."""
+    monkeypatch.setattr(calls_module, "UNREAD_SECONDS", 0.0)
+    released: list[set[Any]] = []
+
+    class Context:
+        def set_code(self, code: Any) -> None: ...
+        def set_details(self, details: Any) -> None: ...
+        def set_trailing_metadata(self, metadata: Any) -> None: ...
+
+    def enter(rights: bool) -> Callable[[Any], None]:
+        def check(_: Any) -> None:
+            if not rights:
+                raise Refusal(grpc.StatusCode.UNAUTHENTICATED, "no")
+
+        return check
+
+    def full() -> int:
+        raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
+    async def main() -> None:
+        calls = calls_module.Calls(calls_module.CallLimits(max_unread=2))
+        monkeypatch.setattr(calls._releaser, "release", lambda tasks: released.append(set(tasks)) or len(tasks))
+
+        async def call(has_right: bool) -> None:
+            method = calls_module.Method(
+                request=health_pb2.HealthCheckRequest, enter=enter(has_right), admit=full, answer=None, serialize=bytes
+            )  # pyright: ignore[reportArgumentType]
+            await calls.handler(method).stream_stream(None, Context())
+            # The caller does not read the answer.
+            await asyncio.Event().wait()
+
+        tasks = [asyncio.create_task(call(number % 4 == 0)) for number in range(8)]
+        await asyncio.sleep(0.01)
+        calls.sweep()
+        assert calls.num_unread == 2
+        assert released == [{task for number, task in enumerate(tasks) if number % 4}]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
