@@ -110,10 +110,10 @@ class Loop:
 
     def run(self, num_stop_requests: Callable[[], int]) -> None:
         """Runs turns. The first stop request drains the service, the second ends it at once."""
+        self._dispatcher.dispatch(self._tenants_changed())
         if self._journal is not None:
             restored = self._journal.restore(self._handle, time.monotonic())
             self._dispatcher.dispatch(restored)
-        self._dispatcher.dispatch(self._tenants_changed())
         num_seen = 0
         turned_at = time.monotonic()
         while True:

@@ -52,7 +52,7 @@ class Entrance:
     async def _load(self) -> None:
         while self._next is not None:
             message, self._next = self._next, None
-            self.table = await asyncio.to_thread(lambda message: Table(tenants_wire.tenants_of(message)), message)
+            self.table = await asyncio.to_thread(_table, message)
 
     def enter(self, rights: Rights, context: Any) -> None:
         """Makes the caller known to the running task. Raises Refusal unless the caller has one of these rights."""
@@ -86,6 +86,10 @@ class Entrance:
         if value[: len(_SCHEME)].lower() != _SCHEME or not value.isascii():
             return None
         return table.of_token(value[len(_SCHEME) :].strip().encode(), time.time())
+
+
+def _table(message: frontend_pb2.Tenants) -> Table:
+    return Table(tenants_wire.tenants_of(message))
 
 
 def _certificate_names(auth: Any) -> Iterable[str]:
