@@ -19,7 +19,7 @@ from gpu_worker.settings import ENV_PREFIX, OLD_PREFIX, SHARED_SETTINGS, Setting
 from gpu_worker.version import version_line
 
 # Variables of the scheduler service and of the client.
-_OTHER_PROGRAMS = ("TANDEM_SCHEDULER_", "TANDEM_ADDRESS")
+_OTHER_PROGRAMS = ("TANDEM_SCHEDULER_", "TANDEM_ADDRESS", "TANDEM_TLS", "TANDEM_TOKEN")
 # The settings in each part of --help, with the placeholders of their values; a setting without one is a switch.
 _GROUPS = {
     "Model": "model=NAME served_name=NAME device=DEVICE dtype=TYPE graphs=WHEN fused_layers=WHEN "

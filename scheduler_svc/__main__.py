@@ -20,10 +20,14 @@ import zmq
 from scheduler_svc import logs
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, root_name
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.door import tls_files
+from scheduler_svc.door.tls_files import TlsFileError
+from scheduler_svc.door.token_file import TokenFileError
+from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.flags import SettingError
 from scheduler_svc.journal.opened import OpenedJournal
 from scheduler_svc.journal.writer import Sync
-from scheduler_svc.processes.address import ListenError
+from scheduler_svc.processes.address import ListenError, missing_flags
 from scheduler_svc.processes.frontend_process import FrontendFailed
 from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.parent import die_with_parent
@@ -85,8 +89,17 @@ class _Service:
         self._settings = settings
         self._stack = stack
         self._runtime_dir = RuntimeDir(settings.runtime_dir)
+        try:
+            tls_files.check(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+            self._tokens = None if settings.tokens is None else TokenFile(settings.tokens)
+        except (TlsFileError, TokenFileError) as error:
+            raise SettingError(str(error)) from None
         self._children = FrontendProcesses(
-            settings.frontends, listen=settings.listen, flags=_frontend_flags(settings, self._runtime_dir)
+            settings.frontends,
+            listen=settings.listen,
+            flags=_frontend_flags(settings, self._runtime_dir),
+            missing=missing_flags(has_tls=settings.tls_cert is not None, has_tokens=settings.tokens is not None),
+            health_listen=settings.health_listen,
         )
         self._journal: OpenedJournal | None = None
         if settings.journal is not None:
@@ -158,6 +171,7 @@ class _Service:
             recorder=self._recorder,
             steps=self._steps,
             journal=keeper,
+            tokens=self._tokens,
             grace_seconds=settings.grace_seconds,
         )
 
@@ -211,8 +225,11 @@ def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> lis
         "--log-level": settings.log_level,
         "--log-format": settings.log_format,
     }
+    files = {"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key, "--tls-client-ca": settings.tls_client_ca}
+    flags |= {flag: str(path) for flag, path in files.items() if path is not None}
+    switches = {"--reflection": settings.reflection, "--needs-tokens": settings.tokens is not None}
     listed = [str(word) for pair in flags.items() for word in pair]
-    return [*listed, "--reflection"] if settings.reflection else listed
+    return [*listed, *(flag for flag, is_on in switches.items() if is_on)]
 
 
 if __name__ == "__main__":

@@ -22,8 +22,11 @@ ENV_PREFIX = "TANDEM_SCHEDULER_"
 OLD_PREFIX = "TANDEM_"
 SHARED_SETTINGS = frozenset({"exit_with_parent", "log_format", "log_level", "runtime_dir"})
 """The worker has these settings too: TANDEM_RUNTIME_DIR sets it for both programs, without a warning."""
+# Younger than the prefix, so they have no old names. TANDEM_TLS_CERT is the client's.
+_WITHOUT_OLD_NAME = frozenset({"tokens", "tls_cert", "tls_key", "tls_client_ca", "health_listen"})
 # Variables of the worker and of the client.
-_OTHER_PROGRAMS = ("TANDEM_WORKER_", "TANDEM_ADDRESS")
+_OTHER_PROGRAMS = ("TANDEM_WORKER_", "TANDEM_ADDRESS", "TANDEM_TLS_")
+_OF_CLIENT = ("TANDEM_TLS", "TANDEM_TOKEN", "TANDEM_TOKEN_FILE")
 
 _PROGRAM = "python -m scheduler_svc"
 _DESCRIPTION = f"""\
@@ -44,8 +47,20 @@ class SchedulerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     listen: Annotated[
-        str, Field(title="HOST:PORT", description="address of the gRPC services; loopback addresses only")
+        str,
+        Field(title="HOST:PORT", description="address of the gRPC services; other than loopback: with TLS and tokens"),
     ] = "127.0.0.1:50051"
+    tokens: Annotated[
+        Path | None, Field(title="FILE", description="TOML file of tenants, their tokens and limits; see README.md")
+    ] = None
+    tls_cert: Annotated[Path | None, Field(title="FILE", description="the service's certificate chain, PEM")] = None
+    tls_key: Annotated[Path | None, Field(title="FILE", description="the private key of --tls-cert, PEM")] = None
+    tls_client_ca: Annotated[
+        Path | None, Field(title="FILE", description="mTLS: clients need a certificate of this authority, PEM")
+    ] = None
+    health_listen: Annotated[
+        str, Field(title="HOST:PORT", description="second address, any: grpc.health.v1 alone, in plaintext")
+    ] = ""
     runtime_dir: Annotated[
         Path,
         Field(
@@ -140,7 +155,8 @@ def load(arguments: list[str]) -> SchedulerSettings:
 
 def _variables(prefix: str) -> dict[str, object]:
     """Returns the settings whose variables with this prefix are not empty."""
-    names = {name: f"{prefix}{name.upper()}" for name in SchedulerSettings.model_fields}
+    hidden = _WITHOUT_OLD_NAME if prefix == OLD_PREFIX else frozenset[str]()
+    names = {name: f"{prefix}{name.upper()}" for name in SchedulerSettings.model_fields if name not in hidden}
     return {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
 
 
@@ -164,9 +180,9 @@ def variable_warnings(environ: Mapping[str, str]) -> list[str]:
     given = {
         name: name.removeprefix(OLD_PREFIX).lower()
         for name, value in sorted(environ.items())
-        if value and name.startswith(OLD_PREFIX) and not name.startswith(programs)
+        if value and name.startswith(OLD_PREFIX) and not name.startswith(programs) and name not in _OF_CLIENT
     }
-    known = SchedulerSettings.model_fields.keys()
+    known = SchedulerSettings.model_fields.keys() - _WITHOUT_OLD_NAME
     warnings = [
         f"{name} is an old name and still works; use {ENV_PREFIX}{setting.upper()}"
         for name, setting in given.items()

@@ -6,9 +6,10 @@ Errors live in `tandem_client.errors`, the service's answers in `tandem_client.t
 from typing import TYPE_CHECKING
 
 from tandem_client.async_client import AsyncClient
+from tandem_client.credentials import TlsSettings
 from tandem_client.sync_client import Client
 
-__all__ = ["AsyncClient", "Client", "__version__"]
+__all__ = ["AsyncClient", "Client", "TlsSettings", "__version__"]
 
 __version__: str
 

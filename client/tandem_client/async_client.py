@@ -16,7 +16,8 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 from tandem_client import types
 from tandem_client.async_stream import AsyncCall, AsyncGenerateStream
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request, resumed_request
-from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS, channel_options
+from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS
+from tandem_client.credentials import Access, TlsSettings
 from tandem_client.recovery import Recovery
 from tandem_client.wire import messages
 from tandem_client.wire.request import (
@@ -36,8 +37,8 @@ _Response = TypeVar("_Response")
 class _Stubs:
     """A channel and the calls on it."""
 
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.aio.insecure_channel(address, options=channel_options(address))
+    def __init__(self, access: Access) -> None:
+        self.channel = access.aio_channel()
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.control = control_pb2_grpc.ControlServiceStub(self.channel)
         # This stub has no types.
@@ -51,8 +52,16 @@ class AsyncClient(ClientBase):
     Every call takes `timeout`, in seconds, for all its tries together; None: no end.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_retries: int = 3) -> None:
-        super().__init__(address, max_retries=max_retries)
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        max_retries: int = 3,
+        token: str | None = None,
+        tls: TlsSettings | None = None,
+    ) -> None:
+        """Raises ValueError if the token would be sent in plaintext to another machine; OSError for files of `tls`."""
+        super().__init__(address, max_retries=max_retries, token=token, tls=tls)
         # Made at first use, because a channel belongs to the loop that runs when it is made.
         self._opened: _Stubs | None = None
         # Aborts of requests that linger and whose streams were closed.
@@ -103,10 +112,10 @@ class AsyncClient(ClientBase):
         resumption: inference_pb2.ResumeRequest | None = None,
     ) -> AsyncGenerateStream:
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> AsyncCall:
-            return self._stubs.inference.Generate(request, timeout=remaining)
+            return self._stubs.inference.Generate(request, timeout=remaining, metadata=self._metadata)
 
         def start_again(request: inference_pb2.ResumeRequest, remaining: float | None) -> AsyncCall:
-            return self._stubs.inference.Resume(request, timeout=remaining)
+            return self._stubs.inference.Resume(request, timeout=remaining, metadata=self._metadata)
 
         return AsyncGenerateStream(
             request,
@@ -137,7 +146,7 @@ class AsyncClient(ClientBase):
         return (await self._call(self._stubs.inference.Detokenize, request, timeout)).text
 
     async def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
-        """Cancels waiting or running requests of any client; the outcome for each id."""
+        """Cancels waiting or running requests of this client's tenant; the outcome for each id."""
         request = abort_request(request_ids)
         return messages.abort_outcomes(await self._call(self._stubs.control.Abort, request, timeout))
 
@@ -178,7 +187,9 @@ class AsyncClient(ClientBase):
         while True:
             try:
                 request = health_pb2.HealthCheckRequest()
-                async for response in self._stubs.health.Watch(request, timeout=waiting.remaining()):
+                async for response in self._stubs.health.Watch(
+                    request, timeout=waiting.remaining(), metadata=self._metadata
+                ):
                     if waiting.is_ready(response):
                         return
             except grpc.RpcError as error:
@@ -205,7 +216,8 @@ class AsyncClient(ClientBase):
 
         async def send() -> None:
             with contextlib.suppress(grpc.RpcError):
-                await self._stubs.control.Abort(abort_request([request_id]), timeout=ABORT_SECONDS)
+                request = abort_request([request_id])
+                await self._stubs.control.Abort(request, timeout=ABORT_SECONDS, metadata=self._metadata)
 
         try:
             loop = asyncio.get_running_loop()
@@ -218,7 +230,7 @@ class AsyncClient(ClientBase):
     @property
     def _stubs(self) -> _Stubs:
         if self._opened is None:
-            self._opened = _Stubs(self.address)
+            self._opened = _Stubs(self._access)
         return self._opened
 
     async def _call(
@@ -227,7 +239,7 @@ class AsyncClient(ClientBase):
         tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
         while True:
             try:
-                return await method(request, timeout=tries.remaining())
+                return await method(request, timeout=tries.remaining(), metadata=self._metadata)
             except grpc.RpcError as rpc_error:
                 error = errors.read(rpc_error)
                 pause_seconds = tries.pause_seconds(error)

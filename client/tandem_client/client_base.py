@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2
 from tandem.v1 import inference_pb2
 
 from tandem_client.connection import DEFAULT_ADDRESS, Tries
+from tandem_client.credentials import Access, TlsSettings
 from tandem_client.errors import DeadlineExceeded, Unavailable
 from tandem_client.recovery import LINGER_SECONDS, Recovery
 from tandem_client.types import SampleOffset
@@ -20,10 +21,19 @@ POLL_SECONDS = 0.05
 
 
 class ClientBase:
-    """The address and the number of retries, which all calls of a client share."""
+    """The address, the number of retries and the access, which all calls of a client share."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_retries: int = 3) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        max_retries: int = 3,
+        token: str | None = None,
+        tls: TlsSettings | None = None,
+    ) -> None:
         self.address = address
+        self._access = Access(address=address, token=token, tls=tls)
+        self._metadata = self._access.metadata
         self._max_retries = max_retries
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 Owns both for all calls. Knows nothing of the methods that are called.
 """
 
+import ipaddress
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,17 @@ _RECONNECT_LAST_MS = 1_000
 CONNECT_TIMEOUT_MS = 20_000
 # How long a client that closes waits for the Aborts that it has sent.
 ABORT_SECONDS = 1.0
-_LOCAL_HOSTS = ("127.", "localhost:", "[::1]:", "unix:")
+
+
+def is_local(address: str) -> bool:
+    """Whether the address is of this machine. A name is not, except localhost: 127.example.org is anywhere."""
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    if host == "localhost" or address.startswith("unix:"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def channel_options(address: str) -> Sequence[tuple[str, int]]:
@@ -34,7 +45,7 @@ def channel_options(address: str) -> Sequence[tuple[str, int]]:
         # Despite its name, this is the time limit of one attempt to connect.
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_LAST_MS),
-        ("grpc.enable_http_proxy", 0 if address.startswith(_LOCAL_HOSTS) else 1),
+        ("grpc.enable_http_proxy", 0 if is_local(address) else 1),
     ]
 
 

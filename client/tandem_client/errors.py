@@ -64,6 +64,14 @@ class NotFound(TandemError):
     """The service does not serve a model of that name, or keeps no such request that could be resumed."""
 
 
+class Unauthenticated(TandemError):
+    """The service knows neither the client's token nor its certificate; the token may have expired."""
+
+
+class PermissionDenied(TandemError):
+    """The client's token or certificate has no right to make this call."""
+
+
 class Replaced(TandemError):
     """Another reader resumed the request."""
 

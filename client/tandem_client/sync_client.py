@@ -14,7 +14,8 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 
 from tandem_client import types
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request, resumed_request
-from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS, channel_options
+from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS
+from tandem_client.credentials import TlsSettings
 from tandem_client.recovery import Recovery
 from tandem_client.sync_stream import Aborting, Call, GenerateStream, wait_for
 from tandem_client.wire import messages
@@ -40,9 +41,17 @@ class Client(ClientBase):
     Every call takes `timeout`, in seconds, for all its tries together; None: no end.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_retries: int = 3) -> None:
-        super().__init__(address, max_retries=max_retries)
-        self._channel = grpc.insecure_channel(address, options=channel_options(address))
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        max_retries: int = 3,
+        token: str | None = None,
+        tls: TlsSettings | None = None,
+    ) -> None:
+        """Raises ValueError if the token would be sent in plaintext to another machine; OSError for files of `tls`."""
+        super().__init__(address, max_retries=max_retries, token=token, tls=tls)
+        self._channel = self._access.channel()
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._control = control_pb2_grpc.ControlServiceStub(self._channel)
         # This stub has no types.
@@ -95,13 +104,15 @@ class Client(ClientBase):
         resumption: inference_pb2.ResumeRequest | None = None,
     ) -> GenerateStream:
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> Call:
-            return self._inference.Generate(request, timeout=remaining)
+            return self._inference.Generate(request, timeout=remaining, metadata=self._metadata)
 
         def start_again(request: inference_pb2.ResumeRequest, remaining: float | None) -> Call:
-            return self._inference.Resume(request, timeout=remaining)
+            return self._inference.Resume(request, timeout=remaining, metadata=self._metadata)
 
         def abort(request_id: str) -> object:
-            aborting = self._control.Abort.future(abort_request([request_id]), timeout=ABORT_SECONDS)
+            aborting = self._control.Abort.future(
+                abort_request([request_id]), timeout=ABORT_SECONDS, metadata=self._metadata
+            )
             # A call whose future is dropped is cancelled.
             self._aborting.add(aborting)
             aborting.add_done_callback(self._aborting.discard)
@@ -136,7 +147,7 @@ class Client(ClientBase):
         return self._call(self._inference.Detokenize, request, timeout).text
 
     def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
-        """Cancels waiting or running requests of any client; the outcome for each id."""
+        """Cancels waiting or running requests of this client's tenant; the outcome for each id."""
         request = abort_request(request_ids)
         return messages.abort_outcomes(self._call(self._control.Abort, request, timeout))
 
@@ -176,7 +187,9 @@ class Client(ClientBase):
         waiting = ReadyWait(self.address, timeout)
         while True:
             try:
-                for response in self._health.Watch(health_pb2.HealthCheckRequest(), timeout=waiting.remaining()):
+                for response in self._health.Watch(
+                    health_pb2.HealthCheckRequest(), timeout=waiting.remaining(), metadata=self._metadata
+                ):
                     if waiting.is_ready(response):
                         return
             except grpc.RpcError as error:
@@ -202,7 +215,7 @@ class Client(ClientBase):
         tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
         while True:
             try:
-                return method(request, timeout=tries.remaining())
+                return method(request, timeout=tries.remaining(), metadata=self._metadata)
             except grpc.RpcError as rpc_error:
                 error = errors.read(rpc_error)
                 pause_seconds = tries.pause_seconds(error)

@@ -81,6 +81,7 @@ class Scheduler:
             ev.WorkerLost: self._on_worker_lost,
             ev.WorkerAlive: self._on_worker_alive,
             ev.StepDone: self._on_step_done,
+            ev.TenantsChanged: lambda event, now: [],
             ev.Tick: self._on_tick,
             ev.Paused: self._on_paused,
             ev.DrainStarted: self._on_drain_started,

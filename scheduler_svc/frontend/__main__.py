@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from scheduler_svc import logs
@@ -51,6 +52,7 @@ def serve(flags: argparse.Namespace) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Each thread processes one text at a time. The library reads this when the tokenizer is first used.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from scheduler_svc.door.tls_files import TlsFiles
     from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
     from scheduler_svc.frontend.rpc.event_loop import FrontEndLoop
     from scheduler_svc.frontend.server import FrontEnd, FrontEndSettings
@@ -58,6 +60,9 @@ def serve(flags: argparse.Namespace) -> None:
     from scheduler_svc.processes.address import ListenError
 
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_not_of_a_lost_caller)
+    tls = None
+    if flags.tls_cert is not None:
+        tls = TlsFiles(certificate=flags.tls_cert, key=flags.tls_key, client_ca=flags.tls_client_ca)
     settings = FrontEndSettings(
         endpoint=flags.endpoint,
         secret=read_secret(flags.secret_fd),
@@ -66,6 +71,9 @@ def serve(flags: argparse.Namespace) -> None:
         reflection=flags.reflection,
         max_message_bytes=flags.max_message_bytes,
         grace_seconds=flags.grace_seconds,
+        needs_tokens=flags.needs_tokens,
+        tls=tls,
+        health_listen=flags.health_listen,
         stream_limits=StreamLimits(max_streams=flags.max_streams),
     )
 
@@ -126,6 +134,11 @@ def parse_flags(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--name", default="frontend", help="name of this front end in log lines")
     parser.add_argument("--listen", default="127.0.0.1:50051")
     parser.add_argument("--share-port", action="store_true", help="share the port with other front ends")
+    parser.add_argument("--needs-tokens", action="store_true", help="the core sends the tokens of callers")
+    parser.add_argument("--tls-cert", type=Path)
+    parser.add_argument("--tls-key", type=Path)
+    parser.add_argument("--tls-client-ca", type=Path)
+    parser.add_argument("--health-listen", default="", help="address of the health service alone")
     parser.add_argument("--reflection", action="store_true")
     parser.add_argument("--max-message-bytes", type=int, default=4 * 1024 * 1024)
     parser.add_argument("--max-streams", type=int, default=8192)

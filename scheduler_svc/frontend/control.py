@@ -12,6 +12,8 @@ from typing import Any
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc
 
+from scheduler_svc.door.tenant import Right
+from scheduler_svc.frontend.door.entrance import caller
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.validate import checks
@@ -87,7 +89,10 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._queries = queries
 
     async def Abort(self, request: control_pb2.AbortRequest, context: Any) -> control_pb2.AbortResponse:
-        """Returns for each id whether it was live. The streams themselves end with ABORTED."""
+        """Returns for each id whether it was live. The streams themselves end with ABORTED.
+
+        The ids are the caller's own. With the right of control, `tenant/id` means another tenant's request.
+        """
         if not 1 <= len(request.request_ids) <= MAX_ABORT_IDS:
             message = f"request_ids is {len(request.request_ids)} long; it must be between 1 and {MAX_ABORT_IDS}"
             raise status.invalid("request_ids", message)
@@ -95,10 +100,12 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             if not request_id:
                 raise status.invalid(f"request_ids[{idx}]", f"request_ids[{idx}] is empty; an id is needed")
             checks.check_request_id(f"request_ids[{idx}]", request_id)
-        abort = frontend_pb2.Abort(request_ids=dict.fromkeys(request.request_ids))
+        ids, who = list(dict.fromkeys(request.request_ids)), caller()
+        abort = frontend_pb2.Abort(request_ids=ids, tenant=who.tenant, all_tenants=Right.CONTROL in who.rights)
         reply = await self._queries.ask(frontend_pb2.FrontendToCore(abort=abort))
-        outcomes = {result.request_id: result for result in reply.results}
-        return control_pb2.AbortResponse(results=[outcomes[request_id] for request_id in request.request_ids])
+        outcomes = {request_id: result.outcome for request_id, result in zip(ids, reply.results, strict=True)}
+        results = [control_pb2.AbortResult(request_id=each, outcome=outcomes[each]) for each in request.request_ids]
+        return control_pb2.AbortResponse(results=results)
 
     async def GetModelInfo(
         self, request: control_pb2.GetModelInfoRequest, context: Any

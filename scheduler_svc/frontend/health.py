@@ -35,8 +35,9 @@ class _WatchCall:
 class HealthServicer(health_pb2_grpc.HealthServicer):
     """NOT_SERVING until `set` changes it. `services` are the known names; the empty name stands for all of them."""
 
-    def __init__(self, services: Sequence[str]) -> None:
+    def __init__(self, services: Sequence[str], max_watches: int | None = None) -> None:
         self._services = frozenset(services)
+        self._max_watches = MAX_WATCHES if max_watches is None else max_watches
         self._state = State.NOT_SERVING
         # In order of arrival.
         self._watches: dict[_WatchCall, None] = {}
@@ -49,8 +50,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     def admit_watch(self) -> int:
         """The size limit of a Watch request in bytes. Raises Refusal if too many watches are open."""
-        if len(self._watches) >= MAX_WATCHES:
-            raise status.overloaded(f"{len(self._watches)} health watches are open; the limit is {MAX_WATCHES}")
+        if len(self._watches) >= self._max_watches:
+            raise status.overloaded(f"{len(self._watches)} health watches are open; the limit is {self._max_watches}")
         return MAX_SMALL_BYTES
 
     def stalled(self, seconds: float) -> "set[asyncio.Task[Any]]":

@@ -1,10 +1,11 @@
-"""Owns the list of methods that the gRPC server serves: the servicer of each, and the check that admits its calls.
+"""Owns the list of methods that a gRPC server serves: the servicer of each, and the checks that admit its calls.
 
 Knows nothing of what the methods do.
 """
 
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -13,7 +14,10 @@ from grpc_health.v1 import health_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend.control import ControlServicer
+from scheduler_svc.frontend.door.entrance import Entrance
+from scheduler_svc.frontend.door.methods import rights_of
 from scheduler_svc.frontend.health import HealthServicer
+from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import Calls, Method
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.servicer import InferenceServicer
@@ -28,11 +32,12 @@ HEALTH_RESERVE = 256
 def add_to_server(
     server: grpc.aio.Server,
     calls: Calls,
+    entrance: Entrance,
     inference: InferenceServicer,
     control: ControlServicer,
     health: HealthServicer,
 ) -> None:
-    """Adds every method of the three services to `server`. `calls` handles each call."""
+    """Adds every method of the three services to `server`. `calls` handles each call, `entrance` lets it in."""
     # The other methods admit every call of up to MAX_SMALL_BYTES.
     admit: dict[str, Callable[[], int]] = {
         "Generate": inference.admit_generate,
@@ -42,25 +47,61 @@ def add_to_server(
         "Watch": health.admit_watch,
     }
     for service, servicer in ((INFERENCE, inference), (CONTROL, control), (HEALTH, health)):
-        handlers = {
-            method.name: calls.handler(
-                Method(
-                    request=message_factory.GetMessageClass(method.input_type),
-                    admit=admit.get(method.name, lambda: MAX_SMALL_BYTES),
-                    answer=getattr(servicer, method.name),
-                    serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
-                    reserve=HEALTH_RESERVE if service is HEALTH else 0,
-                )
+        _add_service(server, calls, entrance, service, servicer, admit)
+
+
+def add_health(server: grpc.aio.Server, calls: Calls, health: HealthServicer) -> None:
+    """Adds the health service alone, open for everybody."""
+    _add_service(server, calls, Entrance(needs_tokens=False), HEALTH, health, {"Watch": health.admit_watch})
+
+
+def _add_service(
+    server: grpc.aio.Server,
+    calls: Calls,
+    entrance: Entrance,
+    service: Any,
+    servicer: Any,
+    admit: dict[str, Callable[[], int]],
+) -> None:
+    handlers = {
+        method.name: calls.handler(
+            Method(
+                request=message_factory.GetMessageClass(method.input_type),
+                enter=functools.partial(entrance.enter, rights_of(f"/{service.full_name}/{method.name}")),
+                admit=admit.get(method.name, lambda: MAX_SMALL_BYTES),
+                answer=getattr(servicer, method.name),
+                serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
+                reserve=HEALTH_RESERVE if service is HEALTH else 0,
             )
-            for method in service.methods
-        }
-        # Not as registered methods: gRPC would wait for the calls of each method separately, which costs 50 us a call.
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+        )
+        for method in service.methods
+    }
+    # Not as registered methods: gRPC would wait for the calls of each method separately, which costs 50 us a call.
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
-def add_reflection(server: grpc.aio.Server) -> None:
+def add_reflection(server: grpc.aio.Server, entrance: Entrance) -> None:
     """Adds gRPC reflection of the same services."""
-    from grpc_reflection.v1alpha import reflection
+    from grpc_reflection.v1alpha import reflection, reflection_pb2
 
     names = [service.full_name for service in (INFERENCE, CONTROL, HEALTH)]
-    reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+    servicer: Any = cast(Any, reflection).aio.ReflectionServicer([*names, reflection.SERVICE_NAME])
+    method: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].methods[0]
+    rights = rights_of(f"/{reflection.SERVICE_NAME}/{method.name}")
+
+    async def serve(requests: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            entrance.enter(rights, context)
+        except status.Refusal as refusal:
+            status.refuse(context, refusal)
+            return
+        async for answer in servicer.ServerReflectionInfo(requests, context):
+            yield answer
+
+    handler = cast(Any, grpc).stream_stream_rpc_method_handler(
+        serve,
+        request_deserializer=message_factory.GetMessageClass(method.input_type).FromString,
+        response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
+    )
+    handlers = {method.name: handler}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, handlers),))

@@ -26,8 +26,8 @@ NO_CORE = "the scheduler's core is gone; the front end waits for a new one"
 class Readiness:
     """Ready while a model is set, the core serves, and the front end does not drain."""
 
-    def __init__(self, health: HealthServicer) -> None:
-        self._health = health
+    def __init__(self, *healths: HealthServicer) -> None:
+        self._healths = healths
         self._model: Model | None = None
         self._why_no_model = NO_WORKER
         self._core_status = frontend_pb2.CoreStatus()
@@ -90,4 +90,5 @@ class Readiness:
     def _publish(self) -> None:
         why, full = self.why_not_serving, self._core_status.queue_full
         self._refusal = status.not_ready(why) if why else status.overloaded(full) if full else None
-        self._health.set(is_serving=not why)
+        for health in self._healths:
+            health.set(is_serving=not why)

@@ -12,10 +12,14 @@ from dataclasses import dataclass, field
 import grpc.aio
 from tandem.internal.v1 import frontend_pb2
 
+from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
 from scheduler_svc.frontend import methods, model
 from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
+from scheduler_svc.frontend.door.entrance import Entrance
+from scheduler_svc.frontend.door.tls import Certificates
 from scheduler_svc.frontend.health import HealthServicer
+from scheduler_svc.frontend.health_listener import HealthListener
 from scheduler_svc.frontend.readiness import SERVICES, Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import CallLimits, Calls
@@ -45,6 +49,11 @@ class FrontEndSettings:
     grace_seconds: float
     stream_limits: StreamLimits = field(default_factory=StreamLimits)
     call_limits: CallLimits = field(default_factory=CallLimits)
+    # Whether callers need a token or a known certificate, which the core sends.
+    needs_tokens: bool = False
+    tls: TlsFiles | None = None
+    # The address of the health service alone, in plaintext; "": none.
+    health_listen: str = ""
     # Proves to the core that this process is its front end.
     secret: bytes = field(default=b"", repr=False)
 
@@ -56,11 +65,17 @@ class FrontEnd:
         self._settings = settings
         self._link = CoreLink(settings.endpoint, settings.secret)
         self._health = HealthServicer(SERVICES)
-        self._readiness = Readiness(self._health)
+        self._entrance = Entrance(needs_tokens=settings.needs_tokens)
+        max_connections = allow_connections()
+        self._probes: HealthListener | None = None
+        with patient_threads():
+            if settings.health_listen:
+                self._probes = HealthListener(settings.health_listen, share_port=settings.share_port)
+        self._readiness = Readiness(self._health, *([self._probes.health] if self._probes else []))
         self._calls = Calls(settings.call_limits)
         self._streams = StreamTable(self._link.send, settings.stream_limits, lambda: self._calls.num_unread)
         self._queries = CoreQueries(self._link.send)
-        self._server = self._make_server()
+        self._server = self._make_server(max_connections)
         self._stop = asyncio.Event()
         # The newest model state that is not loaded yet: workers of other sizes may join while one is loaded.
         self._next_state: frontend_pb2.ModelState | None = None
@@ -73,6 +88,8 @@ class FrontEnd:
         """
         bound = self._bind()
         await self._server.start()
+        if self._probes is not None:
+            await self._probes.start()
         link = asyncio.create_task(self._link.run(self._on_message, self._on_lost))
         sweep = asyncio.create_task(self._sweep())
         stop = asyncio.create_task(self._wait_until_drained())
@@ -83,7 +100,10 @@ class FrontEnd:
                 if task.done():
                     task.result()
         finally:
-            await self._server.stop(STOP_SECONDS)
+            stopping = [self._server.stop(STOP_SECONDS)]
+            if self._probes is not None:
+                stopping.append(self._probes.stop(STOP_SECONDS))
+            await asyncio.gather(*stopping)
             self._readiness.lose_core()
             for task in (link, sweep, stop):
                 task.cancel()
@@ -122,6 +142,8 @@ class FrontEnd:
                 self._take_model(message.model_state)
             case "core_status":
                 self._readiness.set_core_status(message.core_status)
+            case "tenants":
+                self._entrance.take(message.tenants)
             case "batch":
                 for one in message.batch.messages:
                     self._on_message(one)
@@ -142,11 +164,20 @@ class FrontEnd:
 
     def _bind(self) -> str:
         listen = self._settings.listen
-        host, port = address.split(listen)
+        has_tls = self._settings.tls is not None
+        missing = address.missing_flags(has_tls=has_tls, has_tokens=self._settings.needs_tokens)
+        host, port = address.split(listen, missing=missing)
         try:
-            bound_port = self._server.add_insecure_port(f"{host}:{port}")
+            if self._settings.tls is None:
+                bound_port = self._server.add_insecure_port(f"{host}:{port}")
+            else:
+                bound_port = self._server.add_secure_port(
+                    f"{host}:{port}", Certificates(self._settings.tls).credentials()
+                )
         except RuntimeError:
             raise address.taken(listen) from None
+        except TlsFileError as error:
+            raise address.ListenError(str(error)) from None
         return f"{host}:{bound_port}"
 
     def _take_model(self, state: frontend_pb2.ModelState) -> None:
@@ -182,20 +213,22 @@ class FrontEnd:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self._streams.drop_stalled()
+            if self._probes is not None:
+                self._probes.sweep()
             self._calls.sweep(self._health.stalled(self._settings.call_limits.answer_seconds))
 
-    def _make_server(self) -> grpc.aio.Server:
+    def _make_server(self, max_connections: int) -> grpc.aio.Server:
         settings = self._settings
         options = server_options(
             max_message_bytes=settings.max_message_bytes,
             share_port=settings.share_port,
-            max_connections=allow_connections(),
+            max_connections=max_connections,
         )
         with patient_threads():
             server = grpc.aio.server(options=options)
         inference = InferenceServicer(self._readiness, self._streams, max_message_bytes=settings.max_message_bytes)
         control = ControlServicer(self._readiness, self._queries)
-        methods.add_to_server(server, self._calls, inference, control, self._health)
+        methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health)
         if settings.reflection:
-            methods.add_reflection(server)
+            methods.add_reflection(server, self._entrance)
         return server

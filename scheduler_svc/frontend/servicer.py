@@ -20,6 +20,8 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
+from scheduler_svc.door.tenant import Caller
+from scheduler_svc.frontend.door.entrance import caller
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
@@ -86,7 +88,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         model = self._readiness.admit()
 
         async def begin(stream: RequestStream) -> PreparedStream:
-            submit, prepared = await self._prepare(request, context, model)
+            submit, prepared = await self._prepare(request, context, model, caller())
             # Frees the prompt, which may be large, before the stream, which may be long.
             request.Clear()
             self._streams.submit(stream, submit)
@@ -106,7 +108,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
         async def begin(stream: RequestStream) -> PreparedStream:
             secret_hash = hashlib.sha256(request.resume_secret).digest()
-            self._streams.resume(stream, request.request_id, secret_hash)
+            self._streams.resume(stream, request.request_id, secret_hash, caller().tenant)
             description = await wait_for_resumed(stream)
             check_offsets(list(request.offsets), [sample.num_received for sample in stream.samples])
             description.accepted.resume_secret = request.resume_secret
@@ -150,13 +152,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return pb.DetokenizeResponse(text=await tokenizer.decode(request.token_ids, skip_special_tokens=skip))
 
     async def _prepare(
-        self, request: pb.GenerateRequest, context: Any, model: Model
+        self, request: pb.GenerateRequest, context: Any, model: Model, who: Caller
     ) -> tuple[frontend_pb2.Submit, PreparedStream]:
-        checked = validation.check_request(request, model)
+        checked = validation.check_request(request, model, who.limits)
         token_ids = await validation.prompt_ids(request, model)
         # The queue may have filled while a long text was tokenized.
         self._readiness.admit()
-        submit = await validation.make_submit(checked, token_ids, model, deadline_seconds=seconds_left(context))
+        submit = await validation.make_submit(checked, token_ids, model, who, deadline_seconds=seconds_left(context))
         accepted = pb.Accepted(
             request_id=checked.request_id,
             sampling=without_lists(checked.sampling),

@@ -1,7 +1,7 @@
 """The address that callers reach: which addresses are allowed, and how one is held for the front ends.
 
-Owns the rule that only loopback addresses are used, and the sockets that reserve a port for this service. Does not know
-gRPC.
+Owns the rule that other addresses than loopback need TLS and tokens, and the sockets that reserve a port for this
+service. Does not know gRPC.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import errno
 import ipaddress
 import socket
 import sys
+from collections.abc import Sequence
 
 # Attempts with a port that the system chose, because another program may take the port before it is held.
 _TRIES = 16
@@ -25,47 +26,59 @@ class ListenError(Exception):
     """The address cannot be used. The message has the cause first and the address last."""
 
 
-def split(listen: str) -> tuple[str, int]:
-    """Returns host and port of `host:port`. Raises ListenError if it is malformed or not a loopback address.
+def missing_flags(*, has_tls: bool, has_tokens: bool) -> tuple[str, ...]:
+    """Returns the flags that are missing for an address that other machines reach."""
+    return (*(() if has_tls else ("--tls-cert", "--tls-key")), *(() if has_tokens else ("--tokens",)))
 
-    Every program that reaches the port can use the service, which has neither TLS nor authentication yet.
+
+NOTHING_GIVEN = missing_flags(has_tls=False, has_tokens=False)
+
+
+def split(listen: str, *, missing: Sequence[str] = NOTHING_GIVEN) -> tuple[str, int]:
+    """Returns host and port of `host:port`. Raises ListenError if it is malformed.
+
+    So it does if `missing` names flags and the address is not a loopback address: without TLS and tokens, every program
+    that reaches the port could read all traffic and use the service.
     """
     host, colon, port = listen.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
         raise ListenError(f"listen is {listen}; it must be HOST:PORT with a port from 0 to 65535, like 127.0.0.1:50051")
-    if not _is_loopback(host):
+    if missing and not _is_loopback(host):
+        flags = f"{', '.join(missing[:-1])} and {missing[-1]} are" if len(missing) > 1 else f"{missing[0]} is"
         raise ListenError(
-            "this version has neither TLS nor authentication, so it listens on loopback addresses only"
-            f" (127.0.0.1, [::1] or localhost); it cannot listen on {listen}"
+            f"{flags} missing: without TLS and tokens the service listens on loopback addresses only (127.0.0.1, [::1] "
+            f"or localhost); it cannot listen on {listen}"
         )
     return host, int(port)
 
 
-def taken(listen: str, error: OSError | None = None) -> ListenError:
+def taken(listen: str, error: OSError | None = None, *, flag: str = "--listen") -> ListenError:
     """Returns the exception for an address that cannot be bound; without `error` the cause is unknown."""
     reason = "the port is taken, or the address does not belong to this machine"
     if error is not None and error.errno is not None:
         reason = _REASONS.get(error.errno) or error.strerror or reason
     return ListenError(
-        f"{reason}; choose another with --listen (127.0.0.1:0 takes a free port): cannot listen on {listen}"
+        f"{reason}; choose another with {flag} (127.0.0.1:0 takes a free port): cannot listen on {listen}"
     )
 
 
-def hold(listen: str, *, num_sharing: int) -> "HeldAddress | None":
+def hold(
+    listen: str, *, num_sharing: int, missing: Sequence[str] = NOTHING_GIVEN, flag: str = "--listen"
+) -> "HeldAddress | None":
     """Holds the address for `num_sharing` front ends. Outside Linux it only checks the address and returns None.
 
     Raises ListenError if the address cannot be used.
     """
     if sys.platform == "linux":
-        return HeldAddress(listen)
+        return HeldAddress(listen, missing=missing, flag=flag)
     if num_sharing > 1:
         raise ListenError(f"several front ends can share an address on Linux only: cannot listen on {listen}")
-    host, port = split(listen)
+    host, port = split(listen, missing=missing)
     try:
         for one in _hold_all(host, port) if port else []:
             one.close()
     except OSError as error:
-        raise taken(listen, error) from None
+        raise taken(listen, error, flag=flag) from None
     return None
 
 
@@ -91,9 +104,9 @@ class HeldAddress:
     `stop_sharing`.
     """
 
-    def __init__(self, listen: str) -> None:
+    def __init__(self, listen: str, *, missing: Sequence[str] = NOTHING_GIVEN, flag: str = "--listen") -> None:
         """`listen` is `host:port`; for port 0 the system chooses one port for all front ends. Raises ListenError."""
-        host, port = split(listen)
+        host, port = split(listen, missing=missing)
         self._sockets: list[socket.socket] = []
         for attempt in range(_TRIES):
             try:
@@ -101,7 +114,7 @@ class HeldAddress:
                 self._sockets = _hold_all(host, self._port)
             except OSError as error:
                 if port or attempt == _TRIES - 1:
-                    raise taken(listen, error) from None
+                    raise taken(listen, error, flag=flag) from None
                 continue
             self.listen = f"{host}:{self._port}"
             return

@@ -6,9 +6,10 @@ Owns the address, and the secret with which a front end proves that this service
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 
 from scheduler_svc.logs import announce
-from scheduler_svc.processes.address import hold
+from scheduler_svc.processes.address import NOTHING_GIVEN, HeldAddress, ListenError, hold
 from scheduler_svc.processes.frontend_process import READY, SILENCE_SECONDS, STOP_SECONDS, FrontendProcess
 
 SECRET_BYTES = 32
@@ -17,15 +18,39 @@ SECRET_BYTES = 32
 class FrontendProcesses:
     """`count` front ends at one address. Announces the address when all listen, and again after a replacement."""
 
-    def __init__(self, count: int, *, listen: str, flags: list[str], silence_seconds: float = SILENCE_SECONDS) -> None:
-        """Holds the address and starts no process; `watch` does. Raises ListenError if the address cannot be used.
+    def __init__(
+        self,
+        count: int,
+        *,
+        listen: str,
+        flags: list[str],
+        missing: Sequence[str] = NOTHING_GIVEN,
+        health_listen: str = "",
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
+        """Holds the addresses and starts no process; `watch` does. Raises ListenError if one cannot be used.
+
+        `missing` has the flags without which only a loopback address is allowed. The health address needs none.
 
         A front end that listens and prints nothing for `silence_seconds` is replaced.
         """
         self.secret = secrets.token_bytes(SECRET_BYTES)
-        self._held = hold(listen, num_sharing=count)
-        if self._held is not None:
-            listen, flags = self._held.listen, [*flags, "--share-port"]
+        self._held: list[HeldAddress] = []
+        held = hold(listen, num_sharing=count, missing=missing)
+        if held is not None:
+            self._held.append(held)
+            listen, flags = held.listen, [*flags, "--share-port"]
+        if health_listen:
+            try:
+                held = hold(health_listen, num_sharing=count, missing=(), flag="--health-listen")
+            except ListenError:
+                self._release()
+                raise
+            if held is not None:
+                self._held.append(held)
+                health_listen = held.listen
+            flags = [*flags, "--health-listen", health_listen]
+        self._health_listen = health_listen
         self._children = [
             FrontendProcess(
                 f"front end {number} of {count}" if count > 1 else "the front end",
@@ -48,15 +73,17 @@ class FrontendProcesses:
         return self._children[0].listen
 
     def _start_sharing(self) -> None:
-        if self._held is not None:
-            with self._sharing:
-                self._held.start_sharing()
+        with self._sharing:
+            for held in self._held:
+                held.start_sharing()
 
     def _announce(self) -> None:
         with self._sharing:
             if all(child.is_listening for child in self._children):
-                if self._held is not None:
-                    self._held.stop_sharing()
+                for held in self._held:
+                    held.stop_sharing()
+                if self._health_listen:
+                    announce("health listening on %s", self._health_listen)
                 announce("%s%s", READY, self.listen)
 
     def watch(self, *, restart: bool) -> None:
@@ -89,5 +116,8 @@ class FrontendProcesses:
         limit = time.monotonic() + STOP_SECONDS
         for child in self._children:
             child.wait(max(0.0, limit - time.monotonic()))
-        if self._held is not None:
-            self._held.close()
+        self._release()
+
+    def _release(self) -> None:
+        for held in self._held:
+            held.close()

@@ -26,6 +26,7 @@ from scheduler_svc.journal.restore import event_of as restored_event
 from scheduler_svc.journal.suspicion import quarantine_event
 from scheduler_svc.recording import core_config
 from scheduler_svc.wire import frontend as frontend_wire
+from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
 
@@ -153,6 +154,8 @@ def event_of(entry: pb.RecordedEvent) -> ev.Event:
             return restored_event(entry.restored)
         case "quarantine_restored":
             return quarantine_event(entry.quarantine_restored)
+        case "tenants_changed":
+            return tenants_wire.event_of(entry.tenants_changed)
         case "tick" | "drain_started" | "drain_ended" as kind:
             return _WITHOUT_FIELDS[kind]
         case _:

@@ -4,17 +4,19 @@ A frame is dropped if it is malformed or its sender did not prove that it belong
 longer be reached becomes an event too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.shell.dispatch import EffectDispatcher
 from scheduler_svc.shell.peers import Credentials, DroppedFrames
 from scheduler_svc.shell.router_link import RouterLink
 from scheduler_svc.wire import frontend as frontend_wire
+from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
 
@@ -35,6 +37,7 @@ class Inbound:
         dispatcher: EffectDispatcher,
         credentials: Credentials,
         on_frontend_lost: Callable[[str, str], None],
+        tokens: TokenFile | None,
     ) -> None:
         """`handle` passes an event to the core (`Loop`); `on_frontend_lost` gets a front end and the reason."""
         self.dropped = DroppedFrames()
@@ -45,6 +48,7 @@ class Inbound:
         self._dispatcher = dispatcher
         self._credentials = credentials
         self._on_frontend_lost = on_frontend_lost
+        self._tokens = tokens
 
     def receive(self) -> list[fx.Effect]:
         """Handles lost peers, then at most 1,024 frames of each link."""
@@ -97,7 +101,18 @@ class Inbound:
                     fx.Rejected(frontend=peer, stream=stream, code=fx.RejectCode.INVALID, message=str(error), field="")
                 ]
             return []
+        if message.HasField("hello"):
+            self.send_tenants([peer])
         return self._handle(event, peer=peer, frontend=message)
+
+    def send_tenants(self, frontends: Iterable[str]) -> None:
+        """Sends the content of the token file, if there is one."""
+        if self._tokens is None:
+            return
+        message = frontend_pb2.CoreToFrontend(tenants=tenants_wire.message_of(self._tokens.tenants))
+        frame = message.SerializeToString()
+        for frontend in frontends:
+            self._dispatcher.send(self._frontends, frontend, frame)
 
     def _check_frontend(self, peer: str, message: frontend_pb2.FrontendToCore) -> None:
         """Raises WireError if the peer has not proved that this service started it."""

@@ -17,6 +17,7 @@ from tandem.internal.v1 import record_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.workers import WorkerProcesses
@@ -27,6 +28,7 @@ from scheduler_svc.shell.inbound import Inbound
 from scheduler_svc.shell.peers import Credentials
 from scheduler_svc.shell.router_link import RouterLink
 from scheduler_svc.shell.served_model import ServedModel
+from scheduler_svc.wire import tenants as tenants_wire
 
 log = logging.getLogger("tandem.core")
 
@@ -61,6 +63,7 @@ class Loop:
         recorder: Recorder | None,
         steps: StepsFile | None,
         journal: JournalKeeper | None,
+        tokens: TokenFile | None,
         grace_seconds: float,
         wake: socket.socket,
     ) -> None:
@@ -69,6 +72,7 @@ class Loop:
         `watch` is called about once a second.
         """
         self._core = core
+        self._tokens = tokens
         self._recorder = recorder
         self._journal = journal
         self._workers = workers
@@ -90,6 +94,7 @@ class Loop:
             dispatcher=self._dispatcher,
             credentials=credentials,
             on_frontend_lost=self._frontend_lost,
+            tokens=tokens,
         )
         self._children = children
         self._worker_processes = worker_processes
@@ -105,6 +110,7 @@ class Loop:
 
     def run(self, num_stop_requests: Callable[[], int]) -> None:
         """Runs turns. The first stop request drains the service, the second ends it at once."""
+        self._dispatcher.dispatch(self._tenants_changed())
         if self._journal is not None:
             restored = self._journal.restore(self._handle, time.monotonic())
             self._dispatcher.dispatch(restored)
@@ -119,11 +125,14 @@ class Loop:
             if now >= self._watch_at:
                 self._watch_at = now + _WATCH_SECONDS
                 self._children.watch(restart=not num_seen)
-            if now >= self._next_check_at:
+            if is_check := now >= self._next_check_at:
                 self._next_check_at = now + _CHECK_SECONDS
                 self._check(now)
             effects = self._excuse_workers(now - turned_at)
             turned_at = now
+            if self._tokens is not None and is_check and self._tokens.poll():
+                effects += self._tenants_changed()
+                self._inbound.send_tenants(list(self._core.frontends))
             effects += self._inbound.receive()
             if (num_requested := num_stop_requests()) > num_seen:
                 effects += self._begin_stop(at_once=num_requested > 1)
@@ -153,6 +162,13 @@ class Loop:
         if self._journal is not None:
             self._journal.observe(event, effects)
         return effects
+
+    def _tenants_changed(self) -> list[fx.Effect]:
+        """Passes the limits of the token file to the core."""
+        if self._tokens is None:
+            return []
+        event = ev.TenantsChanged(limits={tenant.name: tenant.limits for tenant in self._tokens.tenants})
+        return self._handle(event, tenants_changed=tenants_wire.entry_of(event))
 
     def _excuse_workers(self, seconds: float) -> list[fx.Effect]:
         """Reports to the core if this process did not run: messages of workers may not have arrived meanwhile."""

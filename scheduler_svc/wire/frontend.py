@@ -16,7 +16,7 @@ from scheduler_svc.core.messages.quarantine import (
 )
 from scheduler_svc.core.messages.reports import HeldPoolsLoad, Incidents, Load, WorkerLoad
 from scheduler_svc.wire.arrays import WireError, fields, packed
-from scheduler_svc.wire.submit import resume_of, submit_of
+from scheduler_svc.wire.submit import TENANT_END, core_id, resume_of, submit_of
 
 # The members of these enums have the same names on both sides.
 _REJECT = {code: pb.RejectCode.Value(f"REJECT_CODE_{code.name}") for code in fx.RejectCode}
@@ -45,7 +45,11 @@ def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
                 frontend=frontend, stream=message.finish.stream, output_tokens=message.finish.output_tokens
             )
         case "abort":
-            ids = tuple(message.abort.request_ids)
+            abort = message.abort
+            ids = tuple(
+                one if abort.all_tenants and TENANT_END in one else core_id(abort.tenant, one)
+                for one in abort.request_ids
+            )
             return ev.Abort(frontend=frontend, query=message.abort.query, request_ids=ids)
         case "load_query":
             return ev.LoadQuery(frontend=frontend, query=message.load_query.query)

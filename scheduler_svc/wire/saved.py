@@ -10,6 +10,7 @@ from tandem.v1 import inference_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.wire.arrays import WireError, fields, packed
+from scheduler_svc.wire.submit import core_id
 
 # The fields that have the same names and values on both sides.
 _SAME = tuple(
@@ -28,6 +29,8 @@ _FAILURE_OF = {number: code for code, number in _FAILURE.items()}
 def fill_submit(out: pb.Submit, submit: ev.Submit) -> None:
     """Fills an empty message. `stream` and the page hashes, which can be computed again, are left out."""
     out.MergeFrom(pb.Submit(**fields(submit, _SAME)))
+    # The core's id is made of tenant and id when the journal is read.
+    out.request_id = submit.request_id.removeprefix(core_id(submit.tenant, ""))
     out.prompt = packed(submit.prompt)
     out.stop_token_ids = packed(np.array(submit.stop_token_ids, np.int32))
     out.bypass_read, out.bypass_write = not submit.cache_read, not submit.cache_write

@@ -16,7 +16,14 @@ from scheduler_svc.wire.arrays import WireError, array, fields
 
 _MAX_STOP_IDS = 1024
 _MAX_SAMPLES, _MAX_STREAM = 1024, (1 << 64) - 1
+# Between tenant and id in the core's request ids. No tenant's name contains it.
+TENANT_END = "/"
 _SUBMIT = tuple(name for name in ev.Submit.__slots__ if name in pb.Submit.DESCRIPTOR.fields_by_name)
+
+
+def core_id(tenant: str, request_id: str) -> str:
+    """Returns the core's id of a tenant's request: two tenants may use the same id and learn nothing of each other."""
+    return f"{tenant}{TENANT_END}{request_id}" if tenant else request_id
 
 
 def submit_of(submit: pb.Submit, frontend: str) -> ev.Submit:
@@ -45,7 +52,7 @@ def submit_of(submit: pb.Submit, frontend: str) -> ev.Submit:
     _check_linger(submit)
     same = fields(submit, _SUBMIT)
     same |= {"prompt": prompt, "stop_token_ids": tuple(int(token) for token in stop_ids)}
-    same |= {"sampling_key": _sampling_key(submit.sampling)}
+    same |= {"sampling_key": _sampling_key(submit.sampling), "request_id": core_id(submit.tenant, submit.request_id)}
     cache_read, cache_write = not submit.bypass_read, not submit.bypass_write
     return ev.Submit(frontend=frontend, cache_read=cache_read, cache_write=cache_write, **same)
 
@@ -67,9 +74,8 @@ def resume_of(resume: pb.Resume, frontend: str) -> ev.Resume:
         raise WireError(f"secret_hash has {num_hash} bytes; it must have {SECRET_HASH_BYTES}")
     if resume.stream + MAX_NUM_SAMPLES - 1 > _MAX_STREAM:
         raise WireError(f"stream is {resume.stream}; the limit is {_MAX_STREAM - MAX_NUM_SAMPLES + 1}")
-    return ev.Resume(
-        frontend=frontend, stream=resume.stream, request_id=resume.request_id, secret_hash=resume.secret_hash
-    )
+    request_id = core_id(resume.tenant, resume.request_id)
+    return ev.Resume(frontend=frontend, stream=resume.stream, request_id=request_id, secret_hash=resume.secret_hash)
 
 
 def _sampling_key(sampling: bytes) -> bytes:

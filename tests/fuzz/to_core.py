@@ -105,6 +105,7 @@ class CoreUnderFire:
             dispatcher=self._dispatcher,
             credentials=Credentials(worker_key=_KEY, key_path=Path("worker.key"), frontend_secret=_SECRET),
             on_frontend_lost=_ignore,
+            tokens=None,
         )
         self._makers = {
             "w": MessageMaker(worker_pb2.WorkerToCore, rng),

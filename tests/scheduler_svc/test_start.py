@@ -200,7 +200,15 @@ def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path
         refused = [
             (["--listen", address], f"cannot listen on {address}"),
             (["--listen", address, "--frontends", "2"], f"cannot listen on {address}"),
-            (["--listen", "0.0.0.0:0"], "it listens on loopback addresses only (127.0.0.1, [::1] or localhost)"),
+            (
+                ["--listen", "0.0.0.0:0"],
+                "listen: --tls-cert, --tls-key and --tokens are missing: without TLS",
+            ),
+            (["--tls-cert", "c.pem"], "--tls-cert is set, and --tls-key missing; TLS needs certificate and key"),
+            (["--tls-client-ca", "c.pem"], "--tls-client-ca is set, and --tls-cert and --tls-key missing"),
+            (["--tls-cert", "c.pem", "--tls-key", "k.pem"], "--tls-cert: c.pem cannot be read: No such file"),
+            (["--tokens", "none.toml"], "none.toml cannot be read: No such file or directory"),
+            (["--listen", "127.0.0.1:0", "--health-listen", address], "choose another with --health-listen"),
             (["--listen", "here"], "listen is here; it must be HOST:PORT"),
             (["--max-waiting", "lots"], "max_waiting is 'lots'"),
             (["--record", str(tmp_path)], "existing files are not overwritten, choose another name"),

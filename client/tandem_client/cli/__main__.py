@@ -12,6 +12,7 @@ from tandem_client.cli.commands.queries import abort, detokenize, flush, quarant
 from tandem_client.cli.commands.serve import serve
 from tandem_client.cli.commands.simulate import simulate
 from tandem_client.cli.commands.status import health, info, load
+from tandem_client.cli.commands.token import new
 from tandem_client.cli.program import CheckoutCommand, TandemCommand, TandemGroup
 from tandem_client.cli.reporting import Exit
 from tandem_client.version import version
@@ -78,6 +79,19 @@ _add(serve, _LOCAL, CheckoutCommand)
 _PASS_ON: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
 _add(simulate, _LOCAL, CheckoutCommand, context_settings=_PASS_ON)
 _add(plot, _LOCAL)
+_tokens = typer.Typer(cls=TandemGroup, context_settings=_HELP, invoke_without_command=True, add_completion=False)
+_tokens.command(cls=TandemCommand, rich_help_panel=_LOCAL, context_settings=_HELP)(new)
+
+
+@_tokens.callback()
+def _token(context: typer.Context) -> None:
+    """Make tokens for a service."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(Exit.USAGE)
+
+
+app.add_typer(_tokens, name="token", rich_help_panel=_LOCAL)
 
 
 def main() -> None:

@@ -82,6 +82,8 @@ def exit_code(error: errors.TandemError) -> Exit:
     match error:
         case errors.InvalidArgument() | errors.NotFound() | errors.AlreadyExists():
             return Exit.USAGE
+        case errors.Unauthenticated() | errors.PermissionDenied():
+            return Exit.USAGE
         case errors.Unavailable() | errors.QueueFull():
             return Exit.UNAVAILABLE
         case errors.DeadlineExceeded():
@@ -110,6 +112,8 @@ def _hint(error: errors.TandemError, timeout: float | None) -> str:
             return "tandem health --wait 60 returns when the service is ready"
         case errors.QueueFull(retry_after_seconds=float() as seconds):
             return f"try again in {seconds:g} s"
+        case errors.Unauthenticated():
+            return "set --token-file or TANDEM_TOKEN"
         case errors.NotFound():
             return "tandem info shows what is served"
         case errors.InvalidArgument() if _is_limit_in_info(error):

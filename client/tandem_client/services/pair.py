@@ -21,6 +21,8 @@ _LOOK_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
 # A line of the service, which it prints at every log level.
 _LISTENING = re.compile(r"\bfrontend listening on ([^\s\"]+)")
+# The line before it, with --health-listen.
+_HEALTH = re.compile(r"\bhealth listening on ([^\s\"]+)")
 # The time to ask for suspects during the pause before a restart.
 _URGENT_SECONDS = 1.0
 # The kernel kills all processes when this process ends, for any reason.
@@ -32,6 +34,18 @@ _Result = TypeVar("_Result")
 def flags(**values: object) -> list[str]:
     """The flags of these settings, without those that are None."""
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
+
+
+def _with_probe(scheduler_flags: Sequence[str]) -> tuple[list[str], bool]:
+    """Returns the flags, with an address for health if the service asks for proofs, and whether it does.
+
+    This process has no token, and sees the service's health only.
+    """
+    names = {flag.partition("=")[0] for flag in scheduler_flags}
+    if names.isdisjoint(("--tokens", "--tls-cert")):
+        return list(scheduler_flags), False
+    own = [] if "--health-listen" in names else ["--health-listen=127.0.0.1:0"]
+    return [*scheduler_flags, *own], True
 
 
 class ServicePair:
@@ -54,6 +68,9 @@ class ServicePair:
         `holder_flags`: of the process that keeps the KV pools of dead workers (gpu_worker/holder); None starts none.
         """
         self._on_line = on_line
+        scheduler_flags, self._has_door = _with_probe(scheduler_flags)
+        # Where the health of a scheduler is asked that wants TLS or tokens.
+        self._probe = ""
         # The address of the running scheduler. Another service may answer at the address of the flags.
         self._address = ""
         self._listening = asyncio.Event()
@@ -116,7 +133,7 @@ class ServicePair:
         """Waits until the running scheduler serves with a running worker; returns its address."""
         while True:
             address = await self.listening()
-            async with AsyncClient(address, max_retries=0) as client:
+            async with AsyncClient(self._probe or address, max_retries=0) as client:
                 while self._address == address:
                     self._down.clear()
                     if await self._serves(client) and not self._down.is_set():
@@ -150,6 +167,8 @@ class ServicePair:
     async def _serves(self, client: AsyncClient) -> bool:
         """Whether the service is ready and a running worker serves it."""
         try:
+            if self._probe:
+                return await client.health(timeout=_ANSWER_SECONDS) and self._workers.assume_serving()
             load = await client.load(timeout=_ANSWER_SECONDS)
             return self._workers.note(load) and await client.health(timeout=_ANSWER_SECONDS)
         except TandemError:
@@ -157,7 +176,7 @@ class ServicePair:
 
     async def _has_suspects(self) -> bool:
         """Whether the core looks for the request that kills workers, so that a worker is needed at once."""
-        if not self._address:
+        if not self._address or self._probe:
             return False
         try:
             async with AsyncClient(self._address, max_retries=0) as client:
@@ -167,7 +186,10 @@ class ServicePair:
 
     def _on_child_line(self, name: str, line: str) -> None:
         self._on_line(name, line)
-        if name == self.scheduler.child.name and (found := _LISTENING.search(line)) is not None:
+        is_scheduler = name == self.scheduler.child.name
+        if is_scheduler and self._has_door and (probe := _HEALTH.search(line)) is not None:
+            self._probe = probe[1]
+        if is_scheduler and (found := _LISTENING.search(line)) is not None:
             self._address = found[1]
             self._listening.set()
             self.scheduler.mark_serving()

@@ -76,6 +76,12 @@ class Workers:
                     serves, self._num_pages = True, worker.pages_total + 1
         return serves
 
+    def assume_serving(self) -> bool:
+        """Takes the first worker for the one that serves, where only the service's health is known."""
+        if self.first.child.running:
+            self.first.mark_serving()
+        return self.first.child.running
+
     def may_start_standbys(self) -> None:
         """Lets standby workers start, because the service is ready."""
         self._served.set()

@@ -21,6 +21,8 @@ _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 _CLASSES: Mapping[grpc.StatusCode, type[errors.TandemError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidArgument,
     grpc.StatusCode.NOT_FOUND: errors.NotFound,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
     grpc.StatusCode.ALREADY_EXISTS: errors.AlreadyExists,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.QueueFull,
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,

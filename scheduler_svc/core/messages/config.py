@@ -59,7 +59,7 @@ class CoreConfig:
     max_kept_bytes: int = 64 << 20
     """Largest size of these answers: their tokens and descriptions."""
     report_detached: bool = False
-    """Whether the core emits the StepOutputs of requests without a reader (`resume_effects.Detached`)."""
+    """Whether the core emits the StepOutputs of requests without a reader (`ends.Detached`)."""
     max_plan_bytes: int = 16 << 20
     """Largest encoded size of the rows that a plan starts. A plan that starts only one row may exceed it."""
     quarantine_seconds: float = 3600.0

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Float32Array, Int32Array
+from scheduler_svc.core.messages.ends import Detached, Forgotten, Replaced, Resumed
 from scheduler_svc.core.messages.ends import End as End
 from scheduler_svc.core.messages.ends import EndReason as EndReason
 from scheduler_svc.core.messages.ends import Failure as Failure
@@ -18,7 +19,6 @@ from scheduler_svc.core.messages.ends import FailureCode as FailureCode
 from scheduler_svc.core.messages.ends import Stats as Stats
 from scheduler_svc.core.messages.quarantine import QuarantineReply
 from scheduler_svc.core.messages.reports import Load, StepReport
-from scheduler_svc.core.messages.resume_effects import Detached, Forgotten, Replaced, Resumed
 from scheduler_svc.core.messages.worker_effects import (
     AskRejoin,
     KillWorker,

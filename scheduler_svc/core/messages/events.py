@@ -13,6 +13,7 @@ from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQu
 from scheduler_svc.core.messages.submit import Restored as Restored
 from scheduler_svc.core.messages.submit import Resume as Resume
 from scheduler_svc.core.messages.submit import Submit as Submit
+from scheduler_svc.core.messages.tenants import TenantsChanged as TenantsChanged
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 
@@ -195,6 +196,7 @@ Event = (
     | WorkerLost
     | WorkerAlive
     | StepDone
+    | TenantsChanged
     | Tick
     | Paused
     | DrainStarted

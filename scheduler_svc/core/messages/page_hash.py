@@ -11,12 +11,20 @@ from scheduler_svc.core.messages.arrays import Int32Array
 
 HASH_BYTES = 32
 _TAG = b"tandem prefix 1"
+_TENANT_TAG = b"tandem prefix 2"
 
 
-def prefix_root(cache_root: bytes, salt: str) -> bytes:
-    """Returns the start of a request's hash chain: 32 bytes from the service's random root and the caller's salt."""
-    text = salt.encode()
-    return sha256(_TAG + len(cache_root).to_bytes(4, "little") + cache_root + text).digest()
+def prefix_root(cache_root: bytes, salt: str, tenant: str = "") -> bytes:
+    """Returns the start of a request's hash chain: 32 bytes from the service's root, tenant and salt."""
+    root = _sized(cache_root)
+    if tenant:
+        return sha256(_TENANT_TAG + root + _sized(tenant.encode()) + salt.encode()).digest()
+    return sha256(_TAG + root + salt.encode()).digest()
+
+
+def _sized(data: bytes) -> bytes:
+    """Returns the data after its length, so that two values joined can be read in one way only."""
+    return len(data).to_bytes(4, "little") + data
 
 
 def root_name(cache_root: bytes) -> str:

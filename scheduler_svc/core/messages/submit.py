@@ -57,6 +57,8 @@ class Submit:
     """SHA-256 of the secret that resumes the request: 32 bytes. Empty if `linger_seconds` is 0."""
     description: bytes = b""
     """Bytes that the core keeps unread for the front end that resumes the request."""
+    tenant: str = ""
+    """Who pays; empty without a token file."""
     sampling_key: bytes = b""
     """Hash of `sampling` without the seed, which may be drawn anew each time. If it is empty, `sampling` counts."""
 

@@ -13,6 +13,7 @@ it writes.
 import asyncio
 import contextlib
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, cast
@@ -49,6 +50,8 @@ class Method:
 
     # The class of the request.
     request: type[Any]
+    # Called with the context before anything else of the call. Raises Refusal unless the caller may call the method.
+    enter: Callable[[Any], None]
     # Called before the message is read and again before it is parsed. Returns the request's size limit in bytes. Raises
     # Refusal if the call is not admitted.
     admit: Callable[[], int]
@@ -67,6 +70,12 @@ def is_not_of_a_lost_caller(record: logging.LogRecord) -> bool:
     return not isinstance(error, grpc.aio.InternalError)
 
 
+def _running() -> "asyncio.Task[Any]":
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
 class Calls:
     """All calls of this front end."""
 
@@ -77,8 +86,11 @@ class Calls:
         self._without_message: dict[Any, float] = {}
         # The handler's task and end time of each call that is sending its answer, oldest first.
         self._finished: dict[asyncio.Task[Any], float] = {}
+        # Those of calls whose caller may not make them.
+        self._strangers: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._aborting: set[asyncio.Task[None]] = set()
-        # Finished calls with an answer that had been unread for UNREAD_SECONDS at the last sweep.
+        # Finished calls, without those of strangers, with an answer that had been unread for UNREAD_SECONDS at the last
+        # sweep.
         self.num_unread = 0
 
     @property
@@ -121,8 +133,11 @@ class Calls:
             self._aborting.add(aborting)
             aborting.add_done_callback(self._aborting.discard)
         ages = [(task, now - since) for task, since in self._finished.items()]
-        self.num_unread = sum(age >= UNREAD_SECONDS for _, age in ages)
+        unread = [task for task, age in ages if age >= UNREAD_SECONDS]
+        self.num_unread = sum(task not in self._strangers for task in unread)
         overdue = {task for task, age in ages if age >= self._limits.answer_seconds}
+        # Whoever has no right to call must not use up the bound of the others.
+        overdue.update(task for task in unread if task in self._strangers)
         if num_released := self._releaser.release(overdue.union(stalled)):
             logger.warning(
                 "%d calls were cancelled: their clients have not read the answer for %g s",
@@ -131,6 +146,11 @@ class Calls:
             )
 
     async def _serve(self, method: Method, context: Any) -> None:
+        try:
+            method.enter(context)
+        except status.Refusal:
+            self._strangers.add(_running())
+            raise
         if self.num_unread >= self._limits.max_unread + method.reserve:
             raise status.overloaded(
                 f"{self.num_unread} finished calls have answers that their clients have not read; the limit is"
@@ -169,8 +189,7 @@ class Calls:
 
     def _finish(self) -> None:
         """Marks the running task's call as finished: it now only waits for the caller to read the last answer."""
-        task = asyncio.current_task()
-        assert task is not None
+        task = _running()
         if task not in self._finished:
             self._finished[task] = asyncio.get_running_loop().time()
             task.add_done_callback(self._finished.pop)

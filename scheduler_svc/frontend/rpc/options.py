@@ -22,6 +22,8 @@ KEEPALIVE_MS = 60_000
 KEEPALIVE_TIMEOUT_MS = 20_000
 # Callers may ping every 10 s. By default gRPC tolerates one ping in 5 minutes and answers more with GOAWAY.
 MIN_PING_INTERVAL_MS = 9_000
+# The time for the TLS handshake and the first frame of HTTP/2; gRPC's default is 120 s. Meanwhile a connection counts.
+HANDSHAKE_MS = 10_000
 # A bit for each algorithm; the lowest is "identity".
 NO_COMPRESSION = 1
 
@@ -40,6 +42,7 @@ def server_options(*, max_message_bytes: int, share_port: bool, max_connections:
         ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -76,13 +76,13 @@ class StreamTable:
             raise status.not_ready("the scheduler's core cannot be reached")
         stream.is_submitted = True
 
-    def resume(self, stream: RequestStream, request_id: str, secret_hash: bytes) -> None:
-        """Asks the core for a request that lingers. Raises Refusal if that is not possible."""
+    def resume(self, stream: RequestStream, request_id: str, secret_hash: bytes, tenant: str) -> None:
+        """Asks the core for a tenant's request that lingers. Raises Refusal if that is not possible."""
         first = self._last_id + 1
         self._last_id += MAX_NUM_SAMPLES
         stream.begin_resume(first, request_id)
         self._samples[first] = stream.samples[0]
-        resume = frontend_pb2.Resume(stream=first, request_id=request_id, secret_hash=secret_hash)
+        resume = frontend_pb2.Resume(stream=first, request_id=request_id, secret_hash=secret_hash, tenant=tenant)
         if not self._send(frontend_pb2.FrontendToCore(resume=resume)):
             raise status.not_ready("the scheduler's core cannot be reached")
         stream.is_submitted = True

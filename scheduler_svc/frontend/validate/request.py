@@ -17,6 +17,7 @@ from tandem.v1 import inference_pb2
 
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
+from scheduler_svc.door.tenant import Caller, CallerLimits
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -34,7 +35,6 @@ from scheduler_svc.frontend.validate.sampling import check_sampling
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
-MAX_PRIORITY = 1000
 MAX_SALT_CHARS = 256
 # Hashing this many pages takes about 1 ms.
 PAGES_AT_ONCE = 2048
@@ -63,10 +63,11 @@ class Checked:
     linger_seconds: float
 
 
-def check_request(request: inference_pb2.GenerateRequest, model: Model) -> Checked:
+def check_request(request: inference_pb2.GenerateRequest, model: Model, limits: CallerLimits) -> Checked:
     """Checks all fields except the prompt. Raises Refusal."""
     model.check_name(request.model)
-    check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    check_range("priority", request.priority, limits.min_priority, limits.max_priority)
+    _check_max_new_tokens(request.stop, limits)
     if len(request.cache.salt) > MAX_SALT_CHARS:
         refuse("cache.salt", f"{len(request.cache.salt)} characters long", MAX_SALT_CHARS)
     stop_strings = _check_stop(request.stop, model)
@@ -112,19 +113,19 @@ async def text_ids(field: str, text: str, model: Model) -> list[int]:
 
 
 async def make_submit(
-    checked: Checked, token_ids: Sequence[int], model: Model, *, deadline_seconds: float
+    checked: Checked, token_ids: Sequence[int], model: Model, who: Caller, *, deadline_seconds: float
 ) -> frontend_pb2.Submit:
     """Returns the core's Submit, without its stream. `deadline_seconds` is 0 if there is no deadline.
 
     Raises Refusal if the lengths do not fit, before it hashes anything.
     """
     stop, sampling = checked.stop, checked.sampling
-    max_new_tokens = _max_new_tokens(stop, len(token_ids), model)
+    max_new_tokens = _max_new_tokens(stop, len(token_ids), model, who.limits)
     most = new_tokens_in_force(max_new_tokens, len(token_ids), model)
     if stop.min_new_tokens > most:
         refuse("stop.min_new_tokens", stop.min_new_tokens, f"max_new_tokens, here {most}")
     prompt = np.asarray(token_ids, dtype="<i4")
-    root = prefix_root(model.cache_root, checked.cache.salt)
+    root = prefix_root(model.cache_root, checked.cache.salt, who.tenant)
     return frontend_pb2.Submit(
         request_id=checked.request_id,
         prompt=prompt.tobytes(),
@@ -144,6 +145,7 @@ async def make_submit(
         page_hashes=await _hash_pages(root, prompt, model.info.page_size),
         bypass_read=checked.cache.bypass_read,
         bypass_write=checked.cache.bypass_write,
+        tenant=who.tenant,
     )
 
 
@@ -212,7 +214,13 @@ def _prompt_logprobs_from(start: int | None, num_prompt: int) -> int:
     return max(1, start) if num_prompt > 1 else 0
 
 
-def _max_new_tokens(stop: inference_pb2.StopParams, num_prompt: int, model: Model) -> int:
+def _check_max_new_tokens(stop: inference_pb2.StopParams, limits: CallerLimits) -> None:
+    limit = limits.max_new_tokens
+    if limit is not None and stop.max_new_tokens > limit:
+        refuse("stop.max_new_tokens", stop.max_new_tokens, f"{limit}, the caller's own")
+
+
+def _max_new_tokens(stop: inference_pb2.StopParams, num_prompt: int, model: Model, limits: CallerLimits) -> int:
     max_length = model.max_length
     if num_prompt >= max_length:
         message = (
@@ -225,7 +233,8 @@ def _max_new_tokens(stop: inference_pb2.StopParams, num_prompt: int, model: Mode
         return min(stop.max_new_tokens, max_length)
     # The default is what fits the present workers. A longer prompt is measured against the recently lost ones.
     num_left = (model.info.max_length if num_prompt < model.info.max_length else max_length) - num_prompt
-    return max(1, min(model.info.default_max_new_tokens, num_left))
+    default = model.info.default_max_new_tokens
+    return max(1, min(default if limits.max_new_tokens is None else min(default, limits.max_new_tokens), num_left))
 
 
 def check_detokenize(request: inference_pb2.DetokenizeRequest, model: Model) -> Tokenizer:

@@ -1,11 +1,12 @@
-"""Measures the front: `python -m tests.benchmarks.front [--json] [--quick] [--parts fast paced memory]`.
+"""Measures the front: `python -m tests.benchmarks.front [--json] [--quick] [--parts fast door memory]`.
 
 A worker without a model answers every plan at once (`tests/rigs/instant_worker.py`), so that what remains is the core,
 the front ends, the wire and the client; all of them share two cores. Part `fast`: 256 streams as fast as they go. Part
 `steady`: 256 streams of 400 steps per second, 102,400 tokens per second. Part `paced`: 32 streams of 20 steps per
 second. Each runs twice: as it is, for speed and CPU; then with a clock in core and front end (`probed_service.py`), for
-the time that tokens wait there. Part `memory`: 10,000 open streams, compared with as many empty calls of a gRPC server
-that does nothing. Owns the order, the bars and the report.
+the time that tokens wait there. Part `door`: the loads of `steady` and `paced` with TLS and tokens and without, in
+turn. Part `memory`: 10,000 open streams, compared with as many empty calls of a gRPC server that does nothing. Owns
+the order, the bars and the report.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import numpy as np
 import psutil
 
 from tests.benchmarks.front import memory
+from tests.benchmarks.front.door import Door
 from tests.benchmarks.front.figures import Bar, delivery_ms, stream_figures, wait_figures
 from tests.benchmarks.front.probed_service import waits
 from tests.benchmarks.machine import description
@@ -30,8 +32,9 @@ from tests.rigs.processes import Child, Rig, SchedulerProcess
 
 NUM_CORES = 2
 WAIT_BAR_MS = 20.0
+DOOR_BAR, DOOR_SECONDS = 1.1, 5.0
 TIMEOUT_SECONDS = 180.0
-_PARTS = ("fast", "steady", "paced", "memory")
+_PARTS = ("fast", "steady", "paced", "door", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +91,11 @@ def worker_flags(num_streams: int, num_tokens: int, step_ms: float) -> list[str]
     return [*words, f"--token-budget={16 * num_streams}", f"--step-ms={step_ms}"]
 
 
-def run(load: Load, num_front_ends: int, *, is_probed: bool) -> dict[str, Any]:
-    """Runs one load on processes of its own. Returns its figures; those of the waits only if it is probed."""
+def run(load: Load, num_front_ends: int, *, is_probed: bool, door: Door | None = None) -> dict[str, Any]:
+    """Runs one load on processes of its own. Returns its figures; those of the waits only if it is probed.
+
+    With a `door`, callers use TLS and a token.
+    """
     with Rig() as rig, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         sizes = worker_flags(load.num_streams, load.num_tokens, load.step_ms)
@@ -99,9 +105,11 @@ def run(load: Load, num_front_ends: int, *, is_probed: bool) -> dict[str, Any]:
         rig.children.append(worker)
         program = ("tests.benchmarks.front.probed_service", name) if is_probed else ("scheduler_svc",)
         flags = ["--frontends", str(num_front_ends), "--log-level", "warning"]
-        scheduler = rig.scheduler(*flags, program=program)
-        rig.caller(scheduler).wait_serving()
-        client = _client(rig, "stream", scheduler, load, [f"--file={folder}/client.npy", f"--seconds={load.seconds}"])
+        scheduler = rig.scheduler(*flags, *(door.service_flags if door else ()), program=program)
+        if door is None:
+            rig.caller(scheduler).wait_serving()
+        notes = [f"--file={folder}/client.npy", f"--seconds={load.seconds}", *(door.client_flags if door else ())]
+        client = _client(rig, "stream", scheduler, load, notes)
         client.wait_line("^streaming$", TIMEOUT_SECONDS)
         pids = _processes(scheduler, worker, client)
         before, begun = {who: sum(map(thread_seconds, ids)) for who, ids in pids.items()}, time.monotonic()
@@ -132,6 +140,26 @@ def _client(rig: Rig, role: str, scheduler: SchedulerProcess, load: Load, more: 
     client = Child("client", ["tests.benchmarks.front.client", role, *flags])
     rig.children.append(client)
     return client
+
+
+def measure_door(load: Load, num_runs: int) -> tuple[dict[str, Any], list[Bar]]:
+    """Runs a load with and without TLS and tokens, in turn. Returns the service's CPU per token of each run."""
+    found: dict[str, list[float]] = {"plain": [], "door": []}
+    num_wrong = 0
+    with tempfile.TemporaryDirectory() as name:
+        door = Door(Path(name))
+        for _ in range(num_runs):
+            for kind, used in (("plain", None), ("door", door)):
+                figures = run(load, 1, is_probed=False, door=used)
+                cpu = figures["cpu_us_per_token"]
+                found[kind].append(cpu["front_end"] + cpu["core"])
+                num_wrong += figures["wrong_streams"]
+    ratio = float(np.median(found["door"]) / np.median(found["plain"]))
+    line = {"part": f"door, {load.name}", "cpu_us_per_token": {kind: sorted(values) for kind, values in found.items()}}
+    return line, [
+        Bar(name=f"CPU per token with TLS and tokens, of that without, {load.name}", value=ratio, limit=DOOR_BAR),
+        Bar(name="streams with wrong tokens", value=num_wrong, limit=0),
+    ]
 
 
 def bars(load: Load, plain: dict[str, Any], probed: dict[str, Any]) -> list[Bar]:
@@ -173,6 +201,9 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], list[Bar
             yield plain, []
             probed = run(of_part, 1, is_probed=True)
             yield {**probed, "part": f"{load.name}, with a clock"}, bars(load, plain, probed)
+    if "door" in args.parts:
+        for load in (STEADY, PACED):
+            yield measure_door(replace(load, seconds=1.0 if args.quick else DOOR_SECONDS), args.runs)
     if "memory" in args.parts:
         yield memory.measure(500 if args.quick else args.open_streams)
 
@@ -184,6 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a smoke test with meaningless figures")
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
     parser.add_argument("--front-ends", type=int, default=1, help="front ends of the parts fast and paced")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each kind in the part door")
     parser.add_argument("--open-streams", type=int, default=10_000, help="streams of the part memory")
     args = parser.parse_args(argv)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:NUM_CORES])

@@ -19,7 +19,7 @@ import numpy as np
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
-from tandem_client import AsyncClient
+from tandem_client import AsyncClient, TlsSettings
 from tandem_client.connection import channel_options
 from tests.rigs.instant_worker import token
 
@@ -76,7 +76,9 @@ async def stream(args: argparse.Namespace) -> None:
     """Reads all completions for a time."""
     # The rows are kept, so the collector would go through them again and again.
     gc.freeze()
-    async with AsyncClient(args.address) as client:
+    token = args.token_file.read_text() if args.token_file else None
+    tls = TlsSettings(ca=args.tls_ca) if args.tls_ca else None
+    async with AsyncClient(args.address, token=token, tls=tls) as client:
         await client.wait_ready(30)
         streams = Streams(client, args.streams, args.tokens)
         tasks = [asyncio.create_task(streams.read(number)) for number in range(args.streams)]
@@ -127,6 +129,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=10.0, help="of `stream`: the time with all streams")
     parser.add_argument("--file", type=Path, help="of `stream`: where the rows go")
+    parser.add_argument("--token-file", type=Path, help="of `stream`")
+    parser.add_argument("--tls-ca", type=Path, help="of `stream`")
     parser.add_argument("--until", choices=("metadata", "delta"), default="metadata")
     args = parser.parse_args()
     asyncio.run(stream(args) if args.role == "stream" else hold(args))

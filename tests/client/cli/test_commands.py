@@ -298,7 +298,8 @@ def test_every_field_of_a_request_is_mapped_to_a_flag_that_exists() -> None:
     # Flags without a field decide how the client connects, reads the prompt and prints the stream.
     unmapped = flags - {flag.split()[0] for flag in FLAGS.values()}
     assert {flag for flag in unmapped if flag.startswith("--")} == {
-        "--address", "--json", "--resume", "--retries", "--timeout", "--token-ids",
+        "--address", "--json", "--resume", "--retries", "--timeout", "--tls", "--tls-ca", "--tls-cert", "--tls-key",
+        "--tls-server-name", "--token-file", "--token-ids",
     }  # fmt: skip
 
 

@@ -165,7 +165,7 @@ def test_abort_answers_in_the_callers_order(run: Run):
         none = control_pb2.AbortResult(request_id="a", outcome=control_pb2.ABORT_OUTCOME_NOT_FOUND)
         # A reply to an unknown query changes nothing.
         await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query + 1))
-        await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=[none, gone]))
+        await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=[gone, none]))
         assert list((await reply).results) == [gone, none, gone]
 
     run(scenario)

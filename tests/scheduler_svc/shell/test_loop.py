@@ -123,6 +123,7 @@ class Bench:
             recorder=self.recorder,
             steps=None,
             journal=self.journal,
+            tokens=None,
             grace_seconds=5.0,
             wake=self.wake,
         )

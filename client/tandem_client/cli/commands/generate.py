@@ -12,10 +12,9 @@ import typer
 from tandem_client.cli import flags
 from tandem_client.cli.flags import CACHE, CONNECTION, OUTPUT, PROMPT, SAMPLING, STOPPING, flag, parameter
 from tandem_client.cli.reporting import Exit, fail, reported
+from tandem_client.cli.service import Service, connects
 from tandem_client.cli.show import print_json, print_text
 from tandem_client.cli.values import parse_biases, read_prompt
-from tandem_client.connection import DEFAULT_ADDRESS
-from tandem_client.sync_client import Client
 from tandem_client.types import FinishReason
 
 EXAMPLES = """
@@ -129,19 +128,20 @@ _PARAMETERS = (
         "--linger SECONDS",
         "How long the request goes on without this command, 0 to 600. Default: 60 with --resume, else 0.",
     ),
-    parameter("address", flags.Address, DEFAULT_ADDRESS),
+    parameter("service", Service),
     parameter("timeout", flags.Timeout),
     parameter("retries", Annotated[int, _RETRIES], 3),
 )
 
 
+@connects
 @flags.takes(_PARAMETERS)
 def generate(
     *,
     prompt: str | None,
     token_ids: bool,
     json: bool,
-    address: str,
+    service: Service,
     timeout: float | None,
     retries: int,
     resume: bool | None,
@@ -150,7 +150,7 @@ def generate(
     """Complete a text and print the output as it is generated."""
     if prompt is None:
         raise fail('PROMPT is missing: tandem generate "Return the", or - to read it from standard input', Exit.USAGE)
-    with reported(timeout, of_generate=True), Client(address, max_retries=retries) as client:
+    with reported(timeout, of_generate=True), service.client(max_retries=retries) as client:
         given = read_prompt(prompt, token_ids=token_ids)
         stream = client.generate(given, timeout=timeout, resume=bool(resume), **_keywords(**options))
         with stream:

@@ -7,45 +7,46 @@ from typing import Annotated
 import typer
 
 from tandem_client.cli.figures import of_quarantined
-from tandem_client.cli.flags import CONNECTION, PROMPT, Address, Json, Model, SkipSpecialTokens, Timeout, option
+from tandem_client.cli.flags import CONNECTION, PROMPT, Json, Model, SkipSpecialTokens, Timeout, option
 from tandem_client.cli.reporting import Exit, reported
+from tandem_client.cli.service import Service, connects
 from tandem_client.cli.values import parse_token_ids, read_text
-from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.plural import counted
-from tandem_client.sync_client import Client
 from tandem_client.types import AbortOutcome
 
 
+@connects
 def tokenize(
     text: Annotated[
         str,
         typer.Argument(metavar="TEXT", rich_help_panel=PROMPT, help="Text; - reads it from standard input."),
     ],
-    address: Address = DEFAULT_ADDRESS,
+    service: Service,
     model: Model = None,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
     """Print the token ids of a text."""
-    with reported(timeout), Client(address) as client:
+    with reported(timeout), service.client() as client:
         given = read_text().removesuffix("\n") if text == "-" else text
         ids = client.tokenize(given, model=model, timeout=timeout)
         print(json.dumps({"token_ids": ids}) if as_json else " ".join(map(str, ids)))
 
 
+@connects
 def detokenize(
     token_ids: Annotated[
         list[str],
         typer.Argument(metavar="ID", rich_help_panel=PROMPT, help="Token ids; - reads them from standard input."),
     ],
-    address: Address = DEFAULT_ADDRESS,
+    service: Service,
     model: Model = None,
     skip_special_tokens: SkipSpecialTokens = None,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
     """Print the text of token ids."""
-    with reported(timeout), Client(address) as client:
+    with reported(timeout), service.client() as client:
         given = read_text() if token_ids == ["-"] else " ".join(token_ids)
         text = client.detokenize(
             parse_token_ids(given), skip_special_tokens=skip_special_tokens, model=model, timeout=timeout
@@ -53,17 +54,18 @@ def detokenize(
         print(json.dumps({"text": text}, ensure_ascii=False) if as_json else text)
 
 
+@connects
 def abort(
     request_ids: Annotated[
         list[str],
         typer.Argument(metavar="ID", help="Request ids: those you set, or those in the `accepted` message."),
     ],
-    address: Address = DEFAULT_ADDRESS,
+    service: Service,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
     """Cancel running or waiting requests; exit code 1 if an id is unknown."""
-    with reported(timeout), Client(address) as client:
+    with reported(timeout), service.client() as client:
         outcomes = client.abort(*request_ids, timeout=timeout)
         if as_json:
             print(json.dumps(outcomes))
@@ -74,26 +76,28 @@ def abort(
             raise typer.Exit(Exit.ERROR)
 
 
-def flush(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+@connects
+def flush(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> None:
     """Empty the prefix cache and print how many pages were freed."""
-    with reported(timeout), Client(address) as client:
+    with reported(timeout), service.client() as client:
         pages = client.flush_cache(timeout=timeout)
         print(json.dumps({"pages": pages}) if as_json else f"{pages} pages")
 
 
+@connects
 def quarantine(
+    service: Service,
     clear: Annotated[
         bool, option(CONNECTION, "--clear", "Let the quarantined requests run again, all of them or those named.")
     ] = False,
     keys: Annotated[
         list[str] | None, typer.Argument(metavar="KEY", help="With --clear: keys, as the list shows them.")
     ] = None,
-    address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = 10.0,
     as_json: Json = False,
 ) -> None:
     """List the requests that are refused because they killed their workers, or clear the list."""
-    with reported(timeout), Client(address) as client:
+    with reported(timeout), service.client() as client:
         if clear:
             removed = client.clear_quarantine(*(keys or ()), timeout=timeout)
             print(json.dumps({"removed": removed}) if as_json else f"{counted(removed, 'request')} may run again")

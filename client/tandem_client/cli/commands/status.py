@@ -11,9 +11,9 @@ import typer
 
 from tandem_client.cli import figures
 from tandem_client.cli.figures import Health, State
-from tandem_client.cli.flags import CONNECTION, Address, Json, Timeout, option
+from tandem_client.cli.flags import CONNECTION, Json, Timeout, option
 from tandem_client.cli.reporting import Exit, describe, exit_code, reported
-from tandem_client.connection import DEFAULT_ADDRESS
+from tandem_client.cli.service import Service, connects
 from tandem_client.errors import DeadlineExceeded, TandemError, Unavailable
 from tandem_client.sync_client import Client
 
@@ -21,9 +21,10 @@ from tandem_client.sync_client import Client
 _LOAD_SECONDS = 2.0
 
 
-def info(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+@connects
+def info(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> None:
     """Show the served model, its limits and default settings."""
-    with reported(timeout), Client(address) as client:
+    with reported(timeout), service.client() as client:
         model = client.model_info(timeout=timeout)
         if as_json:
             print(json.dumps(dataclasses.asdict(model), ensure_ascii=False))
@@ -31,9 +32,10 @@ def info(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: J
             print("\n".join(figures.of_model(model)))
 
 
-def load(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+@connects
+def load(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> None:
     """Show the current load: requests, pages, workers."""
-    with reported(timeout), Client(address) as client:
+    with reported(timeout), service.client() as client:
         found = client.load(timeout=timeout)
         if as_json:
             values = dataclasses.asdict(found)
@@ -43,8 +45,9 @@ def load(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: J
             print("\n".join(figures.of_load(found)))
 
 
+@connects
 def health(
-    address: Address = DEFAULT_ADDRESS,
+    service: Service,
     wait: Annotated[
         float | None, option(CONNECTION, "--wait SECONDS", "Wait up to this long until it serves; at least 0.", min=0)
     ] = None,
@@ -53,7 +56,7 @@ def health(
 ) -> None:
     """Check whether the service is ready; exit code 3 if not."""
     limit = timeout if wait is None else None
-    with reported(limit), Client(address, max_retries=0) as client:
+    with reported(limit), service.client(max_retries=0) as client:
         failure: TandemError | None = None
         if wait is not None:
             try:

@@ -16,6 +16,7 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.core.messages import page_hash
 from scheduler_svc.core.messages.submit import MAX_SAMPLING_BYTES
+from scheduler_svc.door.tenant import EVERYONE
 from scheduler_svc.frontend import model as models
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import parsing
@@ -49,11 +50,11 @@ def submit_bytes(data: bytes) -> frontend_pb2.Submit:
 
 
 def submit_message(request: pb.GenerateRequest, model: Model = MODEL) -> frontend_pb2.Submit:
-    checked = wire.check_request(request, model)
+    checked = wire.check_request(request, model, EVERYONE.limits)
 
     async def made() -> frontend_pb2.Submit:
         ids = await wire.prompt_ids(request, model)
-        return await wire.make_submit(checked, ids, model, deadline_seconds=1.5)
+        return await wire.make_submit(checked, ids, model, EVERYONE, deadline_seconds=1.5)
 
     return asyncio.run(made())
 
@@ -443,9 +444,9 @@ def test_other_tasks_run_while_a_long_prompt_is_hashed(num_tokens: int, monkeypa
 
     async def made() -> bytes:
         request = pb.GenerateRequest(**ids)
-        checked = wire.check_request(request, MODEL)
+        checked = wire.check_request(request, MODEL, EVERYONE.limits)
         counting = asyncio.create_task(others())
-        message = await wire.make_submit(checked, request.token_ids.ids, MODEL, deadline_seconds=0)
+        message = await wire.make_submit(checked, request.token_ids.ids, MODEL, EVERYONE, deadline_seconds=0)
         counting.cancel()
         return message.page_hashes
 
@@ -526,8 +527,8 @@ def test_text_needs_a_tokenizer(fields: dict[str, Any], field: str):
 
 def test_token_ids_need_no_tokenizer():
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1]))
-    assert wire.check_request(request, BARE).want_text is False
-    assert wire.check_request(request, MODEL).want_text is True
+    assert wire.check_request(request, BARE, EVERYONE.limits).want_text is False
+    assert wire.check_request(request, MODEL, EVERYONE.limits).want_text is True
 
 
 # Field 1000, a varint.

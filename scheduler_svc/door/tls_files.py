@@ -1,0 +1,84 @@
+"""The files of TLS: the server's certificate and key, and the authority of client certificates. Knows no gRPC."""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+# Real chains have some 10 kB.
+MAX_FILE_BYTES = 1 << 20
+
+
+class TlsFileError(Exception):
+    """A file cannot be used. The message names the flag and the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsContent:
+    """The content of the files, PEM."""
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """The paths. With `client_ca`, every client needs a certificate of that authority (mTLS)."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def state(self) -> tuple[tuple[int, int, int], ...]:
+        """Returns what changes when a file is replaced: inode, size and time of each. Raises OSError."""
+        found = [path.stat() for path in (self.certificate, self.key, self.client_ca) if path is not None]
+        return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
+
+    def read(self) -> TlsContent:
+        """Reads and checks the files. Raises TlsFileError."""
+        content = TlsContent(
+            certificate=_read("--tls-cert", self.certificate),
+            key=_read("--tls-key", self.key),
+            client_ca=None if self.client_ca is None else _read("--tls-client-ca", self.client_ca),
+        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # An encrypted key would make OpenSSL ask the terminal.
+            context.load_cert_chain(self.certificate, self.key, password="")
+        except (ssl.SSLError, OSError, ValueError) as error:
+            why = f"{self.key} cannot be used with the certificate {self.certificate}: {_reason(error)}"
+            raise TlsFileError(f"--tls-key: {why}; both must be PEM, and the key not encrypted") from None
+        if content.client_ca is not None:
+            try:
+                context.load_verify_locations(cadata=content.client_ca.decode("ascii"))
+            except (ssl.SSLError, ValueError) as error:
+                why = f"{self.client_ca} has no certificate of an authority in PEM: {_reason(error)}"
+                raise TlsFileError(f"--tls-client-ca: {why}") from None
+        return content
+
+
+def check(certificate: Path | None, key: Path | None, client_ca: Path | None) -> None:
+    """Raises TlsFileError if a flag of TLS is missing, or a file cannot be used."""
+    given = {"--tls-cert": certificate, "--tls-key": key, "--tls-client-ca": client_ca}
+    present = [flag for flag, path in given.items() if path is not None]
+    missing = [flag for flag in ("--tls-cert", "--tls-key") if given[flag] is None]
+    if present and missing:
+        raise TlsFileError(f"{present[0]} is set, and {' and '.join(missing)} missing; TLS needs certificate and key")
+    if certificate is not None and key is not None:
+        TlsFiles(certificate=certificate, key=key, client_ca=client_ca).read()
+
+
+def _read(flag: str, path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise TlsFileError(f"{flag}: {path} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise TlsFileError(f"{flag}: {path} has more than {MAX_FILE_BYTES:,} bytes, which is the limit")
+    return data
+
+
+def _reason(error: Exception) -> str:
+    """The reason without the content of the file."""
+    return (error.reason if isinstance(error, ssl.SSLError) else "") or "its content is not valid"

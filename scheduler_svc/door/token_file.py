@@ -1,0 +1,235 @@
+"""Reads the token file: TOML with tenants, the hashes of their tokens, and their limits.
+
+Owns the format and its bounds. An error names the file, the line, the tenant, the field, the value and the limit. It
+never contains a hash, because people paste tokens where hashes belong.
+"""
+
+import math
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+from scheduler_svc.core.messages.tenants import TenantLimits
+from scheduler_svc.door.places import TOKEN_PREFIX, line_of, shown
+from scheduler_svc.door.tenant import MAX_PRIORITY, CallerLimits, Certificate, Right, Rights, Tenant, Token
+
+MAX_FILE_BYTES = 16 << 20
+MAX_TENANTS = 10_000
+# Of all tenants, certificates included.
+MAX_TOKENS = 100_000
+_NAME = re.compile(rf"(?!{TOKEN_PREFIX})[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
+_HASH = re.compile(r"sha256:([0-9a-f]{64})")
+_MAX_CERTIFICATE_CHARS = 256
+# Nobody but the owner may write the file, and nobody but owner and group may read it.
+_FORBIDDEN_MODE = 0o137
+_MAX_COUNT = 1 << 40
+
+
+class TokenFileError(Exception):
+    """The file cannot be read, or its content is wrong."""
+
+
+class _FieldError(Exception):
+    """`field` of a tenant is wrong."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(problem)
+        self.field = field
+
+
+def read(path: Path) -> tuple[Tenant, ...]:
+    """Returns the tenants of the file, in order. Raises TokenFileError."""
+    try:
+        # A pipe without a writer must not stop the service.
+        with open(path, "rb", opener=_without_waiting) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise TokenFileError(f"{path} is not a file")
+            if mode & _FORBIDDEN_MODE:
+                raise TokenFileError(f"{path} has mode {mode & 0o777:04o}; it must be 0600 or 0640 (chmod 600 {path})")
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise TokenFileError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise TokenFileError(f"{path} has more than {MAX_FILE_BYTES:,} bytes, which is the limit")
+    return parse(data, path)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def parse(data: bytes, path: Path) -> tuple[Tenant, ...]:
+    """Returns the tenants of the file's content. Raises TokenFileError; `path` is for its message."""
+    try:
+        text = data.decode()
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        # The error of a wrong byte would contain the bytes around it.
+        what = "it has a byte that is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        raise TokenFileError(f"{path} is not TOML: {what}") from None
+    tables: Any = content.pop("tenants", {})
+    if content:
+        name = next(iter(content))
+        raise TokenFileError(f"{path} has an unknown setting {shown(name)}; it consists of tables [tenants.NAME]")
+    if not isinstance(tables, dict) or not tables:
+        raise TokenFileError(f"{path} names no tenant; it needs at least one table [tenants.NAME]")
+    tables = cast("dict[str, Any]", tables)
+    if len(tables) > MAX_TENANTS:
+        raise TokenFileError(f"{path} has {len(tables):,} tenants; the limit is {MAX_TENANTS:,}")
+    tenants: list[Tenant] = []
+    for name, table in tables.items():
+        try:
+            tenants.append(_tenant(name, table))
+        except _FieldError as error:
+            named = name if _NAME.fullmatch(name) else shown(name)
+            place = ".".join(filter(None, ("tenants", named, error.field)))
+            raise TokenFileError(f"{path}, {line_of(text, name, error.field)}: {place} {error}") from None
+    _check_unique(tenants, path)
+    return tuple(tenants)
+
+
+def _tenant(name: str, table: Any) -> Tenant:
+    if not _NAME.fullmatch(name):
+        wanted = "it must have 1 to 64 letters, digits, dots, dashes or underscores and begin with a letter or digit"
+        raise _FieldError("", f"is not a name of a tenant; {wanted}")
+    if not isinstance(table, dict):
+        raise _FieldError("", f"is {shown(table)}; it must be a table")
+    table = cast("dict[str, Any]", table)
+    _check_keys("", table, _FIELDS)
+    low, high = _priority(table.get("priority", [0, 0]))
+    return Tenant(
+        name=name,
+        tokens=tuple(_each("tokens", table.get("tokens", []), _token)),
+        certificates=tuple(_each("certificates", table.get("certificates", []), _certificate)),
+        caller_limits=CallerLimits(
+            min_priority=low, max_priority=high, max_new_tokens=_count(table, "max_new_tokens", (1 << 30) - 1)
+        ),
+        limits=TenantLimits(
+            requests_per_minute=_count(table, "requests_per_minute", 1_000_000_000),
+            tokens_per_minute=_count(table, "tokens_per_minute", _MAX_COUNT),
+            queue_share=_share(table, "queue_share"),
+            row_share=_share(table, "row_share"),
+        ),
+    )
+
+
+_FIELDS = (
+    "tokens", "certificates", "requests_per_minute", "tokens_per_minute", "queue_share", "row_share", "priority",
+    "max_new_tokens",
+)  # fmt: skip
+
+
+def _each(field: str, values: Any, read_one: Callable[[str, Any], Any]) -> Iterable[Any]:
+    if not isinstance(values, list):
+        raise _FieldError(field, f"is {shown(values)}; it must be a list")
+    values = cast("list[Any]", values)
+    if len(values) > MAX_TOKENS:
+        raise _FieldError(field, f"is {len(values):,} long; the limit is {MAX_TOKENS:,}")
+    for idx, value in enumerate(values):
+        yield read_one(f"{field}[{idx}]", value)
+
+
+def _token(field: str, value: Any) -> Token:
+    if not isinstance(value, dict):
+        raise _FieldError(field, 'is not a table like { hash = "sha256:…" }; `tandem token new` prints one')
+    table = cast("dict[str, Any]", value)
+    _check_keys(field, table, ("hash", "rights", "expires", "name"))
+    written = table.get("hash")
+    found = _HASH.fullmatch(written) if isinstance(written, str) else None
+    if found is None:
+        what = "is missing" if written is None else "is not a hash"
+        raise _FieldError(f"{field}.hash", f"{what}; it must be sha256: and 64 hexadecimal digits in lower case")
+    if not isinstance(table.get("name", ""), str):
+        raise _FieldError(f"{field}.name", f"is {shown(table['name'])}; it must be a text")
+    return Token(hash=bytes.fromhex(found[1]), rights=_rights(field, table), expires=_expires(field, table))
+
+
+def _certificate(field: str, value: Any) -> Certificate:
+    table: dict[str, Any] = {"name": value} if isinstance(value, str) else value
+    if not isinstance(table, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise _FieldError(field, f"is {shown(value)}; it must be a name, or a table with name and rights")
+    _check_keys(field, table, ("name", "rights"))
+    name = table.get("name")
+    if not isinstance(name, str) or not 1 <= len(name) <= _MAX_CERTIFICATE_CHARS:
+        raise _FieldError(f"{field}.name", f"must be a text of 1 to {_MAX_CERTIFICATE_CHARS} characters")
+    return Certificate(name=name, rights=_rights(field, table))
+
+
+def _rights(field: str, table: Mapping[str, Any]) -> Rights:
+    values: Any = table.get("rights", [Right.INFERENCE])
+    known = [right.value for right in Right]
+    if not isinstance(values, list) or not values:
+        given = shown(cast("object", values))
+        raise _FieldError(f"{field}.rights", f"is {given}; it must be a list of {', '.join(known)}")
+    rights = cast("list[Any]", values)
+    for value in rights:
+        if value not in known:
+            raise _FieldError(f"{field}.rights", f"has {shown(value)}; the rights are {', '.join(known)}")
+    return frozenset(Right(value) for value in rights)
+
+
+def _expires(field: str, table: Mapping[str, Any]) -> float:
+    value = table.get("expires")
+    if value is None:
+        return math.inf
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        # A time without a zone would mean another moment on another machine.
+        raise _FieldError(f"{field}.expires", f"is {shown(value)}; it must be like 2027-01-01T00:00:00Z")
+    return value.timestamp()
+
+
+def _priority(value: Any) -> tuple[int, int]:
+    limit = f"two whole numbers from -{MAX_PRIORITY} to {MAX_PRIORITY}, the smaller one first"
+    pair: list[Any] = cast("list[Any]", value) if isinstance(value, list) else []
+    if len(pair) != 2 or any(type(one) is not int for one in pair):
+        raise _FieldError("priority", f"is {shown(cast('object', value))}; it must be {limit}")
+    if not -MAX_PRIORITY <= pair[0] <= pair[1] <= MAX_PRIORITY:
+        raise _FieldError("priority", f"is {pair}; it must be {limit}")
+    return pair[0], pair[1]
+
+
+def _count(table: Mapping[str, Any], field: str, limit: int) -> int | None:
+    value = table.get(field)
+    if value is None:
+        return None
+    if type(value) is not int or not 1 <= value <= limit:
+        raise _FieldError(field, f"is {shown(value)}; it must be a whole number from 1 to {limit:,}")
+    return value
+
+
+def _share(table: Mapping[str, Any], field: str) -> float | None:
+    value = table.get(field)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 < value <= 1:
+        raise _FieldError(field, f"is {shown(value)}; it must be above 0 and at most 1")
+    return float(value)
+
+
+def _check_keys(field: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
+    if unknown := [key for key in table if key not in known]:
+        raise _FieldError(field, f"has an unknown setting {shown(unknown[0])}; it can have {', '.join(known)}")
+
+
+def _check_unique(tenants: Iterable[Tenant], path: Path) -> None:
+    """Raises TokenFileError if two entries are the same, or if all tenants together have too many."""
+    owners: dict[bytes | str, str] = {}
+    for tenant in tenants:
+        for kind, keys in (
+            ("token", [token.hash for token in tenant.tokens]),
+            ("certificate", [certificate.name for certificate in tenant.certificates]),
+        ):
+            for idx, key in enumerate(keys):
+                if key in owners:
+                    raise TokenFileError(
+                        f"{path}: tenants.{tenant.name}.{kind}s[{idx}] is also a {kind} of tenants.{owners[key]}"
+                    )
+                owners[key] = tenant.name
+    if len(owners) > MAX_TOKENS:
+        raise TokenFileError(f"{path} has {len(owners):,} tokens and certificates; the limit is {MAX_TOKENS:,}")

@@ -1,0 +1,103 @@
+"""Owns who makes a call, and the refusal of a call without the right.
+
+A call proves its caller by a bearer token in its metadata, or by the client's certificate if it has no token. All
+failed proofs get the same answer, so that nobody learns whether a token was ever valid.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import grpc
+from tandem.internal.v1 import frontend_pb2
+
+from scheduler_svc.door.table import Table
+from scheduler_svc.door.tenant import EVERYONE, Caller, Rights
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.wire import tenants as tenants_wire
+
+HEADER = "authorization"
+_SCHEME = "bearer "
+# `tandem_` and 32 bytes in base64 are 50 characters.
+MAX_HEADER_CHARS = 512
+_CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")
+_CHALLENGE = (("www-authenticate", "Bearer"),)
+
+_caller: ContextVar[Caller] = ContextVar("caller")
+
+
+def caller() -> Caller:
+    """Returns who makes the call that the running task serves. Raises LookupError outside a call."""
+    return _caller.get()
+
+
+class Entrance:
+    """Lets calls in. `table` is None until the core has sent the tokens, and always without a token file."""
+
+    def __init__(self, *, needs_tokens: bool) -> None:
+        self._needs_tokens = needs_tokens
+        self.table: Table | None = None
+        # The newest tokens that are not in the table yet.
+        self._next: frontend_pb2.Tenants | None = None
+        self._loading: asyncio.Task[None] | None = None
+
+    def take(self, message: frontend_pb2.Tenants) -> None:
+        """Makes a new table of the core's tokens, in a thread, because 100,000 of them take half a second."""
+        self._next = message
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.create_task(self._load())
+
+    async def _load(self) -> None:
+        while self._next is not None:
+            message, self._next = self._next, None
+            self.table = await asyncio.to_thread(_table, message)
+
+    def enter(self, rights: Rights, context: Any) -> None:
+        """Makes the caller known to the running task. Raises Refusal unless the caller has one of these rights."""
+        found = self._caller(context) if self._needs_tokens else EVERYONE
+        if rights.isdisjoint(found.rights):
+            wanted = " or ".join(sorted(rights))
+            what = f"this method needs the right {wanted}" if wanted else "this method is closed"
+            have = ", ".join(sorted(found.rights))
+            raise status.Refusal(
+                grpc.StatusCode.PERMISSION_DENIED, f"{what}; the caller's token or certificate has {have}"
+            )
+        _caller.set(found)
+
+    def _caller(self, context: Any) -> Caller:
+        if self.table is None:
+            raise status.not_ready("the service has not read its tokens yet")
+        headers = [value for key, value in context.invocation_metadata() or () if key == HEADER]
+        if headers:
+            found = self._of_headers(headers, self.table)
+        else:
+            found = self.table.of_certificate(_certificate_names(context.auth_context()))
+        if found is None:
+            _refuse("the token is not valid" if headers else "a token or a known certificate is needed")
+        return found
+
+    def _of_headers(self, headers: list[str | bytes], table: Table) -> Caller | None:
+        value = headers[0]
+        # One of several headers could be meant for a proxy, so none is believed.
+        if len(headers) > 1 or not isinstance(value, str) or len(value) > MAX_HEADER_CHARS:
+            return None
+        if value[: len(_SCHEME)].lower() != _SCHEME or not value.isascii():
+            return None
+        return table.of_token(value[len(_SCHEME) :].strip().encode(), time.time())
+
+
+def _table(message: frontend_pb2.Tenants) -> Table:
+    return Table(tenants_wire.tenants_of(message))
+
+
+def _certificate_names(auth: Any) -> Iterable[str]:
+    """Yields the names of the client's certificate, which gRPC has verified."""
+    for key in _CERTIFICATE_NAMES:
+        for value in auth.get(key, ()):
+            yield value.decode("utf-8", "replace")
+
+
+def _refuse(message: str) -> NoReturn:
+    raise status.Refusal(grpc.StatusCode.UNAUTHENTICATED, message)

@@ -1,0 +1,72 @@
+"""`tandem token new` and the flags of tokens, as a user runs them."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from tests.rigs.processes import child_environment
+
+
+def tandem(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tandem_client.cli", *words]
+    environment = child_environment() | variables
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+
+def test_the_entry_has_the_hash_and_the_token_is_shown_once() -> None:
+    done = tandem("token", "new", "--tenant", "a.b", "--rights", "control", "--rights", "inference", "--name", 'x "y"')
+    assert done.returncode == 0, done.stderr
+    token = done.stderr.split()[-1]
+    assert token.startswith("tandem_") and len(token) == 50
+    [entry] = tomllib.loads(done.stdout)["tenants"]["a.b"]["tokens"]
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    assert entry == {"hash": f"sha256:{digest}", "rights": ["control", "inference"], "name": 'x "y"'}
+    assert token not in done.stdout
+
+
+def test_a_token_can_go_to_a_file_and_entries_can_be_appended(tmp_path: Path) -> None:
+    entries = ""
+    for number in range(2):
+        path = tmp_path / f"{number}.token"
+        done = tandem("token", "new", "--tenant", "acme", "--expires", "2999-01-01", "--out", str(path))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert path.stat().st_mode & 0o777 == 0o600
+        entries += done.stdout
+    tokens = tomllib.loads(entries)["tenants"]["acme"]["tokens"]
+    for number, entry in enumerate(tokens):
+        token = (tmp_path / f"{number}.token").read_text().strip()
+        assert entry["hash"] == f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
+        assert entry["expires"].isoformat() == "2999-01-01T00:00:00+00:00"
+    again = tandem("token", "new", "--out", str(tmp_path / "0.token"))
+    assert again.returncode == 1 and "File exists" in again.stderr
+
+
+def test_wrong_flags_are_named() -> None:
+    for words, message in (
+        (("--tenant", "a/b"), "--tenant is 'a/b'; it must have 1 to 64"),
+        (("--expires", "soon"), "--expires is 'soon'; it must be like 2027-01-01"),
+        (("--expires", "2020-01-01"), "--expires is 2020-01-01; it must be in the future"),
+        (("--rights", "all"), "--rights"),
+    ):
+        done = tandem("token", "new", *words)
+        assert done.returncode == 2
+        assert message in done.stderr
+
+
+def test_a_token_is_read_from_a_file_or_a_variable_and_never_printed(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("tandem_secret\n")
+    remote = ("--address", "192.0.2.1:1", "--timeout", "1")
+    for words, variables in ((("--token-file", str(path)), {}), ((), {"TANDEM_TOKEN": "tandem_secret"})):
+        done = tandem("info", *remote, *words, **variables)
+        assert done.returncode == 2
+        assert "without encryption" in done.stderr
+        assert "tandem_secret" not in done.stderr + done.stdout
+    missing = tandem("info", *remote, "--token-file", str(tmp_path / "none"))
+    assert (missing.returncode, missing.stderr) == (1, f"error: {tmp_path}/none: No such file or directory\n")
+    unknown = tandem("info", "--token", "tandem_secret")
+    assert unknown.returncode == 2
+    assert os.linesep.join(unknown.stderr.splitlines()).count("tandem_secret") == 0

@@ -1,0 +1,133 @@
+"""Tokens and TLS of the client: what is sent, what is refused before it is sent, and the exceptions."""
+
+from collections.abc import Callable
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from tandem_client import AsyncClient, Client, TlsSettings, errors
+from tests.rigs.authorities import Authority
+
+TOKEN = "tandem_abc"
+
+
+class Door(grpc.GenericRpcHandler):
+    """Answers every call with the same code, and keeps the metadata of the calls."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, dict[str, str | bytes]]] = []
+        self.code = grpc.StatusCode.OK
+
+    def service(self, handler_call_details: Any) -> Any:
+        metadata = {pair[0]: pair[1] for pair in handler_call_details.invocation_metadata}
+        self.seen.append((handler_call_details.method, metadata))
+
+        def answer(requests: Any, context: grpc.ServicerContext) -> Any:
+            if self.code != grpc.StatusCode.OK:
+                context.abort(self.code, "no")
+            yield health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING).SerializeToString()
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+
+@pytest.fixture
+def door() -> Any:
+    return Door()
+
+
+@pytest.fixture
+def serve(door: Door) -> Any:
+    servers: list[grpc.Server] = []
+
+    def start(credentials: grpc.ServerCredentials | None = None) -> str:
+        server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[door])
+        servers.append(server)
+        if credentials is None:
+            port = server.add_insecure_port("127.0.0.1:0")
+        else:
+            port = server.add_secure_port("127.0.0.1:0", credentials)
+        server.start()
+        return f"127.0.0.1:{port}"
+
+    yield start
+    for server in servers:
+        server.stop(0)
+
+
+def test_every_call_has_the_token(door: Door, serve: Callable[..., str]) -> None:
+    with Client(serve(), token=TOKEN) as client:
+        client.wait_ready(20)
+        calls: list[Callable[[], object]] = [
+            client.health, client.load, client.model_info, client.flush_cache, client.quarantine,
+            client.clear_quarantine, lambda: client.abort("a"), lambda: client.tokenize("a"),
+            lambda: client.detokenize([1]), lambda: list(client.generate("a", resume=True)),
+        ]  # fmt: skip
+        door.code = grpc.StatusCode.PERMISSION_DENIED
+        for call in calls:
+            with pytest.raises(errors.PermissionDenied, match="no"):
+                call()
+        door.code = grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(errors.Unauthenticated) as caught:
+            client.load()
+    assert len({method for method, _ in door.seen}) == 11
+    assert all(metadata.get("authorization") == f"Bearer {TOKEN}" for _, metadata in door.seen)
+    assert TOKEN not in repr(client) + str(caught.value) + repr(client.__dict__["_access"])
+
+
+async def _async_calls(address: str) -> None:
+    async with AsyncClient(address, token=TOKEN) as client:
+        await client.wait_ready(20)
+        assert await client.health()
+
+
+def test_the_asynchronous_client_sends_it_too(door: Door, serve: Callable[..., str]) -> None:
+    import asyncio
+
+    asyncio.run(_async_calls(serve()))
+    assert [metadata["authorization"] for _, metadata in door.seen] == [f"Bearer {TOKEN}"] * 2
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_token_is_not_sent_in_plaintext_to_another_machine(kind: Any) -> None:
+    for address in ("192.0.2.1:50051", "example.org:1", "dns:///127.0.0.1:1", "127.evil.example:1"):
+        with pytest.raises(ValueError, match=r"would be sent to .* without encryption") as caught:
+            kind(address, token=TOKEN)
+        assert TOKEN not in str(caught.value)
+    for address in ("127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/x"):
+        kind(address, token=TOKEN)
+
+
+@pytest.mark.parametrize("token", ["", "a b", "a\nb", "ä", " a"])
+def test_a_token_that_is_no_header_is_refused(token: str) -> None:
+    with pytest.raises(ValueError, match="token must be printable ASCII without blanks"):
+        Client(token=token)
+
+
+def test_half_a_certificate_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tls.key is missing"):
+        Client(tls=TlsSettings(cert=tmp_path / "c.pem"))
+    with pytest.raises(FileNotFoundError):
+        Client(tls=TlsSettings(ca=tmp_path / "ca.pem"))
+
+
+def test_a_service_is_known_by_its_authority_and_name(door: Door, serve: Callable[..., str], tmp_path: Path) -> None:
+    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+    pair = authority.issue("service", "DNS:tandem.example")
+    address = serve(grpc.ssl_server_credentials([(pair.key.read_bytes(), pair.certificate.read_bytes())]))
+    good = TlsSettings(ca=authority.certificate, server_name="tandem.example")
+    with Client(address, token=TOKEN, tls=good) as client:
+        assert client.health(timeout=20)
+    refused = (
+        TlsSettings(ca=other.certificate, server_name="tandem.example"),
+        TlsSettings(ca=authority.certificate, server_name="other.example"),
+        TlsSettings(ca=authority.certificate),
+        TlsSettings(),
+    )
+    for tls in refused:
+        with Client(address, token=TOKEN, tls=tls, max_retries=0) as client, pytest.raises(errors.Unavailable):
+            client.health(timeout=20)
+    assert len(door.seen) == 1

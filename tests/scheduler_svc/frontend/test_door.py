@@ -1,0 +1,374 @@
+"""Who may call what: every method of every service, with every kind of token, and what a tenant's limits do."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import control_pb2, inference_pb2
+
+from scheduler_svc.core.messages.page_hash import prefix_root
+from scheduler_svc.frontend.door.entrance import Entrance
+from scheduler_svc.frontend.door.methods import rights_of
+from scheduler_svc.frontend.rpc import calls as calls_module
+from scheduler_svc.frontend.rpc.status import Refusal
+from tests.scheduler_svc.frontend.fake_core import Service, model_state, until
+
+Run = Callable[..., None]
+RIGHTS = ("inference", "control", "metrics")
+OPEN: dict[str, set[str]] = {
+    "Generate": {"inference"},
+    "Resume": {"inference"},
+    "Tokenize": {"inference"},
+    "Detokenize": {"inference"},
+    "Abort": {"inference", "control"},
+    "GetModelInfo": {"inference", "control"},
+    "GetLoad": {"control"},
+    "FlushCache": {"control"},
+    "ListQuarantine": {"control"},
+    "ClearQuarantine": {"control"},
+    "Check": set(RIGHTS),
+    "List": set(RIGHTS),
+    "Watch": set(RIGHTS),
+    "ServerReflectionInfo": set(RIGHTS),
+}
+"""The rights that open each method. A method that is missing here must be closed."""
+METHODS = [
+    (f"/{service.full_name}/{method.name}", method.name)
+    for file in (inference_pb2, control_pb2, health_pb2, reflection_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+CLOSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+def token_of(right: str) -> str:
+    return f"tandem_{right}"
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)
+
+
+def listed(token: str, *rights: str, expires: float = 0.0) -> frontend_pb2.Token:
+    return frontend_pb2.Token(hash=sha256(token.encode()).digest(), rights=rights, expires=expires)
+
+
+def tenants(*more: frontend_pb2.Tenant) -> frontend_pb2.Tenants:
+    tokens = [listed(token_of(right), right) for right in RIGHTS]
+    acme = frontend_pb2.Tenant(name="acme", tokens=tokens, min_priority=-5, max_priority=5, max_new_tokens=8)
+    return frontend_pb2.Tenants(tenants=[acme, *more])
+
+
+async def allow(s: Service, message: frontend_pb2.Tenants) -> None:
+    assert s.front_end is not None
+    before = s.front_end._entrance.table
+    await s.core.send(tenants=message)
+    await until(lambda: s.front_end is not None and s.front_end._entrance.table is not before)
+
+
+async def code(s: Service, path: str, metadata: Any = None, *, ends: bool = False) -> tuple[grpc.StatusCode, str]:
+    """The status of a call that sends no message. Without `ends` the service may still expect one."""
+    call: Any = s.channel.stream_stream(path)(metadata=metadata, timeout=20)
+    if ends:
+        await call.done_writing()
+    return await call.code(), await call.details()
+
+
+def test_every_method_is_closed_unless_a_right_opens_it(run: Run) -> None:
+    """The refused calls send no message, so they are refused before one is read."""
+
+    async def scenario(s: Service) -> None:
+        for path, _ in METHODS:
+            found = await code(s, path)
+            assert found == (grpc.StatusCode.UNAVAILABLE, "the service has not read its tokens yet"), path
+        await allow(s, tenants())
+        for path, name in METHODS:
+            for metadata in (None, bearer("tandem_wrong"), bearer(""), bearer(token_of("inference")[:-1])):
+                assert (await code(s, path, metadata))[0] == grpc.StatusCode.UNAUTHENTICATED, path
+            for right in RIGHTS:
+                is_open = right in OPEN.get(name, ())
+                status, details = await code(s, path, bearer(token_of(right)), ends=is_open)
+                assert (status not in CLOSED) == is_open, (path, right, details)
+                assert is_open or status == grpc.StatusCode.PERMISSION_DENIED
+                assert "tandem_" not in details
+
+    run(scenario, needs_tokens=True, reflection=True)
+
+
+def test_the_descriptors_have_methods_of_all_services() -> None:
+    assert {path.split("/")[1] for path, _ in METHODS} == {
+        "tandem.v1.InferenceService",
+        "tandem.v1.ControlService",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+    assert {name for _, name in METHODS} == OPEN.keys()
+
+
+def test_a_method_without_an_entry_is_closed_for_all_rights() -> None:
+    assert rights_of("/tandem.v1.ControlService/New") == frozenset()
+    for needs_tokens in (False, True):
+        with pytest.raises(Refusal):
+            Entrance(needs_tokens=needs_tokens).enter(rights_of("/tandem.v1.ControlService/New"), None)
+
+
+def test_without_tokens_everybody_may_call_everything(run: Run) -> None:
+    async def scenario(s: Service) -> None:
+        for path, _ in METHODS:
+            assert (await code(s, path, bearer("anything"), ends=True))[0] not in CLOSED
+        call, submit = await s.start_stream(token_ids=inference_pb2.TokenIds(ids=[1, 2]), priority=1000)
+        assert submit.tenant == ""
+        call.cancel()
+
+    run(scenario, reflection=True)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        # Replayed: the same header twice, and with another one, in both orders.
+        (*bearer(token_of("control")), *bearer(token_of("control"))),
+        (*bearer("tandem_wrong"), *bearer(token_of("control"))),
+        (*bearer(token_of("control")), *bearer("tandem_wrong")),
+        (("authorization", f"Basic {token_of('control')}"),),
+        (("authorization", token_of("control")),),
+        (("authorization", f"Bearer {token_of('control')}{' x' * 2}"),),
+        (("authorization", f"Bearer {'x' * 4000}"),),
+        (("authorization-bin", f"Bearer {token_of('control')}".encode()),),
+        (("proxy-authorization", f"Bearer {token_of('control')}"),),
+        (("x-authorization", f"Bearer {token_of('control')}"),),
+    ],
+)
+def test_other_headers_prove_nothing(run: Run, metadata: Any) -> None:
+    async def scenario(s: Service) -> None:
+        await allow(s, tenants())
+        status, details = await code(s, "/tandem.v1.ControlService/GetLoad", metadata)
+        assert status == grpc.StatusCode.UNAUTHENTICATED
+        assert "tandem" not in details
+
+    run(scenario, needs_tokens=True)
+
+
+def test_the_scheme_is_read_in_any_case(run: Run) -> None:
+    async def scenario(s: Service) -> None:
+        await allow(s, tenants())
+        for scheme in ("bearer", "BEARER", "Bearer "):
+            metadata = (("authorization", f"{scheme} {token_of('inference')}"),)
+            assert (await code(s, "/grpc.health.v1.Health/Check", metadata, ends=True))[0] not in CLOSED
+
+    run(scenario, needs_tokens=True)
+
+
+def test_expired_and_revoked_tokens_get_the_answer_of_unknown_ones(run: Run) -> None:
+    path = "/grpc.health.v1.Health/Check"
+
+    async def scenario(s: Service) -> None:
+        now = time.time()
+        old = listed("tandem_old", "inference", expires=now - 1)
+        soon = listed("tandem_soon", "inference", expires=now + 60)
+        await allow(s, tenants(frontend_pb2.Tenant(name="b", tokens=[old, soon])))
+        unknown = await code(s, path, bearer("tandem_unknown"))
+        assert unknown[0] == grpc.StatusCode.UNAUTHENTICATED
+        assert await code(s, path, bearer("tandem_old")) == unknown
+        assert (await code(s, path, bearer("tandem_soon"), ends=True))[0] not in CLOSED
+        await allow(s, tenants())
+        assert await code(s, path, bearer("tandem_soon")) == unknown
+
+    run(scenario, needs_tokens=True)
+
+
+def test_the_last_tokens_stay_in_force_while_the_core_is_gone(run: Run) -> None:
+    async def scenario(s: Service) -> None:
+        await allow(s, tenants())
+        assert s.front_end is not None
+        s.front_end._on_lost()
+        path = "/grpc.health.v1.Health/Check"
+        assert (await code(s, path, bearer("tandem_wrong")))[0] == grpc.StatusCode.UNAUTHENTICATED
+        assert (await code(s, path, bearer(token_of("metrics")), ends=True))[0] not in CLOSED
+
+    run(scenario, needs_tokens=True)
+
+
+def generate(s: Service, right: str = "inference", **fields: Any) -> Any:
+    request = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[1, 2]), **fields)
+    return s.inference.Generate(request, metadata=bearer(token_of(right)), timeout=20)
+
+
+def test_a_request_belongs_to_the_callers_tenant(run: Run) -> None:
+    async def scenario(s: Service) -> None:
+        await allow(s, tenants())
+        call = generate(s, priority=5, cache=inference_pb2.CacheParams(salt="x"))
+        submit = await s.core.admit()
+        assert (submit.tenant, submit.priority) == ("acme", 5)
+        assert submit.max_new_tokens == 8, "the tenant's limit is below the service's default"
+        assert submit.prefix_root == prefix_root(model_state().cache_root, "x", "acme")
+        call.cancel()
+        await s.core.expect("cancel")
+        resuming = inference_pb2.ResumeRequest(request_id="r", resume_secret=b"s")
+        call = s.inference.Resume(resuming, metadata=bearer(token_of("inference")), timeout=20)
+        assert (await s.core.expect("resume")).tenant == "acme"
+        call.cancel()
+
+    run(scenario, needs_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"priority": 6}, "priority is 6; it must be between -5 and 5"),
+        ({"priority": -6}, "priority is -6; it must be between -5 and 5"),
+        (
+            {"stop": inference_pb2.StopParams(max_new_tokens=9)},
+            "stop.max_new_tokens is 9; the limit is 8, the caller's own",
+        ),
+    ],
+)
+def test_a_tenants_limits(run: Run, fields: dict[str, Any], message: str) -> None:
+    async def scenario(s: Service) -> None:
+        await allow(s, tenants())
+        call = generate(s, **fields)
+        assert (await call.code(), await call.details()) == (grpc.StatusCode.INVALID_ARGUMENT, message)
+        assert await s.core.is_silent()
+
+    run(scenario, needs_tokens=True)
+
+
+def test_an_abort_is_for_the_callers_tenant_unless_it_has_control(run: Run) -> None:
+    async def scenario(s: Service) -> None:
+        both = frontend_pb2.Tenant(name="ops", tokens=[listed("tandem_both", "inference", "control")])
+        await allow(s, tenants(both))
+        expected = (
+            (token_of("inference"), "acme", False), (token_of("control"), "acme", True), ("tandem_both", "ops", True)
+        )  # fmt: skip
+        for token, tenant, is_all in expected:
+            request = control_pb2.AbortRequest(request_ids=["a", "other/b", "a"])
+            reply = asyncio.ensure_future(s.control.Abort(request, metadata=bearer(token), timeout=20))
+            abort = await s.core.expect("abort")
+            assert (list(abort.request_ids), abort.tenant, abort.all_tenants) == (["a", "other/b"], tenant, is_all)
+            outcomes = (control_pb2.ABORT_OUTCOME_ABORTED, control_pb2.ABORT_OUTCOME_NOT_FOUND)
+            named = [
+                control_pb2.AbortResult(request_id=f"{tenant}/{each}", outcome=outcome)
+                for each, outcome in zip(abort.request_ids, outcomes, strict=True)
+            ]
+            await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=named))
+            results = [(result.request_id, result.outcome) for result in (await reply).results]
+            assert results == [("a", outcomes[0]), ("other/b", outcomes[1]), ("a", outcomes[0])]
+
+    run(scenario, needs_tokens=True)
+
+
+def test_callers_of_different_tenants_are_told_apart_at_the_same_time(run: Run) -> None:
+    async def scenario(s: Service) -> None:
+        names = [f"t{i}" for i in range(20)]
+        await allow(s, tenants(*(frontend_pb2.Tenant(name=name, tokens=[listed(name, "inference")]) for name in names)))
+        ids = inference_pb2.TokenIds(ids=[1])
+        calls = [
+            s.inference.Generate(inference_pb2.GenerateRequest(request_id=name, token_ids=ids), metadata=bearer(name))
+            for name in names
+        ]
+        for _ in calls:
+            submit = await s.core.admit()
+            assert submit.tenant == submit.request_id
+        for call in calls:
+            call.cancel()
+
+    run(scenario, needs_tokens=True)
+
+
+def test_no_token_is_in_the_log(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+
+    async def scenario(s: Service) -> None:
+        await allow(s, tenants())
+        for token in (token_of("inference"), "tandem_wrong", "tandem_" + "x" * 600):
+            for path, _ in METHODS:
+                await code(s, path, bearer(token), ends=True)
+
+    run(scenario, needs_tokens=True)
+    assert "tandem_" not in caplog.text.replace("tandem_abc", "")
+
+
+def test_the_health_listener_serves_health_alone_and_bounds_watches(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scheduler_svc.frontend import health_listener
+
+    monkeypatch.setattr(health_listener, "MAX_WATCHES", 3)
+
+    async def scenario(s: Service) -> None:
+        await allow(s, tenants())
+        assert s.front_end is not None and s.front_end._probes is not None
+        host = s.front_end._probes
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{host.port}") as channel:
+            for path, _ in METHODS:
+                if "Health" not in path:
+                    probe: Any = channel.stream_stream(path)(metadata=bearer(token_of("control")), timeout=20)
+                    assert await probe.code() == grpc.StatusCode.UNIMPLEMENTED
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert await check(b"", timeout=20) == health_pb2.HealthCheckResponse(status=1).SerializeToString()
+            watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+            open_watches: list[Any] = [watch(b"") for _ in range(3)]
+            for call in open_watches:
+                assert await call.read() == health_pb2.HealthCheckResponse(status=1).SerializeToString()
+            refused: Any = watch(b"", timeout=20)
+            assert await refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "3 health watches are open; the limit is 3" in await refused.details()
+            # They take nothing from callers with a token.
+            assert (await code(s, "/grpc.health.v1.Health/Watch", bearer(token_of("metrics")), ends=True))[
+                0
+            ] not in CLOSED
+            s.front_end.stop()
+            for call in open_watches:
+                assert await call.read() == health_pb2.HealthCheckResponse(status=2).SerializeToString()
+
+    run(scenario, needs_tokens=True, health_listen="127.0.0.1:0")
+
+
+def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls without the right whose callers read nothing are ended at the next sweep, others after their time."""
+    monkeypatch.setattr(calls_module, "UNREAD_SECONDS", 0.0)
+    released: list[set[Any]] = []
+
+    class Context:
+        def set_code(self, code: Any) -> None: ...
+        def set_details(self, details: Any) -> None: ...
+        def set_trailing_metadata(self, metadata: Any) -> None: ...
+
+    def enter(rights: bool) -> Callable[[Any], None]:
+        def check(_: Any) -> None:
+            if not rights:
+                raise Refusal(grpc.StatusCode.UNAUTHENTICATED, "no")
+
+        return check
+
+    def full() -> int:
+        raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
+    async def main() -> None:
+        calls = calls_module.Calls(calls_module.CallLimits(max_unread=2))
+        monkeypatch.setattr(calls._releaser, "release", lambda tasks: released.append(set(tasks)) or len(tasks))
+
+        async def call(has_right: bool) -> None:
+            method = calls_module.Method(
+                request=health_pb2.HealthCheckRequest, enter=enter(has_right), admit=full, answer=None, serialize=bytes
+            )  # pyright: ignore[reportArgumentType]
+            await calls.handler(method).stream_stream(None, Context())
+            # The caller does not read the answer.
+            await asyncio.Event().wait()
+
+        tasks = [asyncio.create_task(call(number % 4 == 0)) for number in range(8)]
+        await asyncio.sleep(0.01)
+        calls.sweep()
+        assert calls.num_unread == 2
+        assert released == [{task for number, task in enumerate(tasks) if number % 4}]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
