@@ -234,10 +234,8 @@ class Scheduler:
         effects += self._announcer.changed_status(self.frontends, now)
         self.frontends[event.frontend] = self._next_frontend
         self._next_frontend += 1
-        effects += self._announcer.greeting(event.frontend)
-        if self.draining:
-            effects.append(fx.AnnounceDrain(frontend=event.frontend))
-        return effects
+        drain = [fx.AnnounceDrain(frontend=event.frontend)] if self.draining else []
+        return [*effects, *self._announcer.greeting(event.frontend), *drain]
 
     def _on_frontend_lost(self, event: ev.FrontendLost, now: float) -> list[fx.Effect]:
         return self._drop_frontend(event.frontend, now)
