@@ -18,7 +18,7 @@ from types import FrameType
 import zmq
 
 from scheduler_svc import logs
-from scheduler_svc.core.messages.page_hash import HASH_BYTES
+from scheduler_svc.core.messages.page_hash import HASH_BYTES, root_name
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.flags import SettingError
 from scheduler_svc.journal.opened import OpenedJournal
@@ -105,6 +105,7 @@ class _Service:
             report_steps=settings.steps is not None,
             report_detached=self._journal is not None,
             first_generation=0 if self._journal is None else self._journal.first_generation,
+            page_root="" if self._journal is None else root_name(self._journal.cache_root),
         )
         self._recorder = self._steps = None
         if settings.record is not None:

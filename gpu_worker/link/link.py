@@ -46,7 +46,8 @@ class PlanRunner(Protocol):
     def num_in_flight(self) -> int: ...
     @property
     def pool_id(self) -> bytes: ...
-    def join(self, generation: int) -> None: ...
+    def report_pages(self, join: pb.Join) -> None: ...
+    def join(self, message: pb.Joined) -> None: ...
     def submit(self, message: pb.StepPlan) -> None: ...
     def collect(self, *, wait: bool = True) -> Outcome | None: ...
 
@@ -168,6 +169,7 @@ class Link:
             return
         # The pool may be another one since the last Join.
         self._join.pool_id = self._runner.pool_id
+        self._runner.report_pages(self._join)
         if self._send(join_frame(self._join)):
             self._join_at = None
             log.debug("sent Join to %s", self._endpoint)
@@ -196,7 +198,7 @@ class Link:
         elif kind == "joined":
             self._joined, self._join_at, self._last_problem = True, None, ""
             self._ready.joined(message.joined.listen, on_standby=self._join.standby)
-            self._runner.join(message.joined.generation)
+            self._runner.join(message.joined)
             log.info("joined the scheduler; generation %d", message.joined.generation)
         elif kind == "rejoin":
             self._void_session()

@@ -8,6 +8,7 @@ card. The whole pool is mapped at the same addresses when a plan needs it, or ta
 import hashlib
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -32,6 +33,8 @@ from gpu_worker.shared_pool.pool import layout_of
 from gpu_worker.shared_pool.region import Region
 from gpu_worker.wire.frames import Plan
 
+# A worker that was killed may still hold its memory for a moment. A step may take 3 s before its worker is given up.
+_GROW_SECONDS, _TRY_SECONDS = 2.0, 0.02
 # Two plans in flight, and one more.
 _NUM_BUFFERS = 3
 
@@ -167,14 +170,16 @@ class DevicePool:
         """Maps the whole pool, with the content of the first pages."""
         self._wait()
         with self._as_pool_error(f"the KV pool of {self._region.num_bytes >> 20} MiB cannot be allocated"):
-            try:
-                self._allocate()
-            except CudaError as error:
-                if not error.is_out_of_memory:
-                    raise
-                # Pools that dead workers left, which nobody has taken over.
+            until = time.monotonic() + _GROW_SECONDS
+            while True:
+                try:
+                    return self._allocate()
+                except CudaError as error:
+                    if not error.is_out_of_memory or time.monotonic() > until:
+                        raise
+                # Pools that dead workers left and that nobody has taken over.
                 self._holder.free_unused(self._uuid)
-                self._allocate()
+                time.sleep(_TRY_SECONDS)
 
     def _allocate(self) -> None:
         """Maps new memory over the whole region, zeroed but for what was mapped before, and lets the holder keep it."""

@@ -29,9 +29,10 @@ from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
 from gpu_worker.step.device_step import DeviceStep
 from gpu_worker.step.in_flight import DeviceLost, InFlight, on_lost_device
 from gpu_worker.step.output import ResultRing, StepOutput
+from gpu_worker.step.page_labels import PageLabels
 from gpu_worker.step.refusals import OutOfSync, refusal_of
 from gpu_worker.step.saved_pages import SavedPages
-from gpu_worker.step.warm_up import warm_up_steps
+from gpu_worker.step.warm_up import warm_up
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
 
 MAX_IN_FLIGHT = 2
@@ -61,7 +62,7 @@ class Runner:
         window, sink_tokens = layers.reach
         self.geometry, self.device = replace(geometry, window=window, sink_tokens=sink_tokens), device
         self.shapes = shapes or Shapes.for_device(geometry, on_cpu=device.type == "cpu")
-        self.tables = RowTables(geometry)
+        self.tables, self.labels = RowTables(geometry), PageLabels(geometry)
         self.on_device = DeviceStep(
             model,
             layers,
@@ -99,11 +100,17 @@ class Runner:
         """Names the memory of the KV pool, as in Join."""
         return self.pool.pool_id
 
-    def join(self, generation: int) -> None:
-        """Begins a session with a scheduler, and zeroes the pool, because the scheduler expects no NaN in its pages."""
-        self.reset(generation)
+    def report_pages(self, join: pb.Join) -> None:
+        """Writes the pages that are kept into a Join."""
+        self.labels.report(join, self._generation)
+
+    def join(self, message: pb.Joined) -> None:
+        """Begins a session with a scheduler. If it keeps no page, it expects no NaN in the pool, which becomes zero."""
+        self.reset(message.generation)
         self._saved.forget()
-        self.on_device.zero_pool()
+        self.labels.begin_session(message)
+        if not message.keeps_pages:
+            self.on_device.zero_pool()
 
     def reset(self, generation: int) -> None:
         """Begins a generation: removes every row. The next plan must be step 1."""
@@ -129,9 +136,11 @@ class Runner:
                 raise OutOfSync(f"step {message.step} follows step {self._step}")
             self._step = message.step
             if message.HasField("take_over"):
+                self.labels.forget()
                 self.pool.take_over(message.take_over)
                 self.on_device.pool_is_zero = False
             plan = read_plan(message, self.geometry)
+            self.labels.follow(message.labels, plan)
             layout = self._apply(plan)
             if self.tables.checksum != plan.checksum:
                 own = self.tables.checksum
@@ -149,6 +158,7 @@ class Runner:
         self._refuse(message, status, detail, damaged_pages=int(isinstance(error, PageDamaged)))
         if isinstance(error, PoolError):
             # The scheduler gives all pages up, and expects no NaN in them.
+            self.labels.forget()
             self.on_device.zero_pool()
 
     def _refuse(self, message: pb.StepPlan, status: "pb.StepStatus", detail: str, damaged_pages: int = 0) -> None:
@@ -235,19 +245,8 @@ class Runner:
         return outcomes[0]
 
     def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
-        """Compiles every kernel, captures padded steps, and calls `on_kernel` (name, seconds).
-
-        Any later compilation of a kernel raises.
-        """
-        for name, run in warm_up_steps(self):
-            begun = time.perf_counter()
-            run()
-            if on_kernel is not None:
-                on_kernel(name, time.perf_counter() - begun)
-        self.reset(0)
-        self.on_device.zero_pages(np.ones(1, np.int64))
-        self.on_device.pool_is_zero = True
-        self.on_device.may_compile = False
+        """Compiles every kernel and captures padded steps (`warm_up.py`)."""
+        warm_up(self, on_kernel)
 
     def rehearse(self, *plans: Plan, after_each: Callable[[], None] | None = None) -> list[Outcome]:
         """Runs test plans before serving and resets the runner. Unlike `submit`, it raises the errors of the plans.

@@ -21,7 +21,23 @@ if TYPE_CHECKING:
 _CAPTURE_SECONDS = 1.0
 
 
-def warm_up_steps(runner: "Runner") -> Iterator[tuple[str, Callable[[], object]]]:
+def warm_up(runner: "Runner", on_kernel: Callable[[str, float], None] | None) -> None:
+    """Compiles every kernel, captures padded steps, and calls `on_kernel` (name, seconds).
+
+    Any later compilation of a kernel raises.
+    """
+    for name, run in _warm_up_steps(runner):
+        begun = time.perf_counter()
+        run()
+        if on_kernel is not None:
+            on_kernel(name, time.perf_counter() - begun)
+    runner.reset(0)
+    runner.on_device.zero_pages(np.ones(1, np.int64))
+    runner.on_device.pool_is_zero = True
+    runner.on_device.may_compile = False
+
+
+def _warm_up_steps(runner: "Runner") -> Iterator[tuple[str, Callable[[], object]]]:
     """Yields the steps that need every kernel, by name; the largest shapes first, so that graphs share memory."""
     for shape in reversed(runner.shapes.steps):
         yield str(shape), partial(runner.on_device.warm_up, shape)

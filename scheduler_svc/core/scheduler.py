@@ -36,6 +36,7 @@ from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update.output_collector import OutputCollector
 from scheduler_svc.core.update.results import Ending
 from scheduler_svc.core.update.stats import stats_of
+from scheduler_svc.core.workers.flush import flush
 from scheduler_svc.core.workers.held_pools import HeldPools
 from scheduler_svc.core.workers.lanes import Lanes
 
@@ -130,10 +131,12 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """Time of the next Tick if no event arrives before it; None if nothing is due."""
-        lanes, others = self._lanes, (self._hung.next_timeout(), self._lingering.next_expiry())
+        lanes, first = self._lanes, self._hung.next_timeout()
         of_lanes = lanes.next_seating(), lanes.worker_infos.next_expiry(), lanes.suspects.waits_until
-        moments = (self.queue.next_deadline(), *of_lanes, *others)
-        return min((at for at in moments if at is not None), default=None)
+        for at in (self.queue.next_deadline(), self._lingering.next_expiry(), *of_lanes):
+            if at is not None and (first is None or at < first):
+                first = at
+        return first
 
     # Requests ------------------------------------------------------------------------------------------------
 
@@ -253,7 +256,9 @@ class Scheduler:
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 
     def _on_flush_cache(self, event: ev.FlushCache, now: float) -> list[fx.Effect]:
-        return [fx.FlushReply(frontend=event.frontend, query=event.query, pages=self._lanes.flush())]
+        return [
+            fx.FlushReply(frontend=event.frontend, query=event.query, pages=flush(self.lanes.values(), self.held_pools))
+        ]
 
     # Workers -------------------------------------------------------------------------------------------------
 

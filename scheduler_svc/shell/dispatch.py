@@ -69,7 +69,7 @@ class EffectDispatcher:
                     )  # fmt: skip
                     self._workers.limit_frames(effect.worker, join.max_frame_bytes)
                     self._worker_processes.joined(effect.worker, join.pid)
-                    self.send(self._workers, effect.worker, worker_wire.joined_frame(effect.generation, self._listen()))
+                    self.send(self._workers, effect.worker, worker_wire.joined_frame(effect, self._listen()))
                 case fx.WorkerProven():
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():

@@ -11,8 +11,10 @@ from tandem.internal.v1 import worker_pb2 as pb
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, RowStart
+from scheduler_svc.core.messages.worker_effects import WorkerAccepted
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
+from scheduler_svc.wire.page_labels import fill_labels, kept_pages_of
 
 PROTOCOL = 6
 
@@ -29,7 +31,8 @@ def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
     """Returns the core's event for the message. Raises WireError if a field is out of bounds."""
     match message.WhichOneof("message"):
         case "join":
-            return ev.WorkerJoined(worker=worker, info=_info(message.join))
+            info = _info(message.join)
+            return ev.WorkerJoined(worker=worker, info=info, kept=kept_pages_of(message.join))
         case "heartbeat":
             return ev.WorkerAlive(worker=worker)
         case "leave":
@@ -142,6 +145,8 @@ def plan_frame(plan: Plan) -> bytes:
         _fill_moves(out, plan.moves)
     if plan.take_over is not None:
         out.take_over.pool_id, out.take_over.generation = plan.take_over.pool_id, plan.take_over.generation
+    if plan.labels is not None:
+        fill_labels(out.labels, plan.labels)
     return message.SerializeToString()
 
 
@@ -179,9 +184,15 @@ def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
         out.prompt_logprobs_from = _ints([start.prompt_logprobs_from for start in starts])
 
 
-def joined_frame(generation: int, listen: str) -> bytes:
-    """Accepts the worker. Its plans have this generation; `listen` is the address that callers connect to."""
-    return pb.CoreToWorker(joined=pb.Joined(generation=generation, listen=listen)).SerializeToString()
+def joined_frame(accepted: WorkerAccepted, listen: str) -> bytes:
+    """Accepts the worker. `listen` is the address that callers connect to."""
+    joined = pb.Joined(
+        generation=accepted.generation,
+        listen=listen,
+        page_root=bytes.fromhex(accepted.page_root),
+        keeps_pages=accepted.keeps_pages,
+    )
+    return pb.CoreToWorker(joined=joined).SerializeToString()
 
 
 def refused_frame(reason: str, *, retry: bool) -> bytes:

@@ -91,7 +91,7 @@ def measure(num_rows: int, load: Load, num_steps: int) -> dict[str, Any]:
     spent: list[float] = []
     phases: dict[str, list[float]] = {}
     with without_cuda():
-        runner.join(1)
+        runner.join(pb.Joined(generation=1))
         for _ in range(_WARM):
             run_step(runner, next(frames))
         gc.collect()

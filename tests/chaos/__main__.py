@@ -17,13 +17,18 @@ def main() -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__, allow_abbrev=False)
     for field in fields(Options):
+        if field.type is bool:
+            parser.add_argument(f"--{field.name}", action="store_true")
+            continue
         kind = float if field.name == "pace" else int
         parser.add_argument(f"--{field.name}", type=kind, default=None if field.name == "seed" else field.default)
     values = vars(parser.parse_args())
     if values["seed"] is None:
         values["seed"] = secrets.randbelow(1 << 31)
     options = Options(**values)
-    command = "python -m tests.chaos " + " ".join(f"--{name} {value}" for name, value in values.items())
+    command = "python -m tests.chaos " + " ".join(
+        f"--{name}" if value is True else f"--{name} {value}" for name, value in values.items() if value is not False
+    )
     print(command, flush=True)
     began = time.monotonic()
     try:

@@ -59,6 +59,7 @@ class Fleet:
         self._num_started = 0
         self.workers: list[Worker] = []
         self._pending: Worker | None = None
+        self._leaving: Worker | None = None
 
     def keep_full(self) -> None:
         """Replaces workers that have died. Raises AssertionError if one died that nobody killed."""
@@ -98,6 +99,24 @@ class Fleet:
         worker.child.kill()
         self.keep_full()
         return True
+
+    def let_one_leave(self) -> bool:
+        """Ends a worker by SIGTERM. Returns True once it has left; it may be killed or poisoned before."""
+        worker = self._leaving
+        if worker is None:
+            healthy = [worker for worker in self.workers if worker.is_healthy]
+            if healthy:
+                self._leaving = self._rng.choice(healthy)
+                self._leaving.child.killed = True
+                self._leaving.child.signal(signal.SIGTERM)
+            return False
+        code = worker.child.exit_code
+        if code is None:
+            return False
+        self._leaving = None
+        was_killed = code == -signal.SIGKILL or any(line.endswith("poisoned") for line in worker.child.lines)
+        assert code == 0 or was_killed, f"a worker that was told to leave ended with {code}\n{worker.child.output()}"
+        return code == 0
 
     def freeze_in_flight(self) -> bool:
         """Leaves a worker with a plan in flight stopped. Returns False if there is none at this moment."""

@@ -9,8 +9,9 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -37,6 +38,7 @@ _RESTART_SECONDS = 30.0
 _FAULT_SECONDS = 60.0
 _BURST = 200
 _FINISH_SECONDS = 120.0
+_REPLAY_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ class Options:
     streams: int = 64
     workers: int = 3
     pace: float = 0.5
+    replay: bool = False
+    """Whether the last scheduler's events are recorded and replayed with every invariant audited."""
 
 
 class Chaos:
@@ -65,7 +69,7 @@ class Chaos:
         self._fleet = Fleet(rig, workers, options.workers, self.counts, self._clock)
         self._fleet.keep_full()
         self._flags = (*_SCHEDULER_FLAGS, "--journal", str(rig.runtime_dir / "journal"))
-        self._scheduler = rig.scheduler(*self._flags)
+        self._scheduler = rig.scheduler(*self._flags, *self._recording())
         self._address = self._scheduler.address
         self._connections = [Connection(self._address) for _ in range(_NUM_CONNECTIONS)]
         self._load = Load(self._connections, loads, options.streams, self.counts, self._clock)
@@ -106,6 +110,9 @@ class Chaos:
     def hang_step(self) -> bool:
         return len(self._fleet.hung()) + 1 < self._options.workers and self._fleet.hang_a_step()
 
+    def let_worker_leave(self) -> bool:
+        return self._fleet.let_one_leave()
+
     def kill_frontend(self) -> bool:
         if self._load.outages.open_since is not None:
             return False
@@ -128,7 +135,7 @@ class Chaos:
         gone, alive = psutil.wait_procs(frontends, timeout=_RESTART_SECONDS)
         assert not alive, f"front ends outlive their scheduler: {alive}"
         self._check_output()
-        self._scheduler = self._rig.launch_scheduler(*self._flags, listen=self._address)
+        self._scheduler = self._rig.launch_scheduler(*self._flags, *self._recording(), listen=self._address)
         self._outage_pids = {process.pid for process in gone}
         return True
 
@@ -211,6 +218,20 @@ class Chaos:
         # Both front ends have yet to learn of the workers.
         self._load.outages.begin(self._clock())
 
+    @property
+    def _record(self) -> Path:
+        return self._rig.runtime_dir / "record"
+
+    def _recording(self) -> Sequence[str]:
+        """The flags by which the next scheduler records its events, in place of those of the last one."""
+        self._record.unlink(missing_ok=True)
+        return ("--record", str(self._record)) if self._options.replay else ()
+
+    def replay(self) -> None:
+        """Stops the scheduler and replays its events."""
+        assert self._scheduler.terminate() == 0
+        self._rig.check_record(self._record, _REPLAY_SECONDS)
+
     def _frontends(self) -> set[int]:
         found: set[int] = set()
         for child in psutil.Process(self._scheduler.pid).children():
@@ -250,4 +271,6 @@ def chaos(options: Options, report: Callable[[str], None]) -> Counter[str]:
         scene = Chaos(rig, options, report)
         counts = scene.run()
         report(scene.line())
+        if options.replay:
+            scene.replay()
         return counts

@@ -20,6 +20,7 @@ from tests.mutations.mutation import Mutation
 
 _CORE, _JOURNAL, _SHELL = "tests/scheduler_svc/core", "tests/scheduler_svc/journal", "tests/scheduler_svc/shell"
 
+_KEPT = f"{_JOURNAL}/test_kept_pages.py"
 _QUARANTINE = f"{_CORE}/suspicion/test_quarantine.py"
 
 
@@ -298,6 +299,44 @@ RECOVERY: tuple[Mutation, ...] = (
         "core.lingering.restored",
         f"{_JOURNAL}/test_recovery.py::test_requests_of_another_model_fail",
         replace("restored_ending", comparison("identity"), "False"),
+    ),
+    _protection(
+        "label-of-an-unconfirmed-page",
+        "a page whose step may never run is kept for the next scheduler",
+        "core.state.page_labels",
+        _KEPT,
+        insert_before(
+            "LabelQueue.take", condition("_forget"), "self._pages.update(dict.fromkeys(pool.cached_pages()))"
+        ),
+        replace("LabelQueue.take", condition("is_unverified"), "page_hash is not None"),
+    ),
+    _protection(
+        "kept-pages-of-another-root",
+        "pages are kept for a scheduler that does not continue the one that labelled them",
+        "core.workers.kept_pages",
+        f"{_KEPT}::test_a_core_without_the_journal_takes_no_page",
+        replace("_agrees", comparison("page_root"), "True"),
+    ),
+    _protection(
+        "kept-pages-newer-than-the-journal",
+        "pages are kept for a scheduler with an older copy of the journal",
+        "core.workers.kept_pages",
+        f"{_KEPT}::test_a_core_with_an_older_copy_of_the_journal_takes_no_page",
+        replace("_agrees", comparison("generation"), "True"),
+    ),
+    _protection(
+        "pages-not-kept-are-not-zeroed",
+        "a page that a worker has not kept is given to a request as it is",
+        "core.state.page_pool",
+        f"{_KEPT}::test_restored_requests_recompute_less_than_a_page_and_what_was_in_flight",
+        drop("PagePool.restore", assigned("_unverified")),
+    ),
+    _protection(
+        "labels-after-distrust",
+        "a worker that was out of step keeps the labels of its pages",
+        "core.state.page_labels",
+        f"{_KEPT}::test_a_worker_out_of_step_forgets_its_pages",
+        drop("LabelQueue.lane_reset", assigned("_forget")),
     ),
     # Peers ------------------------------------------------------------------------------------------------------------
     _protection(

@@ -7,13 +7,14 @@ with the reason and kept in `violations`, which tests assert to be empty. Rows o
 order, chunks first, but that whoever writes a page comes before those that share it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from tests.rigs.faults import Faults
+from tests.rigs.page_labels import Labels
 from tests.rigs.page_pool import PagePool, Slots
 from tests.rigs.plan_arrays import Chunk, PlanArrays, PlanError, StartedRow, read_plan
 from tests.rigs.row_tables import Row, RowTables
@@ -82,6 +83,7 @@ class Executor:
             max_length=shape.max_length,
         )
         self._tables = RowTables(shape, self._pool)
+        self.labels = Labels(shape.page_size)
         self._generation = 0
         self._step = 0
         self._broken = False
@@ -97,9 +99,21 @@ class Executor:
         return self._pool.device
 
     def begin(self, generation: int) -> None:
-        """The core said Joined: the pool is zeroed, plans of this generation follow, whatever came before."""
-        self._pool.reset()
-        self._open(generation)
+        """A core said Joined, and that no page is kept."""
+        self.joined(pb.Joined(generation=generation))
+
+    def joined(self, message: pb.Joined) -> None:
+        """A core said Joined: plans of its generation follow, whatever came before. The pool is zeroed or kept."""
+        self.labels.joined(message)
+        if message.keeps_pages:
+            self._pool.keep(self.labels.by_page)
+        else:
+            self._pool.reset()
+        self._open(message.generation)
+
+    def report_pages(self, join: pb.Join) -> None:
+        """Writes the pages that it has kept into its Join."""
+        self.labels.report(join, self._generation)
 
     def _open(self, generation: int) -> None:
         self._generation = self._pool.device.generation = generation
@@ -122,11 +136,11 @@ class Executor:
                 pass
             elif self._commit_fault(result):
                 if result.status != pb.STEP_STATUS_OUT_OF_SYNC:
-                    self._pool.spoil(read_plan(plan))
+                    self._pool.spoil(self._read_plan(plan))
             elif plan.step != self._step:
                 self._out_of_sync(result, f"step {plan.step} came where step {self._step} was due")
             else:
-                self._run(plan, read_plan(plan), result)
+                self._run(plan, self._read_plan(plan), result)
         except PlanError as error:
             result.status = pb.STEP_STATUS_FAILED
             result.detail = str(error)
@@ -148,6 +162,15 @@ class Executor:
             self._pool.use(memory)
         result.pool_id = self.pool_id
         return memory is not None
+
+    def fail_at(self, steps: Collection[int]) -> None:
+        """Lets these steps fail, and no others, as `Faults.fail_steps` does."""
+        self._faults = replace(self._faults, fail_steps=frozenset(steps))
+
+    def _read_plan(self, plan: pb.StepPlan) -> PlanArrays:
+        arrays = read_plan(plan)
+        self.labels.follow(plan, arrays, self._pool.device)
+        return arrays
 
     def _commit_fault(self, result: pb.StepResult) -> bool:
         for steps, status in (

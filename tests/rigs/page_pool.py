@@ -4,6 +4,8 @@ Owns the slots' content, which outlives rows and generations, as in a real pool.
 it detects a read that does not return the row's history, and a write to a slot that is already written.
 """
 
+from collections.abc import Collection
+
 import numpy as np
 
 from tests.rigs.plan_arrays import PlanArrays, PlanError
@@ -117,6 +119,13 @@ class PagePool:
             self._device.zero(page)
         self._saved[:] = False
         self._suspicious = False
+
+    def keep(self, pages: Collection[int]) -> None:
+        """A new session begins with the content of these pages; the others hold values that are not finite."""
+        others = [page for page in range(1, self.num_pages) if page not in pages]
+        self._device.nonfinite[others] = True
+        self._saved[:] = False
+        self._suspicious = True
 
     def move(self, arrays: PlanArrays) -> set[int]:
         """Saves, zeroes, copies and loads, in this order; returns the pages that copies and loads filled."""

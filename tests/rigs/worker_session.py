@@ -90,7 +90,7 @@ class WorkerSession:
         match message.WhichOneof("message"):
             case "joined":
                 self._forget_plans()
-                self._executor.begin(message.joined.generation)
+                self._executor.joined(message.joined)
                 self.num_answered = 0
                 self._enter(Phase.JOINED, f"generation={message.joined.generation}")
                 self._heartbeat_at = now
@@ -132,6 +132,7 @@ class WorkerSession:
         if self.phase in (Phase.JOINING, Phase.REFUSED) and now >= self._join_at:
             if self.phase == Phase.REFUSED:
                 self.phase = Phase.JOINING
+            self._executor.report_pages(self._join)
             self.outgoing.append(pb.WorkerToCore(join=self._join))
             self._join_at = now + _JOIN_RETRY_SECONDS
         while self._queued and now >= self._queued[0].apply_at and self.phase == Phase.JOINED:

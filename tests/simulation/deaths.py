@@ -96,6 +96,8 @@ class Deaths:
         waiting = sum(not caller.done and caller.submit.linger_seconds > 0 for caller in lives.callers)
         lives.kill()
         lives.die_unsent = False
+        for name in lives.workers:
+            self._run_plans_of_the_dead(lives, name)
         lives.begin(workers=lives.random.random() < 0.7)
         self.seen["restored suspects"] += len(lives.core.suspects)
         lives.resume_all()
@@ -103,3 +105,15 @@ class Deaths:
             lives.join(name)
         lives.resume_all()
         self.seen["resumed after the core's death"] += waiting
+        self.seen["pages kept over a death"] += sum(lives.pages_kept)
+
+    def _run_plans_of_the_dead(self, lives: Lives, name: str) -> None:
+        """The worker runs some of the plans that the core sent before its death; the last of them may fail halfway."""
+        executor, plans = lives.workers[name].executor, lives.workers[name].plans
+        num_run = lives.random.randint(0, len(plans))
+        fails = num_run > 0 and lives.random.random() < 0.3
+        executor.fail_at({executor.num_applied + num_run} if fails else ())
+        for _ in range(num_run):
+            executor.apply(plans.popleft())
+        self.seen["plan of a dead core was run"] += num_run
+        self.seen["plan of a dead core failed"] += fails

@@ -214,9 +214,11 @@ class Fleet:
                 # If it cannot take that pool over, it keeps its own.
                 self._writers[worker.joined_with] = worker.provenance.writers
             case fx.WorkerAccepted():
-                worker.provenance.take_over({})
+                kept = worker.executor.labels.by_page if effect.keeps_pages else {}
+                worker.provenance.keep({page: page_hash for page, (page_hash, _) in kept.items()})
+                self._seen["pages kept"] += len(kept)
                 worker.joined_with = worker.executor.pool_id
-                worker.inbox.append(Joined(generation=effect.generation))
+                worker.inbox.append(Joined(effect=effect))
             case fx.WorkerRefused():
                 assert effect.retry
                 worker.wants_to_join = True

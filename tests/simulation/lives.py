@@ -19,6 +19,7 @@ from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.page_hash import root_name
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.journal.opened import OpenedJournal
@@ -28,6 +29,7 @@ from tests.rigs.executor import Executor, Shape
 from tests.rigs.oracle import complete
 from tests.rigs.sampling import Settings
 from tests.scheduler_svc.core.world import hashes_of, info_of, settings_of
+from tests.simulation.worker import reported_pages
 
 FRONTEND = "f"
 UNIX_TIME = 1_700_000_000.0
@@ -93,7 +95,7 @@ class Caller:
 
 
 @dataclass(slots=True)
-class Worker:
+class _Worker:
     executor: Executor
     plans: deque[pb.StepPlan] = field(default_factory=deque[pb.StepPlan])
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
@@ -108,8 +110,12 @@ class Lives:
         self.shape = shape or Shape(num_pages=40, max_rows=6)
         self.now = 50.0
         self.callers: list[Caller] = []
-        self.workers = {f"w-{i}": Worker(Executor(self.shape)) for i in range(num_workers)}
+        self.workers = {f"w-{i}": _Worker(Executor(self.shape)) for i in range(num_workers)}
         self.generations: list[int] = []
+        # Known tokens and first position to compute of every started row, in this life.
+        self.starts: list[tuple[int, int]] = []
+        # For each worker that joined: the pages that it has kept.
+        self.pages_kept: list[int] = []
         self.roots: set[bytes] = set()
         self.num_lives = 0
         self.identity = "identity"
@@ -123,11 +129,17 @@ class Lives:
     def begin(self, *, workers: bool = True) -> None:
         journal = self.journal = OpenedJournal(self.folder, sync=Sync.OFF, max_bytes=1 << 24, stack=self._stack)
         self.roots.add(journal.cache_root)
-        config = CoreConfig(report_detached=True, first_generation=journal.first_generation)
+        config = CoreConfig(
+            report_detached=True,
+            first_generation=journal.first_generation,
+            page_root=root_name(journal.cache_root),
+        )
         self.core = Scheduler(config)
         self.keeper: JournalKeeper = journal.keeper(self.core, lambda: self.now)
         self.keeper._clock = lambda: UNIX_TIME + self.now
         self.num_lives += 1
+        self.starts.clear()
+        self.pages_kept.clear()
         self.send(self.keeper.restore(lambda event, **entry: self.handle(event), self.now))
         self.turn(ev.FrontendJoined(frontend=FRONTEND))
         if workers:
@@ -135,9 +147,11 @@ class Lives:
                 self.join(name)
 
     def join(self, name: str) -> None:
-        self.workers[name].plans.clear()
-        self.workers[name].results.clear()
-        self.turn(ev.WorkerJoined(worker=name, info=replace(info_of(self.shape), identity=self.identity)))
+        worker = self.workers[name]
+        worker.plans.clear()
+        worker.results.clear()
+        info = replace(info_of(self.shape), identity=self.identity)
+        self.turn(ev.WorkerJoined(worker=name, info=info, kept=reported_pages(worker.executor)))
 
     def kill(self) -> None:
         """The process is gone: nothing is written, closed or sent any more."""
@@ -173,11 +187,15 @@ class Lives:
         for effect in effects:
             match effect:
                 case fx.SendPlan():
+                    self.starts += [(len(start.tokens), start.first_position) for start in effect.plan.starts]
                     frame = pb.CoreToWorker.FromString(worker_wire.plan_frame(effect.plan))
                     self.workers[effect.worker].plans.append(frame.plan)
                 case fx.WorkerAccepted():
                     self.generations.append(effect.generation)
-                    self.workers[effect.worker].executor.begin(effect.generation)
+                    reported = len(self.workers[effect.worker].executor.labels.by_page)
+                    self.pages_kept.append(reported if effect.keeps_pages else 0)
+                    joined = pb.CoreToWorker.FromString(worker_wire.joined_frame(effect, "")).joined
+                    self.workers[effect.worker].executor.joined(joined)
                 case fx.Admitted():
                     next(c for c in self.callers if c.stream == effect.stream).accepted = True
                 case fx.Rejected():

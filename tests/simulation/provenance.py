@@ -19,6 +19,8 @@ class Provenance:
         self._pages: dict[int, ev.Submit] = {}
         self._host: dict[int, ev.Submit] = {}
         self._rows: dict[int, ev.Submit] = {}
+        # By the hash that a label named.
+        self._labelled: dict[bytes, ev.Submit] = {}
 
     @property
     def writers(self) -> dict[int, ev.Submit]:
@@ -29,8 +31,16 @@ class Provenance:
         """The worker takes over the pool of a lost worker, whose pages were written for these requests."""
         self._pages = dict(writers)
 
+    def keep(self, hashes: dict[int, bytes]) -> None:
+        """The worker joins again with these pages alone. Plans that it never got may have given them to others."""
+        self._pages = {page: self._labelled[page_hash] for page, page_hash in hashes.items()}
+
     def follow(self, plan: Plan, submit_at: Callable[[int], ev.Submit], seen: Counter[str]) -> None:
         """`submit_at` returns the request in a row. `seen` counts what the plan does."""
+        if plan.labels is not None:
+            for page, page_hash in zip(plan.labels.pages.tolist(), plan.labels.hashes, strict=True):
+                self._labelled[page_hash] = self._pages[page]
+            seen["page labelled"] += len(plan.labels.hashes)
         self._move(plan, seen)
         for start in plan.starts:
             self._rows[start.row] = submit_at(start.row)

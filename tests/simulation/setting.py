@@ -109,6 +109,7 @@ def _draw_config(rng: random.Random, crowded: bool) -> CoreConfig:
         report_steps=True,
         report_detached=True,
         max_kept_requests=rng.choice([0, 2, 1000]),
+        page_root=rng.choice(["", "ab" * 16]),
         policy=Policy(
             mixed_steps=rng.random() < 0.8,
             admission=rng.choice(admissions),

@@ -19,7 +19,8 @@ _MUST_BE_SEEN = (
     "worker proven", "worker poisoned", "standby seated", "queue full", "detached", "resumed", "not resumed",
     "replaced",
     "core died", "core died before it sent", "core died without a journal", "resumed after the core's death",
-    "reader lost", "suspects", "restored suspects",
+    "reader lost", "suspects", "restored suspects", "page labelled", "pages kept", "pages kept over a death",
+    "plan of a dead core was run", "plan of a dead core failed",
     "worker hangs", "worker killed", "memory: smaller step", "memory: fewer rows",
 )  # fmt: skip
 

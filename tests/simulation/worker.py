@@ -8,10 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from tandem.internal.v1 import worker_pb2 as pb
 
+from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.page_labels import KeptPages
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.wire import worker as worker_wire
+from scheduler_svc.wire.page_labels import kept_pages_of
 from tests.rigs.executor import Executor, Poisoned, Shape
 from tests.rigs.faults import Faults
 from tests.rigs.page_pool import Slots
@@ -19,11 +22,23 @@ from tests.scheduler_svc.core.world import info_of
 from tests.simulation.provenance import Provenance
 
 
+def reported_pages(executor: Executor) -> KeptPages | None:
+    """The pages that its Join reports, encoded and parsed."""
+    join = pb.Join(page_size=executor.shape.page_size, num_pages=executor.shape.num_pages)
+    executor.report_pages(join)
+    return kept_pages_of(pb.Join.FromString(join.SerializeToString()))
+
+
 @dataclass(slots=True, kw_only=True)
 class Joined:
     """The core accepted the worker."""
 
-    generation: int
+    effect: fx.WorkerAccepted
+
+    @property
+    def message(self) -> pb.Joined:
+        """The message, encoded and parsed."""
+        return pb.CoreToWorker.FromString(worker_wire.joined_frame(self.effect, "")).joined
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,8 +76,9 @@ class Worker:
         )
 
     def joining(self) -> ev.WorkerJoined:
-        """The event of its Join."""
-        return ev.WorkerJoined(worker=self.name, info=self.info)
+        """The event of its Join. It carries out no plan that comes before the answer."""
+        self.inbox.clear()
+        return ev.WorkerJoined(worker=self.name, info=self.info, kept=reported_pages(self.executor))
 
     def work(self) -> bool:
         """Handles its oldest message, encoded and parsed. Returns False without one, and while it hangs."""
@@ -70,7 +86,7 @@ class Worker:
             return False
         message = self.inbox.popleft()
         if isinstance(message, Joined):
-            self.executor.begin(message.generation)
+            self.executor.joined(message.message)
             return True
         try:
             result = self.executor.apply(pb.CoreToWorker.FromString(worker_wire.plan_frame(message)).plan)

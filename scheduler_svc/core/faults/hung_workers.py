@@ -15,10 +15,18 @@ class HungWorkers:
 
     def next_timeout(self) -> float | None:
         """Returns the time at which the first worker is given up, None without a worker."""
-        return min((lane.timeout(self._config) for lane in self._lanes.by_worker.values()), default=None)
+        first = None
+        for lane in self._lanes.by_worker.values():
+            at = lane.timeout(self._config)
+            if first is None or at < first:
+                first = at
+        return first
 
     def give_up(self, now: float) -> list[fx.Effect]:
         """Closes the lanes of workers that hang. Each of them is killed, or joins again if it still runs."""
+        first = self.next_timeout()
+        if first is None or now < first:
+            return []
         config, effects = self._config, list[fx.Effect]()
         for lane in [lane for lane in self._lanes.by_worker.values() if now >= lane.timeout(config)]:
             reason = lane.clock.why_given_up(lane.in_flight, config, now)

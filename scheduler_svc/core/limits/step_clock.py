@@ -67,14 +67,14 @@ class StepClock:
 
         It has no plan and is silent for too long, or the oldest plan in flight has no result in time.
         """
-        limit, since = config.silence_timeout_seconds, self.heard_at
-        if in_flight:
-            limit, since = config.step_timeout_seconds, self.began_at(in_flight[0])
-        if not config.predict_steps:
-            return since + limit
-        if in_flight:
-            limit = min(limit, deadline_seconds(self._predicted_seconds(in_flight[0])))
-        return max(since + limit, self._void_until)
+        if not in_flight:
+            until = self.heard_at + config.silence_timeout_seconds
+        else:
+            limit = config.step_timeout_seconds
+            if config.predict_steps:
+                limit = min(limit, deadline_seconds(self._predicted_seconds(in_flight[0])))
+            until = self.began_at(in_flight[0]) + limit
+        return max(until, self._void_until) if config.predict_steps else until
 
     def why_given_up(self, in_flight: Sequence[SentPlan], config: CoreConfig, now: float) -> str:
         """Returns the reason why the worker is given up, with the limit that it exceeded."""

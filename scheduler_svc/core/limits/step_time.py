@@ -84,8 +84,11 @@ class StepTimes:
         """Takes the time of a confirmed step with this work."""
         own = _class_of(work)
         average = self._averages(record).get(own, seconds)
-        change = (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
-        self._averages(record)[own] = average + change
+        average += (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
+        if record.prefill_tokens:
+            self._of_chunks[own] = average
+        else:
+            self._of_decodes[own] = average
 
     def _averages(self, record: SentPlan) -> dict[int, float]:
         return self._of_chunks if record.prefill_tokens else self._of_decodes

@@ -10,7 +10,7 @@ from scheduler_svc.core.update.results import Ending, ending_of
 
 def restore_output(request: Request, tokens: Int32Array) -> None:
     """Gives a new request the output that it had in an earlier process."""
-    request.add_outputs(tokens)
+    request.restore(tokens)
     if len(tokens):
         request.emitted_first_token(request.arrived_at)
         request.emitted_last_token(request.arrived_at)

@@ -68,6 +68,9 @@ class CoreConfig:
     """Whether a new worker must confirm a step before requests run on it and callers learn its limits."""
     first_generation: int = 0
     """No worker has seen a generation above this one. A scheduler that continues another's journal begins there."""
+    page_root: str = ""
+    """Names the root of page hashes (`page_hash.root_name`), if workers may keep their pages for a later core that has
+    the same root and continues the generations. Empty otherwise; plans then have no labels of pages."""
     report_steps: bool = False
     """Whether the core emits a StepReport for every step, every lane reset and every worker that joins."""
     policy: Policy = field(default_factory=Policy)

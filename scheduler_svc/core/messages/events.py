@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from scheduler_svc.core.messages.arrays import NO_FLOATS, NO_IDS, Float32Array, Int32Array
+from scheduler_svc.core.messages.page_labels import KeptPages
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.submit import Restored as Restored
 from scheduler_svc.core.messages.submit import Resume as Resume
@@ -83,6 +84,8 @@ class WorkerJoined:
 
     worker: str
     info: WorkerInfo
+    kept: KeptPages | None = None
+    """The pages that it has kept from an earlier lane, also of another core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

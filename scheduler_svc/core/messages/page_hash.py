@@ -27,6 +27,11 @@ def _sized(data: bytes) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
+def root_name(cache_root: bytes) -> str:
+    """Returns 32 hexadecimal digits that name the root of page hashes without telling it."""
+    return sha256(b"tandem page root 1" + cache_root).hexdigest()[:32]
+
+
 def next_hash(parent: bytes, tokens: bytes) -> bytes:
     """Returns a page's hash. `tokens` are its little-endian int32 tokens, `parent` is the hash of the page before."""
     return sha256(parent + tokens).digest()

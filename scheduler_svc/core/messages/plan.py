@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import NO_PAGES, Int32Array, Int64Array
+from scheduler_svc.core.messages.page_labels import PageLabels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,6 +96,8 @@ class Plan:
     """Rows that compute one position, their next one, and sample a token."""
     moves: PageMoves = NOTHING_MOVES
     take_over: TakeOver | None = None
+    labels: PageLabels | None = None
+    """Labels of pages that earlier, confirmed steps filled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

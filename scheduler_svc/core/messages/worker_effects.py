@@ -11,6 +11,10 @@ class WorkerAccepted:
 
     worker: str
     generation: int
+    page_root: str = ""
+    """`CoreConfig.page_root`."""
+    keeps_pages: bool = False
+    """Whether the pages that the worker has kept stay as they are. Otherwise it zeroes its pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
     rows = lane.rows
     chunk_rows = chunk_starts = chunk_counts = NO_IDS
     chunk_samples = _NO_FLAGS
-    all_rows, counts = decode, rows.one_each(len(decode))
+    all_rows, counts = decode, rows.ones[: len(decode)]
     sampled = np.arange(len(chunks), len(chunks) + len(decode), dtype=np.int64)
     if chunks:
         # Most plans only decode and do without these arrays.
@@ -71,6 +71,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
         decode_rows=decode.astype(np.int32),
         moves=_moves(builder),
         take_over=take_over,
+        labels=lane.labels.take(lane.pool, lane.in_flight) if lane.labels.is_on else None,
     )
 
 

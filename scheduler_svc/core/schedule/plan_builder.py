@@ -19,7 +19,7 @@ from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.request_queue import RequestQueue
-from scheduler_svc.core.state.swap_out import swap_out
+from scheduler_svc.core.state.row_pages import swap_out
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class PlanBuilder:
         lane, queue = self.lane, self.queue
         queue.take(request)
         if request.admitted(self.now, first_position=matched.first_position):
-            self.counters.admitted(request.prompt_tokens, matched.first_position)
+            self.counters.admitted(request.prompt_tokens, request.cached_prompt_tokens)
         for page in matched.shared:
             lane.pool.share(page)
         own = lane.allocate(lane.pages_for(end) - len(matched.pages) + matched.num_loaded)

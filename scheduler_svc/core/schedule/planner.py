@@ -20,7 +20,7 @@ from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
-from scheduler_svc.core.state.windows import free_behind_windows
+from scheduler_svc.core.state.row_pages import free_behind_windows
 
 _NO_ROWS = np.zeros(0, np.int64)
 

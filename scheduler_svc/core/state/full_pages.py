@@ -19,11 +19,14 @@ def cache_full_pages(lane: Lane, row: int) -> None:
         # earlier ones.
         rows.verified_from[row] = max(0, int(rows.verified[row]) - lane.info.window)
     verified_from = int(rows.verified_from[row])
+    labels = lane.labels
     may_cache = bool(request.prefix_root) and request.cache_write
     for page_idx in range(first, full):
         is_held = lane.holds(row, page_idx)
         page = table[page_idx]
         if is_held and page_idx * page_size >= verified_from:
+            if labels.is_on and pool.is_unverified(page):
+                labels.add(page)
             pool.mark_verified(page)
         if not may_cache or (page_idx < len(hashes) and (not is_held or pool.page_with_hash(hashes[page_idx]))):
             continue

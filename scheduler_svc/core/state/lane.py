@@ -26,6 +26,7 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.eviction import evict_pages_of
 from scheduler_svc.core.state.host_pool import HostPool
 from scheduler_svc.core.state.lane_schedule import LaneSchedule
+from scheduler_svc.core.state.page_labels import LabelQueue
 from scheduler_svc.core.state.page_pool import PagePool
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.rows import Rows
@@ -50,8 +51,8 @@ class Lane:
         self.pool = PagePool(info.num_pages)
         self.pool_id = info.pool_id
         """Names the memory of the pages if it outlives the worker (`held_pools`). Empty otherwise."""
-        # The pool that the next plan tells the worker to take over.
         self._next_take_over: TakeOver | None = None
+        self.labels = LabelQueue()
         self.host = HostPool(info.host_pages)
         self.schedule = LaneSchedule()
         self.proven_at: float | None = None
@@ -150,6 +151,7 @@ class Lane:
         if used != wanted:
             self.pool.evict_all()
             self.pool_id = self.info.pool_id if used == self.info.pool_id else b""
+        self.labels.add_cached(self.pool)
 
     def plan_made(self, record: SentPlan) -> None:
         """Adds the record of a new plan to the plans in flight."""
@@ -245,5 +247,6 @@ class Lane:
         if not keep_pages:
             self.pool.evict_all()
             self.host.evict_all()
+        self.labels.lane_reset(self.in_flight, keep_pages=keep_pages)
         self._open(generation)
         return requests

@@ -176,6 +176,22 @@ class PagePool:
         """Returns the cached page with this hash, or 0. The tokens are not compared."""
         return self._page_by_hash.get(page_hash, 0)
 
+    def cached_pages(self) -> list[int]:
+        """Returns the pages of the index, in the order in which they were cached."""
+        return list(self._page_by_hash.values())
+
+    def restore(self, pages: Sequence[int], hashes: Sequence[bytes], tokens: Sequence[bytes]) -> None:
+        """Caches pages of a new pool, whose values are finite. All others are unverified from now on.
+
+        The pages are evicted in the order from the last one to the first one, after those that are not cached.
+        """
+        self._unverified[:] = b"\1" * self.num_pages
+        for page, page_hash, content in zip(reversed(pages), reversed(hashes), reversed(tokens), strict=True):
+            self.share(page)
+            if self.cache(page, page_hash, content):
+                self.mark_verified(page)
+            self.release([page])
+
     def evict(self, page: int) -> None:
         """Removes a page from the index if it is cached. Rows that hold the page keep it."""
         if self._hashes[page] is None:

@@ -150,7 +150,7 @@ class Request:
         if self.admitted_at is not None:
             return False
         self.admitted_at = now
-        self.cached_prompt_tokens = first_position
+        self.cached_prompt_tokens = min(first_position, self.prompt_tokens)
         return True
 
     def pass_over(self) -> None:
@@ -264,6 +264,11 @@ class Request:
         page_hash = next_hash(self.page_hashes[-1] if self.page_hashes else self.prefix_root, tokens)
         self.page_hashes.append(page_hash)
         return page_hash
+
+    def restore(self, tokens: Int32Array) -> None:
+        """Takes up the output of an earlier process, which computed all positions before the last token."""
+        self.add_outputs(tokens)
+        self.computed = self.known - 1 if len(tokens) else 0
 
     def add_outputs(self, tokens: Int32Array) -> None:
         """Appends output tokens."""

@@ -37,8 +37,7 @@ from scheduler_svc.core.state.request import Request
 # A row's new tokens collect in `_tail` until it is full, so the loop over requests runs once in about 64 steps.
 TAIL_TOKENS = 64
 
-# From this number of pages on, array operations take less time than a loop.
-_MANY_PAGES = 16
+_MANY_PAGES = 16  # from here on, array operations take less time than a loop
 _MASK = (1 << 64) - 1
 _GAMMA, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _POSITION_TAG = 0xFFFFF
@@ -65,8 +64,7 @@ class Rows:
 
     def __init__(self, max_rows: int, page_size: int = TAIL_TOKENS) -> None:
         """Makes free rows. `page_size` affects only how many new tokens collect in a row."""
-        n = max_rows + 1
-        self.max_rows = max_rows
+        self.max_rows, n = max_rows, max_rows + 1
         self.num_seated = 0
         self.num_with_logprobs = 0
         """Number of seated rows with logprobs. If it is 0, planning does nothing for logprobs."""
@@ -107,9 +105,9 @@ class Rows:
         # Tokens that are in the row's request. The later ones are in `_tail`, at their position modulo `_width`.
         self._flushed = np.zeros(n, np.int32)
         self._weight = mix(np.arange(n, dtype=np.uint64) << np.uint64(40) ^ np.uint64(_POSITION_TAG)) | np.uint64(1)
-        self._page_sum = np.zeros(n, np.uint64)
-        self._ones = np.ones(n, np.int32)
-        self._checksum = 0
+        self._page_sum, self._checksum = np.zeros(n, np.uint64), 0
+        self.ones = np.ones(n, np.int32)
+        """A one for each row: the numbers of positions of decode rows. Nobody changes it."""
 
     @property
     def checksum(self) -> int:
@@ -124,10 +122,6 @@ class Rows:
     def seated(self) -> npt.NDArray[np.int64]:
         """Returns the seated rows, ascending."""
         return self.handle.nonzero()[0]
-
-    def one_each(self, num_rows: int) -> Int32Array:
-        """Returns `num_rows` ones, the numbers of positions of decode rows. The caller must not change them."""
-        return self._ones[:num_rows]
 
     def page_sum(self, row: int) -> int:
         """Returns what the row's pages contribute to the checksum. A free row keeps the value of its last request."""
@@ -159,13 +153,9 @@ class Rows:
         self.handle[row] = request.handle
         self.known[row] = self._flushed[row] = known
         self.tokens_in_flight[row] = self.plans_in_flight[row] = self.verified[row] = self.num_cached[row] = 0
-        self.confirmed[row] = first_position
-        self.cache_at[row] = 1
-        self.verified_from[row] = 0
-        self.num_pages[row] = len(pages)
-        self.held_from[row] = held_from
-        self.last[row] = request.last_position
-        self.prompt[row] = request.prompt_tokens
+        self.confirmed[row], self.cache_at[row], self.verified_from[row] = first_position, 1, 0
+        self.num_pages[row], self.held_from[row] = len(pages), held_from
+        self.last[row], self.prompt[row] = request.last_position, request.prompt_tokens
         self.total[row] = request.total_length
         self.min_known[row] = request.prompt_tokens + request.min_new_tokens
         self.attach(row, request.stream, frontend_idx)
@@ -195,8 +185,7 @@ class Rows:
         request.pending_plans = int(self.plans_in_flight[row])
         request.pending_tokens = int(self.tokens_in_flight[row])
         request.row = 0
-        self.requests[row] = None
-        self.handle[row] = 0
+        self.requests[row], self.handle[row] = None, 0
         self.num_seated -= 1
         self.remaining_bound -= self._remaining_when_seated[row]
         self.num_with_logprobs -= self._has_logprobs(row)

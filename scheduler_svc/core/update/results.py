@@ -153,7 +153,9 @@ def _any_of(tokens: Int32Array, eos: tuple[int, ...]) -> npt.NDArray[np.bool_]:
     """Returns `np.isin(tokens, eos)`; for few values comparisons are faster."""
     if len(eos) > 8:
         return np.isin(tokens, eos)
-    found = tokens == eos[0] if len(eos) else np.zeros(len(tokens), np.bool_)
+    if not eos:
+        return np.zeros(len(tokens), np.bool_)
+    found = tokens == eos[0]
     for one in eos[1:]:
         found |= tokens == one
     return found

@@ -66,9 +66,9 @@ class HeldPools:
             del self._held[next(iter(self._held))]
 
     def hand_over(self, lane: Lane, now: float) -> None:
-        """Gives a lane without rows the pool of the worker that was lost last, if one fits."""
+        """Gives a lane without rows and cached pages the pool of the worker that was lost last, if one fits."""
         self.expire(now)
-        if lane.rows.num_seated or lane.in_flight:
+        if lane.rows.num_seated or lane.in_flight or lane.pool.num_cached:
             return
         for pool_id, held in reversed(self._held.items()):
             if _fits(held.info, lane.info):
@@ -101,7 +101,7 @@ class HeldPools:
         )
 
     def forget(self, pool_id: bytes) -> None:
-        """Drops the pool, because a worker that uses its memory has joined and zeroes it."""
+        """Drops the pool, because a worker that uses its memory has joined."""
         self._held.pop(pool_id, None)
 
     def expire(self, now: float) -> None:

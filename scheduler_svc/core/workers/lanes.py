@@ -26,12 +26,12 @@ from scheduler_svc.core.workers import standby
 from scheduler_svc.core.workers.check_join import frame_refusal, model_refusal, refused_for_good
 from scheduler_svc.core.workers.crash_loop import CrashLoop
 from scheduler_svc.core.workers.held_pools import HeldPools
+from scheduler_svc.core.workers.kept_pages import accept
 
 _MAX_FAILED_STEPS = 5
 # After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.
 _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
-# After these causes the requests in the worker's plans in flight are suspects, and the pages of a lost worker stay
-# cached if their memory outlives it.
+# After these causes the requests in flight are suspects, and pages stay cached if their memory outlives the worker.
 _DEATHS = (ResetCause.WORKER_LOST, ResetCause.WORKER_SILENT)
 
 
@@ -42,10 +42,8 @@ class Lanes:
         self._config, self._queue = config, queue
         self.by_worker: dict[str, Lane] = {}
         """Lanes by worker name, in the order in which the workers joined."""
-        self.seated: list[Lane] = []
-        """The lanes of all workers but those on standby, in the same order."""
-        self.serving: list[Lane] = []
-        """The lanes on which requests may run, in the same order."""
+        self.seated, self.serving = list[Lane](), list[Lane]()
+        """The lanes of all workers but those on standby, and those of them that are proven, in the same order."""
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.suspects = Suspects(queue)
@@ -55,8 +53,7 @@ class Lanes:
         # Whether a worker has been seated since the start.
         self._was_seated = False
         self.held_pools = HeldPools()
-        self._generation = config.first_generation
-        self._next_number = 1
+        self._generation, self._next_number = config.first_generation, 1
 
     def report(
         self,
@@ -96,7 +93,7 @@ class Lanes:
         self._next_number += 1
         self.by_worker[worker] = lane
         self._list_lanes()
-        effects.append(fx.WorkerAccepted(worker=worker, generation=self._generation))
+        effects += accept(lane, event.kept, self._config)
         if lane.is_seated:
             self._was_seated = True
             effects += self.report(lane, now)
@@ -107,7 +104,6 @@ class Lanes:
     def _prove(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Lets a seated lane get requests, and announces its sizes to callers. A standby lane may be seated at once."""
         lane.prove(now)
-        self._list_lanes()
         if not lane.is_seated:
             return self.seat_due(now)
         self.held_pools.hand_over(lane, now)
@@ -116,6 +112,7 @@ class Lanes:
 
     def _serving_changed(self) -> None:
         """Announces the sizes of the serving workers, and looks again at requests that fitted none of them."""
+        self._list_lanes()
         self.worker_infos.update(lane.info for lane in self.serving)
         self._queue.restore_set_aside()
 
@@ -126,9 +123,7 @@ class Lanes:
 
     def next_seating(self) -> float | None:
         """Returns the time at which a standby worker is seated because no other worker has come, or None."""
-        if self.seated:
-            return None
-        return standby.seat_due_at(self.by_worker.values(), was_seated=self._was_seated)
+        return None if self.seated else standby.seat_due_at(self.by_worker.values(), was_seated=self._was_seated)
 
     def seat_due(self, now: float) -> list[fx.Effect]:
         """Seats a standby worker if no worker is seated and none is expected to come."""
@@ -149,7 +144,6 @@ class Lanes:
     def _seat(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Lets requests run on a proven standby worker."""
         lane.take_seat()
-        self._list_lanes()
         self.held_pools.hand_over(lane, now)
         self._was_seated = True
         self._serving_changed()
@@ -176,13 +170,12 @@ class Lanes:
 
         If `seats`, a standby worker gets the seat of a worker that served, or of the last one that was seated.
         """
-        lane = self.by_worker.pop(worker)
+        lane, in_trial = self.by_worker.pop(worker), False
         self._list_lanes()
-        in_trial = False
         if is_death and cause in _DEATHS and lane.serves:
-            in_trial = self.suspects.is_trial(lane.in_flight)
-            num_lanes = len(self.serving) + 1
-            self.suspects.implicate(lane, lane.in_flight, reason, is_step=False, num_lanes=num_lanes, now=now)
+            plans, num_lanes = lane.in_flight, len(self.serving) + 1
+            in_trial = self.suspects.is_trial(plans)
+            self.suspects.implicate(lane, plans, reason, is_step=False, num_lanes=num_lanes, now=now)
         # The death of a worker on probation or on standby does not count while another worker serves.
         if is_death and (lane.serves or not self.serving):
             self.crash_loop.died(reason, now, in_trial=in_trial)
@@ -248,10 +241,3 @@ class Lanes:
         """Closes the lane and refuses the worker, which may join again."""
         refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
         return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
-
-    def flush(self) -> int:
-        """Evicts all cached pages and returns their number."""
-        for lane in self.by_worker.values():
-            lane.schedule.clear_lookups()
-        num_held = self.held_pools.evict_all()
-        return num_held + sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())

@@ -84,7 +84,8 @@ class SampleSender:
             delta.token_ids.extend(token_ids)
         if logprobs is not None and has_logprobs:
             delta.logprobs.CopyFrom(logprobs.take(len(piece.token_ids)))
-        self._num_sent = max(self._num_sent, self.output.num_tokens)
+        if self._num_sent < self.output.num_tokens:
+            self._num_sent = self.output.num_tokens
         return message
 
     def _beyond_received(self, piece: OutputPiece, token_ids: Sequence[int], text: str) -> tuple[Sequence[int], str]:

@@ -38,8 +38,11 @@ class RecordedRunner:
     def pool_id(self) -> bytes:
         return self.runner.pool_id
 
-    def join(self, generation: int) -> None:
-        self.runner.join(generation)
+    def report_pages(self, join: pb.Join) -> None:
+        self.runner.report_pages(join)
+
+    def join(self, message: pb.Joined) -> None:
+        self.runner.join(message)
 
     def submit(self, message: pb.StepPlan) -> None:
         begun = time.perf_counter()

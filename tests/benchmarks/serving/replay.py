@@ -48,7 +48,7 @@ def step(runner: Runner, frame: bytes) -> Outcome:
 
 def run(runner: Runner, recording: Recording) -> list[Span]:
     """Returns the begin and the end of each step."""
-    runner.join(recording.generation)
+    runner.join(pb.Joined(generation=recording.generation))
     spans: list[Span] = []
     outcomes: list[Outcome] = []
     for frame in recording.frames:

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from tandem.internal.v1 import worker_pb2 as pb
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
@@ -76,7 +77,7 @@ def measure(runner: Runner, recording: Recording, spans: Sequence[Span]) -> dict
     # The steps in the middle of the run, where the rows are taken.
     chosen = {kind: steps[len(steps) // 2 :][:_NUM_STEPS] for kind, steps in kinds.items() if steps}
     profiled = {i: _Profiled() for steps in chosen.values() for i in steps}
-    runner.join(recording.generation)
+    runner.join(pb.Joined(generation=recording.generation))
     for i, frame in enumerate(recording.frames):
         with profiled.get(i, contextlib.nullcontext()):
             replay.step(runner, frame)

@@ -24,11 +24,11 @@ from tests.rigs.processes import REPOSITORY, child_environment
 
 NUM_STREAMS = 32
 KNOWN_TOKENS = 200
-_PROMPT_TOKENS = 150
+PROMPT_TOKENS = 150
 # The streams still have as many tokens to compute when they reach KNOWN_TOKENS, at least.
 _TOKENS_AFTER = 100
 # Tokens that the worker has sent arrive while it is stopped.
-_QUIET_SECONDS = 0.1
+QUIET_SECONDS = 0.1
 _MOST_SECONDS = 120.0
 _LOOK_SECONDS = 0.2
 
@@ -57,10 +57,10 @@ class Stream:
         self.killed_at: float | None = None
         self.first_after: float | None = None
 
-    async def run(self, client: AsyncClient, prompt: list[int]) -> None:
+    async def run(self, client: AsyncClient, prompt: list[int], *, resume: bool = False) -> None:
         """Runs the request to its end."""
-        num_tokens = KNOWN_TOKENS - _PROMPT_TOKENS + _TOKENS_AFTER
-        stream = client.generate(prompt, max_new_tokens=num_tokens, ignore_eos=True, temperature=0.0)
+        num_tokens = KNOWN_TOKENS - PROMPT_TOKENS + _TOKENS_AFTER
+        stream = client.generate(prompt, max_new_tokens=num_tokens, ignore_eos=True, temperature=0.0, resume=resume)
         async for delta in stream:
             if self.killed_at is not None and self.first_after is None:
                 self.first_after = time.monotonic() - self.killed_at
@@ -73,7 +73,7 @@ class Stream:
 def prompts() -> list[list[int]]:
     """The prompts of the streams; no two begin alike, so no pages are shared."""
     draw = random.Random(7)
-    return [[draw.randrange(100, 1000) for _ in range(_PROMPT_TOKENS)] for _ in range(NUM_STREAMS)]
+    return [[draw.randrange(100, 1000) for _ in range(PROMPT_TOKENS)] for _ in range(NUM_STREAMS)]
 
 
 @asynccontextmanager
@@ -106,15 +106,15 @@ async def takeover(client: AsyncClient, standbys: int) -> Takeover:
     running = [
         asyncio.create_task(stream.run(client, prompt)) for stream, prompt in zip(streams, prompts(), strict=True)
     ]
-    while min(stream.num_tokens for stream in streams) < KNOWN_TOKENS - _PROMPT_TOKENS:
+    while min(stream.num_tokens for stream in streams) < KNOWN_TOKENS - PROMPT_TOKENS:
         await asyncio.sleep(0.002)
         for task in running:
             if task.done():
                 task.result()
     [serving] = [worker.pid for worker in (await client.load()).per_worker if not worker.is_standby]
     os.kill(serving, signal.SIGSTOP)
-    await asyncio.sleep(_QUIET_SECONDS)
-    known = sum(_PROMPT_TOKENS + stream.num_tokens for stream in streams)
+    await asyncio.sleep(QUIET_SECONDS)
+    known = sum(PROMPT_TOKENS + stream.num_tokens for stream in streams)
     killed_at = time.monotonic()
     for stream in streams:
         stream.killed_at = killed_at

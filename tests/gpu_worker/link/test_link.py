@@ -36,8 +36,11 @@ class EchoRunner:
     def pool_id(self) -> bytes:
         return b""
 
-    def join(self, generation: int) -> None:
-        self.joined.append(generation)
+    def report_pages(self, join: pb.Join) -> None:
+        pass
+
+    def join(self, message: pb.Joined) -> None:
+        self.joined.append(message.generation)
 
     def submit(self, message: pb.StepPlan) -> None:
         tokens = np.array([message.step], np.int32)

@@ -17,6 +17,7 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.cuda_memory.driver import Driver, cuda_driver
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.cuda import CudaGraphs
+from gpu_worker.shared_pool import device_pool
 from gpu_worker.shared_pool.device_pool import DevicePool
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.cuda_memory.fake_libcuda import GRANULARITY, FakeCard, FakeLibcuda
@@ -63,7 +64,7 @@ class Card:
 
         graphs = CudaGraphs(self.device) if self.device.type == "cuda" and self.spec.graphs else None
         rig = Rig(spec or self.spec, self.device, pool_of, graphs=graphs)
-        rig.runner.join(rig.core().generation)
+        rig.runner.join(pb.Joined(generation=rig.core().generation))
         return rig
 
     def dies(self, rig: Rig) -> None:
@@ -287,7 +288,8 @@ def test_another_card_has_another_layout(eager: Card) -> None:
 
 
 @fake_only
-def test_unused_pools_make_room_and_a_full_card_is_named(eager: Card) -> None:
+def test_unused_pools_make_room_and_a_full_card_is_named(eager: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_pool, "_GROW_SECONDS", 0.0)
     first, second = eager.rig(is_whole=True), eager.rig()
     core = served(first)
     held = sum(num_bytes for _, num_bytes in pool_of(first)._region.mapped)
@@ -301,6 +303,7 @@ def test_unused_pools_make_room_and_a_full_card_is_named(eager: Card) -> None:
         "out of memory; nvidia-smi shows what else uses the GPU, and a pool of a dead worker is kept for 600 s"
     )
     # The first worker dies, and nobody has taken its pool over.
+    monkeypatch.undo()
     eager.libraries[0].end()
     eager.dies(first)
     again = TinyCore(core.geometry, generation=2)
@@ -360,6 +363,6 @@ def test_no_handle_and_no_descriptor_is_left(eager: Card) -> None:
 def test_a_new_session_zeroes_what_has_memory(eager: Card) -> None:
     rig = eager.rig()
     served(rig)
-    rig.runner.join(9)
+    rig.runner.join(pb.Joined(generation=9))
     assert pool_of(rig).is_whole and not any(bool(pool.any()) for pool in rig.runner.on_device.cache.pools)
     assert not any(pool_of(rig)._header.filled_by)

@@ -49,7 +49,7 @@ def rig_of(spec: RigSpec, holder: FakeHolder, identity: str = "model") -> Rig:
         return SharedPool(holder, layers, geometry, dtype, identity=identity)  # type: ignore[arg-type]
 
     rig = Rig(spec, torch.device("cpu"), pool_of)
-    rig.runner.join(rig.core().generation)
+    rig.runner.join(pb.Joined(generation=rig.core().generation))
     return rig
 
 
@@ -227,6 +227,6 @@ def test_a_new_session_zeroes_the_pool_and_frees_its_memory(pair: Pair) -> None:
     run_first(pair, 3 * PAGE)
     memory = pair.holder.memories[pair.first.runner.pool_id]
     before = os.fstat(memory).st_blocks
-    pair.first.runner.join(9)
+    pair.first.runner.join(pb.Joined(generation=9))
     assert os.fstat(memory).st_blocks < before
     assert not any(pool.any() for pool in pair.first.runner.on_device.cache.pools)

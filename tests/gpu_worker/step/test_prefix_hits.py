@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from tandem.internal.v1 import worker_pb2 as pb
 
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.rig import Recording, Rig, RigSpec
@@ -17,7 +18,7 @@ def rig(request: pytest.FixtureRequest, rig_of: Callable[[RigSpec], Rig]) -> Ite
     rig = rig_of(request.param)
     yield rig
     # A page that a test filled with NaN is zeroed, because other tests share the rig.
-    rig.runner.join(rig.core().generation)
+    rig.runner.join(pb.Joined(generation=rig.core().generation))
 
 
 def add_hit(core: TinyCore, rig: Rig, row: int, shared: list[int], tokens: list[int], num_own: int, seed: int) -> None:

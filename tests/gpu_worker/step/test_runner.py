@@ -312,7 +312,7 @@ def test_joining_zeroes_the_pool(rig: Rig) -> None:
     core.add(1, rig.prompt(20, seed=9))
     rig.step(core, chunks={1: 20})
     poison(rig, [3])
-    rig.runner.join(core.generation + 1)
+    rig.runner.join(pb.Joined(generation=core.generation + 1))
     for pool in (*rig.runner.on_device.cache.keys, *rig.runner.on_device.cache.values):
         assert not pool.any()
 

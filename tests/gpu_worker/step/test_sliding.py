@@ -48,7 +48,7 @@ def spoil(rig: Rig, pages: list[int]) -> None:
 
 def forget(rig: Rig) -> None:
     """Zeroes pages that tests filled with NaN, because other tests share the rig."""
-    rig.runner.join(rig.core().generation)
+    rig.runner.join(pb.Joined(generation=rig.core().generation))
 
 
 def test_the_window_is_the_widest_of_all_layers(rig: Rig) -> None:

@@ -258,7 +258,7 @@ def test_page_orders_wait_for_the_step_in_flight(plain_rig: Rig) -> None:
 
 def test_loading_an_unsaved_page_is_refused(plain_rig: Rig) -> None:
     rig = plain_rig
-    rig.runner.join(rig.core().generation)
+    rig.runner.join(pb.Joined(generation=rig.core().generation))
     core = rig.core()
     order_all(rig, core, Moves(saves=[(1, 0)], loads=[(2, 0)]))
     # After a lane reset the saved pages are still valid.
@@ -269,7 +269,7 @@ def test_loading_an_unsaved_page_is_refused(plain_rig: Rig) -> None:
     assert outcome.detail == "loads.slots contains 4, to which no plan saved a page"
     # For a new scheduler nothing is saved.
     core = rig.core()
-    rig.runner.join(core.generation)
+    rig.runner.join(pb.Joined(generation=core.generation))
     outcome = rig.submit(core.plan(moves=Moves(loads=[(2, 0)])))
     assert "loads.slots contains 0, to which no plan saved a page" in outcome.detail
 

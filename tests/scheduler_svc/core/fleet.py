@@ -39,7 +39,7 @@ class Fleet(World):
                 self.plans_of[effect.worker].append(effect.plan)
                 self.workers[effect.worker].inbox.append(effect.plan)
             case fx.WorkerAccepted():
-                self.workers[effect.worker].inbox.append(Joined(generation=effect.generation))
+                self.workers[effect.worker].inbox.append(Joined(effect=effect))
             case _:
                 super()._take(effect)
 

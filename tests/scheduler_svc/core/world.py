@@ -211,7 +211,7 @@ class World:
                 self.plans.append(effect.plan)
                 self.sent.append(effect.plan)
             case fx.WorkerAccepted():
-                self.executor.begin(effect.generation)
+                self.executor.joined(pb.CoreToWorker.FromString(worker_wire.joined_frame(effect, "")).joined)
             case fx.Admitted():
                 for number in self.streams[effect.stream].submit.streams:
                     self.streams[number].admitted = True

@@ -140,7 +140,7 @@ def test_the_log_has_every_setting_of_the_core(tmp_path: Path) -> None:
         max_waiting=1, max_waiting_tokens=2, plans_in_flight=3, step_timeout_seconds=4.0, silence_timeout_seconds=5.0,
         max_worker_wait_seconds=6.0, max_plan_bytes=7, prove_workers=True, report_steps=True, policy=policy,
         predict_steps=True, quarantine_seconds=11.0,
-        max_kept_requests=8, max_kept_bytes=9, report_detached=True, first_generation=10,
+        max_kept_requests=8, max_kept_bytes=9, report_detached=True, first_generation=10, page_root="ab",
     )  # fmt: skip
     for value, plain in ((config, CoreConfig()), (policy, Policy())):
         assert not [f.name for f in fields(value) if getattr(value, f.name) == getattr(plain, f.name)]

@@ -1,7 +1,23 @@
-"""Assigns host pages to the device pages of a request that is preempted."""
+"""Pages that a running row gives up: those behind its attention window, and those that are swapped out."""
+
+import numpy as np
 
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
+
+
+def free_behind_windows(lane: Lane) -> None:
+    """Releases each row's pages that neither its next position nor a later one reads."""
+    info, rows = lane.info, lane.rows
+    if not info.window:
+        return
+    seated = rows.seated()
+    seen = np.minimum((rows.planned[seated] - info.window + 1) // info.page_size, rows.num_pages[seated])
+    start = np.maximum(rows.held_from[seated], lane.sink_pages)
+    for i in np.flatnonzero(seen > start).tolist():
+        row = int(seated[i])
+        lane.pool.release(rows.pages[row][start[i] : seen[i]])
+        rows.held_from[row] = seen[i]
 
 
 def swap_out(lane: Lane, request: Request, num_written: int) -> list[tuple[int, int, bytes]]:
