@@ -103,8 +103,9 @@ def from_rejected(rejected: frontend_pb2.Rejected, request_id: str) -> Refusal:
                 resource_type="request", resource_name=request_id, description=message
             )
             return Refusal(grpc.StatusCode.NOT_FOUND, message, resource)
-        case frontend_pb2.REJECT_CODE_QUEUE_FULL:
-            return overloaded(message)
+        case frontend_pb2.REJECT_CODE_QUEUE_FULL | frontend_pb2.REJECT_CODE_RATE_LIMITED:
+            seconds = rejected.retry_seconds or QUEUE_FULL_RETRY_SECONDS
+            return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, retry_after_seconds=seconds)
         case frontend_pb2.REJECT_CODE_QUARANTINED:
             info = error_details_pb2.RequestInfo(request_id=request_id)
             return Refusal(grpc.StatusCode.FAILED_PRECONDITION, message, info)
