@@ -149,9 +149,17 @@ class Scheduler:
             charge = tokens_to_charge(event, self._lanes.worker_infos)
             over = self.queue.accounts.of(event.tenant, now).rate_refusal(charge, now)
             if over is not None:
-                code, (message, seconds) = fx.RejectCode.RATE_LIMITED, over
-                names = {"frontend": event.frontend, "stream": event.stream}
-                return [fx.Rejected(**names, code=code, message=message, field="", retry_seconds=seconds)]
+                message, seconds = over
+                return [
+                    fx.Rejected(
+                        frontend=event.frontend,
+                        stream=event.stream,
+                        code=fx.RejectCode.RATE_LIMITED,
+                        message=message,
+                        field="",
+                        retry_seconds=seconds,
+                    )
+                ]
         ahead = self.queue.num_waiting
         forgotten = self._lingering.accepted(event, self._acceptance.accept(event, now))
         return [*forgotten, fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]

@@ -1,5 +1,7 @@
 """The refusal of a tenant's limit per minute, from the core's answer to the client's exception."""
 
+from typing import Any
+
 import grpc
 from tandem.internal.v1 import frontend_pb2
 
@@ -18,14 +20,14 @@ class _Error(grpc.RpcError):
     def details(self) -> str:
         return self._refusal.message
 
-    def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+    def trailing_metadata(self) -> Any:
         return self._refusal.metadata
 
-    def initial_metadata(self) -> tuple[()]:
+    def initial_metadata(self) -> Any:
         return ()
 
 
-def read(code: frontend_pb2.RejectCode, seconds: float) -> errors.TandemError:
+def read(code: frontend_pb2.RejectCode.ValueType, seconds: float) -> errors.TandemError:
     rejected = frontend_pb2.Rejected(code=code, message="the limit is 6 requests per minute", retry_seconds=seconds)
     return ErrorReader(address="a", timeout=None).read(_Error(rejected))
 

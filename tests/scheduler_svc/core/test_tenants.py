@@ -1,6 +1,7 @@
 """Tenants: one cannot delay or exclude another, whatever its salts; limits per minute, of the queue and of rows."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,14 +18,14 @@ from tests.scheduler_svc.core.world import CACHE_ROOT, World, greedy
 ONE_AT_A_TIME = Shape(max_rows=1, num_pages=16)
 
 
-def ask(world: World, tenant: str = "acme", **options: object) -> int:
+def ask(world: World, tenant: str = "acme", **options: Any) -> int:
     """Submits a prompt of two tokens that no other stream has."""
     number = len(world.streams) + 1
     options = {"max_new_tokens": 1, "ignore_eos": True, **options}
     return world.submit([number % 200, number // 200], tenant=tenant, **options)
 
 
-def limit(world: World, **limits: object) -> None:
+def limit(world: World, **limits: Any) -> None:
     world.handle(TenantsChanged(limits={"acme": TenantLimits(**limits), "other": TenantLimits()}))
 
 
