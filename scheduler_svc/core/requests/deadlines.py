@@ -36,7 +36,8 @@ class Deadlines:
             self._queue.add_deadline(request.arrived_at + submit.max_time_seconds, request, DeadlineKind.TIME_LIMIT)
         if submit.deadline_seconds > 0:
             self._queue.add_deadline(request.arrived_at + submit.deadline_seconds, request, DeadlineKind.DEADLINE)
-        if submit.max_queue_seconds > 0 and request.admitted_at is None:
+        # A request from the journal that has output has run before.
+        if submit.max_queue_seconds > 0 and not request.num_outputs:
             self._queue.add_deadline(request.arrived_at + submit.max_queue_seconds, request, DeadlineKind.QUEUE_TIME)
         self.update_worker_wait(request, now)
 
