@@ -25,7 +25,7 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.requests.acceptance import Acceptance
-from scheduler_svc.core.requests.check_submit import Refusal, refusal
+from scheduler_svc.core.requests.check_submit import Refusal, refusal, tokens_to_charge
 from scheduler_svc.core.requests.deadlines import Deadlines
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
@@ -81,7 +81,7 @@ class Scheduler:
             ev.WorkerLost: self._on_worker_lost,
             ev.WorkerAlive: self._on_worker_alive,
             ev.StepDone: self._on_step_done,
-            ev.TenantsChanged: lambda event, now: [],
+            ev.TenantsChanged: self._on_tenants_changed,
             ev.Tick: self._on_tick,
             ev.Paused: self._on_paused,
             ev.DrainStarted: self._on_drain_started,
@@ -145,6 +145,21 @@ class Scheduler:
         if refusal is not None:
             code, field, message = refusal
             return [fx.Rejected(frontend=event.frontend, stream=event.stream, code=code, message=message, field=field)]
+        if event.tenant:
+            charge = tokens_to_charge(event, self._lanes.worker_infos)
+            over = self.queue.accounts.of(event.tenant, now).rate_refusal(charge, now)
+            if over is not None:
+                message, seconds = over
+                return [
+                    fx.Rejected(
+                        frontend=event.frontend,
+                        stream=event.stream,
+                        code=fx.RejectCode.RATE_LIMITED,
+                        message=message,
+                        field="",
+                        retry_seconds=seconds,
+                    )
+                ]
         ahead = self.queue.num_waiting
         forgotten = self._lingering.accepted(event, self._acceptance.accept(event, now))
         return [*forgotten, fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
@@ -170,7 +185,7 @@ class Scheduler:
         request = self.queue.by_stream(event.frontend, event.stream)
         if request is None:
             return []
-        self._remove(request)
+        self._remove(request, now)
         return self._lingering.canceled(request, now)
 
     def _on_finish(self, event: ev.Finish, now: float) -> list[fx.Effect]:
@@ -201,7 +216,7 @@ class Scheduler:
         output_tokens: int | None = None,
     ) -> None:
         """Ends a live request in any phase: frees its row and pages, removes it, and adds its one terminal answer."""
-        in_flight = self._remove(request)
+        in_flight = self._remove(request, now)
         delivered = request.num_outputs
         kept = delivered if output_tokens is None else min(output_tokens, delivered)
         stats = stats_of(request, now=now, output_tokens=kept, discarded_tokens=in_flight + delivered - kept)
@@ -216,7 +231,7 @@ class Scheduler:
             self._end(request, now, failure=failure)
         return [fx.Note(message=f"{failure.message}; it is quarantined") for _, failure in convicted]
 
-    def _remove(self, request: Request) -> int:
+    def _remove(self, request: Request, now: float) -> int:
         """Removes a live request without an answer; returns its tokens that are still in flight."""
         if request.phase is Phase.RUNNING:
             self.lanes[request.worker].unseat(request, Move.END)
@@ -224,8 +239,15 @@ class Scheduler:
             request.move(Move.END)
             self.queue.withdraw(request)
         self.queue.remove(request)
+        if (account := self.queue.account_of(request)) is not None:
+            account.give_back(request.total_length - request.known, now)
         self._lanes.suspects.forget(request)
         return request.pending_tokens
+
+    def _on_tenants_changed(self, event: ev.TenantsChanged, now: float) -> list[fx.Effect]:
+        self.queue.accounts.change(event.limits, now)
+        self.queue.unpark_all()
+        return []
 
     # Front ends ----------------------------------------------------------------------------------------------
 
@@ -246,7 +268,7 @@ class Scheduler:
             return []
         effects = self._lingering.frontend_lost(frontend, now)
         for request in self.queue.by_frontend(frontend):
-            self._remove(request)
+            self._remove(request, now)
         return effects
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:

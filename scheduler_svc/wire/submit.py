@@ -41,7 +41,7 @@ def submit_of(submit: pb.Submit, frontend: str) -> ev.Submit:
         raise WireError(f"sampling has {len(submit.sampling)} bytes; the limit is {MAX_SAMPLING_BYTES}")
     if submit.num_logprobs > 1 + MAX_LOGPROBS:
         raise WireError(f"num_logprobs is {submit.num_logprobs}; the limit is {1 + MAX_LOGPROBS}")
-    seconds = (submit.max_time_seconds, submit.deadline_seconds, submit.linger_seconds)
+    seconds = (submit.max_time_seconds, submit.deadline_seconds, submit.linger_seconds, submit.max_queue_seconds)
     if not submit.request_id or not all(math.isfinite(value) and value >= 0 for value in seconds):
         raise WireError("request_id is empty, or a time limit or linger_seconds is negative or not finite")
     if not 1 <= submit.num_samples <= _MAX_SAMPLES or submit.stream + submit.num_samples - 1 > _MAX_STREAM:

@@ -36,6 +36,8 @@ class Submit:
     """Time from this event after which the request ends with TIME_LIMIT. 0 for no limit."""
     deadline_seconds: float
     """Time from this event after which the request fails with DEADLINE. 0 for no deadline."""
+    max_queue_seconds: float = 0.0
+    """Time from this event after which the request fails with DEADLINE if it has had no row. 0 for no limit."""
     num_samples: int = 1
     num_logprobs: int = 0
     """0 for none, otherwise 1 + the number of alternatives for each output token."""

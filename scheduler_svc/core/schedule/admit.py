@@ -49,11 +49,16 @@ def admit(builder: PlanBuilder, turn: Turn, other_lanes: Sequence[Lane], policy:
         return
     lane.schedule.unblock()
     order = AdmissionOrder(lane, queue, cache_aware=policy.cache_aware)
+    num_rows = lane.info.max_rows + sum(one.info.max_rows for one in other_lanes)
     others = OtherLanes([one for one in other_lanes if one is not turn.closed and not one.is_overdue(builder.now)])
     while lane.num_free_rows and builder.budget > 0:
         request = order.next()
         if request is None or (turn.stops_at is not None and queue_key(request) > turn.stops_at):
             return
+        account = queue.account_of(request)
+        if account is not None and not account.may_take_row(num_rows):
+            queue.park(request)
+            continue
         verdict = _judge(builder, request, others, policy)
         if verdict is _Refusal.SKIP:
             order.skip(request)

@@ -81,8 +81,12 @@ class Request:
     """Virtual start time in tokens of service (`fair_share`)."""
     passed_over: int = 0
     """Number of requests behind this one that were admitted first because more of their prompt was cached."""
+    tenant: str = ""
+    """`Submit.tenant`."""
+    has_row: bool = False
+    """Whether the request counts as one of its tenant's rows."""
     prefix_root: bytes = b""
-    """The start of the page hashes, which also identifies the tenant. If it is empty, the request shares no pages."""
+    """The start of the page hashes, made of tenant and salt. If it is empty, the request shares no pages."""
     options: Options = (b"", (), ())
     """`Submit.options`."""
     page_hashes: list[bytes] = field(default_factory=list[bytes])
@@ -152,6 +156,10 @@ class Request:
         self.admitted_at = now
         self.cached_prompt_tokens = min(first_position, self.prompt_tokens)
         return True
+
+    def count_row(self, has_row: bool) -> None:
+        """Records whether the request counts as one of its tenant's rows."""
+        self.has_row = has_row
 
     def pass_over(self) -> None:
         """Counts a request behind this one that was admitted first."""

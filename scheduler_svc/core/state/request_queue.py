@@ -11,6 +11,9 @@ behind. The entry is dropped when it reaches the front.
 **Set aside.** A request that no present worker can hold is taken out of the queue, so that it does not block those
 behind it. It goes back when another worker is proven, or when the last worker is lost.
 
+**Parked.** A request whose tenant has all rows of its `row_share` is taken out of the queue, too (`park`). Whenever a
+request of the tenant leaves the queue or a row, the first parked one goes back.
+
 **Held.** A suspect (`suspicion/suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
 
 **Deadlines.** A heap contains the times at which requests end: time limits, deadlines of callers, and the end of the
@@ -24,6 +27,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from scheduler_svc.core.quotas.account import Account, Accounts
 from scheduler_svc.core.state.fair_share import FairShare
 from scheduler_svc.core.state.request import Phase, Request
 
@@ -42,11 +46,12 @@ _Entry = tuple[tuple[int, int], Request]
 
 
 class DeadlineKind(StrEnum):
-    """Why a request ends at a deadline: its time limit, its caller's deadline, or the end of its wait for a worker."""
+    """Why a request ends at a deadline: the end of one of its times."""
 
     TIME_LIMIT = "time limit"
     DEADLINE = "deadline"
     WORKER_WAIT = "worker wait"
+    QUEUE_TIME = "queue time"
 
 
 class RequestQueue:
@@ -63,7 +68,11 @@ class RequestQueue:
         # Handles of the requests that are held, and those of them that wait.
         self._held: set[int] = set()
         self._held_waiting: dict[int, Request] = {}
+        # Parked requests by tenant: a heap in the order of the queue, and the handles of all that are parked.
+        self._parked: dict[str, list[_Entry]] = {}
+        self._parked_handles: set[int] = set()
         self.fair_share = FairShare()
+        self.accounts = Accounts()
         # A heap of time, handle and kind.
         self._deadlines: list[tuple[float, int, DeadlineKind]] = []
         self.num_waiting = 0
@@ -109,6 +118,9 @@ class RequestQueue:
     def remove(self, request: Request) -> None:
         """Removes a request that has ended."""
         self._held.discard(request.handle)
+        if request.tenant:
+            self._left_row(request)
+            self._unpark_one(request.tenant)
         del self._by_handle[request.handle]
         del self._by_stream[request.frontend, request.stream]
         samples = self._by_id[request.request_id]
@@ -128,6 +140,10 @@ class RequestQueue:
             self._insert((queue_key(request), request))
         self.num_waiting += 1
         self.waiting_tokens += request.known
+        if request.tenant:
+            self.accounts.of(request.tenant).queues(1, request.known)
+            if self._left_row(request):
+                self._unpark_one(request.tenant)
 
     def _insert(self, entry: _Entry) -> None:
         if self._rest and (not self._front or entry > self._front[-1]):
@@ -163,6 +179,45 @@ class RequestQueue:
         # must not pass theirs, so it advances only to this request's queue key.
         self.fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
         self.withdraw(request)
+        if request.tenant:
+            request.count_row(True)
+            self.accounts.of(request.tenant).takes_rows(1)
+
+    def _left_row(self, request: Request) -> bool:
+        """Counts the row that the request had as free. Returns whether it had one."""
+        had_row = request.has_row
+        if had_row:
+            request.count_row(False)
+            self.accounts.of(request.tenant).takes_rows(-1)
+        return had_row
+
+    def park(self, request: Request) -> None:
+        """Takes one of the first `WINDOW` waiting requests out of the queue until its tenant may have a row."""
+        self._remove_from_front(request)
+        heapq.heappush(self._parked.setdefault(request.tenant, []), (queue_key(request), request))
+        self._parked_handles.add(request.handle)
+
+    def _unpark_one(self, tenant: str) -> bool:
+        """Puts the tenant's first parked request back into the queue. Returns False if none is parked."""
+        heap = self._parked.get(tenant)
+        while heap:
+            entry = heapq.heappop(heap)
+            if entry[1].handle in self._parked_handles:
+                self._parked_handles.discard(entry[1].handle)
+                self._insert(entry)
+                return True
+        self._parked.pop(tenant, None)
+        return False
+
+    def unpark_all(self) -> None:
+        """Puts all parked requests back, because rows or limits changed."""
+        for tenant in list(self._parked):
+            while self._unpark_one(tenant):
+                pass
+
+    def account_of(self, request: Request) -> Account | None:
+        """Returns the account of the request's tenant; None without a token file."""
+        return self.accounts.of(request.tenant) if request.tenant else None
 
     def _remove_from_front(self, request: Request) -> None:
         for i, entry in enumerate(self._front):
@@ -177,6 +232,9 @@ class RequestQueue:
         self.waiting_tokens -= request.known
         self._set_aside.pop(request.handle, None)
         self._held_waiting.pop(request.handle, None)
+        if request.tenant:
+            self.accounts.of(request.tenant).queues(-1, -request.known)
+            self._parked_handles.discard(request.handle)
         if len(self._rest) > 2 * self.num_waiting + 64:
             self._rest[:] = [entry for entry in self._rest if entry[1].phase is Phase.WAITING]
             heapq.heapify(self._rest)
@@ -185,6 +243,8 @@ class RequestQueue:
         """Takes one of the first `WINDOW` waiting requests out of the queue. It still counts as waiting."""
         self._remove_from_front(request)
         self._set_aside[request.handle] = request
+        if request.tenant:
+            self._unpark_one(request.tenant)
 
     def restore_set_aside(self) -> None:
         """Puts all requests that were set aside back into the queue."""
@@ -200,7 +260,9 @@ class RequestQueue:
             self._rest = [entry for entry in self._rest if entry[1] is not request]
             heapq.heapify(self._rest)
             self._set_aside.pop(request.handle, None)
+            self._parked_handles.discard(request.handle)
             self._held_waiting[request.handle] = request
+            self._unpark_one(request.tenant)
 
     def release(self, request: Request) -> None:
         """Puts a held request back into the queue if it waits."""
@@ -216,14 +278,17 @@ class RequestQueue:
         """Appends a token to a waiting request, from the result of a plan that was in flight at its preemption."""
         request.add_outputs(np.array([token], np.int32))
         self.waiting_tokens += 1
+        if request.tenant:
+            self.accounts.of(request.tenant).queues(0, 1)
 
     def waiting(self) -> list[Request]:
-        """Returns all waiting requests: those in the queue, in order, then those set aside, then those held.
+        """Returns all waiting requests: those in the queue, in order, then those parked, set aside and held.
 
         It takes O(n log n), so only audits and rare operations call it.
         """
         queued = [entry[1] for entry in sorted(self._front + self._rest) if entry[1].phase is Phase.WAITING]
-        return [*queued, *self._set_aside.values(), *self._held_waiting.values()]
+        parked = [self._by_handle[handle] for handle in sorted(self._parked_handles)]
+        return [*queued, *parked, *self._set_aside.values(), *self._held_waiting.values()]
 
     # Deadlines -----------------------------------------------------------------------------------------------
 

@@ -115,6 +115,7 @@ class Lanes:
         self._list_lanes()
         self.worker_infos.update(lane.info for lane in self.serving)
         self._queue.restore_set_aside()
+        self._queue.unpark_all()
 
     def _list_lanes(self) -> None:
         """Updates `seated` and `serving`. Both are read in every step and change rarely."""

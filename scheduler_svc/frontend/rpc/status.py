@@ -5,6 +5,7 @@ the call's status.
 """
 
 import functools
+import math
 from typing import Any
 
 import grpc
@@ -72,6 +73,15 @@ def overloaded(message: str) -> Refusal:
     return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, retry_after_seconds=QUEUE_FULL_RETRY_SECONDS)
 
 
+def rate_limited(message: str, seconds: float) -> Refusal:
+    """The tenant has used up a limit per minute. The request would be accepted after `seconds`."""
+    violation = error_details_pb2.QuotaFailure.Violation(subject="tenant", description=message)
+    quota = error_details_pb2.QuotaFailure(violations=[violation])
+    # Rounded up to milliseconds, so that a caller who waits is accepted.
+    pause = math.ceil(seconds * 1000) / 1000
+    return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, quota, retry_after_seconds=pause)
+
+
 def replaced() -> Refusal:
     """Another call took over the stream."""
     return Refusal(grpc.StatusCode.ABORTED, "another reader resumed this request")
@@ -105,6 +115,8 @@ def from_rejected(rejected: frontend_pb2.Rejected, request_id: str) -> Refusal:
             return Refusal(grpc.StatusCode.NOT_FOUND, message, resource)
         case frontend_pb2.REJECT_CODE_QUEUE_FULL:
             return overloaded(message)
+        case frontend_pb2.REJECT_CODE_RATE_LIMITED:
+            return rate_limited(message, rejected.retry_seconds)
         case frontend_pb2.REJECT_CODE_QUARANTINED:
             info = error_details_pb2.RequestInfo(request_id=request_id)
             return Refusal(grpc.StatusCode.FAILED_PRECONDITION, message, info)
