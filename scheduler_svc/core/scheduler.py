@@ -24,13 +24,13 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.requests.acceptance import Acceptance
-from scheduler_svc.core.requests.check_submit import Refusal, refusal, tokens_to_charge
 from scheduler_svc.core.requests.deadlines import Deadlines
+from scheduler_svc.core.requests.refusals import Refusals
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.steps import Steps
 from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update.output_collector import OutputCollector
@@ -61,6 +61,7 @@ class Scheduler:
         self._output = OutputCollector(report_detached=config.report_detached)
         self._deadlines = Deadlines(config, self.queue, self._lanes, self._end)
         self._acceptance = Acceptance(config, self.queue, self._lanes, self._deadlines)
+        self._refusals = Refusals(config, self.queue, self._lanes, self.convictions)
         self._lingering = Lingering(config, self.queue, self._lanes, self._remove)
         self.outputs_of = self._lingering.outputs_of
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
@@ -141,43 +142,13 @@ class Scheduler:
     # Requests ------------------------------------------------------------------------------------------------
 
     def _on_submit(self, event: ev.Submit, now: float) -> list[fx.Effect]:
-        refusal = self._refusal(event, now)
-        if refusal is not None:
-            code, field, message = refusal
-            return [fx.Rejected(frontend=event.frontend, stream=event.stream, code=code, message=message, field=field)]
-        if event.tenant:
-            charge = tokens_to_charge(event, self._lanes.worker_infos)
-            over = self.queue.accounts.of(event.tenant, now).rate_refusal(charge, now)
-            if over is not None:
-                message, seconds = over
-                return [
-                    fx.Rejected(
-                        frontend=event.frontend,
-                        stream=event.stream,
-                        code=fx.RejectCode.RATE_LIMITED,
-                        message=message,
-                        field="",
-                        retry_seconds=seconds,
-                    )
-                ]
+        is_registered = event.frontend in self.frontends
+        rejected = self._refusals.rejected(event, now, is_registered=is_registered, is_draining=self.draining)
+        if rejected is not None:
+            return [rejected]
         ahead = self.queue.num_waiting
         forgotten = self._lingering.accepted(event, self._acceptance.accept(event, now))
         return [*forgotten, fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
-
-    def _refusal(self, event: ev.Submit, now: float) -> Refusal | None:
-        """Returns code, field and message of the refusal, None if the request is accepted."""
-        if event.frontend not in self.frontends:
-            message = "this front end is not registered with the core; it must send Hello first"
-            return fx.RejectCode.NOT_READY, "", message
-        if self.info is None:
-            return fx.RejectCode.NOT_READY, "", "no worker has joined yet"
-        if self.draining:
-            return fx.RejectCode.NOT_READY, "", "the service is shutting down"
-        if cause := self._lanes.crash_loop.cause(now):
-            return fx.RejectCode.NOT_READY, "", cause
-        if sentence := self.convictions.quarantine.refusal(event, now):
-            return fx.RejectCode.QUARANTINED, "", sentence
-        return refusal(event, worker_infos=self._lanes.worker_infos, queue=self.queue, config=self.config)
 
     def _on_cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
         if event.detach:

@@ -15,8 +15,8 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.workers.lanes import Lanes
 
 _NOT_FOUND = (

@@ -17,7 +17,6 @@ class Account:
     def __init__(self, limits: TenantLimits, now: float) -> None:
         self.waiting = 0
         self.waiting_tokens = 0
-        self.rows = 0
         self.limits = _NO_LIMITS
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
@@ -34,14 +33,10 @@ class Account:
         self.waiting += count
         self.waiting_tokens += tokens
 
-    def takes_rows(self, count: int) -> None:
-        """Counts rows, or returns them if `count` is negative."""
-        self.rows += count
-
-    def may_take_row(self, rows: int) -> bool:
-        """Returns whether the tenant may have one more of `rows` rows. One is always allowed."""
+    def may_take_row(self, num_rows: int, total: int) -> bool:
+        """Returns whether the tenant, which has `num_rows` of `total` rows, may have another. One is always allowed."""
         share = self.limits.row_share
-        return share is None or self.rows < max(1, int(share * rows))
+        return share is None or num_rows < max(1, int(share * total))
 
     def charge(self, tokens: int, now: float, *, requests: int = 1) -> None:
         """Takes accepted requests and all tokens that they may need."""

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from scheduler_svc.core.lingering.restored import restore_output, restored_ending
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.submit import Restored, Submit
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.requests.check_submit import new_requests, tokens_to_charge
 from scheduler_svc.core.requests.deadlines import Deadlines
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.results import Ending
 from scheduler_svc.core.workers.lanes import Lanes
 
@@ -72,7 +72,7 @@ class Acceptance:
             submit,
             first_handle=first_handle,
             worker_infos=self._lanes.worker_infos,
-            fair_share=self._queue.fair_share,
+            queue=self._queue,
             fair=self._config.policy.fair_share,
             now=arrived_at,
         )

@@ -8,8 +8,9 @@ from typing import Protocol
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.events import Submit
+from scheduler_svc.core.queue.deadline_heap import DeadlineKind
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.request import Phase, Request
-from scheduler_svc.core.state.request_queue import DeadlineKind, RequestQueue
 from scheduler_svc.core.workers.lanes import Lanes
 
 

@@ -39,8 +39,7 @@ MAX_SALT_CHARS = 256
 MAX_QUEUE_SECONDS = 86_400
 # Hashing this many pages takes about 1 ms.
 PAGES_AT_ONCE = 2048
-# One week.
-MAX_TIME_SECONDS = 604_800
+MAX_TIME_SECONDS = 604_800  # one week
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +61,7 @@ class Checked:
     prompt_logprobs_start: int | None
     # 0: the request ends with its stream.
     linger_seconds: float
-    # 0: no limit.
-    max_queue_seconds: float
+    max_queue_seconds: float  # 0: no limit
 
 
 def check_request(request: inference_pb2.GenerateRequest, model: Model, limits: CallerLimits) -> Checked:

@@ -104,7 +104,7 @@ def test_a_tenant_never_has_more_rows_than_its_share() -> None:
         world.step(0.01)
         for tenant in most:
             running = [one for one in world.core.queue if one.tenant == tenant and one.phase is Phase.RUNNING]
-            assert len(running) == world.core.queue.accounts.of(tenant).rows
+            assert len(running) == world.core.queue.num_running(tenant)
             most[tenant] = max(most[tenant], len(running))
     world.check_all_ended()
     assert most["acme"] == 2 and most["other"] >= 2
@@ -126,10 +126,9 @@ def test_parked_requests_are_never_lost(moves: list[tuple[str, int]]) -> None:
             limit(world, row_share=None if number % 2 else 0.4)
     world.run()
     assert len(world.core.queue) == 0
-    accounts = world.core.queue.accounts
-    assert [(one.waiting, one.waiting_tokens, one.rows) for one in map(accounts.of, ("acme", "other"))] == [
-        (0, 0, 0)
-    ] * 2
+    for tenant in ("acme", "other"):
+        account = world.core.queue.accounts.of(tenant)
+        assert (account.waiting, account.waiting_tokens, world.core.queue.num_running(tenant)) == (0, 0, 0)
 
 
 # Requests and tokens per minute ---------------------------------------------------------------------------------------

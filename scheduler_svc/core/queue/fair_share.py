@@ -1,6 +1,6 @@
 """Fair sharing of the service between tenants: start-time fair queueing, counted in tokens.
 
-Each request gets a virtual start time, which determines its place in the queue (`request_queue.queue_key`). The virtual
+Each request gets a virtual start time, which determines its place in the queue (`order.queue_key`). The virtual
 time of the service is the largest start time of the requests admitted so far. A new request starts where its tenant's
 previous request finishes, but not before the virtual time of the service:
 

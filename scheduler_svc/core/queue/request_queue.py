@@ -1,0 +1,216 @@
+"""All live requests, and the queue of those that wait.
+
+Requests wait in one queue and are not assigned to a lane. `turns` has their order.
+
+**Set aside.** A request that no present worker can hold is taken out of the queue, so that it does not block those
+behind it. It goes back when another worker is proven, or when the last worker is lost.
+
+**Parked.** A tenant with all rows of its `row_share` is left out of the queue until one of them is free.
+
+**Held.** A suspect (`suspicion/suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from scheduler_svc.core.queue.deadline_heap import DeadlineHeap, DeadlineKind
+from scheduler_svc.core.queue.order import Entry, queue_key
+from scheduler_svc.core.queue.turns import Turns
+from scheduler_svc.core.quotas.account import Account, Accounts
+from scheduler_svc.core.state.request import Phase, Request
+
+
+class RequestQueue:
+    """All live requests. Iteration and `len` include the running ones."""
+
+    def __init__(self) -> None:
+        self._by_handle: dict[int, Request] = {}
+        self._by_stream: dict[tuple[str, int], Request] = {}
+        self._by_id: dict[str, list[Request]] = {}
+        self._turns = Turns()
+        self._set_aside: dict[int, Request] = {}
+        # Handles of the requests that are held, and those of them that wait.
+        self._held: set[int] = set()
+        self._held_waiting: dict[int, Request] = {}
+        self._deadlines = DeadlineHeap(self._by_handle.get)
+        self.accounts = Accounts()
+        self.num_waiting = 0
+        """Waiting requests, including those set aside."""
+        self.waiting_tokens = 0
+        """Known tokens of the waiting requests."""
+
+    def __len__(self) -> int:
+        return len(self._by_handle)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._by_handle.values())
+
+    @property
+    def turns(self) -> Turns:
+        """The queues and turns of the tenants, to read."""
+        return self._turns
+
+    def by_handle(self, handle: int) -> Request | None:
+        """Returns the live request with this handle, or None."""
+        return self._by_handle.get(handle)
+
+    def by_stream(self, frontend: str, stream: int) -> Request | None:
+        """Returns the live request of this stream, or None."""
+        return self._by_stream.get((frontend, stream))
+
+    def by_request_id(self, request_id: str) -> tuple[Request, ...]:
+        """Returns the live samples of the submitted request with this id, in order."""
+        return tuple(self._by_id.get(request_id, ()))
+
+    def by_frontend(self, frontend: str) -> list[Request]:
+        """Returns the live requests of one front end in the order of arrival."""
+        return [request for request in self if request.frontend == frontend]
+
+    def add(self, request: Request) -> None:
+        """Adds a new request and queues it."""
+        self._by_handle[request.handle] = request
+        self._by_stream[request.frontend, request.stream] = request
+        self._by_id.setdefault(request.request_id, []).append(request)
+        self.enqueue(request)
+
+    def attach(self, request: Request, frontend: str, stream: int) -> None:
+        """Gives a live request another reader."""
+        del self._by_stream[request.frontend, request.stream]
+        request.attach(frontend, stream)
+        self._by_stream[frontend, stream] = request
+
+    def remove(self, request: Request) -> None:
+        """Removes a request that has ended."""
+        self._held.discard(request.handle)
+        self._turns.ended(request)
+        del self._by_handle[request.handle]
+        del self._by_stream[request.frontend, request.stream]
+        samples = self._by_id[request.request_id]
+        samples.remove(request)
+        if not samples:
+            del self._by_id[request.request_id]
+        self._turns.of(request.tenant).fair_share.prune(len(self))
+
+    # The queue -----------------------------------------------------------------------------------------------
+
+    def virtual_start(self, tenant: str, share: bytes, cost: int) -> int:
+        """Returns the virtual start time of a new request among its tenant's: `share` is its part, by salt."""
+        return self._turns.of(tenant).fair_share.enter(share, cost)
+
+    def enqueue(self, request: Request) -> None:
+        """Inserts a waiting request at its place in the order, unless it is held."""
+        assert request.phase is Phase.WAITING
+        self._turns.left_row(request)
+        if request.handle in self._held:
+            self._held_waiting[request.handle] = request
+        else:
+            self._turns.insert(request)
+        self._count(request, 1, request.known)
+
+    def _count(self, request: Request, count: int, tokens: int) -> None:
+        self.num_waiting += count
+        self.waiting_tokens += tokens
+        if request.tenant:
+            self.accounts.of(request.tenant).queues(count, tokens)
+
+    def first(self) -> list[Entry]:
+        """Returns the first `WINDOW` waiting requests in order. The list is valid until the queue changes."""
+        return self._turns.first()
+
+    def head(self) -> Request | None:
+        """Returns the first waiting request, or None if no request waits in the queue."""
+        return self._turns.head() if self.num_waiting else None
+
+    def take(self, request: Request) -> None:
+        """Removes a waiting request that is about to be admitted: one of the first `WINDOW`, or one that is held."""
+        if request.handle in self._held:
+            self._held_waiting.pop(request.handle, None)
+        else:
+            self._turns.take(request)
+        # A request that priority moved forward has a later start time than the requests it overtook. The virtual time
+        # must not pass theirs, so it advances only to this request's queue key.
+        fair_share = self._turns.of(request.tenant).fair_share
+        fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
+        self._turns.seated(request)
+        self._count(request, -1, -request.known)
+
+    def park(self, tenant: str) -> None:
+        """Leaves a tenant out until one of its rows is free, or `unpark_all` is called."""
+        self._turns.park(tenant)
+
+    def unpark_all(self) -> None:
+        """Considers all tenants again, because rows or limits changed."""
+        for queue in self._turns.queues.values():
+            self._turns.unpark(queue)
+
+    def account_of(self, request: Request) -> Account | None:
+        """Returns the account of the request's tenant; None without a token file."""
+        return self.accounts.of(request.tenant) if request.tenant else None
+
+    def num_running(self, tenant: str) -> int:
+        """Returns the number of rows that the tenant has on all lanes."""
+        return len(self._turns.of(tenant).running)
+
+    def withdraw(self, request: Request) -> None:
+        """Counts a request as no longer waiting. Its entry may stay in the queue until it reaches the front."""
+        is_elsewhere = self._set_aside.pop(request.handle, None) or self._held_waiting.pop(request.handle, None)
+        if is_elsewhere is None:
+            self._turns.left(request)
+        self._count(request, -1, -request.known)
+
+    def set_aside(self, request: Request) -> None:
+        """Takes one of the first `WINDOW` waiting requests out of the queue. It still counts as waiting."""
+        self._turns.take(request)
+        self._set_aside[request.handle] = request
+
+    def restore_set_aside(self) -> None:
+        """Puts all requests that were set aside back into the queue."""
+        for request in self._set_aside.values():
+            self._turns.insert(request)
+        self._set_aside.clear()
+
+    def hold(self, request: Request) -> None:
+        """Takes a live request out of the queue, now if it waits, or when it is queued again."""
+        is_queued = request.phase is Phase.WAITING and request.handle not in self._held
+        self._held.add(request.handle)
+        if is_queued:
+            if self._set_aside.pop(request.handle, None) is None:
+                self._turns.discard(request)
+            self._held_waiting[request.handle] = request
+
+    def release(self, request: Request) -> None:
+        """Puts a held request back into the queue if it waits."""
+        self._held.discard(request.handle)
+        if self._held_waiting.pop(request.handle, None) is not None:
+            self._turns.insert(request)
+
+    def is_held(self, request: Request) -> bool:
+        """Returns whether only a trial may run the request."""
+        return request.handle in self._held
+
+    def add_pending_token(self, request: Request, token: int) -> None:
+        """Appends a token to a waiting request, from the result of a plan that was in flight at its preemption."""
+        request.add_outputs(np.array([token], np.int32))
+        self._count(request, 0, 1)
+
+    def waiting(self) -> list[Request]:
+        """Returns all waiting requests: those in the queue, by tenant in order, then those set aside and held.
+
+        It takes O(n log n), so only audits and rare operations call it.
+        """
+        return [*self._turns.all(), *self._set_aside.values(), *self._held_waiting.values()]
+
+    # Deadlines -----------------------------------------------------------------------------------------------
+
+    def add_deadline(self, at: float, request: Request, kind: DeadlineKind) -> None:
+        """Adds a time at which the request ends."""
+        self._deadlines.add(at, request, kind)
+
+    def pop_deadline(self, now: float) -> tuple[Request, DeadlineKind] | None:
+        """Removes and returns the earliest deadline if it has passed. Otherwise returns None."""
+        return self._deadlines.pop(now, len(self))
+
+    def next_deadline(self) -> float | None:
+        """Returns the earliest deadline, or None. It may belong to a request that has ended."""
+        return self._deadlines.next()
