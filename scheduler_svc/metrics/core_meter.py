@@ -94,11 +94,9 @@ class CoreMeter:
         num_prefill, num_decode = plan.prefill_tokens, plan.decode_tokens
         kind = (_MIXED if num_decode else _PREFILL) if num_prefill else _DECODE
         place = self._places.of(lane, core)
-        histograms = self.steps.get(place)
-        if histograms is None:
-            made = tuple(Histogram(catalogue.STEP_SECONDS.buckets) for _ in catalogue.STEP_KINDS)
-            histograms = self.steps[place] = made
-        histograms[kind].observe(event.compute_us / 1e6)
+        if place not in self.steps:
+            self.steps[place] = tuple(Histogram(catalogue.STEP_SECONDS.buckets) for _ in catalogue.STEP_KINDS)
+        self.steps[place][kind].observe(event.compute_us / 1e6)
         self.plan_to_result.observe(self._clock() - plan.sent_at)
         self.step_tokens.observe(num_prefill + num_decode)
 

@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -79,9 +80,11 @@ class HttpServer:
         self._is_running.wait()
 
     def stop(self) -> None:
-        """Ends all connections and closes the sockets."""
+        """Ends all connections and closes the sockets. A second call does nothing."""
         if self._loop is not None and self._main is not None:
-            self._loop.call_soon_threadsafe(self._main.cancel)
+            # It has ended already if it failed.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._main.cancel)
             self._thread.join(_STOP_SECONDS)
         for one in self._sockets:
             one.close()
@@ -160,7 +163,7 @@ class HttpServer:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.max_header_bytes)
         try:
-            request = await _request(parser, reader)
+            request = await self._request(parser, reader)
         except h11.RemoteProtocolError as error:
             status, request = HTTPStatus(error.error_status_hint), None
         else:
@@ -177,6 +180,21 @@ class HttpServer:
         else:
             writer.close()
         await _skip_rest(reader)
+
+    async def _request(self, parser: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
+        """Returns the request's line and headers, None if the caller sends none. Raises h11.RemoteProtocolError."""
+        limit = num_left = self._limits.max_header_bytes
+        while True:
+            event = parser.next_event()
+            if isinstance(event, h11.Request):
+                return event
+            if event is not h11.NEED_DATA:
+                return None
+            data = await reader.read(_CHUNK_BYTES)
+            num_left -= len(data)
+            if num_left < 0:
+                raise h11.RemoteProtocolError(f"the request has more than {limit} bytes", error_status_hint=431)
+            parser.receive_data(data)
 
     def _status(self, request: h11.Request, writer: asyncio.StreamWriter) -> HTTPStatus:
         authorizations = [value for name, value in request.headers if name == b"authorization"]
@@ -200,17 +218,6 @@ class HttpServer:
             headers["Allow"] = "GET, HEAD"
         response = h11.Response(status_code=status, reason=status.phrase, headers=list(headers.items()))
         return parser.send(response) or b""
-
-
-async def _request(parser: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
-    """Returns the request's line and headers, None if the caller has sent none. Raises h11.RemoteProtocolError."""
-    while True:
-        event = parser.next_event()
-        if isinstance(event, h11.Request):
-            return event
-        if event is not h11.NEED_DATA:
-            return None
-        parser.receive_data(await reader.read(_CHUNK_BYTES))
 
 
 async def _skip_rest(reader: asyncio.StreamReader) -> None:

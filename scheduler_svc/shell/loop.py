@@ -73,9 +73,7 @@ class Loop:
 
         `watch` is called about once a second.
         """
-        self._core = core
-        self._tokens = tokens
-        self._metrics = metrics
+        self._core, self._tokens, self._metrics = core, tokens, metrics
         self._recorder = recorder
         self._journal = journal
         self._workers = workers
