@@ -1,20 +1,27 @@
 """The metrics page of the whole service: its sums are those of the Summaries, while workers and front ends die."""
 
 import random
+import ssl
 import time
+import urllib.error
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 from tandem.v1 import inference_pb2 as pb
 
+from tandem_client import Client, TlsSettings, errors
+from tests.rigs.authorities import Authority
 from tests.rigs.metrics_page import MetricsPage, fetch, wait_page
 from tests.rigs.processes import Rig, SchedulerProcess
 from tests.rigs.restarting import RestartingWorkers
 from tests.rigs.streams import Caller, Stream
 from tests.rigs.transcript import Transcript
 from tests.system.asks import Ask, random_asks
+from tests.system.test_door import Tenants
 
 # Too few pages for all rows, so that requests are preempted.
 SHAPE = (
@@ -112,3 +119,58 @@ def test_the_sums_are_those_of_the_summaries_under_kills(rig: Rig, num_requests:
     assert page.get("tandem_num_requests_running") == page.get("tandem_num_requests_waiting") == 0
     assert page.get("tandem_iteration_tokens_total_count") == page.sum("tandem_step_seconds_count")
     assert set(page.by_label("tandem_kv_cache_usage_perc")) <= {"0", "1", "2"}
+
+
+def test_a_front_end_that_dies_is_counted_and_its_reports_stay(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve(*SHAPE, scheduler_flags=("--metrics-listen", "127.0.0.1:0"))
+    url = page_url(scheduler)
+    [ask, last] = random_asks(2, seed=3, prompts=(5, 5), outputs=(8, 8))
+    caller.generate(ask.request()).result()
+    page = wait_page(url, lambda page: page.sum("tandem_request_success_total") == 1)
+    assert page.sum("tandem_frontend_deaths_total") == 0 and page.get("tandem_frontends") == 1
+    psutil.Process(scheduler.frontend_pid()).kill()
+    page = wait_page(url, lambda page: page.get("tandem_frontend_deaths_total") == 1)
+    assert page.get("tandem_generation_tokens_total") == 8
+    caller = rig.caller(scheduler)
+    caller.wait_serving()
+    caller.generate(last.request()).result()
+    page = wait_page(url, lambda page: page.sum("tandem_request_success_total") == 2)
+    assert page.get("tandem_generation_tokens_total") == 16
+    assert page.get("tandem_frontends") == page.get("tandem_frontend_deaths_total") == 1
+
+
+def test_the_page_on_any_address_needs_a_token_that_no_log_has(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("service", "DNS:tandem.test", "IP:127.0.0.1")
+    tenants = Tenants(tmp_path / "tokens.toml")
+    acme, reader = tenants.add("acme"), tenants.add("prometheus", "metrics")
+    tenants.write()
+    context = ssl.create_default_context(cafile=authority.certificate)
+    with Rig() as rig:
+        rig.worker(*SHAPE)
+        files = ("--tls-cert", str(pair.certificate), "--tls-key", str(pair.key), "--tokens", str(tenants.path))
+        scheduler = rig.scheduler(*files, "--metrics-listen", "0.0.0.0:0", "--log-level", "debug", listen="0.0.0.0:0")
+        url = page_url(scheduler).replace("0.0.0.0", "127.0.0.1")
+        for token, code in ((acme, 403), ("", 401), (reader + "x", 401)):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                fetch(url, token=token, context=context)
+            assert refused.value.code == code
+            refused.value.close()
+        tls = TlsSettings(ca=authority.certificate)
+        port = scheduler.address.rpartition(":")[2]
+        address = f"127.0.0.1:{port}"
+        with Client(address, token=acme, tls=tls) as client, Client(address, token=reader, tls=tls) as other:
+            client.wait_ready(30)
+            list(client.generate([1, 2, 3], max_new_tokens=4, ignore_eos=True))
+            with pytest.raises(errors.PermissionDenied):
+                list(other.generate([1, 2, 3]))
+        end = time.monotonic() + 30
+        while fetch(url, token=reader, context=context).sum("tandem_tenant_generation_tokens_total") < 4:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        page = fetch(url, token=reader, context=context)
+        assert page.by_label("tandem_tenant_prompt_tokens_total") == {"acme": 3}
+        assert page.by_label("tandem_admission_rejections_total") == {"permission_denied": 1}
+        assert scheduler.terminate() == 0
+        lines = "\n".join(child.output() for child in rig.children)
+        assert not [token for token in tenants.all if token in lines]
