@@ -118,7 +118,7 @@ BACKLOG = _gauge("frontend_stream_backlog_bytes", "Output that waits for callers
 TENANT_PROMPT = _counter("tenant_prompt_tokens", "Prompt tokens of a tenant's accepted requests.", "tenant")
 TENANT_OUTPUT = _counter("tenant_generation_tokens", "Output tokens sent to a tenant's callers.", "tenant")
 # Of the core.
-WORKERS = _gauge("workers", "Workers that serve.")
+WORKERS = _gauge("workers", "Workers that have joined, without those on standby.")
 STANDBY_WORKERS = _gauge("standby_workers", "Workers on standby.")
 FRONTENDS = _gauge("frontends", "Front ends that are connected to the core.")
 RESETS = _counter(

@@ -3,14 +3,10 @@
 import socket
 from collections.abc import Collection
 
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-
 from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.metrics.access import refusal
 from scheduler_svc.metrics.core_meter import CoreMeter
-from scheduler_svc.metrics.http_server import HttpServer
-from scheduler_svc.metrics.page import Page
 from scheduler_svc.metrics.tls_context import TlsContext
 from scheduler_svc.processes import address
 
@@ -23,6 +19,10 @@ class MetricsListener:
 
     def __init__(self, listen: str, *, tokens: TokenFile | None, tls: TlsFiles | None) -> None:
         """Binds the address; nothing is served before `start`. Raises address.ListenError."""
+        # Their libraries take a tenth of a second, which a service without the page does not spend.
+        from scheduler_svc.metrics.http_server import HttpServer
+        from scheduler_svc.metrics.page import CONTENT_TYPE, Page
+
         missing = address.missing_flags(has_tls=tls is not None, has_tokens=tokens is not None)
         host, port = address.split(listen, missing=missing)
         self.meter = CoreMeter()
@@ -40,7 +40,7 @@ class MetricsListener:
         self._server = HttpServer(
             sockets,
             Page(self.meter, self._tenants).text,
-            content_type=CONTENT_TYPE_PLAIN_0_0_4,
+            content_type=CONTENT_TYPE,
             refuse=lambda authorizations, certificate: refusal(tokens, authorizations, certificate),
             context=None if context is None else context.current,
         )

@@ -11,12 +11,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from scheduler_svc.metrics import catalogue
 from scheduler_svc.metrics.catalogue import Kind, Metric
 from scheduler_svc.metrics.core_meter import CoreMeter
 
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _FRESH_SECONDS = 0.5
 _PAUSE_SECONDS = 0.0002
 

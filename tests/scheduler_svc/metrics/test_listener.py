@@ -1,13 +1,16 @@
 """The metrics page behind its door: which addresses, which tokens and certificates, and TLS that follows its files."""
 
+import contextlib
 import hashlib
 import logging
+import socket
 import ssl
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import pytest
 
 from scheduler_svc.door.tls_files import TlsFiles
 from scheduler_svc.door.watch import TokenFile
-from scheduler_svc.metrics import tls_context
+from scheduler_svc.metrics import http_server, tls_context
 from scheduler_svc.metrics.listener import MetricsListener
 from scheduler_svc.processes.address import ListenError
 from tests.rigs.authorities import Authority, Pair
@@ -170,3 +173,35 @@ def test_client_certificates_have_rights_too(tmp_path: Path) -> None:
         for pair in (None, forged):
             with pytest.raises((urllib.error.URLError, ConnectionError)):
                 fetch(url, token=READER, context=client_context(authority, pair))
+
+
+def test_a_slow_handshake_is_cut_off_and_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HttpLimits", partial(http_server.HttpLimits, handshake_seconds=0.3))
+    authority = Authority(tmp_path)
+    tls = files_of(authority.issue("service", "IP:127.0.0.1"))
+    with listening(tokens=token_file(tmp_path), tls=tls) as url:
+        host, _, port = url.removeprefix("https://").removesuffix("/metrics").rpartition(":")
+        begun = time.monotonic()
+        slow = [socket.create_connection((host, int(port)), 30) for _ in range(4)]
+        # The first bytes of a ClientHello.
+        for connection in slow:
+            connection.sendall(b"\x16\x03\x01\x02\x00\x01")
+        assert status(url, token=READER, context=client_context(authority)) == 200
+        for connection in slow:
+            with connection, contextlib.suppress(ConnectionError):
+                assert connection.recv(100) == b""
+        assert time.monotonic() - begun < 20
+
+
+def test_old_versions_of_tls_are_refused(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    context = client_context(authority)
+    context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    tls = files_of(authority.issue("service", "IP:127.0.0.1"))
+    with (
+        listening(tokens=token_file(tmp_path), tls=tls) as url,
+        pytest.raises((urllib.error.URLError, ConnectionError)),
+    ):
+        fetch(url, token=READER, context=context)
