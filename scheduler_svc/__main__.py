@@ -27,6 +27,8 @@ from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.flags import SettingError
 from scheduler_svc.journal.opened import OpenedJournal
 from scheduler_svc.journal.writer import Sync
+from scheduler_svc.logs import announce
+from scheduler_svc.metrics.listener import MetricsListener
 from scheduler_svc.processes.address import ListenError, missing_flags
 from scheduler_svc.processes.frontend_process import FrontendFailed
 from scheduler_svc.processes.frontends import FrontendProcesses
@@ -90,7 +92,7 @@ class _Service:
         self._stack = stack
         self._runtime_dir = RuntimeDir(settings.runtime_dir)
         try:
-            tls_files.check(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+            tls = tls_files.check(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
             self._tokens = None if settings.tokens is None else TokenFile(settings.tokens)
         except (TlsFileError, TokenFileError) as error:
             raise SettingError(str(error)) from None
@@ -101,6 +103,10 @@ class _Service:
             missing=missing_flags(has_tls=settings.tls_cert is not None, has_tokens=settings.tokens is not None),
             health_listen=settings.health_listen,
         )
+        self._metrics: MetricsListener | None = None
+        if settings.metrics_listen:
+            self._metrics = MetricsListener(settings.metrics_listen, tokens=self._tokens, tls=tls)
+            stack.callback(self._metrics.close)
         self._journal: OpenedJournal | None = None
         if settings.journal is not None:
             self._journal = OpenedJournal(
@@ -140,6 +146,9 @@ class _Service:
         runtime_dir.sockets_bound()
         num_stop_requests, wake = self._signals()
         self._stack.callback(self._children.stop)
+        if self._metrics is not None:
+            self._metrics.start()
+            announce("metrics at %s", self._metrics.url)
         log.info("workers connect to %s", runtime_dir.worker_endpoint)
         self._loop(workers, frontends, wake).run(num_stop_requests)
 
@@ -173,6 +182,7 @@ class _Service:
             journal=keeper,
             tokens=self._tokens,
             grace_seconds=settings.grace_seconds,
+            metrics=None if self._metrics is None else self._metrics.meter,
         )
 
     def _link(
@@ -228,6 +238,7 @@ def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> lis
     files = {"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key, "--tls-client-ca": settings.tls_client_ca}
     flags |= {flag: str(path) for flag, path in files.items() if path is not None}
     switches = {"--reflection": settings.reflection, "--needs-tokens": settings.tokens is not None}
+    switches["--metrics"] = bool(settings.metrics_listen)
     listed = [str(word) for pair in flags.items() for word in pair]
     return [*listed, *(flag for flag, is_on in switches.items() if is_on)]
 

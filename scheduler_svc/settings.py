@@ -23,7 +23,7 @@ OLD_PREFIX = "TANDEM_"
 SHARED_SETTINGS = frozenset({"exit_with_parent", "log_format", "log_level", "runtime_dir"})
 """The worker has these settings too: TANDEM_RUNTIME_DIR sets it for both programs, without a warning."""
 # Younger than the prefix, so they have no old names. TANDEM_TLS_CERT is the client's.
-_WITHOUT_OLD_NAME = frozenset({"tokens", "tls_cert", "tls_key", "tls_client_ca", "health_listen"})
+_WITHOUT_OLD_NAME = frozenset({"tokens", "tls_cert", "tls_key", "tls_client_ca", "health_listen", "metrics_listen"})
 # Variables of the worker and of the client.
 _OTHER_PROGRAMS = ("TANDEM_WORKER_", "TANDEM_ADDRESS", "TANDEM_TLS_")
 _OF_CLIENT = ("TANDEM_TLS", "TANDEM_TOKEN", "TANDEM_TOKEN_FILE")
@@ -60,6 +60,9 @@ class SchedulerSettings(BaseModel):
     ] = None
     health_listen: Annotated[
         str, Field(title="HOST:PORT", description="second address, any: grpc.health.v1 alone, in plaintext")
+    ] = ""
+    metrics_listen: Annotated[
+        str, Field(title="HOST:PORT", description="address of the Prometheus page /metrics; rules as for --listen")
     ] = ""
     runtime_dir: Annotated[
         Path,

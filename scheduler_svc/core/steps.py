@@ -98,7 +98,7 @@ class Steps:
         """Returns the next plan of the lane of the current trial: the trial's, or one of other requests."""
         suspects = self._lanes.suspects
         if is_apart(suspects, [lane, *others]):
-            move_others(lane, self._queue, others)
+            move_others(lane, self._queue, others, self._lanes.counters)
         for turn in turns(suspects, lane, others):
             plan = self._plan(lane, others, turn, frontends, now)
             if plan is not None:

@@ -74,6 +74,7 @@ def serve(flags: argparse.Namespace) -> None:
         needs_tokens=flags.needs_tokens,
         tls=tls,
         health_listen=flags.health_listen,
+        measures=flags.metrics,
         stream_limits=StreamLimits(max_streams=flags.max_streams),
     )
 
@@ -139,6 +140,7 @@ def parse_flags(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--tls-key", type=Path)
     parser.add_argument("--tls-client-ca", type=Path)
     parser.add_argument("--health-listen", default="", help="address of the health service alone")
+    parser.add_argument("--metrics", action="store_true", help="measure requests, and report to the core")
     parser.add_argument("--reflection", action="store_true")
     parser.add_argument("--max-message-bytes", type=int, default=4 * 1024 * 1024)
     parser.add_argument("--max-streams", type=int, default=8192)

@@ -47,7 +47,7 @@ def add_to_server(
         "Watch": health.admit_watch,
     }
     for service, servicer in ((INFERENCE, inference), (CONTROL, control), (HEALTH, health)):
-        _add_service(server, calls, entrance, service, servicer, admit)
+        _add_service(server, calls, entrance, service, servicer, admit, {"Generate": inference.count_refusal})
 
 
 def add_health(server: grpc.aio.Server, calls: Calls, health: HealthServicer) -> None:
@@ -62,6 +62,7 @@ def _add_service(
     service: Any,
     servicer: Any,
     admit: dict[str, Callable[[], int]],
+    refused: dict[str, Callable[[grpc.StatusCode], None]] | None = None,
 ) -> None:
     handlers = {
         method.name: calls.handler(
@@ -72,6 +73,7 @@ def _add_service(
                 answer=getattr(servicer, method.name),
                 serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
                 reserve=HEALTH_RESERVE if service is HEALTH else 0,
+                refused=(refused or {}).get(method.name),
             )
         )
         for method in service.methods

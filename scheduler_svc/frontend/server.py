@@ -28,6 +28,7 @@ from scheduler_svc.frontend.rpc.options import allow_connections, server_options
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
+from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes import address
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class FrontEndSettings:
     tls: TlsFiles | None = None
     # The address of the health service alone, in plaintext; "": none.
     health_listen: str = ""
+    # Whether requests are measured for the metrics page.
+    measures: bool = False
     # Proves to the core that this process is its front end.
     secret: bytes = field(default=b"", repr=False)
 
@@ -75,6 +78,7 @@ class FrontEnd:
         self._calls = Calls(settings.call_limits)
         self._streams = StreamTable(self._link.send, settings.stream_limits, lambda: self._calls.num_unread)
         self._queries = CoreQueries(self._link.send)
+        self._meter = FrontMeter() if settings.measures else None
         self._server = self._make_server(max_connections)
         self._stop = asyncio.Event()
         # The newest model state that is not loaded yet: workers of other sizes may join while one is loaded.
@@ -104,6 +108,7 @@ class FrontEnd:
             if self._probes is not None:
                 stopping.append(self._probes.stop(STOP_SECONDS))
             await asyncio.gather(*stopping)
+            self._report()
             self._readiness.lose_core()
             for task in (link, sweep, stop):
                 task.cancel()
@@ -158,6 +163,8 @@ class FrontEnd:
         if self._loading is not None:
             self._loading.cancel()
         self._next_state = self._loading = None
+        if self._meter is not None:
+            self._meter.connection_lost()
         self._readiness.lose_core()
         self._streams.fail_all(lambda: status.not_ready("the scheduler's core is gone"))
         self._queries.fail_all()
@@ -213,9 +220,16 @@ class FrontEnd:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self._streams.drop_stalled()
+            self._report()
             if self._probes is not None:
                 self._probes.sweep()
             self._calls.sweep(self._health.stalled(self._settings.call_limits.answer_seconds))
+
+    def _report(self) -> None:
+        """Sends the core what was measured since the start of this process."""
+        if self._meter is not None:
+            report = self._meter.report(self._streams.backlog_bytes)
+            self._link.send(frontend_pb2.FrontendToCore(metrics=report))
 
     def _make_server(self, max_connections: int) -> grpc.aio.Server:
         settings = self._settings
@@ -226,7 +240,9 @@ class FrontEnd:
         )
         with patient_threads():
             server = grpc.aio.server(options=options)
-        inference = InferenceServicer(self._readiness, self._streams, max_message_bytes=settings.max_message_bytes)
+        inference = InferenceServicer(
+            self._readiness, self._streams, max_message_bytes=settings.max_message_bytes, meter=self._meter
+        )
         control = ControlServicer(self._readiness, self._queries)
         methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health)
         if settings.reflection:

@@ -19,6 +19,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.journal.keeper import JournalKeeper
+from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.event_log import Recorder
@@ -66,13 +67,13 @@ class Loop:
         tokens: TokenFile | None,
         grace_seconds: float,
         wake: socket.socket,
+        metrics: CoreMeter | None = None,
     ) -> None:
         """`wake` becomes readable when a signal arrives, because a signal alone does not end a poll.
 
         `watch` is called about once a second.
         """
-        self._core = core
-        self._tokens = tokens
+        self._core, self._tokens, self._metrics = core, tokens, metrics
         self._recorder = recorder
         self._journal = journal
         self._workers = workers
@@ -95,6 +96,7 @@ class Loop:
             credentials=credentials,
             on_frontend_lost=self._frontend_lost,
             tokens=tokens,
+            metrics=metrics,
         )
         self._children = children
         self._worker_processes = worker_processes
@@ -148,6 +150,8 @@ class Loop:
                 self._journal.write(time.monotonic())
                 effects = self._journal.described(effects)
             self._dispatcher.dispatch(effects)
+            if self._metrics is not None:
+                self._metrics.turned(self._core, now)
             if num_seen and not self._has_work() and self._is_over():
                 return
 
@@ -222,6 +226,8 @@ class Loop:
     def _frontend_lost(self, frontend: str, reason: str) -> None:
         if self._drain_deadline is None:
             log.warning("front end %s was lost: %s", frontend, reason)
+            if self._metrics is not None:
+                self._metrics.frontend_lost()
         self._children.kill(frontend)
 
     def _begin_stop(self, *, at_once: bool) -> list[fx.Effect]:

@@ -208,7 +208,7 @@ class Lanes:
         """Resets the lane: its requests go back to the queue with all known tokens, its plans in flight become void."""
         void = tuple(lane.in_flight)
         self._generation += 1
-        self.counters.lane_reset()
+        self.counters.lane_reset(cause)
         # A preempted request no longer waits for the results of its plans in flight.
         for handle in {handle for record in void for handle in record.handles.tolist()}:
             request = self._queue.by_handle(handle)

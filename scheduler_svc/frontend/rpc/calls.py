@@ -62,6 +62,8 @@ class Method:
     # Calls of this method that are admitted beyond the shared bounds. Health needs them, because monitors call it most
     # when the bounds are reached.
     reserve: int = 0
+    # Called with the status of a call that is refused before `answer` is called.
+    refused: Callable[[grpc.StatusCode], None] | None = None
 
 
 def is_not_of_a_lost_caller(record: logging.LogRecord) -> bool:
@@ -147,6 +149,19 @@ class Calls:
 
     async def _serve(self, method: Method, context: Any) -> None:
         try:
+            request = await self._request(method, context)
+        except status.Refusal as refusal:
+            if method.refused is not None:
+                method.refused(refusal.code)
+            raise
+        answer = await method.answer(request, context)
+        if answer is not None:
+            self._finish()
+            await context.write(answer)
+
+    async def _request(self, method: Method, context: Any) -> Any:
+        """Returns the call's message. Raises Refusal if the call is not admitted."""
+        try:
             method.enter(context)
         except status.Refusal:
             self._strangers.add(_running())
@@ -159,12 +174,7 @@ class Calls:
         method.admit()
         data = await self._read(method, context)
         parsing.check_size(method.request, data, method.admit())
-        request = parsing.parse(method.request, data)
-        del data
-        answer = await method.answer(request, context)
-        if answer is not None:
-            self._finish()
-            await context.write(answer)
+        return parsing.parse(method.request, data)
 
     async def _read(self, method: Method, context: Any) -> bytes:
         if self.num_without_message >= self._limits.max_without_message + method.reserve:

@@ -95,6 +95,9 @@ class StreamSender:
 
     async def run(self) -> None:
         """Sends messages until every sample has ended. Raises Refusal if the request fails."""
+        if (meter := self._stream.meter) is not None:
+            for sender in self._samples:
+                sender.measure(meter.sample())
         if len(self._samples) == 1 and self._stream.prompt is None:
             self._stream.deliver = self._deliver
         while not all(sender.is_over for sender in self._samples):
@@ -109,6 +112,9 @@ class StreamSender:
         ends = [sample.end for sample in self._stream.samples if sample.end is not None]
         num_tokens = [sender.output.num_tokens for sender in self._samples]
         summary = summarize(ends, num_tokens, prompt_tokens=self._request.accepted.prompt_tokens)
+        if meter is not None:
+            # Before the caller sees the Summary, so that the next report counts all that it has seen.
+            meter.finished(summary, [sender.reason for sender in self._samples])
         await self._writer.write(pb.GenerateResponse(summary=summary))
         reasons = (pb.FinishReason.Name(sender.reason).removeprefix("FINISH_REASON_") for sender in self._samples)
         logger.info("request %s: %s after %d tokens", self._stream.request_id, ", ".join(reasons), sum(num_tokens))
@@ -166,6 +172,8 @@ class StreamSender:
         if not sender.is_ending:
             return
         sender.is_over = True
+        if sender.meter is not None:
+            sender.meter.over(sender.output.num_tokens)
         end = sender.sample.end
         if sender.stop_string or (end is not None and not end.HasField("failure")):
             await self._writer.write(pb.GenerateResponse(finished=sender.finished()))

@@ -15,6 +15,7 @@ from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.streaming.logprobs import LogprobQueue, PromptQueue
+from scheduler_svc.metrics.front_meter import StreamMeter
 
 # The size of one message: gRPC keeps a whole message, in several copies, while its write is blocked.
 MAX_DELTA_BYTES = 4096
@@ -100,6 +101,8 @@ class RequestStream:
     blocked_since: float = 0.0
     # Begins to send new tokens, in the caller's turn. Returns False if the request's task has to go on.
     deliver: "Callable[[], bool] | None" = None
+    # None without a metrics page.
+    meter: "StreamMeter | None" = None
     _is_changed: bool = False
     _waiter: "asyncio.Future[None] | None" = None
 

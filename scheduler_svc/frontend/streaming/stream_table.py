@@ -53,6 +53,11 @@ class StreamTable:
     def num_open(self) -> int:
         return len(self._open)
 
+    @property
+    def backlog_bytes(self) -> int:
+        """The size of what waits for callers that do not read."""
+        return sum(stream.num_bytes for stream in self._open if stream.blocked_since)
+
     def open(self) -> RequestStream:
         """Opens a stream for the running task's request. Raises Refusal if too many are open."""
         self._reserve(1)

@@ -215,6 +215,13 @@ def test_the_cause_is_printed_after_the_lines_of_the_children(service: FakeServi
     assert "ready" not in out
 
 
+def test_the_address_of_metrics_reaches_the_scheduler(service: FakeService, tmp_path: Path) -> None:
+    write_programs(tmp_path, scheduler="say('scheduler_svc: enough'); sys.exit(2)", worker=STAYS)
+    with serve_process(tmp_path, "--metrics-listen", "127.0.0.1:9100", stderr=subprocess.STDOUT) as process:
+        out, _ = process.communicate(timeout=WAIT_SECONDS)
+    assert "scheduler | flags --exit-with-parent --metrics-listen=127.0.0.1:9100\n" in out
+
+
 def test_serve_without_listen_gives_the_scheduler_no_address(service: FakeService, tmp_path: Path) -> None:
     """A flag would override TANDEM_SCHEDULER_LISTEN and the key of a file."""
     write_programs(tmp_path, scheduler="say('scheduler_svc: enough'); sys.exit(2)", worker=STAYS)

@@ -74,6 +74,9 @@ def serve(
         str | None,
         typer.Option(metavar="DIR", help="Folder of a journal: streams with resume survive the scheduler's death."),
     ] = None,
+    metrics_listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of the Prometheus page /metrics; default: none.")
+    ] = None,
     log_format: Annotated[
         LogFormat | None, typer.Option(help="Log lines as text, or one JSON object per line; default: text.")
     ] = None,
@@ -90,7 +93,11 @@ def serve(
     holds_pools = _holds_pools(shared_pool, device, standby)
     screen = _Screen(as_json=log_format == LogFormat.JSON)
     pair = ServicePair(
-        scheduler_flags=[*flags(listen=listen, journal=journal), *shared, *shlex.split(scheduler)],
+        scheduler_flags=[
+            *flags(listen=listen, journal=journal, metrics_listen=metrics_listen),
+            *shared,
+            *shlex.split(scheduler),
+        ],
         worker_flags=[
             *flags(model=model, device=device, dtype=dtype, shared_pool=shared_pool.value if holds_pools else "off"),
             *shared,
