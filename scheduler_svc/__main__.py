@@ -224,6 +224,7 @@ def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> lis
         "--grace-seconds": settings.grace_seconds,
         "--log-level": settings.log_level,
         "--log-format": settings.log_format,
+        "--log-requests": settings.log_requests,
     }
     files = {"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key, "--tls-client-ca": settings.tls_client_ca}
     flags |= {flag: str(path) for flag, path in files.items() if path is not None}

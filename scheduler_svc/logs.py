@@ -14,6 +14,7 @@ import select
 import sys
 import textwrap
 import threading
+from collections.abc import Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Literal
@@ -28,6 +29,9 @@ _MAX_MESSAGE = 4096
 _FLUSH_SECONDS = 1.0
 # Control characters, line separators, marks that change the direction of text, and halves of surrogate pairs.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+# The values of fields that a text line shows without quotation marks.
+_PLAIN = re.compile(r"[\w.:/@+,-]+", re.ASCII)
 
 
 def start(process: str, *, level: str, log_format: LogFormat) -> None:
@@ -47,6 +51,18 @@ def start(process: str, *, level: str, log_format: LogFormat) -> None:
 def announce(message: str, *arguments: object) -> None:
     """Logs a line at every log level, because programs wait for it."""
     log.handle(log.makeRecord(log.name, logging.INFO, "", 0, message, arguments, None))
+
+
+def log_fields(logger: logging.Logger, level: int, message: str, fields: Mapping[str, object]) -> None:
+    """Logs a line with named values: `message name=value …`, or members of the line's JSON object.
+
+    Strings in `fields` may be a caller's: they are escaped, and in a text line quoted unless they are plain words. No
+    name may be that of another part of a line (`Formatter`).
+    """
+    if logger.isEnabledFor(level):
+        record = logger.makeRecord(logger.name, level, "", 0, message, (), None)
+        record.fields = fields
+        logger.handle(record)
 
 
 def open_closed_streams() -> None:
@@ -91,15 +107,23 @@ class Formatter(logging.Formatter):
                 "level": record.levelname,
                 "message": message,
             }
+            fields |= record.__dict__.get("fields", {})
             return json.dumps(fields | {"error": error} if error else fields)
         time = f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}"
-        line = f"{time} {self._process} {record.levelname} {message}"
+        named = "".join(f" {name}={_shown(value)}" for name, value in record.__dict__.get("fields", {}).items())
+        line = f"{time} {self._process} {record.levelname} {message}{named}"
         return f"{line}\n{textwrap.indent(error, '    ')}" if error else line
 
     def _traceback(self, record: logging.LogRecord) -> str:
         if not record.exc_info or record.exc_info[0] is None:
             return ""
         return "\n".join(map(escaped, self.formatException(record.exc_info).split("\n")))
+
+
+def _shown(value: object) -> str:
+    """A value as a text line shows it. Quoted strings have only ASCII characters, so nothing in them ends a line."""
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 class QueuedStderr(logging.Handler):

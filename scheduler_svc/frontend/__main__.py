@@ -74,6 +74,7 @@ def serve(flags: argparse.Namespace) -> None:
         needs_tokens=flags.needs_tokens,
         tls=tls,
         health_listen=flags.health_listen,
+        log_requests=flags.log_requests,
         stream_limits=StreamLimits(max_streams=flags.max_streams),
     )
 
@@ -145,6 +146,7 @@ def parse_flags(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--grace-seconds", type=float, default=30.0)
     parser.add_argument("--log-level", default="info", type=str.lower, choices=("debug", "info", "warning", "error"))
     parser.add_argument("--log-format", default="text", choices=("text", "json"))
+    parser.add_argument("--log-requests", default="on", choices=("on", "off", "address"))
     return parser.parse_args(words)
 
 

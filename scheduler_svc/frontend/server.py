@@ -21,6 +21,7 @@ from scheduler_svc.frontend.door.tls import Certificates
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.health_listener import HealthListener
 from scheduler_svc.frontend.readiness import SERVICES, Readiness
+from scheduler_svc.frontend.request_log.request_log import LogRequests, RequestLog
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import CallLimits, Calls
 from scheduler_svc.frontend.rpc.event_loop import patient_threads
@@ -54,6 +55,7 @@ class FrontEndSettings:
     tls: TlsFiles | None = None
     # The address of the health service alone, in plaintext; "": none.
     health_listen: str = ""
+    log_requests: LogRequests = "on"
     # Proves to the core that this process is its front end.
     secret: bytes = field(default=b"", repr=False)
 
@@ -75,6 +77,7 @@ class FrontEnd:
         self._calls = Calls(settings.call_limits)
         self._streams = StreamTable(self._link.send, settings.stream_limits, lambda: self._calls.num_unread)
         self._queries = CoreQueries(self._link.send)
+        self._request_log = RequestLog(settings.log_requests)
         self._server = self._make_server(max_connections)
         self._stop = asyncio.Event()
         # The newest model state that is not loaded yet: workers of other sizes may join while one is loaded.
@@ -159,7 +162,7 @@ class FrontEnd:
             self._loading.cancel()
         self._next_state = self._loading = None
         self._readiness.lose_core()
-        self._streams.fail_all(lambda: status.not_ready("the scheduler's core is gone"))
+        self._streams.fail_all(lambda: status.not_ready("the scheduler's core is gone", reason="core_lost"))
         self._queries.fail_all()
 
     def _bind(self) -> str:
@@ -207,12 +210,13 @@ class FrontEnd:
         except TimeoutError:
             logger.warning("the grace period ended while %d streams were open", self._streams.num_open)
             over = f"the service is shutting down and its grace period of {self._settings.grace_seconds:g} s is over"
-            self._streams.fail_all(lambda: status.not_ready(over))
+            self._streams.fail_all(lambda: status.not_ready(over, reason="shutdown"))
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self._streams.drop_stalled()
+            self._request_log.report(asyncio.get_running_loop().time())
             if self._probes is not None:
                 self._probes.sweep()
             self._calls.sweep(self._health.stalled(self._settings.call_limits.answer_seconds))
@@ -228,7 +232,7 @@ class FrontEnd:
             server = grpc.aio.server(options=options)
         inference = InferenceServicer(self._readiness, self._streams, max_message_bytes=settings.max_message_bytes)
         control = ControlServicer(self._readiness, self._queries)
-        methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health)
+        methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, self._request_log)
         if settings.reflection:
             methods.add_reflection(server, self._entrance)
         return server

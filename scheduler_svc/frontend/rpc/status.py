@@ -23,13 +23,20 @@ class Refusal(Exception):
     """Ends a call with `code`. `message` is one sentence with the number and the limit."""
 
     def __init__(
-        self, code: grpc.StatusCode, message: str, *details: Message, retry_after_seconds: float | None = None
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        *details: Message,
+        retry_after_seconds: float | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.details = details
         self.retry_after_seconds = retry_after_seconds
+        # A word for the log, if neither the code nor the core says why.
+        self.reason = reason
 
     @functools.cached_property
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
@@ -62,9 +69,9 @@ def unknown_model(name: str, served: str) -> Refusal:
     return Refusal(grpc.StatusCode.NOT_FOUND, message, resource)
 
 
-def not_ready(message: str) -> Refusal:
+def not_ready(message: str, *, reason: str = "") -> Refusal:
     """The request is valid, and the caller may send it again later."""
-    return Refusal(grpc.StatusCode.UNAVAILABLE, message, retry_after_seconds=NOT_READY_RETRY_SECONDS)
+    return Refusal(grpc.StatusCode.UNAVAILABLE, message, retry_after_seconds=NOT_READY_RETRY_SECONDS, reason=reason)
 
 
 def overloaded(message: str) -> Refusal:
@@ -74,7 +81,7 @@ def overloaded(message: str) -> Refusal:
 
 def replaced() -> Refusal:
     """Another call took over the stream."""
-    return Refusal(grpc.StatusCode.ABORTED, "another reader resumed this request")
+    return Refusal(grpc.StatusCode.ABORTED, "another reader resumed this request", reason="replaced")
 
 
 def deadline_passed(message: str) -> Refusal:
