@@ -23,7 +23,9 @@ OLD_PREFIX = "TANDEM_"
 SHARED_SETTINGS = frozenset({"exit_with_parent", "log_format", "log_level", "runtime_dir"})
 """The worker has these settings too: TANDEM_RUNTIME_DIR sets it for both programs, without a warning."""
 # Younger than the prefix, so they have no old names. TANDEM_TLS_CERT is the client's.
-_WITHOUT_OLD_NAME = frozenset({"tokens", "tls_cert", "tls_key", "tls_client_ca", "health_listen", "log_requests"})
+_WITHOUT_OLD_NAME = frozenset(
+    {"tokens", "tls_cert", "tls_key", "tls_client_ca", "health_listen", "log_requests", "flight", "flight_dir"}
+)
 # Variables of the worker and of the client.
 _OTHER_PROGRAMS = ("TANDEM_WORKER_", "TANDEM_ADDRESS", "TANDEM_TLS_")
 _OF_CLIENT = ("TANDEM_TLS", "TANDEM_TOKEN", "TANDEM_TOKEN_FILE")
@@ -108,6 +110,13 @@ class SchedulerSettings(BaseModel):
     ] = None
     steps: Annotated[
         Path | None, Field(title="FILE", description="write one CSV line per step to this new file, for tandem plot")
+    ] = None
+    flight: Annotated[
+        Literal["on", "off", "tokens"],
+        Field(title="WHAT", description="write the last steps and events when something dies: on, off, or with tokens"),
+    ] = "on"
+    flight_dir: Annotated[
+        Path | None, Field(title="DIR", description="folder of these files (default: flight in the runtime folder)")
     ] = None
     journal: Annotated[
         Path | None,

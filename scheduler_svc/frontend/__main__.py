@@ -17,6 +17,7 @@ from typing import NoReturn
 from scheduler_svc import logs
 from scheduler_svc.processes.frontend_process import ALIVE, FAILED, READY
 from scheduler_svc.processes.parent import die_with_parent
+from scheduler_svc.recording.flight import folder
 
 log = logging.getLogger("tandem.frontend")
 
@@ -33,6 +34,8 @@ def main() -> int:
         logs.start(flags.name, level=flags.log_level, log_format=flags.log_format)
         # gRPC logs useless debug lines at every call.
         logging.getLogger("grpc").setLevel(logging.INFO)
+        if flags.flight_dir is not None:
+            folder.catch_fatal_signals(flags.flight_dir, flags.name)
         serve(flags)
     except CannotServeError as error:
         return _fail(str(error), 2)
@@ -146,6 +149,7 @@ def parse_flags(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--grace-seconds", type=float, default=30.0)
     parser.add_argument("--log-level", default="info", type=str.lower, choices=("debug", "info", "warning", "error"))
     parser.add_argument("--log-format", default="text", choices=("text", "json"))
+    parser.add_argument("--flight-dir", type=Path, help="folder for the stacks at a fatal signal")
     parser.add_argument("--log-requests", default="on", choices=("on", "off", "address"))
     return parser.parse_args(words)
 
