@@ -66,7 +66,7 @@ def unknown_model(name: str, served: str) -> Refusal:
     """The request names a model that is not served."""
     message = f"model {name[:128]!r} is not served here; {served!r} is"
     resource = error_details_pb2.ResourceInfo(resource_type="model", resource_name=name[:128], description=message)
-    return Refusal(grpc.StatusCode.NOT_FOUND, message, resource)
+    return Refusal(grpc.StatusCode.NOT_FOUND, message, resource, reason="unknown_model")
 
 
 def not_ready(message: str, *, reason: str = "") -> Refusal:

@@ -28,6 +28,8 @@ _AFTER_SECONDS = 1.0
 # Deaths within this time after a file are in the next file together, so a crash loop fills no disk.
 _BETWEEN_SECONDS = 10.0
 _MAX_CAUSES = 16
+# Of these, in the log's line.
+_NAMED_CAUSES = 3
 # Entries that are written before the thread lets others run, which takes 0.2 ms.
 _AT_ONCE = 32
 
@@ -64,7 +66,10 @@ class FlightRecorder:
 
     def check(self, now: float) -> None:
         """Writes a file if one is due. Call it about once a second."""
-        if self._due_at is None or now < self._due_at or (self._writing is not None and self._writing.is_alive()):
+        if self._due_at is None:
+            return
+        folder.collect_crashes(self._path)
+        if now < self._due_at or (self._writing is not None and self._writing.is_alive()):
             return
         self._not_before, self._due_at = now + _BETWEEN_SECONDS, None
         arguments = (self._ring.entries(), self._take_causes(), now, True)
@@ -115,7 +120,6 @@ class FlightRecorder:
         return taken
 
     def _write(self, entries: list[Entry], why: list[str], now: float, is_background: bool) -> None:
-        folder.collect_crashes(self._path)
         self._number += 1
         header = {
             "kind": "flight",
@@ -138,5 +142,6 @@ class FlightRecorder:
         except OSError as error:
             log.error("%s; the flight recorder cannot write to %s: %s", why[0], self._path, error.strerror)
             return
-        more = f" and {len(why) - 1} more" if len(why) > 1 else ""
-        log.warning("%s%s: the last %d events are in %s", why[0], more, len(entries), file.name)
+        more = f" and {len(why) - _NAMED_CAUSES} more" if len(why) > _NAMED_CAUSES else ""
+        shown = ", ".join(why[:_NAMED_CAUSES])
+        log.warning("%s%s: the last %d events are in %s", shown, more, len(entries), file.name)
