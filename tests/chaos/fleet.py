@@ -104,7 +104,8 @@ class Fleet:
         """Ends a worker by SIGTERM. Returns True once it has left; it may be killed or poisoned before."""
         worker = self._leaving
         if worker is None:
-            healthy = [worker for worker in self.workers if worker.is_healthy]
+            # Until its first line a worker handles no signal.
+            healthy = [worker for worker in self.workers if worker.is_healthy and worker.child.lines]
             if healthy:
                 self._leaving = self._rng.choice(healthy)
                 self._leaving.child.killed = True

@@ -185,10 +185,12 @@ class Rig:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self._end_all()
             if error is None:
+                self._end_all()
                 self._check()
             else:
+                # The processes are killed: waiting for them could raise another error, which would hide this one.
+                self._close_callers()
                 print("\n".join(child.output() for child in self.children))
                 print("violations:", self.violations())
         finally:
@@ -252,9 +254,12 @@ class Rig:
         """The errors that workers found in their plans."""
         return self.violations_file.read_text().splitlines() if self.violations_file.exists() else []
 
-    def _end_all(self) -> None:
+    def _close_callers(self) -> None:
         for caller in self.callers:
             caller.close()
+
+    def _end_all(self) -> None:
+        self._close_callers()
         for kind in (SchedulerProcess, Child):
             for child in self.children:
                 if isinstance(child, kind):

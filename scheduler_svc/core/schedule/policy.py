@@ -36,11 +36,12 @@ def victim_key(request: Request) -> tuple[int, int]:
 def chunk_tokens(*, remaining: int, budget: int, align: int) -> int:
     """Returns the size of a chunk, given the positions left to compute and the token budget; 0 if none fits.
 
-    A chunk costs its size rounded up to `align`. A chunk that does not reach the end is a multiple of `align`.
+    A chunk costs its size rounded up to `align`. A chunk that does not reach the end is a multiple of `align`. The
+    budget is negative if the decode rows exceed it, which they may after a step ran out of memory.
     """
     if -(-remaining // align) * align <= budget:
         return remaining
-    return budget // align * align
+    return max(0, budget) // align * align
 
 
 def ending_budget(info: WorkerInfo, prompt_tokens: int) -> int:

@@ -174,9 +174,9 @@ class StreamTable:
             return
         try:
             stream.take_resumed(message)
-        except DecodeError:
-            # The core keeps it unread; it may come from another version, through a journal.
-            self._fail_broken(stream, "the description that was kept for its stream is malformed")
+        except (DecodeError, ValueError):
+            # The core keeps the description unread; it may come from another version, through a journal.
+            self._fail_broken(stream, "what was kept of its stream is malformed")
             return
         self._samples.update((sample.id, sample) for sample in stream.samples)
         stream.wake()

@@ -360,3 +360,22 @@ def test_the_failure_of_a_request_says_that_it_has_ended(run: Run):
         assert_retry_hint(error, 1.0)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("broken", [{"description": b"\xff"}, {"samples": [{"tokens": b"\x01\x02\x03"}]}])
+def test_a_malformed_answer_to_a_resume_fails_this_stream_alone(run: Run, broken: dict[str, Any]):
+    async def scenario(s: Service) -> None:
+        _, submit, accepted = await accepted_stream(s)
+        again = resume(s, accepted)
+        asked = await s.core.expect("resume")
+        answer = {"description": submit.description} | broken
+        await s.core.send(resumed=frontend_pb2.Resumed(stream=asked.stream, **answer))
+        with pytest.raises(grpc.aio.AioRpcError, match="what was kept of its stream is malformed") as error:
+            await again.read()
+        assert error.value.code() is grpc.StatusCode.INTERNAL
+        assert (await s.core.expect("cancel")).stream == asked.stream
+        other = s.generate()
+        await s.core.admit()
+        assert await other.read()
+
+    run(scenario)

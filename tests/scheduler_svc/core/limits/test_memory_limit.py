@@ -125,3 +125,18 @@ def test_a_worker_on_which_nothing_runs_is_refused_instead_of_ending_every_reque
     world.run()
     world.check_all_ended()
     assert sum(stream.end is not None and stream.end.failure is None for stream in world.streams.values()) == 19
+
+
+def test_a_prompt_waits_while_more_rows_decode_than_the_token_budget_has_tokens() -> None:
+    world = world_with(shape=Shape(num_pages=160, max_rows=8, token_budget=8, chunk_align=1, max_length=64))
+    assert world.lane is not None
+    decoding = [world.submit([1], max_new_tokens=12, ignore_eos=True) for _ in range(3)]
+    prompt = world.submit([1] * 12, max_new_tokens=2, ignore_eos=True)
+    world.step(0.001)
+    world.lane.memory.token_budget = 1
+    for _ in range(5):
+        world.step(0.001)
+        assert not world.streams[prompt].tokens
+    world.run()
+    world.check_all_ended()
+    assert all(world.end(stream).reason is fx.EndReason.LENGTH for stream in [*decoding, prompt])
