@@ -61,6 +61,8 @@ class Submit:
     """Bytes that the core keeps unread for the front end that resumes the request."""
     tenant: str = ""
     """Who pays; empty without a token file."""
+    traceparent: str = ""
+    """The caller's trace, for the flight recorder; the core does not read it."""
     sampling_key: bytes = b""
     """Hash of `sampling` without the seed, which may be drawn anew each time. If it is empty, `sampling` counts."""
 

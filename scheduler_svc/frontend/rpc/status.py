@@ -24,13 +24,20 @@ class Refusal(Exception):
     """Ends a call with `code`. `message` is one sentence with the number and the limit."""
 
     def __init__(
-        self, code: grpc.StatusCode, message: str, *details: Message, retry_after_seconds: float | None = None
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        *details: Message,
+        retry_after_seconds: float | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.details = details
         self.retry_after_seconds = retry_after_seconds
+        # A word for the log, if neither the code nor the core says why.
+        self.reason = reason
 
     @functools.cached_property
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
@@ -60,12 +67,12 @@ def unknown_model(name: str, served: str) -> Refusal:
     """The request names a model that is not served."""
     message = f"model {name[:128]!r} is not served here; {served!r} is"
     resource = error_details_pb2.ResourceInfo(resource_type="model", resource_name=name[:128], description=message)
-    return Refusal(grpc.StatusCode.NOT_FOUND, message, resource)
+    return Refusal(grpc.StatusCode.NOT_FOUND, message, resource, reason="unknown_model")
 
 
-def not_ready(message: str) -> Refusal:
+def not_ready(message: str, *, reason: str = "") -> Refusal:
     """The request is valid, and the caller may send it again later."""
-    return Refusal(grpc.StatusCode.UNAVAILABLE, message, retry_after_seconds=NOT_READY_RETRY_SECONDS)
+    return Refusal(grpc.StatusCode.UNAVAILABLE, message, retry_after_seconds=NOT_READY_RETRY_SECONDS, reason=reason)
 
 
 def overloaded(message: str) -> Refusal:
@@ -84,7 +91,7 @@ def rate_limited(message: str, seconds: float) -> Refusal:
 
 def replaced() -> Refusal:
     """Another call took over the stream."""
-    return Refusal(grpc.StatusCode.ABORTED, "another reader resumed this request")
+    return Refusal(grpc.StatusCode.ABORTED, "another reader resumed this request", reason="replaced")
 
 
 def deadline_passed(message: str) -> Refusal:
