@@ -21,6 +21,8 @@ from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import Calls, Method
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.servicer import InferenceServicer
+from scheduler_svc.frontend.sizes.limits import MAX_ABORT_BYTES, Sizes
+from scheduler_svc.frontend.sizes.scan import MIN_BYTES, Scan
 
 INFERENCE: Any = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 CONTROL: Any = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
@@ -44,15 +46,16 @@ def add_to_server(
         "Resume": inference.admit_resume,
         "Tokenize": inference.admit_tokenize,
         "Detokenize": inference.admit_detokenize,
+        "Abort": lambda: MAX_ABORT_BYTES,
         "Watch": health.admit_watch,
     }
     for service, servicer in ((INFERENCE, inference), (CONTROL, control), (HEALTH, health)):
-        _add_service(server, calls, entrance, service, servicer, admit)
+        _add_service(server, calls, entrance, service, servicer, admit, inference.sizes)
 
 
 def add_health(server: grpc.aio.Server, calls: Calls, health: HealthServicer) -> None:
     """Adds the health service alone, open for everybody."""
-    _add_service(server, calls, Entrance(needs_tokens=False), HEALTH, health, {"Watch": health.admit_watch})
+    _add_service(server, calls, Entrance(needs_tokens=False), HEALTH, health, {"Watch": health.admit_watch}, Sizes)
 
 
 def _add_service(
@@ -62,6 +65,7 @@ def _add_service(
     service: Any,
     servicer: Any,
     admit: dict[str, Callable[[], int]],
+    sizes: Callable[[], Sizes],
 ) -> None:
     handlers = {
         method.name: calls.handler(
@@ -69,6 +73,7 @@ def _add_service(
                 request=message_factory.GetMessageClass(method.input_type),
                 enter=functools.partial(entrance.enter, rights_of(f"/{service.full_name}/{method.name}")),
                 admit=admit.get(method.name, lambda: MAX_SMALL_BYTES),
+                scan=functools.partial(_scan, Scan(method.input_type), sizes),
                 answer=getattr(servicer, method.name),
                 serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
                 reserve=HEALTH_RESERVE if service is HEALTH else 0,
@@ -78,6 +83,11 @@ def _add_service(
     }
     # Not as registered methods: gRPC would wait for the calls of each method separately, which costs 50 us a call.
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+
+def _scan(scan: Scan, sizes: Callable[[], Sizes], data: bytes) -> None:
+    if len(data) > MIN_BYTES:
+        scan.check(data, sizes())
 
 
 def add_reflection(server: grpc.aio.Server, entrance: Entrance) -> None:

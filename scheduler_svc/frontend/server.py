@@ -227,7 +227,7 @@ class FrontEnd:
         with patient_threads():
             server = grpc.aio.server(options=options)
         inference = InferenceServicer(self._readiness, self._streams, max_message_bytes=settings.max_message_bytes)
-        control = ControlServicer(self._readiness, self._queries)
+        control = ControlServicer(self._readiness, self._queries, max_message_bytes=settings.max_message_bytes)
         methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health)
         if settings.reflection:
             methods.add_reflection(server, self._entrance)

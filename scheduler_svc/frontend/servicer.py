@@ -28,6 +28,7 @@ from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.rpc.turns import Turns
+from scheduler_svc.frontend.sizes.limits import MAX_CHAR_BYTES, Sizes
 from scheduler_svc.frontend.streaming.outputs import describe, make_outputs
 from scheduler_svc.frontend.streaming.sender import PreparedStream, StreamSender, wait_for_admission, wait_for_resumed
 from scheduler_svc.frontend.streaming.stream import RequestStream
@@ -39,8 +40,7 @@ from scheduler_svc.frontend.validate.sampling import without_lists
 
 logger = logging.getLogger(__name__)
 
-# The most bytes of a character in UTF-8, and of a token id as a varint.
-MAX_CHAR_BYTES = 4
+# The most bytes of a token id as a varint.
 MAX_ID_BYTES = 5
 # Of the secret that resumes a request.
 SECRET_BYTES = 32
@@ -62,6 +62,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._streams.check_room(1)
         return self._max_message_bytes
 
+    def sizes(self) -> Sizes:
+        """The limits of requests that follow from the served model."""
+        return self._readiness.sizes
+
     def admit_resume(self) -> int:
         """The size limit of a Resume in bytes. Raises Refusal without a model, or if too many streams are open."""
         self._readiness.model()
@@ -70,8 +74,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     def admit_tokenize(self) -> int:
         """The size limit of a request in bytes, which fits the longest text. Raises Refusal without a model."""
-        model = self._readiness.model()
-        max_chars = model.max_length * model.tokenizer.max_chars_per_token if model.tokenizer is not None else 0
+        max_chars = self._readiness.model().sizes.text_chars
         return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_CHAR_BYTES * max_chars)
 
     def admit_detokenize(self) -> int:

@@ -55,6 +55,8 @@ class Method:
     # Called before the message is read and again before it is parsed. Returns the request's size limit in bytes. Raises
     # Refusal if the call is not admitted.
     admit: Callable[[], int]
+    # Called with the message's bytes before it is parsed. Raises Refusal if one of its parts is beyond its limit.
+    scan: Callable[[bytes], None]
     # Takes the request and the context. Either writes its answers to the context or returns the only answer.
     answer: Callable[[Any, Any], Awaitable[Any]]
     # Serializes an answer.
@@ -159,6 +161,7 @@ class Calls:
         method.admit()
         data = await self._read(method, context)
         parsing.check_size(method.request, data, method.admit())
+        method.scan(data)
         request = parsing.parse(method.request, data)
         del data
         answer = await method.answer(request, context)

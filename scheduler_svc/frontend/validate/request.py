@@ -20,6 +20,13 @@ from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix
 from scheduler_svc.door.tenant import Caller, CallerLimits
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.sizes.limits import (
+    MAX_SALT_CHARS,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TIME_SECONDS,
+)
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend.validate.checks import (
     check_above_zero,
@@ -32,14 +39,8 @@ from scheduler_svc.frontend.validate.checks import (
 from scheduler_svc.frontend.validate.resume import check_linger
 from scheduler_svc.frontend.validate.sampling import check_sampling
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_CHARS = 256
-MAX_STOP_TOKEN_IDS = 256
-MAX_SALT_CHARS = 256
 # Hashing this many pages takes about 1 ms.
 PAGES_AT_ONCE = 2048
-# One week.
-MAX_TIME_SECONDS = 604_800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -356,8 +356,9 @@ def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -
 
         async def call(has_right: bool) -> None:
             method = calls_module.Method(
-                request=health_pb2.HealthCheckRequest, enter=enter(has_right), admit=full, answer=None, serialize=bytes
-            )  # pyright: ignore[reportArgumentType]
+                request=health_pb2.HealthCheckRequest, enter=enter(has_right), admit=full,
+                scan=lambda _: None, answer=None, serialize=bytes,
+            )  # pyright: ignore[reportArgumentType]  # fmt: skip
             await calls.handler(method).stream_stream(None, Context())
             # The caller does not read the answer.
             await asyncio.Event().wait()
