@@ -9,6 +9,8 @@ MAX_SALT_CHARS = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
+# The largest int32, with which callers ask for all that fits.
+MAX_NEW_TOKENS = 2**31 - 1
 # One week.
 MAX_TIME_SECONDS = 604_800
 MAX_BIAS = 100

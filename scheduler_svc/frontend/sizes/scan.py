@@ -19,6 +19,8 @@ from scheduler_svc.frontend.sizes.table import LIMITS, Limit, Of
 MIN_BYTES = 4096
 # Fields of one message besides the entries of lists; the largest request has some 40.
 MAX_SINGLE_FIELDS = 256
+# Pieces of one list of numbers. Encoders write one, with all numbers packed; a piece may be a single number too.
+MAX_PIECES = 4096
 _VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _MAX_VARINT_BYTES = 10
@@ -71,12 +73,15 @@ class Scan:
         self._data = b""
         self._sizes = Sizes()
         self._num_single = 0
+        # Entries of each list, and pieces of each list of numbers.
         self._counts: dict[str, int] = {}
+        self._pieces: dict[str, int] = {}
 
     def check(self, data: bytes, sizes: Sizes) -> None:
         """Refuses a message with a list, string or field beyond its limit. Raises Refusal (INVALID_ARGUMENT)."""
         self.num_visited = self._num_single = 0
         self._counts.clear()
+        self._pieces.clear()
         self._data, self._sizes = data, sizes
         try:
             self._walk(self._root, 0, len(data))
@@ -130,6 +135,11 @@ class Scan:
 
     def _check_list(self, field: _Field, at: int, size: int, *, is_packed: bool) -> None:
         most, count = self._most(field.limit), 1
+        if field.is_packed:
+            pieces = self._pieces[field.path] = self._pieces.get(field.path, 0) + 1
+            if pieces > MAX_PIECES:
+                what = f"{field.path} has more than {MAX_PIECES:,} pieces that are not packed together"
+                _refuse(field.path, what, f"{MAX_PIECES:,}")
         if is_packed:
             # The last byte of each number has no highest bit.
             count = int(np.count_nonzero(np.frombuffer(self._data, np.int8, size, at) >= 0)) if size else 0

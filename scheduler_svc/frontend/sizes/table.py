@@ -64,7 +64,6 @@ _NAME = _characters(n.MAX_MODEL_NAME_CHARS, "model.Model.check_name")
 _TEXT = _characters("text_chars", "text.tokenizer.Tokenizer.check_size")
 # Two fields of at most 6 bytes each, with their tags; an entry of a map the same.
 _PAIR_BYTES = 32
-_UINT32 = 2**32 - 1
 
 # By the full name of the request, then by path. Messages of lists have no paths inside: `each_bytes` bounds them.
 LIMITS: Mapping[str, Mapping[str, Limit]] = {
@@ -92,7 +91,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "sampling.typical_p": _sampling("typical_p"),
         "stop": _INSIDE,
         # More than the model's length means the model's length. A tenant may have a limit of its own.
-        "stop.max_new_tokens": _value(1, _UINT32, _REQUEST),
+        "stop.max_new_tokens": _value(1, n.MAX_NEW_TOKENS, _REQUEST),
         "stop.min_new_tokens": _value(0, "length", "validate.request.make_submit"),
         "stop.stop_strings": _entries(
             n.MAX_STOP_STRINGS, _REQUEST, each_bytes=n.MAX_CHAR_BYTES * n.MAX_STOP_STRING_CHARS

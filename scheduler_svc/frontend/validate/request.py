@@ -21,6 +21,7 @@ from scheduler_svc.door.tenant import Caller, CallerLimits
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes.limits import (
+    MAX_NEW_TOKENS,
     MAX_SALT_CHARS,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
@@ -173,6 +174,8 @@ def _check_request_id(request_id: str) -> str:
 def _check_stop(stop: inference_pb2.StopParams, model: Model) -> tuple[str, ...]:
     if stop.HasField("max_new_tokens") and stop.max_new_tokens == 0:
         raise status.invalid("stop.max_new_tokens", "stop.max_new_tokens is 0; it must be at least 1")
+    if stop.max_new_tokens > MAX_NEW_TOKENS:
+        refuse("stop.max_new_tokens", stop.max_new_tokens, MAX_NEW_TOKENS)
     if stop.HasField("max_time_seconds"):
         check_above_zero("stop.max_time_seconds", stop.max_time_seconds, MAX_TIME_SECONDS)
     check_count("stop.stop_token_ids", len(stop.stop_token_ids), MAX_STOP_TOKEN_IDS)

@@ -55,6 +55,10 @@ HOSTILE: dict[str, tuple[Any, bytes, int, str]] = {
     "prompt, not packed": (
         GENERATE, field(TOKEN_IDS, b"\x08\x05" * MANY), 600, "token_ids.ids is more than 511 long; the limit is 511"
     ),
+    "prompt, empty pieces": (
+        GENERATE, field(TOKEN_IDS, field(1, b"") * MANY), 4200,
+        "token_ids.ids has more than 4,096 pieces that are not packed together; the limit is 4,096",
+    ),
     "prompt, empty lists": (
         GENERATE, field(TOKEN_IDS, field(1, b"")) * MANY, 600,
         "token_ids comes after 256 other fields; the limit is 256",

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import importlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -140,7 +140,7 @@ def test_a_value_beyond_each_limit_is_refused_by_name(run: Run) -> None:
         for method in METHODS:
             full = f"/{method.containing_service.full_name}/{method.name}"
             for path, data, limit in sent_to(method):
-                stub: Any = s.channel.stream_stream(full)
+                stub = cast(Any, s.channel.stream_stream)(full)
                 call = stub(iter([data]), timeout=20)
                 status, details = await call.code(), await call.details()
                 assert status == grpc.StatusCode.INVALID_ARGUMENT, (full, path, details)
