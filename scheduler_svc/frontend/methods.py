@@ -14,12 +14,13 @@ from grpc_health.v1 import health_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend.control import ControlServicer
-from scheduler_svc.frontend.door.entrance import Entrance
+from scheduler_svc.frontend.door.entrance import Entrance, caller
 from scheduler_svc.frontend.door.methods import rights_of
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import Calls, Method
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
+from scheduler_svc.frontend.rpc.turns import Turns
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.sizes.limits import MAX_ABORT_BYTES, Sizes
 from scheduler_svc.frontend.sizes.scan import MIN_BYTES, Scan
@@ -67,6 +68,7 @@ def _add_service(
     admit: dict[str, Callable[[], int]],
     sizes: Callable[[], Sizes],
 ) -> None:
+    turns = Turns()
     handlers = {
         method.name: calls.handler(
             Method(
@@ -74,6 +76,7 @@ def _add_service(
                 enter=functools.partial(entrance.enter, rights_of(f"/{service.full_name}/{method.name}")),
                 admit=admit.get(method.name, lambda: MAX_SMALL_BYTES),
                 scan=functools.partial(_scan, Scan(method.input_type), sizes),
+                turn=functools.partial(_turn, turns) if service is INFERENCE else _at_once,
                 answer=getattr(servicer, method.name),
                 serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
                 reserve=HEALTH_RESERVE if service is HEALTH else 0,
@@ -88,6 +91,14 @@ def _add_service(
 def _scan(scan: Scan, sizes: Callable[[], Sizes], data: bytes) -> None:
     if len(data) > MIN_BYTES:
         scan.check(data, sizes())
+
+
+async def _turn(turns: Turns, num_bytes: int) -> None:
+    await turns.wait(caller().tenant, num_bytes)
+
+
+async def _at_once(num_bytes: int) -> None:
+    """Control and health messages are small."""
 
 
 def add_reflection(server: grpc.aio.Server, entrance: Entrance) -> None:

@@ -27,7 +27,6 @@ from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
-from scheduler_svc.frontend.rpc.turns import Turns
 from scheduler_svc.frontend.sizes.limits import MAX_CHAR_BYTES, Sizes
 from scheduler_svc.frontend.streaming.outputs import describe, make_outputs
 from scheduler_svc.frontend.streaming.sender import PreparedStream, StreamSender, wait_for_admission, wait_for_resumed
@@ -53,7 +52,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._readiness = readiness
         self._streams = streams
         self._max_message_bytes = max_message_bytes
-        self._turns = Turns()
         self._corks = Corks()
 
     def admit_generate(self) -> int:
@@ -123,7 +121,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Runs one stream from its opening to its end. `begin` gets the core's consent."""
         stream = self._streams.open()
         try:
-            await self._turns.wait()
             prepared = await begin(stream)
             connection = self._corks.join(context)
             try:
@@ -144,7 +141,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Returns the ids that Generate would make of the text."""
         model = self._readiness.model()
         model.check_name(request.model)
-        return pb.TokenizeResponse(token_ids=await validation.text_ids("text", request.text, model))
+        token_ids = await validation.text_ids("text", request.text, model, caller().tenant)
+        return pb.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
         """Returns the text of the ids."""
@@ -152,13 +150,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         model.check_name(request.model)
         tokenizer = validation.check_detokenize(request, model)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
-        return pb.DetokenizeResponse(text=await tokenizer.decode(request.token_ids, skip_special_tokens=skip))
+        text = await tokenizer.decode(request.token_ids, caller().tenant, skip_special_tokens=skip)
+        return pb.DetokenizeResponse(text=text)
 
     async def _prepare(
         self, request: pb.GenerateRequest, context: Any, model: Model, who: Caller
     ) -> tuple[frontend_pb2.Submit, PreparedStream]:
         checked = validation.check_request(request, model, who.limits)
-        token_ids = await validation.prompt_ids(request, model)
+        token_ids = await validation.prompt_ids(request, model, who.tenant)
         # The queue may have filled while a long text was tokenized.
         self._readiness.admit()
         submit = await validation.make_submit(checked, token_ids, model, who, deadline_seconds=seconds_left(context))

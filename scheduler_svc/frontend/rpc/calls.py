@@ -57,6 +57,8 @@ class Method:
     admit: Callable[[], int]
     # Called with the message's bytes before it is parsed. Raises Refusal if one of its parts is beyond its limit.
     scan: Callable[[bytes], None]
+    # Called with the number of these bytes. Returns when the message may be parsed. Raises Refusal if too many wait.
+    turn: Callable[[int], Awaitable[None]]
     # Takes the request and the context. Either writes its answers to the context or returns the only answer.
     answer: Callable[[Any, Any], Awaitable[Any]]
     # Serializes an answer.
@@ -162,6 +164,7 @@ class Calls:
         data = await self._read(method, context)
         parsing.check_size(method.request, data, method.admit())
         method.scan(data)
+        await method.turn(len(data))
         request = parsing.parse(method.request, data)
         del data
         answer = await method.answer(request, context)

@@ -53,7 +53,7 @@ def submit_message(request: pb.GenerateRequest, model: Model = MODEL) -> fronten
     checked = wire.check_request(request, model, EVERYONE.limits)
 
     async def made() -> frontend_pb2.Submit:
-        ids = await wire.prompt_ids(request, model)
+        ids = await wire.prompt_ids(request, model, "")
         return await wire.make_submit(checked, ids, model, EVERYONE, deadline_seconds=1.5)
 
     return asyncio.run(made())
