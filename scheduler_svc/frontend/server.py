@@ -213,6 +213,8 @@ class FrontEnd:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self._streams.drop_stalled()
+            if self._settings.needs_tokens:
+                self._streams.end_revoked(self._entrance.is_revoked)
             if self._probes is not None:
                 self._probes.sweep()
             self._calls.sweep(self._health.stalled(self._settings.call_limits.answer_seconds))

@@ -119,7 +119,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _stream(self, begin: Callable[[RequestStream], Awaitable[PreparedStream]], context: Any) -> None:
         """Runs one stream from its opening to its end. `begin` gets the core's consent."""
-        stream = self._streams.open()
+        stream = self._streams.open(caller())
         try:
             prepared = await begin(stream)
             connection = self._corks.join(context)

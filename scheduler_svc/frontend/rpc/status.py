@@ -72,6 +72,11 @@ def overloaded(message: str) -> Refusal:
     return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, retry_after_seconds=QUEUE_FULL_RETRY_SECONDS)
 
 
+def revoked() -> Refusal:
+    """The proof of the caller is not valid any more, while its stream runs."""
+    return Refusal(grpc.StatusCode.UNAUTHENTICATED, "the token or certificate of this call was revoked")
+
+
 def replaced() -> Refusal:
     """Another call took over the stream."""
     return Refusal(grpc.StatusCode.ABORTED, "another reader resumed this request")
