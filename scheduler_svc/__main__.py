@@ -21,7 +21,8 @@ from scheduler_svc import logs
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, root_name
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.door import tls_files
-from scheduler_svc.door.tls_files import TlsFileError
+from scheduler_svc.door.ready_command import ReadyCommand
+from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
 from scheduler_svc.door.token_file import TokenFileError
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.flags import SettingError
@@ -173,6 +174,7 @@ class _Service:
             journal=keeper,
             tokens=self._tokens,
             grace_seconds=settings.grace_seconds,
+            ready=ReadyCommand(tls=_tls(settings), needs_tokens=settings.tokens is not None),
         )
 
     def _link(
@@ -214,6 +216,12 @@ def _creating(setting: str, path: Path) -> Generator[None]:
     except OSError as error:
         hint = "; existing files are not overwritten, choose another name" if isinstance(error, FileExistsError) else ""
         raise SettingError(f"{setting}: {path} cannot be created: {error.strerror}{hint}") from None
+
+
+def _tls(settings: SchedulerSettings) -> TlsFiles | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return TlsFiles(certificate=settings.tls_cert, key=settings.tls_key, client_ca=settings.tls_client_ca)
 
 
 def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> list[str]:

@@ -17,6 +17,7 @@ from tandem.internal.v1 import record_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.door.ready_command import ReadyCommand
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.processes.frontends import FrontendProcesses
@@ -66,6 +67,7 @@ class Loop:
         tokens: TokenFile | None,
         grace_seconds: float,
         wake: socket.socket,
+        ready: ReadyCommand | None = None,
     ) -> None:
         """`wake` becomes readable when a signal arrives, because a signal alone does not end a poll.
 
@@ -85,6 +87,7 @@ class Loop:
             steps=steps,
             listen=lambda: children.listen,
             joined=lambda: core.lanes,
+            ready=ready or ReadyCommand(),
         )
         self._inbound = Inbound(
             core=core,

@@ -22,7 +22,7 @@ from tandem_client.cli.reporting import Exit, require_programs
 from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.errors import TandemError
 from tandem_client.services.line_writer import LineWriter
-from tandem_client.services.pair import PROGRAMS, ServicePair, flags
+from tandem_client.services.pair import PROGRAMS, READY, ServicePair, flags
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import ServiceEnded
 from tandem_client.services.toy import TOY_NOTICE, is_toy
@@ -34,8 +34,6 @@ _FLUSH_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
 # Each takes the memory of another model.
 MAX_STANDBYS = 8
-# A command that a user may paste follows.
-_READY = "ready: tandem generate"
 _STANDBY_HELP = "Warm workers that wait until the serving one dies; default: 0."
 _SHARED_POOL_HELP = (
     "Keep the KV pool of a worker when it dies; auto: with --standby, and on a CPU where shared memory has huge pages."
@@ -74,6 +72,15 @@ def serve(
         str | None,
         typer.Option(metavar="DIR", help="Folder of a journal: streams with resume survive the scheduler's death."),
     ] = None,
+    tokens: Annotated[str | None, typer.Option(metavar="FILE", help="Tenants and hashes of their tokens.")] = None,
+    tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="Certificate chain, PEM: TLS.")] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Key of --tls-cert, PEM.")] = None,
+    tls_client_ca: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Clients need a certificate of this authority.")
+    ] = None,
+    health_listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Second address for health alone, in plaintext.")
+    ] = None,
     log_format: Annotated[
         LogFormat | None, typer.Option(help="Log lines as text, or one JSON object per line; default: text.")
     ] = None,
@@ -87,10 +94,13 @@ def serve(
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
     require_programs(PROGRAMS, "tandem serve")
     shared = flags(runtime_dir=runtime_dir, log_format=log_format)
+    door = flags(
+        tokens=tokens, tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca, health_listen=health_listen
+    )
     holds_pools = _holds_pools(shared_pool, device, standby)
     screen = _Screen(as_json=log_format == LogFormat.JSON)
     pair = ServicePair(
-        scheduler_flags=[*flags(listen=listen, journal=journal), *shared, *shlex.split(scheduler)],
+        scheduler_flags=[*flags(listen=listen, journal=journal), *door, *shared, *shlex.split(scheduler)],
         worker_flags=[
             *flags(model=model, device=device, dtype=dtype, shared_pool=shared_pool.value if holds_pools else "off"),
             *shared,
@@ -168,9 +178,13 @@ async def _announce(pair: ServicePair, say: Callable[[str], None]) -> None:
         if not noticed and await _serves_toy(address):
             say(TOY_NOTICE)
         noticed = True
-        named = "" if address == DEFAULT_ADDRESS else f"--address {address} "
-        say(f'{_READY} {named}"Return the"')
+        say(f"ready: {await pair.command() or _command(address)}")
         await pair.down()
+
+
+def _command(address: str) -> str:
+    named = "" if address == DEFAULT_ADDRESS else f"--address {address} "
+    return f'tandem generate {named}"Return the"'
 
 
 async def _serves_toy(address: str) -> bool:
@@ -197,7 +211,7 @@ class _Screen:
 
     def show_child(self, name: str, line: str) -> None:
         """Prints one line of a child, except its `ready` line: this command prints one when both serve."""
-        if _READY not in line:
+        if READY.search(line) is None:
             self._show(name, line)
 
     def say(self, line: str) -> None:
