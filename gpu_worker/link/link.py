@@ -209,6 +209,9 @@ class Link:
             # After a lost connection this worker joins as one that serves.
             self._join.standby = False
             self._ready.seated()
+        elif kind == "dismissed":
+            log.info("the scheduler has drained this worker; it ends")
+            self._stopping = True
 
     def _refused(self, refused: pb.Refused) -> None:
         """Schedules another Join. Raises JoinRefused if another try is pointless."""

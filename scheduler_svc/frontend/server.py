@@ -18,6 +18,7 @@ from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.door.entrance import Entrance
 from scheduler_svc.frontend.door.tls import Certificates
+from scheduler_svc.frontend.drain_watches import DrainWatches
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.health_listener import HealthListener
 from scheduler_svc.frontend.readiness import SERVICES, Readiness
@@ -75,6 +76,7 @@ class FrontEnd:
         self._calls = Calls(settings.call_limits)
         self._streams = StreamTable(self._link.send, settings.stream_limits, lambda: self._calls.num_unread)
         self._queries = CoreQueries(self._link.send)
+        self._drains = DrainWatches(self._link.send)
         self._server = self._make_server(max_connections)
         self._stop = asyncio.Event()
         # The newest model state that is not loaded yet: workers of other sizes may join while one is loaded.
@@ -138,6 +140,8 @@ class FrontEnd:
                 self._streams.replaced(message.replaced)
             case "abort_reply" | "load_reply" | "flush_reply" | "quarantine_reply" as kind:
                 self._queries.answer(getattr(message, kind))
+            case "drain_reply":
+                self._drains.answer(message.drain_reply)
             case "model_state":
                 self._take_model(message.model_state)
             case "core_status":
@@ -161,6 +165,7 @@ class FrontEnd:
         self._readiness.lose_core()
         self._streams.fail_all(lambda: status.not_ready("the scheduler's core is gone"))
         self._queries.fail_all()
+        self._drains.fail_all()
 
     def _bind(self) -> str:
         listen = self._settings.listen
@@ -227,7 +232,7 @@ class FrontEnd:
         with patient_threads():
             server = grpc.aio.server(options=options)
         inference = InferenceServicer(self._readiness, self._streams, max_message_bytes=settings.max_message_bytes)
-        control = ControlServicer(self._readiness, self._queries)
+        control = ControlServicer(self._readiness, self._queries, self._drains)
         methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health)
         if settings.reflection:
             methods.add_reflection(server, self._entrance)

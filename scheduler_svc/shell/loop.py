@@ -134,9 +134,13 @@ class Loop:
                 effects += self._tenants_changed()
                 self._inbound.send_tenants(list(self._core.frontends))
             effects += self._inbound.receive()
-            if (num_requested := num_stop_requests()) > num_seen:
+            drains = self._core.drains
+            # After a Drain the first signal changes nothing: it usually follows, as under Kubernetes.
+            if (num_requested := max(num_stop_requests(), drains.is_stop_wanted)) > num_seen:
                 effects += self._begin_stop(at_once=num_requested > 1)
                 num_seen = num_requested
+            if drains.stop_at is not None:
+                self._drain_deadline = min(drains.stop_at, self._drain_deadline or drains.stop_at)
             if num_seen and self._is_grace_over(0.0):
                 effects += self._handle(ev.DrainEnded(), drain_ended=record_pb2.DrainEnded())
             effects += self._handle(ev.Tick(), tick=_RECORDED_TICK)
@@ -228,8 +232,12 @@ class Loop:
         if at_once:
             self._drain_deadline = time.monotonic()
             return []
-        log.info("stopping: new requests are refused, running requests may run for %g s more", self._grace_seconds)
-        self._drain_deadline = time.monotonic() + self._grace_seconds
+        self._drain_deadline = self._core.drains.stop_at or time.monotonic() + self._grace_seconds
+        log.info(
+            "stopping: %d requests run or wait; they have %.3g s, new ones are refused, a second signal stops now",
+            len(self._core.queue),
+            self._drain_deadline - time.monotonic(),
+        )
         return self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
 
     def _is_grace_over(self, extra_seconds: float) -> bool:

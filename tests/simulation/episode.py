@@ -82,7 +82,7 @@ class Episode:
             drains_at = self.operations * (_DRAINS_AFTER if self.rng.random() < _DRAIN_SHARE else 2)
             while self.num_handled < self.operations:
                 self.rng.choices(moves, weights)[0]()
-                if self.num_handled > drains_at and not self.core.draining:
+                if self.num_handled > drains_at and not self.core.drains.is_stopping:
                     self.load.drain()
             self._finale()
             if self._replays:
