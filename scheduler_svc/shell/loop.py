@@ -41,8 +41,8 @@ _CHECK_SECONDS = 1.0
 _PROBE_SECONDS, _PROBE_EVERY_SECONDS = 1.0, 0.005
 # A turn that begins later than this after the one before it: the machine or this process was stopped meanwhile.
 _PAUSE_SECONDS = 1.0
-# Front ends get this long after the grace period to deliver the last answers.
-_FAREWELL_SECONDS = 5.0
+# Front ends get this long to deliver the last answers, after the grace period and after a second signal.
+_FAREWELL_SECONDS, _SHORT_FAREWELL_SECONDS = 5.0, 0.5
 _RECORDED_TICK = record_pb2.Tick()
 
 
@@ -103,6 +103,7 @@ class Loop:
         self._wake = wake
         self._watch_at = self._next_check_at = self._probe_at = self._probe_until = 0.0
         self._drain_deadline: float | None = None
+        self._farewell_seconds = _FAREWELL_SECONDS
         # Not a zmq.Poller, which asks libzmq about each socket several times per call.
         self._poller = select.poll()
         for fd in (workers.fd, frontends.fd, workers.monitor_fd, frontends.monitor_fd, wake.fileno()):
@@ -230,14 +231,12 @@ class Loop:
 
     def _begin_stop(self, *, at_once: bool) -> list[fx.Effect]:
         if at_once:
-            self._drain_deadline = time.monotonic()
+            log.warning("stopping now: %d requests end as UNAVAILABLE", len(self._core.queue))
+            self._drain_deadline, self._farewell_seconds = time.monotonic(), _SHORT_FAREWELL_SECONDS
             return []
         self._drain_deadline = self._core.drains.stop_at or time.monotonic() + self._grace_seconds
-        log.info(
-            "stopping: %d requests run or wait; they have %.3g s, new ones are refused, a second signal stops now",
-            len(self._core.queue),
-            self._drain_deadline - time.monotonic(),
-        )
+        seconds, what = self._drain_deadline - time.monotonic(), "stopping: %d requests run or wait; they have %.3g s"
+        log.info(f"{what}, new ones are refused; a second signal stops now", len(self._core.queue), seconds)
         return self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
 
     def _is_grace_over(self, extra_seconds: float) -> bool:
@@ -246,4 +245,4 @@ class Loop:
     def _is_over(self) -> bool:
         """Stops the front ends once the core has no request; the loop refuses new ones until they have ended."""
         self._children.ask_to_stop()
-        return not self._children.is_running or self._is_grace_over(_FAREWELL_SECONDS)
+        return not self._children.is_running or self._is_grace_over(self._farewell_seconds)
