@@ -10,9 +10,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from types import FrameType
 
 import zmq
@@ -27,6 +26,8 @@ from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.flags import SettingError
 from scheduler_svc.journal.opened import OpenedJournal
 from scheduler_svc.journal.writer import Sync
+from scheduler_svc.logs import announce
+from scheduler_svc.metrics.listener import MetricsListener
 from scheduler_svc.processes.address import ListenError, missing_flags
 from scheduler_svc.processes.frontend_process import FrontendFailed
 from scheduler_svc.processes.frontends import FrontendProcesses
@@ -34,8 +35,7 @@ from scheduler_svc.processes.parent import die_with_parent
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.worker_key import NAME as KEY_NAME
 from scheduler_svc.processes.workers import WorkerProcesses
-from scheduler_svc.recording.event_log import Recorder
-from scheduler_svc.recording.steps_file import StepsFile
+from scheduler_svc.recording.opened import Recordings, flight_dir
 from scheduler_svc.settings import SchedulerSettings, load, variable_warnings
 from scheduler_svc.shell.loop import Loop
 from scheduler_svc.shell.peers import Credentials
@@ -90,7 +90,7 @@ class _Service:
         self._stack = stack
         self._runtime_dir = RuntimeDir(settings.runtime_dir)
         try:
-            tls_files.check(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+            tls = tls_files.check(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
             self._tokens = None if settings.tokens is None else TokenFile(settings.tokens)
         except (TlsFileError, TokenFileError) as error:
             raise SettingError(str(error)) from None
@@ -101,6 +101,10 @@ class _Service:
             missing=missing_flags(has_tls=settings.tls_cert is not None, has_tokens=settings.tokens is not None),
             health_listen=settings.health_listen,
         )
+        self._metrics: MetricsListener | None = None
+        if settings.metrics_listen:
+            self._metrics = MetricsListener(settings.metrics_listen, tokens=self._tokens, tls=tls)
+            stack.callback(self._metrics.close)
         self._journal: OpenedJournal | None = None
         if settings.journal is not None:
             self._journal = OpenedJournal(
@@ -120,15 +124,7 @@ class _Service:
             first_generation=0 if self._journal is None else self._journal.first_generation,
             page_root="" if self._journal is None else root_name(self._journal.cache_root),
         )
-        self._recorder = self._steps = None
-        if settings.record is not None:
-            with _creating("record", settings.record):
-                self._recorder = Recorder(settings.record, self._core_config)
-            stack.callback(self._recorder.close)
-        if settings.steps is not None:
-            with _creating("steps", settings.steps):
-                self._steps = StepsFile(settings.steps)
-            stack.callback(self._steps.close)
+        self._recordings = Recordings(settings, self._core_config, stack)
 
     def run(self) -> None:
         """Runs until the service has stopped. Raises FrontendFailed, SettingError."""
@@ -140,8 +136,12 @@ class _Service:
         runtime_dir.sockets_bound()
         num_stop_requests, wake = self._signals()
         self._stack.callback(self._children.stop)
+        if self._metrics is not None:
+            self._metrics.start()
+            announce("metrics at %s", self._metrics.url)
         log.info("workers connect to %s", runtime_dir.worker_endpoint)
-        self._loop(workers, frontends, wake).run(num_stop_requests)
+        with self._recordings.guarding(FrontendFailed):
+            self._loop(workers, frontends, wake).run(num_stop_requests)
 
     def _loop(self, workers: RouterLink, frontends: RouterLink, wake: socket.socket) -> Loop:
         settings, runtime_dir, journal = self._settings, self._runtime_dir, self._journal
@@ -168,11 +168,13 @@ class _Service:
                 max_waiting=settings.max_waiting,
                 cache_root=secrets.token_bytes(HASH_BYTES) if journal is None else journal.cache_root,
             ),
-            recorder=self._recorder,
-            steps=self._steps,
+            recorder=self._recordings.events,
+            steps=self._recordings.steps,
+            flight=self._recordings.flight,
             journal=keeper,
             tokens=self._tokens,
             grace_seconds=settings.grace_seconds,
+            metrics=None if self._metrics is None else self._metrics.meter,
         )
 
     def _link(
@@ -206,16 +208,6 @@ class _Service:
         return lambda: num_signals, wake
 
 
-@contextmanager
-def _creating(setting: str, path: Path) -> Generator[None]:
-    """Raises SettingError if the file of the setting cannot be created."""
-    try:
-        yield
-    except OSError as error:
-        hint = "; existing files are not overwritten, choose another name" if isinstance(error, FileExistsError) else ""
-        raise SettingError(f"{setting}: {path} cannot be created: {error.strerror}{hint}") from None
-
-
 def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> list[str]:
     flags = {
         "--endpoint": runtime_dir.frontend_endpoint,
@@ -224,10 +216,13 @@ def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> lis
         "--grace-seconds": settings.grace_seconds,
         "--log-level": settings.log_level,
         "--log-format": settings.log_format,
+        "--log-requests": settings.log_requests,
     }
     files = {"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key, "--tls-client-ca": settings.tls_client_ca}
+    files["--flight-dir"] = flight_dir(settings)
     flags |= {flag: str(path) for flag, path in files.items() if path is not None}
     switches = {"--reflection": settings.reflection, "--needs-tokens": settings.tokens is not None}
+    switches["--metrics"] = bool(settings.metrics_listen)
     listed = [str(word) for pair in flags.items() for word in pair]
     return [*listed, *(flag for flag, is_on in switches.items() if is_on)]
 

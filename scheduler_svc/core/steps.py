@@ -14,6 +14,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.placement import by_backlog
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.schedule.probation import probation_plan
@@ -21,7 +22,6 @@ from scheduler_svc.core.schedule.trials import is_apart, move_others, others_tur
 from scheduler_svc.core.schedule.turn import NO_STARTS, Turn
 from scheduler_svc.core.state.eviction import evict_unverified
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.check_result import is_valid
 from scheduler_svc.core.update.results import DETACHED, Ending, StepTokens, read_result
 from scheduler_svc.core.workers.check_join import plan_bytes
@@ -99,7 +99,7 @@ class Steps:
         """Returns the next plan of the lane of the current trial: the trial's, or one of other requests."""
         suspects = self._lanes.suspects
         if is_apart(suspects, [lane, *others]):
-            move_others(lane, self._queue, others)
+            move_others(lane, self._queue, others, self._lanes.counters)
         for turn in turns(suspects, lane, others):
             plan = self._plan(lane, others, turn, frontends, now)
             if plan is not None:

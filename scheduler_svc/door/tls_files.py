@@ -57,15 +57,18 @@ class TlsFiles:
         return content
 
 
-def check(certificate: Path | None, key: Path | None, client_ca: Path | None) -> None:
-    """Raises TlsFileError if a flag of TLS is missing, or a file cannot be used."""
+def check(certificate: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
+    """Returns the files; None if no flag of TLS is given. Raises TlsFileError if one is missing, or of no use."""
     given = {"--tls-cert": certificate, "--tls-key": key, "--tls-client-ca": client_ca}
     present = [flag for flag, path in given.items() if path is not None]
     missing = [flag for flag in ("--tls-cert", "--tls-key") if given[flag] is None]
     if present and missing:
         raise TlsFileError(f"{present[0]} is set, and {' and '.join(missing)} missing; TLS needs certificate and key")
-    if certificate is not None and key is not None:
-        TlsFiles(certificate=certificate, key=key, client_ca=client_ca).read()
+    if certificate is None or key is None:
+        return None
+    files = TlsFiles(certificate=certificate, key=key, client_ca=client_ca)
+    files.read()
+    return files
 
 
 def _read(flag: str, path: Path) -> bytes:

@@ -10,12 +10,11 @@ If the caller leaves, a coroutine handler gets CancelledError or an InternalErro
 import asyncio
 import functools
 import hashlib
-import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import grpc.aio
+import grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
@@ -24,10 +23,12 @@ from scheduler_svc.door.tenant import Caller
 from scheduler_svc.frontend.door.entrance import caller
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
+from scheduler_svc.frontend.request_log.call_record import current
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.rpc.turns import Turns
+from scheduler_svc.frontend.streaming.measured import measured
 from scheduler_svc.frontend.streaming.outputs import describe, make_outputs
 from scheduler_svc.frontend.streaming.sender import PreparedStream, StreamSender, wait_for_admission, wait_for_resumed
 from scheduler_svc.frontend.streaming.stream import RequestStream
@@ -36,8 +37,7 @@ from scheduler_svc.frontend.streaming.writer import StreamWriter
 from scheduler_svc.frontend.validate import request as validation
 from scheduler_svc.frontend.validate.resume import check_offsets, check_resume
 from scheduler_svc.frontend.validate.sampling import without_lists
-
-logger = logging.getLogger(__name__)
+from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
 
 # The most bytes of a character in UTF-8, and of a token id as a varint.
 MAX_CHAR_BYTES = 4
@@ -49,12 +49,21 @@ SECRET_BYTES = 32
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Serves callers that request text or tokens."""
 
-    def __init__(self, readiness: Readiness, streams: StreamTable, *, max_message_bytes: int) -> None:
+    def __init__(
+        self, readiness: Readiness, streams: StreamTable, *, max_message_bytes: int, meter: FrontMeter | None = None
+    ) -> None:
+        """`meter`: None without a metrics page."""
         self._readiness = readiness
+        self._meter = meter
         self._streams = streams
         self._max_message_bytes = max_message_bytes
         self._turns = Turns()
         self._corks = Corks()
+
+    def count_refusal(self, code: grpc.StatusCode) -> None:
+        """Counts a Generate call that is refused before its message is here."""
+        if self._meter is not None:
+            self._meter.rejected(code.name)
 
     def admit_generate(self) -> int:
         """The size limit of a request in bytes. Raises Refusal if no request is admitted now."""
@@ -84,44 +93,61 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: Any
     ) -> None:
         """Streams one completion."""
-        seconds_left(context)
-        model = self._readiness.admit()
+        record = current()
+        record.named(request.request_id)
+        with measured(self._meter, is_resumed=False) as meter:
+            seconds_left(context)
+            model = self._readiness.admit()
+            record.model = model.info.model
 
-        async def begin(stream: RequestStream) -> PreparedStream:
-            submit, prepared = await self._prepare(request, context, model, caller())
-            # Frees the prompt, which may be large, before the stream, which may be long.
-            request.Clear()
-            self._streams.submit(stream, submit)
-            submit.Clear()
-            prepared.accepted.requests_ahead = await wait_for_admission(stream)
-            return prepared
+            async def begin(stream: RequestStream) -> PreparedStream:
+                submit, prepared = await self._prepare(request, context, model, caller())
+                # Frees the prompt, which may be large, before the stream, which may be long.
+                request.Clear()
+                record.named(submit.request_id)
+                if record.traceparent is not None:
+                    submit.traceparent = str(record.traceparent)
+                self._streams.submit(stream, submit)
+                submit.Clear()
+                prepared.accepted.requests_ahead = await wait_for_admission(stream)
+                return prepared
 
-        await self._stream(begin, context)
+            await self._stream(begin, context, meter)
 
     async def Resume(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.ResumeRequest, context: Any
     ) -> None:
         """Streams the rest of a completion whose stream was lost. A full queue and a drain do not refuse it."""
-        seconds_left(context)
-        check_resume(request)
-        model = self._readiness.model()
+        record = current()
+        record.named(request.request_id)
+        with measured(self._meter, is_resumed=True) as meter:
+            seconds_left(context)
+            check_resume(request)
+            model = self._readiness.model()
+            record.model = model.info.model
 
-        async def begin(stream: RequestStream) -> PreparedStream:
-            secret_hash = hashlib.sha256(request.resume_secret).digest()
-            self._streams.resume(stream, request.request_id, secret_hash, caller().tenant)
-            description = await wait_for_resumed(stream)
-            check_offsets(list(request.offsets), [sample.num_received for sample in stream.samples])
-            description.accepted.resume_secret = request.resume_secret
-            return _prepared(description, model, request.offsets)
+            async def begin(stream: RequestStream) -> PreparedStream:
+                secret_hash = hashlib.sha256(request.resume_secret).digest()
+                self._streams.resume(stream, request.request_id, secret_hash, caller().tenant)
+                description = await wait_for_resumed(stream)
+                check_offsets(list(request.offsets), [sample.num_received for sample in stream.samples])
+                description.accepted.resume_secret = request.resume_secret
+                return _prepared(description, model, request.offsets)
 
-        await self._stream(begin, context)
+            await self._stream(begin, context, meter)
 
-    async def _stream(self, begin: Callable[[RequestStream], Awaitable[PreparedStream]], context: Any) -> None:
+    async def _stream(
+        self, begin: Callable[[RequestStream], Awaitable[PreparedStream]], context: Any, meter: StreamMeter | None
+    ) -> None:
         """Runs one stream from its opening to its end. `begin` gets the core's consent."""
         stream = self._streams.open()
+        stream.meter = meter
+        record = current()
+        record.stream = stream
         try:
             await self._turns.wait()
             prepared = await begin(stream)
+            record.accepted = prepared.accepted
             connection = self._corks.join(context)
             try:
                 await self._run(prepared, stream, context, connection)
@@ -131,9 +157,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             if stream.failure is None:
                 raise
             raise stream.failure from None
-        except grpc.aio.InternalError:
-            logger.debug("request %s: the client disconnected during a write", stream.request_id)
-            raise
         finally:
             self._streams.close(stream)
 
@@ -182,6 +205,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         # request id is only in Accepted.
         request_id = stream.request_id
         await context.send_initial_metadata((("x-request-id", request_id),) if request_id.isascii() else ())
+        if stream.meter is not None:
+            stream.meter.accepted(prepared.accepted.prompt_tokens, caller().tenant)
         await writer.write(pb.GenerateResponse(accepted=prepared.accepted))
         # From now on the caller may have the secret.
         stream.is_resumable = bool(prepared.accepted.resume_secret)

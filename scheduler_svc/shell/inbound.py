@@ -12,6 +12,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.door.watch import TokenFile
+from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.shell.dispatch import EffectDispatcher
 from scheduler_svc.shell.peers import Credentials, DroppedFrames
 from scheduler_svc.shell.router_link import RouterLink
@@ -38,6 +39,7 @@ class Inbound:
         credentials: Credentials,
         on_frontend_lost: Callable[[str, str], None],
         tokens: TokenFile | None,
+        metrics: CoreMeter | None = None,
     ) -> None:
         """`handle` passes an event to the core (`Loop`); `on_frontend_lost` gets a front end and the reason."""
         self.dropped = DroppedFrames()
@@ -49,6 +51,7 @@ class Inbound:
         self._credentials = credentials
         self._on_frontend_lost = on_frontend_lost
         self._tokens = tokens
+        self._metrics = metrics
 
     def receive(self) -> list[fx.Effect]:
         """Handles lost peers, then at most 1,024 frames of each link."""
@@ -67,6 +70,8 @@ class Inbound:
             event = worker_wire.event_of(message, peer)
         except WireError as error:
             return self._refuse_worker(peer, str(error), f"it sent a malformed message: {error}")
+        if self._metrics is not None and isinstance(event, ev.StepDone):
+            self._metrics.step_arrived(event, self._core)
         if not message.HasField("join"):
             return self._dispatcher.answer_worker(self._handle(event, peer=peer, worker=message))
         if not self._credentials.is_worker_key(message.join.key):
@@ -91,6 +96,11 @@ class Inbound:
         try:
             message = parsed(frontend_pb2.FrontendToCore, _whole(frame))
             self._check_frontend(peer, message)
+            if message.HasField("metrics"):
+                # Neither the core nor its event log reads it.
+                if self._metrics is not None:
+                    self._metrics.reported(peer, message.metrics)
+                return []
             event = frontend_wire.event_of(message, peer)
         except WireError as error:
             self.dropped.add(f"front end {peer}", str(error))

@@ -19,15 +19,18 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.journal.keeper import JournalKeeper
+from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.event_log import Recorder
+from scheduler_svc.recording.flight.recorder import FlightRecorder
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.dispatch import EffectDispatcher
 from scheduler_svc.shell.inbound import Inbound
 from scheduler_svc.shell.peers import Credentials
 from scheduler_svc.shell.router_link import RouterLink
 from scheduler_svc.shell.served_model import ServedModel
+from scheduler_svc.shell.stop import Stop
 from scheduler_svc.wire import tenants as tenants_wire
 
 log = logging.getLogger("tandem.core")
@@ -41,8 +44,6 @@ _CHECK_SECONDS = 1.0
 _PROBE_SECONDS, _PROBE_EVERY_SECONDS = 1.0, 0.005
 # A turn that begins later than this after the one before it: the machine or this process was stopped meanwhile.
 _PAUSE_SECONDS = 1.0
-# Front ends get this long to deliver the last answers, after the grace period and after a second signal.
-_FAREWELL_SECONDS, _SHORT_FAREWELL_SECONDS = 5.0, 0.5
 _RECORDED_TICK = record_pb2.Tick()
 
 
@@ -62,21 +63,20 @@ class Loop:
         watch: Callable[[], None],
         recorder: Recorder | None,
         steps: StepsFile | None,
+        flight: FlightRecorder | None,
         journal: JournalKeeper | None,
         tokens: TokenFile | None,
         grace_seconds: float,
         wake: socket.socket,
+        metrics: CoreMeter | None = None,
     ) -> None:
         """`wake` becomes readable when a signal arrives, because a signal alone does not end a poll.
 
         `watch` is called about once a second.
         """
-        self._core = core
-        self._tokens = tokens
-        self._recorder = recorder
-        self._journal = journal
-        self._workers = workers
-        self._frontends = frontends
+        self._core, self._tokens, self._metrics = core, tokens, metrics
+        self._recorder, self._flight, self._journal = recorder, flight, journal
+        self._workers, self._frontends = workers, frontends
         self._dispatcher = EffectDispatcher(
             workers=workers,
             frontends=frontends,
@@ -95,15 +95,13 @@ class Loop:
             credentials=credentials,
             on_frontend_lost=self._frontend_lost,
             tokens=tokens,
+            metrics=metrics,
         )
-        self._children = children
-        self._worker_processes = worker_processes
+        self._children, self._worker_processes = children, worker_processes
         self._watch = watch
-        self._grace_seconds = grace_seconds
         self._wake = wake
         self._watch_at = self._next_check_at = self._probe_at = self._probe_until = 0.0
-        self._drain_deadline: float | None = None
-        self._farewell_seconds = _FAREWELL_SECONDS
+        self._stop = Stop(core, grace_seconds)
         # Not a zmq.Poller, which asks libzmq about each socket several times per call.
         self._poller = select.poll()
         for fd in (workers.fd, frontends.fd, workers.monitor_fd, frontends.monitor_fd, wake.fileno()):
@@ -115,7 +113,6 @@ class Loop:
         if self._journal is not None:
             restored = self._journal.restore(self._handle, time.monotonic())
             self._dispatcher.dispatch(restored)
-        num_seen = 0
         turned_at = time.monotonic()
         while True:
             readable = self._wait()
@@ -125,7 +122,7 @@ class Loop:
             self._find_lost_peers(readable, now)
             if now >= self._watch_at:
                 self._watch_at = now + _WATCH_SECONDS
-                self._children.watch(restart=not num_seen)
+                self._children.watch(restart=not self._stop.has_begun)
             if is_check := now >= self._next_check_at:
                 self._next_check_at = now + _CHECK_SECONDS
                 self._check(now)
@@ -135,14 +132,9 @@ class Loop:
                 effects += self._tenants_changed()
                 self._inbound.send_tenants(list(self._core.frontends))
             effects += self._inbound.receive()
-            drains = self._core.drains
-            # After a Drain the first signal changes nothing: it usually follows, as under Kubernetes.
-            if (num_requested := max(num_stop_requests(), drains.is_stop_wanted)) > num_seen:
-                effects += self._begin_stop(at_once=num_requested > 1)
-                num_seen = num_requested
-            if drains.stop_at is not None:
-                self._drain_deadline = min(drains.stop_at, self._drain_deadline or drains.stop_at)
-            if num_seen and self._is_grace_over(0.0):
+            if self._stop.begins(num_stop_requests()):
+                effects += self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
+            if self._stop.is_grace_over():
                 effects += self._handle(ev.DrainEnded(), drain_ended=record_pb2.DrainEnded())
             effects += self._handle(ev.Tick(), tick=_RECORDED_TICK)
             if self._recorder is not None:
@@ -153,7 +145,9 @@ class Loop:
                 self._journal.write(time.monotonic())
                 effects = self._journal.described(effects)
             self._dispatcher.dispatch(effects)
-            if num_seen and not self._has_work() and self._is_over():
+            if self._metrics is not None:
+                self._metrics.turned(self._core, now)
+            if self._stop.has_begun and not self._has_work() and self._is_over():
                 return
 
     def _handle(self, event: ev.Event, **entry: Any) -> list[fx.Effect]:
@@ -164,6 +158,8 @@ class Loop:
         effects = self._core.handle(event, now)
         if self._recorder is not None:
             self._recorder.add_effects(effects)
+        if self._flight is not None:
+            self._flight.observe(now, event, effects)
         if self._journal is not None:
             self._journal.observe(event, effects)
         return effects
@@ -211,9 +207,9 @@ class Loop:
         until = now + _IDLE_SECONDS
         if (wake := self._core.next_wake()) is not None and wake < until:
             until = wake
-        if self._drain_deadline is not None:
+        if self._stop.deadline is not None:
             # No socket reports that a front end has ended.
-            until = min(until, max(self._drain_deadline, now), now + _PROBE_EVERY_SECONDS)
+            until = min(until, max(self._stop.deadline, now), now + _PROBE_EVERY_SECONDS)
         if now < self._probe_until:
             until = min(until, self._probe_at)
         return max(0.0, until - now)
@@ -223,26 +219,17 @@ class Loop:
         self._inbound.dropped.report(now)
         self._workers.keep_limits_of(self._core.lanes)
         self._worker_processes.keep(self._core.lanes)
+        if self._flight is not None:
+            self._flight.check(now)
 
     def _frontend_lost(self, frontend: str, reason: str) -> None:
-        if self._drain_deadline is None:
+        if self._stop.deadline is None:
             log.warning("front end %s was lost: %s", frontend, reason)
+            if self._metrics is not None:
+                self._metrics.frontend_lost()
         self._children.kill(frontend)
-
-    def _begin_stop(self, *, at_once: bool) -> list[fx.Effect]:
-        if at_once:
-            log.warning("stopping now: %d requests end as UNAVAILABLE", len(self._core.queue))
-            self._drain_deadline, self._farewell_seconds = time.monotonic(), _SHORT_FAREWELL_SECONDS
-            return []
-        self._drain_deadline = self._core.drains.stop_at or time.monotonic() + self._grace_seconds
-        seconds, what = self._drain_deadline - time.monotonic(), "stopping: %d requests run or wait; they have %.3g s"
-        log.info(f"{what}, new ones are refused; a second signal stops now", len(self._core.queue), seconds)
-        return self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
-
-    def _is_grace_over(self, extra_seconds: float) -> bool:
-        return self._drain_deadline is not None and time.monotonic() >= self._drain_deadline + extra_seconds
 
     def _is_over(self) -> bool:
         """Stops the front ends once the core has no request; the loop refuses new ones until they have ended."""
         self._children.ask_to_stop()
-        return not self._children.is_running or self._is_grace_over(self._farewell_seconds)
+        return not self._children.is_running or self._stop.is_farewell_over()

@@ -13,9 +13,9 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.reports import DrainReport, DrainState
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.workers.lanes import Lanes
 
 REPORT_SECONDS = 1.0

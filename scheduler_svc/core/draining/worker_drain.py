@@ -9,10 +9,11 @@ or has room for, stays and runs.
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import Admission
 from scheduler_svc.core.messages.reports import ResetCause
-from scheduler_svc.core.schedule.policy import headroom, queue_key
+from scheduler_svc.core.queue.order import running_key
+from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.schedule.policy import headroom
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.workers import standby
 from scheduler_svc.core.workers.held_pools import fits
 from scheduler_svc.core.workers.lanes import Lanes
@@ -124,7 +125,7 @@ def _move_rows(
         - sum(other.pages_for(one.known) + 1 for one in moving)
         for other in targets
     }
-    for request in sorted(lane.rows.requests_at(lane.rows.seated()), key=queue_key):
+    for request in sorted(lane.rows.requests_at(lane.rows.seated()), key=running_key):
         known = int(lane.rows.known[request.row])
         for other in targets:
             number, needed = other.number, other.info.pages_at_once(known + 1) + 1

@@ -1,6 +1,7 @@
 """Counters of the core since its start. The plan builder and the lanes update them for the load report."""
 
 from scheduler_svc.core.limits.memory_limit import Reduction
+from scheduler_svc.core.messages.reports import ResetCause
 
 
 class Counters:
@@ -10,7 +11,7 @@ class Counters:
         self.steps = 0
         """Confirmed steps."""
         self.preemptions = 0
-        self.resets = 0
+        self.resets_by_cause = dict.fromkeys(ResetCause, 0)
         """Lane resets. The loss of a worker counts as one."""
         self.hung_workers = 0
         """Workers that were given up because a step took too long or because they were silent."""
@@ -25,13 +26,18 @@ class Counters:
         """Counts a confirmed step."""
         self.steps += 1
 
+    @property
+    def resets(self) -> int:
+        """Number of lane resets."""
+        return sum(self.resets_by_cause.values())
+
     def preempted(self) -> None:
         """Counts a preemption."""
         self.preemptions += 1
 
-    def lane_reset(self) -> None:
+    def lane_reset(self, cause: ResetCause) -> None:
         """Counts a lane reset."""
-        self.resets += 1
+        self.resets_by_cause[cause] += 1
 
     def worker_hung(self) -> None:
         """Counts a worker that was given up."""

@@ -16,9 +16,9 @@ from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
 from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update import step_reports
@@ -34,7 +34,6 @@ _MAX_FAILED_STEPS = 5
 _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
 # After these causes the requests in flight are suspects, and pages stay cached if their memory outlives the worker.
 _DEATHS = (ResetCause.WORKER_LOST, ResetCause.WORKER_SILENT)
-_KEEPING_POOLS = (*_DEATHS, ResetCause.DRAINED)
 
 
 class Lanes:
@@ -118,6 +117,7 @@ class Lanes:
         self._list_lanes()
         self.worker_infos.update(lane.info for lane in self.serving)
         self._queue.restore_set_aside()
+        self._queue.unpark_all()
 
     def _list_lanes(self) -> None:
         """Updates `seated` and `serving`. Both are read in every step and change rarely."""
@@ -126,8 +126,8 @@ class Lanes:
 
     def next_seating(self) -> float | None:
         """Returns the time at which a standby worker is seated because no other worker has come, or None."""
-        lanes = self.by_worker.values()
-        return None if self.seated else standby.seat_due_at(lanes, self.leaving, was_seated=self._was_seated)
+        lanes, leaving = self.by_worker.values(), self.leaving
+        return None if self.seated else standby.seat_due_at(lanes, leaving, was_seated=self._was_seated)
 
     def seat_due(self, now: float) -> list[fx.Effect]:
         """Seats a standby worker if no worker is seated and none is expected to come."""
@@ -187,7 +187,7 @@ class Lanes:
             self.crash_loop.died(reason, now, in_trial=in_trial)
         if not lane.is_seated:
             return [fx.Note(message=f"worker {worker} lost: {reason}; it was on standby")]
-        pool_id = lane.pool_id if cause in _KEEPING_POOLS else b""
+        pool_id = lane.pool_id if cause in (*_DEATHS, ResetCause.DRAINED) else b""
         effects = self.reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us, keep_pages=bool(pool_id))
         self.held_pools.keep(lane, pool_id, now)
         if not was_dismissed:
@@ -214,7 +214,7 @@ class Lanes:
         """Resets the lane: its requests go back to the queue with all known tokens, its plans in flight become void."""
         void = tuple(lane.in_flight)
         self._generation += 1
-        self.counters.lane_reset()
+        self.counters.lane_reset(cause)
         # A preempted request no longer waits for the results of its plans in flight.
         for handle in {handle for record in void for handle in record.handles.tolist()}:
             request = self._queue.by_handle(handle)

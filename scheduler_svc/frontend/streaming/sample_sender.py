@@ -10,6 +10,7 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.streaming.stream import SampleStream
 from scheduler_svc.frontend.text.output import OutputPiece, SampleOutput
+from scheduler_svc.metrics.front_meter import SampleMeter
 
 TOKEN_REASONS = (pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP_TOKEN)
 
@@ -31,6 +32,7 @@ class SampleSender:
     """The messages of one sample: its pending delta and its end."""
 
     __slots__ = (
+        "_has_text_only",
         "_idx",
         "_num_sent",
         "_request",
@@ -39,6 +41,7 @@ class SampleSender:
         "chars_to_skip",
         "is_ending",
         "is_over",
+        "meter",
         "output",
         "reason",
         "sample",
@@ -53,6 +56,8 @@ class SampleSender:
         # The stop string that ended the sample, or "".
         self.stop_string = ""
         self.is_over = False
+        # None without a metrics page, and while a resumed stream is built again.
+        self.meter: SampleMeter | None = None
         self.reason = pb.FINISH_REASON_UNSPECIFIED
         self._request = request
         self._idx = idx
@@ -62,6 +67,7 @@ class SampleSender:
         self._unsent_from = received.token_ids
         self.chars_to_skip = received.text_chars
         self._skips = bool(received.token_ids or received.text_chars)
+        self._has_text_only = bool(received.text_chars and not received.token_ids)
         # The offset of the next delta.
         self._num_sent = received.token_ids
 
@@ -86,7 +92,16 @@ class SampleSender:
             delta.logprobs.CopyFrom(logprobs.take(len(piece.token_ids)))
         if self._num_sent < self.output.num_tokens:
             self._num_sent = self.output.num_tokens
+        if self.meter is not None:
+            self.meter.sent(self.output.num_tokens)
         return message
+
+    def measure(self, meter: SampleMeter) -> None:
+        """Measures the sample from now on."""
+        if num_built := self.output.num_tokens:
+            # Of a resumed stream. A caller of text alone does not say how many tokens it has.
+            meter.skip(num_built, num_received=num_built if self._has_text_only else min(num_built, self._unsent_from))
+        self.meter = meter
 
     def _beyond_received(self, piece: OutputPiece, token_ids: Sequence[int], text: str) -> tuple[Sequence[int], str]:
         """Returns the part of a piece that the caller of a resumed stream has not received."""

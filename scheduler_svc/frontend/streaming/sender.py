@@ -9,7 +9,6 @@ message, and the task is not woken for it: whoever brings the tokens begins the 
 """
 
 import asyncio
-import logging
 
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
@@ -20,8 +19,6 @@ from scheduler_svc.frontend.streaming.stream import MAX_PROMPT_INFO_BYTES, Reque
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.summary import summarize
 from scheduler_svc.frontend.streaming.writer import StreamWriter
-
-logger = logging.getLogger(__name__)
 
 # The core counts as hung if it takes longer than this to admit or reject a request, or to confirm a stop string.
 ANSWER_SECONDS = 10.0
@@ -95,6 +92,9 @@ class StreamSender:
 
     async def run(self) -> None:
         """Sends messages until every sample has ended. Raises Refusal if the request fails."""
+        if (meter := self._stream.meter) is not None:
+            for sender in self._samples:
+                sender.measure(meter.sample())
         if len(self._samples) == 1 and self._stream.prompt is None:
             self._stream.deliver = self._deliver
         while not all(sender.is_over for sender in self._samples):
@@ -109,9 +109,12 @@ class StreamSender:
         ends = [sample.end for sample in self._stream.samples if sample.end is not None]
         num_tokens = [sender.output.num_tokens for sender in self._samples]
         summary = summarize(ends, num_tokens, prompt_tokens=self._request.accepted.prompt_tokens)
+        if meter is not None:
+            # Before the caller sees the Summary, so that the next report counts all that it has seen.
+            meter.finished(summary, [sender.reason for sender in self._samples])
+        self._stream.summary = summary
+        self._stream.reasons = tuple(sender.reason for sender in self._samples)
         await self._writer.write(pb.GenerateResponse(summary=summary))
-        reasons = (pb.FinishReason.Name(sender.reason).removeprefix("FINISH_REASON_") for sender in self._samples)
-        logger.info("request %s: %s after %d tokens", self._stream.request_id, ", ".join(reasons), sum(num_tokens))
 
     async def _send_prompt(self) -> bool:
         """Sends the prompt logprobs that have arrived. Returns whether those were all."""
@@ -166,6 +169,8 @@ class StreamSender:
         if not sender.is_ending:
             return
         sender.is_over = True
+        if sender.meter is not None:
+            sender.meter.over(sender.output.num_tokens)
         end = sender.sample.end
         if sender.stop_string or (end is not None and not end.HasField("failure")):
             await self._writer.write(pb.GenerateResponse(finished=sender.finished()))

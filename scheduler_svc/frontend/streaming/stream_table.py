@@ -53,6 +53,11 @@ class StreamTable:
     def num_open(self) -> int:
         return len(self._open)
 
+    @property
+    def backlog_bytes(self) -> int:
+        """The size of what waits for callers that do not read."""
+        return sum(stream.num_bytes for stream in self._open if stream.blocked_since)
+
     def open(self) -> RequestStream:
         """Opens a stream for the running task's request. Raises Refusal if too many are open."""
         self._reserve(1)
@@ -146,7 +151,7 @@ class StreamTable:
                 continue
             if message := self._limits.stall(now - stream.blocked_since, stream.num_bytes):
                 logger.warning("request %s was dropped: %s", stream.request_id, message)
-                self.fail(stream, status.Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
+                self.fail(stream, status.Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, reason="stalled"))
                 # The handler is in a write that may never end.
                 if stream.task is not None:
                     stream.task.cancel()

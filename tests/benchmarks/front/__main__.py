@@ -1,12 +1,13 @@
 """Measures the front: `python -m tests.benchmarks.front [--json] [--quick] [--parts fast door memory]`.
 
-A worker without a model answers every plan at once (`tests/rigs/instant_worker.py`), so that what remains is the core,
-the front ends, the wire and the client; all of them share two cores. Part `fast`: 256 streams as fast as they go. Part
-`steady`: 256 streams of 400 steps per second, 102,400 tokens per second. Part `paced`: 32 streams of 20 steps per
-second. Each runs twice: as it is, for speed and CPU; then with a clock in core and front end (`probed_service.py`), for
-the time that tokens wait there. Part `door`: the loads of `steady` and `paced` with TLS and tokens and without, in
-turn. Part `memory`: 10,000 open streams, compared with as many empty calls of a gRPC server that does nothing. Owns
-the order, the bars and the report.
+A worker without a model answers every plan at once (`tests/rigs/instant_worker.py`), so that what remains is the
+core, the front ends, the wire and the client; all of them share two cores. Part `fast`: 256 streams as fast as they
+go. Part `steady`: 256 streams of 400 steps per second, 102,400 tokens per second. Part `paced`: 32 streams of 20
+steps per second. Each runs twice: as it is, for speed and CPU; then with a clock in core and front end
+(`probed_service.py`), for the time that tokens wait there. Part `door`: the loads of `steady` and `paced` with TLS
+and tokens and without, in turn. Part `metrics`: `steady` with a metrics page and without, in turn. Part `memory`:
+10,000 open streams, compared with as many empty calls of a gRPC server that does nothing. Owns the order, the bars
+and the report.
 """
 
 import argparse
@@ -33,8 +34,10 @@ from tests.rigs.processes import Child, Rig, SchedulerProcess
 NUM_CORES = 2
 WAIT_BAR_MS = 20.0
 DOOR_BAR, DOOR_SECONDS = 1.1, 5.0
+METRICS_BAR_US = 2.0
+METRICS_FLAGS = ("--metrics-listen", "127.0.0.1:0")
 TIMEOUT_SECONDS = 180.0
-_PARTS = ("fast", "steady", "paced", "door", "memory")
+_PARTS = ("fast", "steady", "paced", "door", "metrics", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,9 @@ def worker_flags(num_streams: int, num_tokens: int, step_ms: float) -> list[str]
     return [*words, f"--token-budget={16 * num_streams}", f"--step-ms={step_ms}"]
 
 
-def run(load: Load, num_front_ends: int, *, is_probed: bool, door: Door | None = None) -> dict[str, Any]:
+def run(
+    load: Load, num_front_ends: int, *, is_probed: bool, door: Door | None = None, more_flags: Sequence[str] = ()
+) -> dict[str, Any]:
     """Runs one load on processes of its own. Returns its figures; those of the waits only if it is probed.
 
     With a `door`, callers use TLS and a token.
@@ -105,7 +110,7 @@ def run(load: Load, num_front_ends: int, *, is_probed: bool, door: Door | None =
         rig.children.append(worker)
         program = ("tests.benchmarks.front.probed_service", name) if is_probed else ("scheduler_svc",)
         flags = ["--frontends", str(num_front_ends), "--log-level", "warning"]
-        scheduler = rig.scheduler(*flags, *(door.service_flags if door else ()), program=program)
+        scheduler = rig.scheduler(*flags, *(door.service_flags if door else ()), *more_flags, program=program)
         if door is None:
             rig.caller(scheduler).wait_serving()
         notes = [f"--file={folder}/client.npy", f"--seconds={load.seconds}", *(door.client_flags if door else ())]
@@ -162,6 +167,23 @@ def measure_door(load: Load, num_runs: int) -> tuple[dict[str, Any], list[Bar]]:
     ]
 
 
+def measure_metrics(load: Load, num_runs: int) -> tuple[dict[str, Any], list[Bar]]:
+    """Runs a load with and without a metrics page, in turn. Returns the front end's CPU per delta of each run."""
+    found: dict[str, list[float]] = {"off": [], "on": []}
+    num_wrong = 0
+    for number in range(num_runs):
+        for kind in ("off", "on") if number % 2 else ("on", "off"):
+            figures = run(load, 1, is_probed=False, more_flags=METRICS_FLAGS if kind == "on" else ())
+            found[kind].append(figures["cpu_us_per_token"]["front_end"] * figures["tokens_per_message"])
+            num_wrong += figures["wrong_streams"]
+    added = float(np.median(found["on"]) - np.median(found["off"]))
+    line = {"part": f"metrics, {load.name}", "front_end_us_per_delta": {kind: sorted(of) for kind, of in found.items()}}
+    return line, [
+        Bar(name=f"CPU us per delta that metrics add to the front end, {load.name}", value=added, limit=METRICS_BAR_US),
+        Bar(name="streams with wrong tokens", value=num_wrong, limit=0),
+    ]
+
+
 def bars(load: Load, plain: dict[str, Any], probed: dict[str, Any]) -> list[Bar]:
     """The bars of a load."""
     cpu = plain["cpu_us_per_token"]
@@ -204,6 +226,8 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], list[Bar
     if "door" in args.parts:
         for load in (STEADY, PACED):
             yield measure_door(replace(load, seconds=1.0 if args.quick else DOOR_SECONDS), args.runs)
+    if "metrics" in args.parts:
+        yield measure_metrics(replace(STEADY, seconds=1.0 if args.quick else DOOR_SECONDS), args.runs)
     if "memory" in args.parts:
         yield memory.measure(500 if args.quick else args.open_streams)
 
@@ -215,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a smoke test with meaningless figures")
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
     parser.add_argument("--front-ends", type=int, default=1, help="front ends of the parts fast and paced")
-    parser.add_argument("--runs", type=int, default=5, help="runs of each kind in the part door")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each kind in the parts door and metrics")
     parser.add_argument("--open-streams", type=int, default=10_000, help="streams of the part memory")
     args = parser.parse_args(argv)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:NUM_CORES])

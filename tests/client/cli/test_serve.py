@@ -215,6 +215,13 @@ def test_the_cause_is_printed_after_the_lines_of_the_children(service: FakeServi
     assert "ready" not in out
 
 
+def test_the_address_of_metrics_reaches_the_scheduler(service: FakeService, tmp_path: Path) -> None:
+    write_programs(tmp_path, scheduler="say('scheduler_svc: enough'); sys.exit(2)", worker=STAYS)
+    with serve_process(tmp_path, "--metrics-listen", "127.0.0.1:9100", stderr=subprocess.STDOUT) as process:
+        out, _ = process.communicate(timeout=WAIT_SECONDS)
+    assert "scheduler | flags --exit-with-parent --metrics-listen=127.0.0.1:9100\n" in out
+
+
 def test_serve_without_listen_gives_the_scheduler_no_address(service: FakeService, tmp_path: Path) -> None:
     """A flag would override TANDEM_SCHEDULER_LISTEN and the key of a file."""
     write_programs(tmp_path, scheduler="say('scheduler_svc: enough'); sys.exit(2)", worker=STAYS)
@@ -229,7 +236,9 @@ def test_the_json_format_reaches_both_programs_and_every_line(service: FakeServi
     os.mkfifo(fifo)
     scheduler = listens(service, f"open({str(fifo)!r}, 'w').close()\n{STAYS}")
     write_programs(
-        tmp_path, scheduler=scheduler, worker=f"open({str(fifo)!r}).read(); say({json.dumps(record)!r}); sys.exit(1)"
+        tmp_path,
+        scheduler=scheduler,
+        worker=f"open({str(fifo)!r}).read(); say('{{no json}}'); say({json.dumps(record)!r}); sys.exit(1)",
     )
     with serve_process(tmp_path, "--log-format", "json") as process:
         out, err = process.communicate(timeout=WAIT_SECONDS)
@@ -239,4 +248,7 @@ def test_the_json_format_reaches_both_programs_and_every_line(service: FakeServi
     assert len(flags) == 2
     assert all(re.search(r"--log-format=json\b", line) for line in flags)
     assert all(set(line) == set(record) for line in lines)
-    assert err == "error: the worker ended with exit code 1 before it served: no GPU\n"
+    assert "{no json}" in [line["message"] for line in lines]
+    [cause] = [json.loads(line) for line in err.splitlines()]
+    assert cause["message"] == "error: the worker ended with exit code 1 before it served: no GPU"
+    assert (cause["process"], cause["level"]) == ("serve", "ERROR")

@@ -18,6 +18,8 @@ from scheduler_svc.journal import framing
 from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.journal.opened import OpenedJournal
 from scheduler_svc.journal.writer import Sync
+from scheduler_svc.metrics.core_meter import CoreMeter
+from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording import event_log
 from scheduler_svc.recording.event_log import Recorder
@@ -106,6 +108,7 @@ class Bench:
         self.core = Scheduler(CoreConfig())
         self.recorder: Recorder | None = None
         self.journal: JournalKeeper | None = None
+        self.metrics: CoreMeter | None = None
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.peers: list[Peer] = []
@@ -122,10 +125,12 @@ class Bench:
             watch=lambda: None,
             recorder=self.recorder,
             steps=None,
+            flight=None,
             journal=self.journal,
             tokens=None,
             grace_seconds=5.0,
             wake=self.wake,
+            metrics=self.metrics,
         )
         try:
             loop.run(lambda: self.stops)
@@ -547,3 +552,23 @@ def test_a_connection_that_ends_does_not_flood_other_peers_with_probes(bench: Be
     assert "f-1" in bench.core.frontends
     assert bench.core.lanes
     assert bench.child.killed == ["f-3"]
+
+
+def test_a_report_of_metrics_is_neither_an_event_nor_recorded(bench: Bench, tmp_path: Path) -> None:
+    bench.metrics = CoreMeter()
+    bench.recorder = Recorder(tmp_path / "log", bench.core.config)
+    frontend = bench.frontend()
+    report = FrontMeter().report(64)
+    bench.start()
+    frontend.send(frontend_pb2.FrontendToCore(metrics=report))
+    frontend.send(HELLO, frontend_pb2.FrontendToCore(metrics=report))
+    report.values = b"short"
+    frontend.send(frontend_pb2.FrontendToCore(metrics=report), frontend_pb2.FrontendToCore(flush_cache={"query": 1}))
+    while not frontend.next_of_frontend().HasField("flush_reply"):
+        pass
+    # The one before Hello and the malformed one are dropped.
+    assert (bench.metrics.fronts.backlog_bytes, bench.metrics.frontend_deaths) == (64, 0)
+    bench.end()
+    _, entries = event_log.read(tmp_path / "log")
+    kinds = [entry.frontend.WhichOneof("message") for entry in entries if entry.HasField("frontend")]
+    assert kinds == ["hello", "flush_cache"]

@@ -1,0 +1,127 @@
+"""Owns what the core's process measures: steps and turns as they happen, and a look at the core once a second.
+
+The core's thread writes, the thread of the page reads; no number needs a lock. Decides nothing and changes nothing.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.internal.v1 import frontend_pb2
+
+from scheduler_svc.core.messages.events import StepDone, StepStatus
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.metrics import catalogue
+from scheduler_svc.metrics.front_totals import FrontTotals
+from scheduler_svc.metrics.histogram import Histogram
+
+_LOOK_SECONDS = 1.0
+# Indices of `catalogue.STEP_KINDS`.
+_PREFILL, _DECODE, _MIXED = range(3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The core at one moment. The counts are those since its start."""
+
+    running: int = 0
+    waiting: int = 0
+    workers: int = 0
+    standby_workers: int = 0
+    frontends: int = 0
+    kv_usage: tuple[tuple[int, float], ...] = ()
+    """The place of each worker, and the share of its pages that are used."""
+    cache_queries: int = 0
+    cache_hits: int = 0
+    preemptions: int = 0
+    resets: tuple[int, ...] = (0,) * len(catalogue.CAUSES)
+
+
+class Places:
+    """A number for each worker, the smallest that is free: a worker that replaces another takes over its series."""
+
+    def __init__(self) -> None:
+        # By the number of the lane, which is never used twice.
+        self._places: dict[int, int] = {}
+
+    def of(self, lane: Lane, core: Scheduler) -> int:
+        """Returns the place of a lane."""
+        place = self._places.get(lane.number)
+        if place is None:
+            present = {one.number for one in core.lanes.values()}
+            self._places = {number: taken for number, taken in self._places.items() if number in present}
+            taken = set(self._places.values())
+            place = self._places[lane.number] = next(free for free in range(len(taken) + 1) if free not in taken)
+        return place
+
+
+class CoreMeter:
+    """All numbers of the page. `clock` is the core's."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.fronts = FrontTotals()
+        self.last_look = Look()
+        self.frontend_deaths = 0
+        self.step_tokens = Histogram(catalogue.STEP_TOKENS.buckets)
+        self.plan_to_result = Histogram(catalogue.PLAN_TO_RESULT.buckets)
+        self.core_step = Histogram(catalogue.CORE_STEP.buckets)
+        self.steps: dict[int, tuple[Histogram, ...]] = {}
+        """One histogram per kind of step, by the worker's place."""
+        self._places = Places()
+        self._clock = clock
+        self._has_read_step = False
+        self._look_at = float("-inf")
+
+    def reported(self, frontend: str, report: frontend_pb2.MetricsReport) -> None:
+        """Takes a front end's report. Raises WireError if it is malformed."""
+        self.fronts.take(frontend, report)
+
+    def frontend_lost(self) -> None:
+        """Counts a front end that was lost."""
+        self.frontend_deaths += 1
+
+    def step_arrived(self, event: StepDone, core: Scheduler) -> None:
+        """Measures a step whose result the core is about to read; results of void plans do not count."""
+        self._has_read_step = True
+        lane = core.lanes.get(event.worker)
+        if lane is None or event.generation != lane.generation or event.status is not StepStatus.OK:
+            return
+        plans = lane.in_flight
+        if not plans or plans[0].step != event.step:
+            return
+        plan = plans[0]
+        num_prefill, num_decode = plan.prefill_tokens, plan.decode_tokens
+        kind = (_MIXED if num_decode else _PREFILL) if num_prefill else _DECODE
+        place = self._places.of(lane, core)
+        if place not in self.steps:
+            self.steps[place] = tuple(Histogram(catalogue.STEP_SECONDS.buckets) for _ in catalogue.STEP_KINDS)
+        self.steps[place][kind].observe(event.compute_us / 1e6)
+        self.plan_to_result.observe(self._clock() - plan.sent_at)
+        self.step_tokens.observe(num_prefill + num_decode)
+
+    def turned(self, core: Scheduler, began: float) -> None:
+        """Measures a turn of the core's thread that is over, if it read a step; looks at the core once a second."""
+        if self._has_read_step:
+            self._has_read_step = False
+            self.core_step.observe(self._clock() - began)
+        if began >= self._look_at:
+            self._look_at = began + _LOOK_SECONDS
+            self._look(core)
+
+    def _look(self, core: Scheduler) -> None:
+        self.fronts.keep(core.frontends)
+        lanes, counters = list(core.lanes.values()), core.counters
+        seated = [lane for lane in lanes if lane.is_seated]
+        self.last_look = Look(
+            running=sum(lane.rows.num_seated for lane in seated),
+            waiting=core.queue.num_waiting,
+            workers=len(seated),
+            standby_workers=len(lanes) - len(seated),
+            frontends=len(core.frontends),
+            kv_usage=tuple((self._places.of(one, core), one.pool.num_used / one.info.usable_pages) for one in seated),
+            cache_queries=counters.prompt_tokens,
+            cache_hits=counters.cached_prompt_tokens,
+            preemptions=counters.preemptions,
+            resets=tuple(counters.resets_by_cause.values()),
+        )

@@ -1,0 +1,193 @@
+"""Owns what one front end measures: counts and histograms of its requests since its process began, and the report.
+
+Knows neither gRPC nor streams. The report has the state, not its changes, so that none is counted twice.
+"""
+
+import secrets
+import time
+from array import array
+from collections.abc import Callable, Sequence
+
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import inference_pb2 as pb
+
+from scheduler_svc.metrics import catalogue
+from scheduler_svc.metrics.catalogue import Kind
+from scheduler_svc.metrics.histogram import Histogram
+
+
+class TenantUse:
+    """Tokens of one tenant."""
+
+    __slots__ = ("generation_tokens", "prompt_tokens")
+
+    def __init__(self) -> None:
+        self.prompt_tokens = self.generation_tokens = 0
+
+
+class SampleMeter:
+    """The tokens of one sample, as they leave in deltas."""
+
+    __slots__ = ("_front", "_last_at", "_num_counted", "_stream")
+
+    def __init__(self, front: "FrontMeter", stream: "StreamMeter") -> None:
+        self._front = front
+        self._stream = stream
+        self._num_counted = 0
+        # When the last delta left; 0 before the first.
+        self._last_at = 0.0
+
+    def skip(self, num_tokens: int, *, num_received: int) -> None:
+        """The sample of a resumed stream has its output so far; its caller has `num_received` tokens of it already."""
+        self._add(num_tokens - num_received)
+        self._num_counted, self._last_at = num_tokens, self._front.clock()
+
+    def sent(self, num_tokens: int) -> None:
+        """A delta leaves; the sample has sent `num_tokens` tokens now."""
+        num_new = num_tokens - self._num_counted
+        if num_new <= 0:
+            return
+        self._num_counted = num_tokens
+        front, last_at = self._front, self._last_at
+        now = self._last_at = front.clock()
+        self._add(num_new)
+        if last_at:
+            front.between_tokens.observe((now - last_at) / num_new, num_new)
+        else:
+            self._stream.first_token(now)
+
+    def over(self, num_tokens: int) -> None:
+        """The sample has ended; the last tokens may have shown nothing."""
+        self._add(num_tokens - self._num_counted)
+        self._num_counted = num_tokens
+
+    def _add(self, num_tokens: int) -> None:
+        self._front.generation_tokens += num_tokens
+        if (use := self._stream.use) is not None:
+            use.generation_tokens += num_tokens
+
+
+class StreamMeter:
+    """One call of Generate or Resume."""
+
+    __slots__ = ("_began", "_front", "_has_first", "_is_resumed", "is_accepted", "use")
+
+    def __init__(self, front: "FrontMeter", *, is_resumed: bool) -> None:
+        self._front = front
+        self._began = front.clock()
+        # Its first token may have left in another stream.
+        self._has_first = self._is_resumed = is_resumed
+        self.is_accepted = False
+        self.use: TenantUse | None = None
+
+    def accepted(self, prompt_tokens: int, tenant: str) -> None:
+        """The caller gets Accepted. `tenant` is a name of the token file; "" without one."""
+        self.is_accepted = True
+        if tenant:
+            self.use = self._front.use_of(tenant)
+        if self._is_resumed:
+            return
+        self._front.prompt_tokens += prompt_tokens
+        if self.use is not None:
+            self.use.prompt_tokens += prompt_tokens
+
+    def sample(self) -> SampleMeter:
+        """Returns the meter of a sample."""
+        return SampleMeter(self._front, self)
+
+    def first_token(self, now: float) -> None:
+        """A sample's first token leaves; the first one of all samples counts."""
+        if not self._has_first:
+            self._has_first = True
+            self._front.first_token.observe(now - self._began)
+
+    def refused(self, code: str) -> None:
+        """The call ends with the status `code` (UNAVAILABLE), or its caller leaves (CANCELLED)."""
+        if self.is_accepted:
+            self._front.failed(code)
+        elif not self._is_resumed and code != "CANCELLED":
+            self._front.rejected(code)
+
+    def finished(self, summary: pb.Summary, reasons: Sequence[pb.FinishReason.ValueType]) -> None:
+        """The caller gets the Summary; `reasons` are the samples' FinishReasons."""
+        seconds = summary.timing.total_seconds if self._is_resumed else self._front.clock() - self._began
+        self._front.finished(summary, reasons, seconds)
+
+
+class FrontMeter:
+    """All requests of one front end. `clock` is monotonic, in seconds, and never 0."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.prompt_tokens = self.generation_tokens = 0
+        self._process = secrets.randbits(64)
+        self._counts = {metric: [0] * metric.num_cells for metric in catalogue.FRONTEND_METRICS if not metric.buckets}
+        self._histograms = {
+            metric: Histogram(metric.buckets) for metric in catalogue.FRONTEND_METRICS if metric.kind is Kind.HISTOGRAM
+        }
+        # Used for every delta.
+        self.between_tokens = self._histograms[catalogue.BETWEEN_TOKENS]
+        self.first_token = self._histograms[catalogue.FIRST_TOKEN]
+        self._tenants: dict[str, TenantUse] = {}
+        self._reported: dict[str, tuple[int, int]] = {}
+
+    def stream(self, *, is_resumed: bool = False) -> StreamMeter:
+        """Returns the meter of a call that begins now."""
+        return StreamMeter(self, is_resumed=is_resumed)
+
+    def use_of(self, tenant: str) -> TenantUse:
+        """Returns the counts of a tenant. There are at most as many as names in the token file."""
+        return self._tenants.setdefault(tenant, TenantUse())
+
+    def rejected(self, code: str) -> None:
+        """A Generate call is refused with this status (UNAVAILABLE)."""
+        self._counts[catalogue.REJECTIONS][_CODES[code]] += 1
+
+    def failed(self, code: str) -> None:
+        """An accepted request ends with this status, or its caller leaves (CANCELLED)."""
+        self._counts[catalogue.FAILURES][_CODES[code]] += 1
+
+    def finished(self, summary: pb.Summary, reasons: Sequence[pb.FinishReason.ValueType], seconds: float) -> None:
+        """A request ends with its Summary, `seconds` after its call began."""
+        usage, timing, counts = summary.usage, summary.timing, self._counts
+        for reason in reasons:
+            counts[catalogue.SUCCESSES][_REASONS[reason]] += 1
+        counts[catalogue.DISCARDED][0] += usage.discarded_tokens
+        counts[catalogue.RECOMPUTED][0] += usage.recomputed_tokens
+        counts[catalogue.CHANGES_SURVIVED][0] += timing.worker_changes
+        observed = {
+            catalogue.LATENCY: seconds,
+            catalogue.QUEUE_TIME: timing.queue_seconds,
+            catalogue.PREFILL_TIME: timing.prefill_seconds,
+            catalogue.DECODE_TIME: timing.decode_seconds,
+            catalogue.REQUEST_PROMPT: usage.prompt_tokens,
+            catalogue.REQUEST_OUTPUT: usage.output_tokens,
+        }
+        # Tokens after the first one of each sample: those have gaps before them.
+        if (num_gaps := usage.output_tokens - len(reasons)) > 0:
+            observed[catalogue.PER_TOKEN] = timing.decode_seconds * len(reasons) / num_gaps
+        for metric, value in observed.items():
+            self._histograms[metric].observe(value)
+
+    def report(self, backlog_bytes: int) -> frontend_pb2.MetricsReport:
+        """Returns the state of all counts, and the tenants whose counts have changed since the last report."""
+        self._counts[catalogue.PROMPT_TOKENS][0] = self.prompt_tokens
+        self._counts[catalogue.GENERATION_TOKENS][0] = self.generation_tokens
+        values = array("d")
+        for metric in catalogue.FRONTEND_METRICS:
+            values.extend(self._histograms[metric].cells() if metric.buckets else self._counts[metric])
+        report = frontend_pb2.MetricsReport(process=self._process, values=values.tobytes(), backlog_bytes=backlog_bytes)
+        for tenant, use in self._tenants.items():
+            now = use.prompt_tokens, use.generation_tokens
+            if self._reported.get(tenant) != now:
+                self._reported[tenant] = now
+                report.tenants.add(tenant=tenant, prompt_tokens=now[0], generation_tokens=now[1])
+        return report
+
+    def connection_lost(self) -> None:
+        """The last reports may not have arrived, so the next one has every tenant."""
+        self._reported.clear()
+
+
+_CODES = {name.upper(): idx for idx, name in enumerate(catalogue.CODES)}
+_REASONS = {pb.FinishReason.Value(f"FINISH_REASON_{name.upper()}"): idx for idx, name in enumerate(catalogue.REASONS)}

@@ -1,0 +1,139 @@
+"""What the core's process measures: the steps of the real core, the places of its workers, turns, and its counts."""
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.metrics import catalogue
+from scheduler_svc.metrics.core_meter import CoreMeter
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.fleet import Fleet
+from tests.scheduler_svc.core.world import greedy
+
+SHAPE = Shape(page_size=4, num_pages=24, max_rows=8, token_budget=16)
+
+
+class MeasuredFleet(Fleet):
+    """Measures each event as the shell does."""
+
+    def __init__(self, *shapes: Shape) -> None:
+        self.meter = CoreMeter(clock=lambda: self.now)
+        self.num_steps = 0
+        super().__init__(*shapes, config=greedy(report_steps=True))
+
+    def handle(self, event: ev.Event) -> list[fx.Effect]:
+        if isinstance(event, ev.StepDone):
+            self.meter.step_arrived(event, self.core)
+        return super().handle(event)
+
+    def reports(self) -> list[fx.StepReport]:
+        """The core's own reports of confirmed steps."""
+        return [one for one in self.effects if isinstance(one, fx.StepReport) and one.kind in catalogue.STEP_KINDS]
+
+    def ask(self, count: int) -> None:
+        for first in range(count):
+            self.submit([first, *range(9)], max_new_tokens=12, ignore_eos=True)
+
+
+def test_the_steps_are_those_that_the_core_confirms() -> None:
+    fleet = MeasuredFleet(SHAPE, SHAPE)
+    fleet.ask(12)
+    for _ in range(5):
+        fleet.step(0.001)
+    fleet.lose("a")
+    fleet.join_as(SHAPE, Faults(fail_steps=frozenset({3})))
+    fleet.run()
+    fleet.check_all_ended()
+    reports, meter = fleet.reports(), fleet.meter
+    assert len(reports) == fleet.core.counters.steps > 20
+    positions = [one.prefill_tokens + one.decode_tokens for one in reports]
+    assert (sum(meter.step_tokens.counts), meter.step_tokens.sum) == (len(positions), sum(positions))
+    assert sum(meter.plan_to_result.counts) == len(reports)
+    kinds = [one.kind for one in reports]
+    assert [
+        sum(sum(of_place[idx].counts) for of_place in meter.steps.values()) for idx in range(len(catalogue.STEP_KINDS))
+    ] == [kinds.count(kind) for kind in catalogue.STEP_KINDS]
+    assert abs(sum(one.span_seconds for one in reports) - meter.plan_to_result.sum) < 1e-9
+
+
+def test_a_new_worker_takes_the_place_of_the_one_that_left() -> None:
+    fleet = MeasuredFleet(SHAPE, SHAPE)
+    fleet.ask(8)
+    for _ in range(4):
+        fleet.step(0.001)
+    fleet.meter.turned(fleet.core, 0.0)
+    assert [place for place, _ in fleet.meter.last_look.kv_usage] == [0, 1]
+    fleet.lose("a")
+    fleet.join_as(SHAPE)
+    fleet.meter.turned(fleet.core, 1.0)
+    assert sorted(place for place, _ in fleet.meter.last_look.kv_usage) == [0, 1]
+    for _ in range(100):
+        fleet.lose(next(iter(fleet.workers)))
+        fleet.plans_of = {name: [] for name in fleet.workers}
+        fleet.join_as(SHAPE)
+        for _ in range(3):
+            fleet.step(0.001)
+    assert sorted(fleet.meter.steps) == [0, 1]
+
+
+def test_a_look_has_the_core_s_own_numbers() -> None:
+    fleet = MeasuredFleet(SHAPE)
+    fleet.join_as(SHAPE, is_standby=True)
+    fleet.ask(12)
+    for _ in range(6):
+        fleet.step(0.001)
+    fleet.meter.turned(fleet.core, 5.0)
+    look, core = fleet.meter.last_look, fleet.core
+    lane = fleet.lane_of("a")
+    assert (look.workers, look.standby_workers, look.frontends) == (1, 1, 1)
+    assert (look.running, look.waiting) == (lane.rows.num_seated, core.queue.num_waiting)
+    assert look.running and look.waiting
+    assert look.kv_usage == ((0, lane.pool.num_used / lane.info.usable_pages),)
+    # The next look is due a second later.
+    fleet.run()
+    fleet.meter.turned(core, 5.9)
+    assert fleet.meter.last_look is look
+    fleet.meter.turned(core, 6.0)
+    look = fleet.meter.last_look
+    assert (look.running, look.waiting, look.preemptions) == (0, 0, core.counters.preemptions)
+    assert (look.cache_queries, look.cache_hits) == (core.counters.prompt_tokens, core.counters.cached_prompt_tokens)
+
+
+def test_preemptions_are_those_of_the_requests() -> None:
+    fleet = MeasuredFleet(SHAPE, SHAPE)
+    fleet.ask(16)
+    for _ in range(10):
+        fleet.step(0.001)
+    fleet.lose("a")
+    fleet.run()
+    ends = [end for effect in fleet.effects if isinstance(effect, fx.StepOutput) for end in effect.ends]
+    assert len(ends) == 16
+    assert sum(end.stats.preemptions for end in ends) == fleet.core.counters.preemptions > 0
+
+
+def test_resets_have_causes() -> None:
+    fleet = MeasuredFleet(SHAPE, SHAPE)
+    fleet.ask(4)
+    for _ in range(3):
+        fleet.step(0.001)
+    fleet.lose("a")
+    fleet.join_as(SHAPE, Faults(fail_steps=frozenset({2})))
+    fleet.ask(4)
+    fleet.run()
+    fleet.meter.turned(fleet.core, 9.0)
+    causes = dict(zip(catalogue.CAUSES, fleet.meter.last_look.resets, strict=True))
+    assert causes["worker_lost"] == 1 and causes["step_failed"] == 1
+    assert sum(causes.values()) == fleet.core.counters.resets
+    assert fleet.core.counters.resets_by_cause[ResetCause.WORKER_LOST] == 1
+
+
+def test_a_turn_counts_if_it_read_a_step() -> None:
+    fleet = MeasuredFleet(SHAPE)
+    fleet.meter.turned(fleet.core, fleet.now)
+    assert sum(fleet.meter.core_step.counts) == 0
+    fleet.ask(1)
+    fleet.step()
+    began, fleet.now = fleet.now, fleet.now + 0.003
+    fleet.meter.turned(fleet.core, began)
+    fleet.meter.turned(fleet.core, began)
+    assert sum(fleet.meter.core_step.counts) == 1 and abs(fleet.meter.core_step.sum - 0.003) < 1e-9

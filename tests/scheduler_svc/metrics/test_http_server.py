@@ -1,0 +1,222 @@
+"""The HTTP server of the metrics page on real sockets: its answers, and each of its bounds."""
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from scheduler_svc.metrics.http_server import HttpLimits, HttpServer
+
+PAGE = b"tandem_workers 1.0\n" * 10
+
+
+class Served:
+    """A server, and raw connections to it."""
+
+    def __init__(self, listener: socket.socket, server: HttpServer) -> None:
+        self.address = listener.getsockname()
+        self.server = server
+
+    def connect(self, seconds: float = 10.0) -> socket.socket:
+        return socket.create_connection(self.address, seconds)
+
+    def ask(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Sends a request as it is. Returns status, headers and body."""
+        with self.connect() as connection:
+            connection.sendall(request)
+            return parsed(read_all(connection))
+
+
+def read_all(connection: socket.socket) -> bytes:
+    data = b""
+    while chunk := connection.recv(65_536):
+        data += chunk
+    return data
+
+
+def parsed(answer: bytes) -> tuple[int, dict[str, str], bytes]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    return int(first.split(" ")[1]), headers, body
+
+
+def get(target: str = "/metrics", method: str = "GET", more: str = "") -> bytes:
+    return f"{method} {target} HTTP/1.1\r\nHost: here\r\n{more}\r\n".encode()
+
+
+Serve = Callable[..., Served]
+
+
+def nobody_is_refused(authorizations: Sequence[bytes], certificate: dict[str, Any] | None) -> None:
+    return None
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    running: list[HttpServer] = []
+
+    def start(
+        refuse: Any = nobody_is_refused, context: Callable[[], ssl.SSLContext] | None = None, **limits: Any
+    ) -> Served:
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = HttpServer(
+            [listener], lambda: PAGE, content_type="text/x", refuse=refuse, context=context, limits=HttpLimits(**limits)
+        )
+        server.start()
+        running.append(server)
+        return Served(listener, server)
+
+    yield start
+    for server in running:
+        server.stop()
+
+
+def test_the_page_is_served_to_get_and_head_alone(serve: Serve) -> None:
+    served = serve(per_second=1000)
+    status, headers, body = served.ask(get())
+    assert (status, body, headers["content-type"], headers["connection"]) == (200, PAGE, "text/x", "close")
+    assert served.ask(get("/metrics?name=x"))[0] == 200
+    status, headers, body = served.ask(get(method="HEAD"))
+    assert (status, body, headers["content-length"]) == (200, b"", str(len(PAGE)))
+    for target in ("/", "/metrics/", "/metric", "/metrics%00", "http://here/metrics", "*"):
+        assert served.ask(get(target))[0] == 404, target
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "BREW"):
+        status, headers, _ = served.ask(get(method=method))
+        assert (status, headers["allow"]) == (405, "GET, HEAD")
+
+
+def test_refused_callers_learn_nothing_else(serve: Serve) -> None:
+    seen: list[list[bytes]] = []
+
+    def refuse(authorizations: Sequence[bytes], certificate: dict[str, Any] | None) -> HTTPStatus | None:
+        seen.append(list(authorizations))
+        assert certificate is None
+        return HTTPStatus.UNAUTHORIZED if len(seen) < 3 else HTTPStatus.FORBIDDEN
+
+    served = serve(refuse, per_second=1000)
+    for target in ("/metrics", "/elsewhere"):
+        status, headers, body = served.ask(get(target, more="Authorization: Bearer a\r\nauthorization: b\r\n"))
+        assert (status, headers["www-authenticate"], body) == (401, "Bearer", b"401 Unauthorized\n")
+    assert served.ask(get())[0] == 403
+    assert seen == [[b"Bearer a", b"b"], [b"Bearer a", b"b"], []]
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        get(more="X: " + "x" * 9000 + "\r\n"),
+        get("/metrics?" + "x" * 9000),
+        get(more="".join(f"X-{number}: {number}\r\n" for number in range(2000))),
+        b"x" * 100_000,
+    ],
+    ids=["header", "line", "headers", "bytes"],
+)
+def test_oversized_requests_are_refused(serve: Serve, request_bytes: bytes) -> None:
+    served = serve(per_second=1000)
+    status, _, body = served.ask(request_bytes)
+    assert status in (400, 431) and PAGE not in body
+    assert served.ask(get())[0] == 200
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\0" * 64 + b"\r\n\r\n",
+        b"GET /metrics\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n\r\n",
+        get(more="bad header\r\n"),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500) + b"\r\n\r\n",
+    ],
+    ids=["zeros", "no version", "no host", "header", "http2", "tls"],
+)
+def test_what_is_no_request_is_refused(serve: Serve, request_bytes: bytes) -> None:
+    served = serve(per_second=1000)
+    assert 400 <= served.ask(request_bytes)[0] < 506
+    assert served.ask(get())[0] == 200
+
+
+def test_a_slow_request_is_cut_off(serve: Serve) -> None:
+    served = serve(seconds=0.3, per_second=1000)
+    begun = time.monotonic()
+    with served.connect() as connection:
+        # Each piece comes in time, all of them together do not.
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            for byte in get(more="X: 1\r\n" * 1000):
+                connection.sendall(bytes([byte]))
+                time.sleep(0.01)
+        assert 0.25 < time.monotonic() - begun < 30
+    with served.connect() as connection:
+        assert read_all(connection) == b""
+
+
+def test_a_caller_that_reads_nothing_is_cut_off(serve: Serve) -> None:
+    served = serve(seconds=0.5, per_second=1000)
+    served.server._page = lambda: bytes(16 << 20)
+    with served.connect() as connection:
+        connection.sendall(get())
+        time.sleep(1.0)
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while chunk := connection.recv(65_536):
+                received += len(chunk)
+        assert received < 16 << 20
+
+
+def test_new_connections_take_the_places_of_old_ones(serve: Serve) -> None:
+    served = serve(max_connections=4, per_second=1000)
+    silent = [served.connect() for _ in range(20)]
+    assert served.ask(get())[0] == 200
+    ended = 0
+    for connection in silent:
+        connection.settimeout(0.2)
+        try:
+            ended += connection.recv(1) == b""
+        except ConnectionError:
+            ended += 1
+        except TimeoutError:
+            pass
+        connection.close()
+    assert ended >= 16
+
+
+def test_connections_are_served_at_a_bounded_rate(serve: Serve) -> None:
+    served = serve(per_second=20)
+    begun = time.monotonic()
+    answers: list[int] = []
+    threads = [threading.Thread(target=lambda: answers.append(served.ask(get())[0])) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [200] * 10
+    assert time.monotonic() - begun >= 8 / 20
+
+
+def test_a_caller_that_leaves_changes_nothing(serve: Serve) -> None:
+    served = serve(per_second=1000)
+    for part in (b"", b"GET /met", get()):
+        with served.connect() as connection:
+            # Closing then sends a reset.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            connection.sendall(part)
+    assert served.ask(get())[0] == 200
+
+
+def test_stop_ends_open_connections(serve: Serve) -> None:
+    served = serve()
+    with served.connect() as connection:
+        connection.sendall(b"GET")
+        time.sleep(0.1)
+        served.server.stop()
+        assert connection.recv(1) == b""
+    with pytest.raises(OSError):
+        served.connect(1.0)
