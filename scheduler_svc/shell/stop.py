@@ -30,15 +30,14 @@ class Stop:
     def begins(self, num_signals: int) -> bool:
         """Takes note of all requests to stop so far. Returns whether the first one has come since the last call."""
         drains, before = self._core.drains, self._num_seen
-        # After an operator's drain the first signal changes nothing: it often follows, for example after a preStop hook.
+        # After an operator's drain the first signal changes nothing: it often follows, as after a preStop hook.
         self._num_seen = max(num_signals, int(drains.is_stop_wanted))
         now = time.monotonic()
         if not before and self._num_seen:
             self.deadline = drains.stop_at or now + self._grace_seconds
-            what = (
-                "stopping: %d requests run or wait; they have %.3g s, new ones are refused; a second signal stops now"
-            )
-            log.info(what, len(self._core.queue), self.deadline - now)
+            seconds = self.deadline - now
+            log.info("stopping: new requests are refused, %d have %.3g s to end", len(self._core.queue), seconds)
+            log.info("a second signal stops the service now")
         if self._num_seen > 1 and before < 2:
             log.warning("stopping now: %d requests end as UNAVAILABLE", len(self._core.queue))
             self.deadline, self._farewell_seconds = now, _SHORT_FAREWELL_SECONDS
