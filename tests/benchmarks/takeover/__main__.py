@@ -18,15 +18,15 @@ from tests.benchmarks.takeover.rounds import KNOWN_TOKENS, NUM_STREAMS, Takeover
 BAR_FIRST, BAR_LAST = 0.3, 1.0
 
 
-async def planned(drains: int, standbys: int, worker_flags: str) -> list[float]:
+async def planned(drains: int, standbys: int, worker_flags: str, *, has_door: bool) -> list[float]:
     """The longest pause of a stream in each of `drains` planned hand-overs of one service."""
-    async with service(standbys, worker_flags) as client:
+    async with service(standbys, worker_flags, has_door=has_door) as client:
         return [(await takeover(client, standbys, is_planned=True)).pause for _ in range(drains)]
 
 
-async def measured(kills: int, standbys: int, worker_flags: str) -> list[Takeover]:
+async def measured(kills: int, standbys: int, worker_flags: str, *, has_door: bool) -> list[Takeover]:
     """The takeovers of one service, one after the other."""
-    async with service(standbys, worker_flags) as client:
+    async with service(standbys, worker_flags, has_door=has_door) as client:
         found: list[Takeover] = []
         for number in range(kills):
             found.append(await takeover(client, standbys))
@@ -64,11 +64,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--drains", type=int, default=10, help="planned hand-overs that are measured beside the kills")
     parser.add_argument("--standbys", type=int, default=1)
+    parser.add_argument("--door", action="store_true", help="callers use TLS and a token")
     parser.add_argument("--worker", default="", help='more flags of the workers, such as "--threads 1"')
     args = parser.parse_args()
-    found = asyncio.run(measured(args.kills, args.standbys, args.worker))
+    found = asyncio.run(measured(args.kills, args.standbys, args.worker, has_door=args.door))
     result = summary(found)
-    pauses = asyncio.run(planned(args.drains, args.standbys, args.worker)) if args.drains else []
+    pauses = asyncio.run(planned(args.drains, args.standbys, args.worker, has_door=args.door)) if args.drains else []
     result["planned_pause_seconds"] = pauses
     first, last = result["first_seconds"], result["last_seconds"]
     if args.json:
