@@ -6,18 +6,18 @@ reads a completion.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Self, TypeVar, Unpack, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Self, TypeVar, Unpack
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from grpc_health.v1 import health_pb2
+from tandem.v1 import control_pb2, inference_pb2
 
 from tandem_client import types
-from tandem_client.async_stream import AsyncCall, AsyncGenerateStream
+from tandem_client.async_stream import AsyncCall, AsyncGenerateStream, AsyncStubs
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request, resumed_request
 from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS
-from tandem_client.credentials import Access, Metadata, TlsSettings
+from tandem_client.credentials import Metadata, TlsSettings
 from tandem_client.recovery import Recovery
 from tandem_client.wire import messages
 from tandem_client.wire.request import (
@@ -32,17 +32,6 @@ from tandem_client.wire.request import (
 from tandem_client.wire.rpc_errors import ErrorReader
 
 _Response = TypeVar("_Response")
-
-
-class _Stubs:
-    """A channel and the calls on it."""
-
-    def __init__(self, access: Access) -> None:
-        self.channel = access.aio_channel()
-        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
-        self.control = control_pb2_grpc.ControlServiceStub(self.channel)
-        # This stub has no types.
-        self.health = cast(Any, health_pb2_grpc.HealthStub(self.channel))
 
 
 class AsyncClient(ClientBase):
@@ -63,7 +52,7 @@ class AsyncClient(ClientBase):
         """Raises ValueError if the token would be sent in plaintext to another machine; OSError for files of `tls`."""
         super().__init__(address, max_retries=max_retries, token=token, tls=tls)
         # Made at first use, because a channel belongs to the loop that runs when it is made.
-        self._opened: _Stubs | None = None
+        self._opened: AsyncStubs | None = None
         # Aborts of requests that linger and whose streams were closed.
         self._aborting: set[asyncio.Task[None]] = set()
 
@@ -176,6 +165,17 @@ class AsyncClient(ClientBase):
         request = control_pb2.ClearQuarantineRequest(keys=keys)
         return (await self._call(self._stubs.control.ClearQuarantine, request, timeout)).removed
 
+    async def drain(
+        self, worker: str = "", *, max_seconds: float = 0.0, force: bool = False, timeout: float | None = None
+    ) -> AsyncIterator[types.DrainProgress]:
+        """Empties a worker, or the service without a name, and ends it; see `Client.drain`."""
+        request = control_pb2.DrainRequest(worker=worker, max_seconds=max_seconds, force=force)
+        try:
+            async for message in self._stubs.control.Drain(request, timeout=timeout, metadata=self._metadata):
+                yield messages.drain_progress(message)
+        except grpc.RpcError as error:
+            raise ErrorReader(address=self.address, timeout=timeout).read(error) from None
+
     async def health(self, *, timeout: float | None = None) -> bool:
         """Whether the service is ready. Raises Unavailable if it cannot be reached."""
         response: health_pb2.HealthCheckResponse = await self._call(
@@ -230,9 +230,9 @@ class AsyncClient(ClientBase):
         task.add_done_callback(self._aborting.discard)
 
     @property
-    def _stubs(self) -> _Stubs:
+    def _stubs(self) -> AsyncStubs:
         if self._opened is None:
-            self._opened = _Stubs(self._access)
+            self._opened = AsyncStubs(self._access)
         return self._opened
 
     async def _call(

@@ -5,11 +5,13 @@ Owns one call from start to end: its messages, its retries, its cancellation. Be
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import grpc
-from tandem.v1 import inference_pb2
+from grpc_health.v1 import health_pb2_grpc
+from tandem.v1 import control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
+from tandem_client.credentials import Access
 from tandem_client.stream_base import Cancellable, StreamBase
 from tandem_client.types import Delta
 
@@ -114,3 +116,14 @@ class _Reading:
 
     def __del__(self) -> None:
         self._stream.close()
+
+
+class AsyncStubs:
+    """A channel and the calls on it."""
+
+    def __init__(self, access: Access) -> None:
+        self.channel = access.aio_channel()
+        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.control = control_pb2_grpc.ControlServiceStub(self.channel)
+        # This stub has no types.
+        self.health = cast(Any, health_pb2_grpc.HealthStub(self.channel))

@@ -1,6 +1,7 @@
-"""The answer to GetLoad as frozen values. `types` has them, too."""
+"""The answers to GetLoad and Drain as frozen values. `types` has them, too."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +93,36 @@ class Load:
     def hit_rate(self) -> float:
         """The share of prompt tokens that were found in the prefix cache; 0 before the first prompt."""
         return self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+class DrainState(StrEnum):
+    """The state of a drain; the last three known ones are final."""
+
+    DRAINING = "draining"
+    LEAVING = "leaving"
+    DONE = "done"
+    TIME_LIMIT = "time_limit"
+    WORKER_LOST = "worker_lost"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainProgress:
+    """The progress of a drain."""
+
+    # Empty for the service.
+    worker: str
+    state: DrainState
+    # Requests of the service.
+    running: int
+    waiting: int
+    # Requests that still run on the worker.
+    worker_running: int
+    # The largest number of tokens that the requests of the worker, or of the service, may still produce.
+    tokens_left: int
+    # Requests that were moved to other workers.
+    moved: int
+    # Since the drain began.
+    seconds: float
+    # One sentence.
+    detail: str

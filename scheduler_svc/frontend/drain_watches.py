@@ -6,7 +6,6 @@ leaves.
 
 import asyncio
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,14 +44,7 @@ class DrainWatches:
 
     async def serve(self, request: control_pb2.DrainRequest, context: Any) -> None:
         """Handles one call. Raises Refusal."""
-        # Also false for NaN.
-        if not 0 <= request.max_seconds <= MAX_DRAIN_SECONDS or not math.isfinite(request.max_seconds):
-            message = f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_DRAIN_SECONDS}"
-            raise status.invalid("max_seconds", message)
-        if len(request.worker) > MAX_WORKER_NAME_CHARS:
-            raise status.invalid(
-                "worker", f"worker has {len(request.worker)} characters; the limit is {MAX_WORKER_NAME_CHARS}"
-            )
+        check_drain(request)
         query = next(self._ids)
         watch = self._watches[query] = _Watch()
         is_over = False
@@ -96,6 +88,17 @@ class DrainWatches:
         if watch.is_lost:
             watch.changed.set()
         return reply
+
+
+def check_drain(request: control_pb2.DrainRequest) -> None:
+    """Raises Refusal if a field is out of bounds."""
+    # Also false for NaN.
+    if not 0 <= request.max_seconds <= MAX_DRAIN_SECONDS:
+        message = f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_DRAIN_SECONDS}"
+        raise status.invalid("max_seconds", message)
+    if len(request.worker) > MAX_WORKER_NAME_CHARS:
+        message = f"worker has {len(request.worker)} characters; the limit is {MAX_WORKER_NAME_CHARS}"
+        raise status.invalid("worker", message)
 
 
 def _message(

@@ -76,16 +76,18 @@ class Output:
         return found[times - 1]
 
 
-def quick_policy(max_ends: int | None = 5) -> RestartPolicy:
+def quick_policy(max_ends: int | None = 5, *, ends_in_order: bool = False) -> RestartPolicy:
     """The policy of `tandem serve`, with pauses that are too short to notice."""
-    return RestartPolicy(max_ends=max_ends, first_pause_seconds=0.01, last_pause_seconds=0.01)
+    return RestartPolicy(
+        max_ends=max_ends, ends_in_order=ends_in_order, first_pause_seconds=0.01, last_pause_seconds=0.01
+    )
 
 
 def make_pair(output: Output, standbys: int = 0) -> ServicePair:
     return ServicePair(
         scheduler_flags=["--of-scheduler"],
         worker_flags=["--of-worker"],
-        scheduler_policy=quick_policy(),
+        scheduler_policy=quick_policy(ends_in_order=True),
         worker_policy=quick_policy(max_ends=None),
         standbys=standbys,
         on_line=output.show,

@@ -147,7 +147,8 @@ class Drains:
         if self.is_stopping:
             return []
         self.is_stopping = True
-        self._drains[""] = _Drain(worker="", lane_number=0, began_at=now, ends_at=None)
+        detail = "new requests are refused, the others may end"
+        self._drains[""] = _Drain(worker="", lane_number=0, began_at=now, ends_at=None, detail=detail)
         return [fx.AnnounceDrain(frontend=frontend) for frontend in self._frontends]
 
     def _find(self, worker: str) -> Lane | None:

@@ -138,11 +138,6 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
     "tandem.v1.GetModelInfoRequest": {},
     "tandem.v1.GetLoadRequest": {},
     "tandem.v1.FlushCacheRequest": {},
-    "tandem.v1.DrainRequest": {
-        "worker": _characters(n.MAX_WORKER_NAME_CHARS, "drain_watches.DrainWatches.serve"),
-        "max_seconds": _value(0, n.MAX_DRAIN_SECONDS, "drain_watches.DrainWatches.serve"),
-        "force": _FLAG,
-    },
     "tandem.v1.ListQuarantineRequest": {},
     "tandem.v1.ClearQuarantineRequest": {
         "keys": _entries(
@@ -150,6 +145,11 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
             "control.ControlServicer.ClearQuarantine",
             each_bytes=n.MAX_CHAR_BYTES * n.QUARANTINE_KEY_CHARS,
         )
+    },
+    "tandem.v1.DrainRequest": {
+        "worker": _characters(n.MAX_WORKER_NAME_CHARS, "drain_watches.check_drain"),
+        "max_seconds": _value(0, n.MAX_DRAIN_SECONDS, "drain_watches.check_drain"),
+        "force": _FLAG,
     },
     "grpc.health.v1.HealthCheckRequest": {
         "service": _characters(n.MAX_SERVICE_NAME_CHARS, "health.check_name"),

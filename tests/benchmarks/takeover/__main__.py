@@ -18,6 +18,12 @@ from tests.benchmarks.takeover.rounds import KNOWN_TOKENS, NUM_STREAMS, Takeover
 BAR_FIRST, BAR_LAST = 0.3, 1.0
 
 
+async def planned(drains: int, standbys: int, worker_flags: str, *, has_door: bool) -> list[float]:
+    """The longest pause of a stream in each of `drains` planned hand-overs of one service."""
+    async with service(standbys, worker_flags, has_door=has_door) as client:
+        return [(await takeover(client, standbys, is_planned=True)).pause for _ in range(drains)]
+
+
 async def measured(kills: int, standbys: int, worker_flags: str, *, has_door: bool) -> list[Takeover]:
     """The takeovers of one service, one after the other."""
     async with service(standbys, worker_flags, has_door=has_door) as client:
@@ -56,12 +62,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.takeover", allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--drains", type=int, default=10, help="planned hand-overs that are measured beside the kills")
     parser.add_argument("--standbys", type=int, default=1)
     parser.add_argument("--door", action="store_true", help="callers use TLS and a token")
     parser.add_argument("--worker", default="", help='more flags of the workers, such as "--threads 1"')
     args = parser.parse_args()
     found = asyncio.run(measured(args.kills, args.standbys, args.worker, has_door=args.door))
     result = summary(found)
+    pauses = asyncio.run(planned(args.drains, args.standbys, args.worker, has_door=args.door)) if args.drains else []
+    result["planned_pause_seconds"] = pauses
     first, last = result["first_seconds"], result["last_seconds"]
     if args.json:
         rounds = [{**dataclasses.asdict(one), "texts": None} for one in found]
@@ -78,6 +87,10 @@ def main() -> None:
         line = f"  {'a worker on standby again':<27} {again['median']:.1f}"
         print(f"{line}    ({again['least']:.1f} to {again['most']:.1f})")
         print(f"  {recomputed['median']:.0f} tokens recomputed ({recomputed['least']:.0f} to {recomputed['most']:.0f})")
+        pause = median(one.pause for one in found)
+        if pauses:
+            line = f"{median(pauses):.3f}  ({min(pauses):.3f} to {max(pauses):.3f}) in {len(pauses)} planned hand-overs"
+            print(f"  longest pause of a stream   {line}; {pause:.3f} with a kill")
         print(f"  {result['texts_that_differ']} texts differ from those of the first round")
     sys.exit(first["median"] > BAR_FIRST or last["median"] > BAR_LAST)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from tandem_client import AsyncClient, TlsSettings
 from tandem_client.demo.services import free_address
 from tandem_client.errors import TandemError
-from tandem_client.types import Load
+from tandem_client.types import DrainState, Load
 from tests.benchmarks.front.door import Door
 from tests.rigs.processes import REPOSITORY, child_environment
 
@@ -40,6 +40,8 @@ class Takeover:
 
     first: float
     last: float
+    # The longest time without a token of any stream.
+    pause: float
     # Positions that were computed again, of all streams together.
     recomputed_tokens: int
     known_tokens: int
@@ -57,14 +59,21 @@ class Stream:
         self.recomputed_tokens = 0
         self.killed_at: float | None = None
         self.first_after: float | None = None
+        # The longest time between two messages, the second of which came after `killed_at`.
+        self.pause = 0.0
+        self.last_at = 0.0
 
     async def run(self, client: AsyncClient, prompt: list[int], *, resume: bool = False) -> None:
         """Runs the request to its end."""
         num_tokens = KNOWN_TOKENS - PROMPT_TOKENS + _TOKENS_AFTER
         stream = client.generate(prompt, max_new_tokens=num_tokens, ignore_eos=True, temperature=0.0, resume=resume)
         async for delta in stream:
-            if self.killed_at is not None and self.first_after is None:
-                self.first_after = time.monotonic() - self.killed_at
+            now = time.monotonic()
+            if self.killed_at is not None:
+                if self.first_after is None:
+                    self.first_after = now - self.killed_at
+                self.pause = max(self.pause, now - self.last_at)
+            self.last_at = now
             self.num_tokens += len(delta.token_ids)
             self.text += delta.text
         assert stream.summary is not None and self.num_tokens == num_tokens, "a stream has lost tokens"
@@ -104,8 +113,11 @@ async def service(standbys: int, worker_flags: str, *, has_door: bool = False) -
             process.wait()
 
 
-async def takeover(client: AsyncClient, standbys: int) -> Takeover:
-    """Kills the serving worker under the streams; returns when all have ended and the standby workers are back."""
+async def takeover(client: AsyncClient, standbys: int, *, is_planned: bool = False) -> Takeover:
+    """Kills the serving worker under the streams; returns when all have ended and the standby workers are back.
+
+    If `is_planned`, the worker is drained instead, and the times begin with the call.
+    """
     streams = [Stream() for _ in range(NUM_STREAMS)]
     running = [
         asyncio.create_task(stream.run(client, prompt)) for stream, prompt in zip(streams, prompts(), strict=True)
@@ -116,13 +128,19 @@ async def takeover(client: AsyncClient, standbys: int) -> Takeover:
             if task.done():
                 task.result()
     [serving] = [worker.pid for worker in (await client.load()).per_worker if not worker.is_standby]
-    os.kill(serving, signal.SIGSTOP)
-    await asyncio.sleep(QUIET_SECONDS)
+    if not is_planned:
+        os.kill(serving, signal.SIGSTOP)
+        await asyncio.sleep(QUIET_SECONDS)
     known = sum(PROMPT_TOKENS + stream.num_tokens for stream in streams)
     killed_at = time.monotonic()
     for stream in streams:
         stream.killed_at = killed_at
-    os.kill(serving, signal.SIGKILL)
+    if is_planned:
+        async for progress in client.drain(str(serving)):
+            state = progress.state
+        assert state == DrainState.DONE
+    else:
+        os.kill(serving, signal.SIGKILL)
     await asyncio.gather(*running)
     await _until(client, lambda load: load.workers == 1 and load.standby_workers == standbys)
     again = time.monotonic() - killed_at
@@ -130,6 +148,7 @@ async def takeover(client: AsyncClient, standbys: int) -> Takeover:
     assert len(after) == NUM_STREAMS, "a stream ended before the kill"
     return Takeover(
         first=min(after),
+        pause=max(stream.pause for stream in streams),
         last=max(after),
         recomputed_tokens=sum(stream.recomputed_tokens for stream in streams),
         known_tokens=known,

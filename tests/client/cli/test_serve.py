@@ -139,12 +139,32 @@ def test_a_second_interrupt_kills_a_program_that_does_not_stop(service: FakeServ
     async def play(output: Output) -> None:
         await output.until("scheduler | up")
         os.kill(os.getpid(), signal.SIGINT)
-        await output.until("interrupt again to stop at once")
+        await output.until("interrupt again to stop now")
 
     code, cause, output = run_serve(service, play)
     # A program that was just started may print another line after this one.
     assert (code, cause) == (0, "")
-    assert "own | stopping at once" in output.lines
+    assert "own | stopping now: all requests end" in output.lines
+
+
+def test_a_drained_scheduler_ends_the_service_and_a_drained_worker_is_replaced(
+    service: FakeService, programs: Programs
+) -> None:
+    drained = "signal.sigwait([signal.SIGTERM]); sys.exit(0)"
+    programs(scheduler=listens(service, drained), worker=STAYS)
+
+    async def play(output: Output) -> None:
+        await output.until(READY)
+        # The fakes end with status 0, as programs do that were drained.
+        os.kill(pid_in(await output.until("worker | pid")), signal.SIGTERM)
+        await output.until(READY, times=2)
+        os.kill(pid_in(await output.until("scheduler | pid")), signal.SIGTERM)
+        await output.until("the service was drained")
+
+    code, cause, output = run_serve(service, play)
+    assert (code, cause) == (0, "")
+    assert sum("scheduler | pid" in line for line in output.lines) == 1
+    assert "own | the worker ended with exit code 0; it starts again at once" in output.lines
 
 
 @contextmanager

@@ -92,3 +92,9 @@ def test_a_child_that_never_served_is_not_started_again() -> None:
 def test_a_child_that_needs_no_service_is_tried_again_with_growing_pauses() -> None:
     policy = RestartPolicy(max_ends=None, needs_service=False, rng=WholePause())
     assert [decide(policy, at=n, status=2, ever_served=False) for n in range(3)] == [0.5, 1, 2]
+
+
+def test_a_child_that_ended_in_order_starts_again_at_once_or_not_at_all() -> None:
+    policy = RestartPolicy()
+    assert [decide(policy, at=n, status=0) for n in range(9)] == [0.0] * 9
+    assert decide(RestartPolicy(ends_in_order=True), at=0, status=0) == GiveUp(" because it was drained", in_order=True)

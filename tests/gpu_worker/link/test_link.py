@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -433,3 +435,26 @@ def test_a_standby_worker_says_so_until_it_is_seated(
     with caplog.at_level(logging.INFO, "gpu_worker"):
         served.run(script)
     assert said()[1:] == ['ready: tandem generate --address 127.0.0.1:50366 "Return the"']
+
+
+def test_a_dismissed_worker_leaves_without_a_signal(core: Core, served: Served) -> None:
+    def script() -> None:
+        core.expect("join")
+        core.say(joined=pb.Joined(generation=1))
+        core.say(dismissed=pb.Dismissed())
+        core.expect("leave")
+
+    served.run(script, stop=False)
+
+
+def test_the_second_signal_ends_the_process_at_once() -> None:
+    code = """
+import os, signal
+from gpu_worker.link.signals import signals_wake
+with signals_wake(lambda: print("stops", flush=True)):
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+    print("still there", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "stops\n")
