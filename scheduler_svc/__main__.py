@@ -10,9 +10,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from types import FrameType
 
 import zmq
@@ -36,8 +35,7 @@ from scheduler_svc.processes.parent import die_with_parent
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.worker_key import NAME as KEY_NAME
 from scheduler_svc.processes.workers import WorkerProcesses
-from scheduler_svc.recording.event_log import Recorder
-from scheduler_svc.recording.steps_file import StepsFile
+from scheduler_svc.recording.opened import Recordings, flight_dir
 from scheduler_svc.settings import SchedulerSettings, load, variable_warnings
 from scheduler_svc.shell.loop import Loop
 from scheduler_svc.shell.peers import Credentials
@@ -126,15 +124,7 @@ class _Service:
             first_generation=0 if self._journal is None else self._journal.first_generation,
             page_root="" if self._journal is None else root_name(self._journal.cache_root),
         )
-        self._recorder = self._steps = None
-        if settings.record is not None:
-            with _creating("record", settings.record):
-                self._recorder = Recorder(settings.record, self._core_config)
-            stack.callback(self._recorder.close)
-        if settings.steps is not None:
-            with _creating("steps", settings.steps):
-                self._steps = StepsFile(settings.steps)
-            stack.callback(self._steps.close)
+        self._recordings = Recordings(settings, self._core_config, stack)
 
     def run(self) -> None:
         """Runs until the service has stopped. Raises FrontendFailed, SettingError."""
@@ -150,7 +140,8 @@ class _Service:
             self._metrics.start()
             announce("metrics at %s", self._metrics.url)
         log.info("workers connect to %s", runtime_dir.worker_endpoint)
-        self._loop(workers, frontends, wake).run(num_stop_requests)
+        with self._recordings.guarding(FrontendFailed):
+            self._loop(workers, frontends, wake).run(num_stop_requests)
 
     def _loop(self, workers: RouterLink, frontends: RouterLink, wake: socket.socket) -> Loop:
         settings, runtime_dir, journal = self._settings, self._runtime_dir, self._journal
@@ -177,8 +168,9 @@ class _Service:
                 max_waiting=settings.max_waiting,
                 cache_root=secrets.token_bytes(HASH_BYTES) if journal is None else journal.cache_root,
             ),
-            recorder=self._recorder,
-            steps=self._steps,
+            recorder=self._recordings.events,
+            steps=self._recordings.steps,
+            flight=self._recordings.flight,
             journal=keeper,
             tokens=self._tokens,
             grace_seconds=settings.grace_seconds,
@@ -216,16 +208,6 @@ class _Service:
         return lambda: num_signals, wake
 
 
-@contextmanager
-def _creating(setting: str, path: Path) -> Generator[None]:
-    """Raises SettingError if the file of the setting cannot be created."""
-    try:
-        yield
-    except OSError as error:
-        hint = "; existing files are not overwritten, choose another name" if isinstance(error, FileExistsError) else ""
-        raise SettingError(f"{setting}: {path} cannot be created: {error.strerror}{hint}") from None
-
-
 def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> list[str]:
     flags = {
         "--endpoint": runtime_dir.frontend_endpoint,
@@ -234,8 +216,10 @@ def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> lis
         "--grace-seconds": settings.grace_seconds,
         "--log-level": settings.log_level,
         "--log-format": settings.log_format,
+        "--log-requests": settings.log_requests,
     }
     files = {"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key, "--tls-client-ca": settings.tls_client_ca}
+    files["--flight-dir"] = flight_dir(settings)
     flags |= {flag: str(path) for flag, path in files.items() if path is not None}
     switches = {"--reflection": settings.reflection, "--needs-tokens": settings.tokens is not None}
     switches["--metrics"] = bool(settings.metrics_listen)

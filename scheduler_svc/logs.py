@@ -14,6 +14,8 @@ import select
 import sys
 import textwrap
 import threading
+import time
+from collections.abc import Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Literal
@@ -26,8 +28,16 @@ _CAPACITY = 1024
 # Most characters of one message, because a peer may have chosen some of them.
 _MAX_MESSAGE = 4096
 _FLUSH_SECONDS = 1.0
+# The writer thread rests so long between writes: each time it wakes up, it stops the thread that does the work. Fewer
+# lines than the queue holds come in this time.
+_PAUSE_SECONDS = 5e-3
+# Several processes write to one pipe, and only up to 4,096 bytes are never mixed with others.
+_WRITE_CHARS = 2048
 # Control characters, line separators, marks that change the direction of text, and halves of surrogate pairs.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+# The values of fields that a text line shows without quotation marks.
+_PLAIN = re.compile(r"[\w.:/@+,-]+", re.ASCII)
 
 
 def start(process: str, *, level: str, log_format: LogFormat) -> None:
@@ -38,6 +48,10 @@ def start(process: str, *, level: str, log_format: LogFormat) -> None:
     handler = QueuedStderr(Formatter(process, log_format))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+    # No line has them, and each record would ask for them.
+    logging.logThreads = logging.logMultiprocessing = False
+    if sys.version_info >= (3, 12):
+        logging.logAsyncioTasks = False
     sys.excepthook = _log_uncaught
     threading.excepthook = lambda failed: _log_uncaught(
         failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback
@@ -47,6 +61,18 @@ def start(process: str, *, level: str, log_format: LogFormat) -> None:
 def announce(message: str, *arguments: object) -> None:
     """Logs a line at every log level, because programs wait for it."""
     log.handle(log.makeRecord(log.name, logging.INFO, "", 0, message, arguments, None))
+
+
+def log_fields(logger: logging.Logger, level: int, message: str, fields: Mapping[str, object]) -> None:
+    """Logs a line with named values: `message name=value …`, or members of the line's JSON object.
+
+    Strings in `fields` may be a caller's: they are escaped, and in a text line quoted unless they are plain words. No
+    name may be that of another part of a line (`Formatter`).
+    """
+    if logger.isEnabledFor(level):
+        record = logger.makeRecord(logger.name, level, "", 0, message, (), None)
+        record.fields = fields
+        logger.handle(record)
 
 
 def open_closed_streams() -> None:
@@ -75,6 +101,8 @@ class Formatter(logging.Formatter):
         super().__init__()
         self._process = process
         self._is_json = log_format == "json"
+        # The last second, as a Unix time and as text, and the offset of local time: what each line needs costs much.
+        self._second = (0, "", "")
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the record's line without its newline. A traceback is indented below it, or is `error` in JSON."""
@@ -82,18 +110,22 @@ class Formatter(logging.Formatter):
         if len(message) > _MAX_MESSAGE:
             message = f"{message[:_MAX_MESSAGE]}… ({len(message) - _MAX_MESSAGE:,} characters more)"
         error = self._traceback(record)
-        at = datetime.fromtimestamp(record.created)
+        second, millisecond = divmod(int(record.created * 1000), 1000)
+        if second != self._second[0]:
+            self._second = (second, *_texts(second))
+        _, time, zone = self._second
         if self._is_json:
             fields: dict[str, object] = {
-                "time": at.astimezone().isoformat(timespec="milliseconds"),
+                "time": f"{time.replace(' ', 'T')}.{millisecond:03d}{zone}",
                 "process": self._process,
                 "pid": record.process,
                 "level": record.levelname,
                 "message": message,
             }
+            fields |= record.__dict__.get("fields", {})
             return json.dumps(fields | {"error": error} if error else fields)
-        time = f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}"
-        line = f"{time} {self._process} {record.levelname} {message}"
+        named = "".join(f" {name}={_shown(value)}" for name, value in record.__dict__.get("fields", {}).items())
+        line = f"{time}.{millisecond:03d} {self._process} {record.levelname} {message}{named}"
         return f"{line}\n{textwrap.indent(error, '    ')}" if error else line
 
     def _traceback(self, record: logging.LogRecord) -> str:
@@ -102,8 +134,22 @@ class Formatter(logging.Formatter):
         return "\n".join(map(escaped, self.formatException(record.exc_info).split("\n")))
 
 
+def _texts(second: int) -> tuple[str, str]:
+    """Local time of a Unix time, and the offset of local time then: `2026-11-22 02:12:58` and `+01:00`."""
+    at = datetime.fromtimestamp(second).astimezone().isoformat(" ")
+    return at[:19], at[19:]
+
+
+def _shown(value: object) -> str:
+    """A value as a text line shows it. Quoted strings have only ASCII characters, so nothing in them ends a line."""
+    text = str(value)
+    if not isinstance(value, str):
+        return text
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
 class QueuedStderr(logging.Handler):
-    """Passes lines to a thread that writes them to `descriptor`, each in one write."""
+    """Passes lines to a thread that writes them to `descriptor`, whole lines in each write."""
 
     def __init__(self, formatter: logging.Formatter, descriptor: int = 2, capacity: int = _CAPACITY) -> None:
         super().__init__()
@@ -135,13 +181,27 @@ class QueuedStderr(logging.Handler):
         super().close()
 
     def _write_all(self) -> None:
-        while (line := self._lines.get()) is not None:
-            if not self._write(line):
-                self._count(1)
+        while lines := self._next_lines():
+            if not self._write("\n".join(lines)):
+                self._count(len(lines))
             if self._lines.qsize() <= self._room_again:
                 self._report_dropped()
-            if self._is_closing and self._lines.empty():
+            if not self._is_closing:
+                time.sleep(_PAUSE_SECONDS)
+            elif self._lines.empty():
                 return
+
+    def _next_lines(self) -> list[str]:
+        """Waits for a line, and returns it with those behind it that fit one write. Empty at the end."""
+        lines: list[str] = []
+        num_chars = 0
+        while not lines or (num_chars < _WRITE_CHARS and not self._lines.empty()):
+            if (line := self._lines.get()) is None:
+                self._is_closing = True
+                break
+            lines.append(line)
+            num_chars += len(line)
+        return lines
 
     def _report_dropped(self) -> None:
         with self._counting:

@@ -23,7 +23,19 @@ OLD_PREFIX = "TANDEM_"
 SHARED_SETTINGS = frozenset({"exit_with_parent", "log_format", "log_level", "runtime_dir"})
 """The worker has these settings too: TANDEM_RUNTIME_DIR sets it for both programs, without a warning."""
 # Younger than the prefix, so they have no old names. TANDEM_TLS_CERT is the client's.
-_WITHOUT_OLD_NAME = frozenset({"tokens", "tls_cert", "tls_key", "tls_client_ca", "health_listen", "metrics_listen"})
+_WITHOUT_OLD_NAME = frozenset(
+    {
+        "tokens",
+        "tls_cert",
+        "tls_key",
+        "tls_client_ca",
+        "health_listen",
+        "metrics_listen",
+        "log_requests",
+        "flight",
+        "flight_dir",
+    }
+)
 # Variables of the worker and of the client.
 _OTHER_PROGRAMS = ("TANDEM_WORKER_", "TANDEM_ADDRESS", "TANDEM_TLS_")
 _OF_CLIENT = ("TANDEM_TLS", "TANDEM_TOKEN", "TANDEM_TOKEN_FILE")
@@ -112,6 +124,13 @@ class SchedulerSettings(BaseModel):
     steps: Annotated[
         Path | None, Field(title="FILE", description="write one CSV line per step to this new file, for tandem plot")
     ] = None
+    flight: Annotated[
+        Literal["on", "off", "tokens"],
+        Field(title="WHAT", description="write the last steps and events when something dies: on, off, or with tokens"),
+    ] = "on"
+    flight_dir: Annotated[
+        Path | None, Field(title="DIR", description="folder of these files (default: flight in the runtime folder)")
+    ] = None
     journal: Annotated[
         Path | None,
         Field(title="DIR", description="folder of a journal, from which requests with resume go on after a crash"),
@@ -142,6 +161,12 @@ class SchedulerSettings(BaseModel):
     log_format: Annotated[
         LogFormat, Field(title="FORMAT", description="text, or json for one JSON object per line")
     ] = "text"
+    log_requests: Annotated[
+        Literal["on", "off", "address"],
+        Field(
+            title="WHICH", description="a log line per ended request: on, off, or address: with the caller's address"
+        ),
+    ] = "on"
 
 
 def load(arguments: list[str]) -> SchedulerSettings:

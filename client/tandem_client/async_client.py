@@ -17,7 +17,7 @@ from tandem_client import types
 from tandem_client.async_stream import AsyncCall, AsyncGenerateStream
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request, resumed_request
 from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS
-from tandem_client.credentials import Access, TlsSettings
+from tandem_client.credentials import Access, Metadata, TlsSettings
 from tandem_client.recovery import Recovery
 from tandem_client.wire import messages
 from tandem_client.wire.request import (
@@ -73,15 +73,16 @@ class AsyncClient(ClientBase):
         *,
         timeout: float | None = None,
         resume: bool = False,
+        traceparent: str | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerateStream:
         """Starts a completion of a text or of token ids; iterate over the stream. Options as in `GenerateOptions`.
 
-        With `resume`, the stream goes on by itself after its connection or its front end was lost.
+        With `resume`, the stream goes on by itself after its connection or its front end was lost. The service logs the
+        ids of `traceparent`, a W3C trace context.
         """
-
         request, recovery = lingering_request(prompt, resume=resume, **options)
-        return self._stream(request, FIELD_KEYWORDS, timeout, recovery)
+        return self._stream(request, FIELD_KEYWORDS, timeout, recovery, self._traced(traceparent))
 
     def resume(
         self,
@@ -101,7 +102,7 @@ class AsyncClient(ClientBase):
         Leaving it early aborts the request, as with `generate`.
         """
         request, resumption, recovery = resumed_request(request_id, secret, offsets, linger_seconds)
-        return self._stream(request, RESUME_KEYWORDS, timeout, recovery, resumption)
+        return self._stream(request, RESUME_KEYWORDS, timeout, recovery, self._metadata, resumption)
 
     def _stream(
         self,
@@ -109,13 +110,14 @@ class AsyncClient(ClientBase):
         keywords: Mapping[str, str],
         timeout: float | None,
         recovery: Recovery | None,
+        metadata: Metadata | None,
         resumption: inference_pb2.ResumeRequest | None = None,
     ) -> AsyncGenerateStream:
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> AsyncCall:
-            return self._stubs.inference.Generate(request, timeout=remaining, metadata=self._metadata)
+            return self._stubs.inference.Generate(request, timeout=remaining, metadata=metadata)
 
         def start_again(request: inference_pb2.ResumeRequest, remaining: float | None) -> AsyncCall:
-            return self._stubs.inference.Resume(request, timeout=remaining, metadata=self._metadata)
+            return self._stubs.inference.Resume(request, timeout=remaining, metadata=metadata)
 
         return AsyncGenerateStream(
             request,

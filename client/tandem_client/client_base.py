@@ -1,5 +1,6 @@
 """The part of a client that the blocking and the asynchronous one share: its settings, and the wait for the service."""
 
+import re
 import uuid
 from collections.abc import Iterable
 from typing import Unpack
@@ -9,7 +10,7 @@ from grpc_health.v1 import health_pb2
 from tandem.v1 import inference_pb2
 
 from tandem_client.connection import DEFAULT_ADDRESS, Tries
-from tandem_client.credentials import Access, TlsSettings
+from tandem_client.credentials import Access, Metadata, TlsSettings
 from tandem_client.errors import DeadlineExceeded, Unavailable
 from tandem_client.recovery import LINGER_SECONDS, Recovery
 from tandem_client.types import SampleOffset
@@ -18,6 +19,8 @@ from tandem_client.wire.rpc_errors import ErrorReader
 
 # The pause before another look at a service that stopped answering.
 POLL_SECONDS = 0.05
+# W3C Trace Context, version 00.
+_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class ClientBase:
@@ -38,6 +41,14 @@ class ClientBase:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}>"
+
+    def _traced(self, traceparent: str | None) -> Metadata | None:
+        """Returns the metadata of a call in this trace. Raises ValueError if the traceparent is malformed."""
+        if traceparent is None:
+            return self._metadata
+        if _TRACEPARENT.fullmatch(traceparent) is None:
+            raise ValueError("traceparent must have the form 00-<32 digits>-<16 digits>-<2 digits>, hexadecimal")
+        return (*(self._metadata or ()), ("traceparent", traceparent))
 
     def _tries(self, timeout: float | None) -> Tries:
         return Tries(retries_left=self._max_retries, timeout=timeout)

@@ -84,6 +84,10 @@ class QueueFull(TandemError):
     """The service's queue is full; `retry_after_seconds` is the pause before another try."""
 
 
+class RateLimited(QueueFull):
+    """The tenant has used up its requests or tokens per minute; `retry_after_seconds` says when more are accepted."""
+
+
 class MessageTooLarge(InvalidArgument):
     """One message has more bytes than the service accepts (its max_message_bytes); a retry does not help."""
 

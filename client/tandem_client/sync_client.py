@@ -15,7 +15,7 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 from tandem_client import types
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request, resumed_request
 from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS
-from tandem_client.credentials import TlsSettings
+from tandem_client.credentials import Metadata, TlsSettings
 from tandem_client.recovery import Recovery
 from tandem_client.sync_stream import Aborting, Call, GenerateStream, wait_for
 from tandem_client.wire import messages
@@ -65,15 +65,16 @@ class Client(ClientBase):
         *,
         timeout: float | None = None,
         resume: bool = False,
+        traceparent: str | None = None,
         **options: Unpack[GenerateOptions],
     ) -> GenerateStream:
         """Starts a completion of a text or of token ids; iterate over the stream. Options as in `GenerateOptions`.
 
-        With `resume`, the stream goes on by itself after its connection or its front end was lost.
+        With `resume`, the stream goes on by itself after its connection or its front end was lost. The service logs the
+        ids of `traceparent`, a W3C trace context.
         """
-
         request, recovery = lingering_request(prompt, resume=resume, **options)
-        return self._stream(request, FIELD_KEYWORDS, timeout, recovery)
+        return self._stream(request, FIELD_KEYWORDS, timeout, recovery, self._traced(traceparent))
 
     def resume(
         self,
@@ -93,7 +94,7 @@ class Client(ClientBase):
         Leaving it early aborts the request, as with `generate`.
         """
         request, resumption, recovery = resumed_request(request_id, secret, offsets, linger_seconds)
-        return self._stream(request, RESUME_KEYWORDS, timeout, recovery, resumption)
+        return self._stream(request, RESUME_KEYWORDS, timeout, recovery, self._metadata, resumption)
 
     def _stream(
         self,
@@ -101,13 +102,14 @@ class Client(ClientBase):
         keywords: Mapping[str, str],
         timeout: float | None,
         recovery: Recovery | None,
+        metadata: Metadata | None,
         resumption: inference_pb2.ResumeRequest | None = None,
     ) -> GenerateStream:
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> Call:
-            return self._inference.Generate(request, timeout=remaining, metadata=self._metadata)
+            return self._inference.Generate(request, timeout=remaining, metadata=metadata)
 
         def start_again(request: inference_pb2.ResumeRequest, remaining: float | None) -> Call:
-            return self._inference.Resume(request, timeout=remaining, metadata=self._metadata)
+            return self._inference.Resume(request, timeout=remaining, metadata=metadata)
 
         def abort(request_id: str) -> object:
             aborting = self._control.Abort.future(

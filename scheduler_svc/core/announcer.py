@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.effects import CoreStatus, Effect, ModelServed, Note
-from scheduler_svc.core.state.request_queue import RequestQueue
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import Served
 from scheduler_svc.core.workers.lanes import Lanes
 

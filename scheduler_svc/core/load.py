@@ -2,9 +2,9 @@
 
 from scheduler_svc.core.limits.memory_limit import Reduction
 from scheduler_svc.core.messages.reports import Incidents, Load, WorkerLoad
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.workers.lanes import Lanes
 
 

@@ -24,13 +24,13 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.requests.acceptance import Acceptance
-from scheduler_svc.core.requests.check_submit import Refusal, refusal
 from scheduler_svc.core.requests.deadlines import Deadlines
+from scheduler_svc.core.requests.refusals import Refusals
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.steps import Steps
 from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update.output_collector import OutputCollector
@@ -61,6 +61,7 @@ class Scheduler:
         self._output = OutputCollector(report_detached=config.report_detached)
         self._deadlines = Deadlines(config, self.queue, self._lanes, self._end)
         self._acceptance = Acceptance(config, self.queue, self._lanes, self._deadlines)
+        self._refusals = Refusals(config, self.queue, self._lanes, self.convictions)
         self._lingering = Lingering(config, self.queue, self._lanes, self._remove)
         self.outputs_of = self._lingering.outputs_of
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
@@ -81,7 +82,7 @@ class Scheduler:
             ev.WorkerLost: self._on_worker_lost,
             ev.WorkerAlive: self._on_worker_alive,
             ev.StepDone: self._on_step_done,
-            ev.TenantsChanged: lambda event, now: [],
+            ev.TenantsChanged: self._on_tenants_changed,
             ev.Tick: self._on_tick,
             ev.Paused: self._on_paused,
             ev.DrainStarted: self._on_drain_started,
@@ -141,28 +142,13 @@ class Scheduler:
     # Requests ------------------------------------------------------------------------------------------------
 
     def _on_submit(self, event: ev.Submit, now: float) -> list[fx.Effect]:
-        refusal = self._refusal(event, now)
-        if refusal is not None:
-            code, field, message = refusal
-            return [fx.Rejected(frontend=event.frontend, stream=event.stream, code=code, message=message, field=field)]
+        is_registered = event.frontend in self.frontends
+        rejected = self._refusals.rejected(event, now, is_registered=is_registered, is_draining=self.draining)
+        if rejected is not None:
+            return [rejected]
         ahead = self.queue.num_waiting
         forgotten = self._lingering.accepted(event, self._acceptance.accept(event, now))
         return [*forgotten, fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
-
-    def _refusal(self, event: ev.Submit, now: float) -> Refusal | None:
-        """Returns code, field and message of the refusal, None if the request is accepted."""
-        if event.frontend not in self.frontends:
-            message = "this front end is not registered with the core; it must send Hello first"
-            return fx.RejectCode.NOT_READY, "", message
-        if self.info is None:
-            return fx.RejectCode.NOT_READY, "", "no worker has joined yet"
-        if self.draining:
-            return fx.RejectCode.NOT_READY, "", "the service is shutting down"
-        if cause := self._lanes.crash_loop.cause(now):
-            return fx.RejectCode.NOT_READY, "", cause
-        if sentence := self.convictions.quarantine.refusal(event, now):
-            return fx.RejectCode.QUARANTINED, "", sentence
-        return refusal(event, worker_infos=self._lanes.worker_infos, queue=self.queue, config=self.config)
 
     def _on_cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
         if event.detach:
@@ -170,7 +156,7 @@ class Scheduler:
         request = self.queue.by_stream(event.frontend, event.stream)
         if request is None:
             return []
-        self._remove(request)
+        self._remove(request, now)
         return self._lingering.canceled(request, now)
 
     def _on_finish(self, event: ev.Finish, now: float) -> list[fx.Effect]:
@@ -201,7 +187,7 @@ class Scheduler:
         output_tokens: int | None = None,
     ) -> None:
         """Ends a live request in any phase: frees its row and pages, removes it, and adds its one terminal answer."""
-        in_flight = self._remove(request)
+        in_flight = self._remove(request, now)
         delivered = request.num_outputs
         kept = delivered if output_tokens is None else min(output_tokens, delivered)
         stats = stats_of(request, now=now, output_tokens=kept, discarded_tokens=in_flight + delivered - kept)
@@ -216,7 +202,7 @@ class Scheduler:
             self._end(request, now, failure=failure)
         return [fx.Note(message=f"{failure.message}; it is quarantined") for _, failure in convicted]
 
-    def _remove(self, request: Request) -> int:
+    def _remove(self, request: Request, now: float) -> int:
         """Removes a live request without an answer; returns its tokens that are still in flight."""
         if request.phase is Phase.RUNNING:
             self.lanes[request.worker].unseat(request, Move.END)
@@ -224,8 +210,15 @@ class Scheduler:
             request.move(Move.END)
             self.queue.withdraw(request)
         self.queue.remove(request)
+        if (account := self.queue.account_of(request)) is not None:
+            account.give_back(request.total_length - request.known, now)
         self._lanes.suspects.forget(request)
         return request.pending_tokens
+
+    def _on_tenants_changed(self, event: ev.TenantsChanged, now: float) -> list[fx.Effect]:
+        self.queue.accounts.change(event.limits, now)
+        self.queue.unpark_all()
+        return []
 
     # Front ends ----------------------------------------------------------------------------------------------
 
@@ -246,7 +239,7 @@ class Scheduler:
             return []
         effects = self._lingering.frontend_lost(frontend, now)
         for request in self.queue.by_frontend(frontend):
-            self._remove(request)
+            self._remove(request, now)
         return effects
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:

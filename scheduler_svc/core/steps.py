@@ -14,6 +14,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.placement import by_backlog
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.schedule.probation import probation_plan
@@ -21,7 +22,6 @@ from scheduler_svc.core.schedule.trials import is_apart, move_others, others_tur
 from scheduler_svc.core.schedule.turn import Turn
 from scheduler_svc.core.state.eviction import evict_unverified
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.check_result import is_valid
 from scheduler_svc.core.update.results import DETACHED, Ending, StepTokens, read_result
 from scheduler_svc.core.workers.check_join import plan_bytes

@@ -17,6 +17,7 @@ from typing import NoReturn
 from scheduler_svc import logs
 from scheduler_svc.processes.frontend_process import ALIVE, FAILED, READY
 from scheduler_svc.processes.parent import die_with_parent
+from scheduler_svc.recording.flight import folder
 
 log = logging.getLogger("tandem.frontend")
 
@@ -33,6 +34,8 @@ def main() -> int:
         logs.start(flags.name, level=flags.log_level, log_format=flags.log_format)
         # gRPC logs useless debug lines at every call.
         logging.getLogger("grpc").setLevel(logging.INFO)
+        if flags.flight_dir is not None:
+            folder.catch_fatal_signals(flags.flight_dir, flags.name)
         serve(flags)
     except CannotServeError as error:
         return _fail(str(error), 2)
@@ -53,9 +56,10 @@ def serve(flags: argparse.Namespace) -> None:
     # Each thread processes one text at a time. The library reads this when the tokenizer is first used.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from scheduler_svc.door.tls_files import TlsFiles
+    from scheduler_svc.frontend.front_end_settings import FrontEndSettings
     from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
     from scheduler_svc.frontend.rpc.event_loop import FrontEndLoop
-    from scheduler_svc.frontend.server import FrontEnd, FrontEndSettings
+    from scheduler_svc.frontend.server import FrontEnd
     from scheduler_svc.frontend.streaming.limits import StreamLimits
     from scheduler_svc.processes.address import ListenError
 
@@ -75,6 +79,7 @@ def serve(flags: argparse.Namespace) -> None:
         tls=tls,
         health_listen=flags.health_listen,
         measures=flags.metrics,
+        log_requests=flags.log_requests,
         stream_limits=StreamLimits(max_streams=flags.max_streams),
     )
 
@@ -147,6 +152,8 @@ def parse_flags(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--grace-seconds", type=float, default=30.0)
     parser.add_argument("--log-level", default="info", type=str.lower, choices=("debug", "info", "warning", "error"))
     parser.add_argument("--log-format", default="text", choices=("text", "json"))
+    parser.add_argument("--flight-dir", type=Path, help="folder for the stacks at a fatal signal")
+    parser.add_argument("--log-requests", default="on", choices=("on", "off", "address"))
     return parser.parse_args(words)
 
 

@@ -18,7 +18,7 @@ from scheduler_svc.frontend.door.entrance import Entrance
 from scheduler_svc.frontend.door.methods import rights_of
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.calls import Calls, Method
+from scheduler_svc.frontend.rpc.calls import CallLog, Calls, Method
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.servicer import InferenceServicer
 
@@ -27,6 +27,8 @@ CONTROL: Any = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
 HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 # Health calls that are served while callers of other methods have used up the shared bounds.
 HEALTH_RESERVE = 256
+# The methods that stream a completion; each of their calls gets a line in the log.
+LOGGED = ("Generate", "Resume")
 
 
 def add_to_server(
@@ -36,8 +38,12 @@ def add_to_server(
     inference: InferenceServicer,
     control: ControlServicer,
     health: HealthServicer,
+    log: CallLog,
 ) -> None:
-    """Adds every method of the three services to `server`. `calls` handles each call, `entrance` lets it in."""
+    """Adds every method of the three services to `server`. `calls` handles each call, `entrance` lets it in.
+
+    `log` learns of each call that streams a completion.
+    """
     # The other methods admit every call of up to MAX_SMALL_BYTES.
     admit: dict[str, Callable[[], int]] = {
         "Generate": inference.admit_generate,
@@ -47,7 +53,8 @@ def add_to_server(
         "Watch": health.admit_watch,
     }
     for service, servicer in ((INFERENCE, inference), (CONTROL, control), (HEALTH, health)):
-        _add_service(server, calls, entrance, service, servicer, admit, {"Generate": inference.count_refusal})
+        refused = {"Generate": inference.count_refusal}
+        _add_service(server, calls, entrance, service, servicer, admit, refused, log)
 
 
 def add_health(server: grpc.aio.Server, calls: Calls, health: HealthServicer) -> None:
@@ -63,6 +70,7 @@ def _add_service(
     servicer: Any,
     admit: dict[str, Callable[[], int]],
     refused: dict[str, Callable[[grpc.StatusCode], None]] | None = None,
+    log: CallLog | None = None,
 ) -> None:
     handlers = {
         method.name: calls.handler(
@@ -74,6 +82,8 @@ def _add_service(
                 serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
                 reserve=HEALTH_RESERVE if service is HEALTH else 0,
                 refused=(refused or {}).get(method.name),
+                name=method.name,
+                log=log if method.name in LOGGED else None,
             )
         )
         for method in service.methods

@@ -7,26 +7,26 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import grpc.aio
 from tandem.internal.v1 import frontend_pb2
 
-from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
+from scheduler_svc.door.tls_files import TlsFileError
 from scheduler_svc.frontend import methods, model
 from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.door.entrance import Entrance
 from scheduler_svc.frontend.door.tls import Certificates
+from scheduler_svc.frontend.front_end_settings import FrontEndSettings
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.health_listener import HealthListener
 from scheduler_svc.frontend.readiness import SERVICES, Readiness
+from scheduler_svc.frontend.request_log.request_log import RequestLog
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.calls import CallLimits, Calls
+from scheduler_svc.frontend.rpc.calls import Calls
 from scheduler_svc.frontend.rpc.event_loop import patient_threads
 from scheduler_svc.frontend.rpc.options import allow_connections, server_options
 from scheduler_svc.frontend.servicer import InferenceServicer
-from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes import address
@@ -36,29 +36,6 @@ logger = logging.getLogger(__name__)
 SWEEP_SECONDS = 1.0
 # The grace for what remains after the last stream has ended: health watches and answers that are being sent.
 STOP_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontEndSettings:
-    """The settings that the parent process passes as flags."""
-
-    endpoint: str
-    listen: str
-    share_port: bool
-    reflection: bool
-    max_message_bytes: int
-    grace_seconds: float
-    stream_limits: StreamLimits = field(default_factory=StreamLimits)
-    call_limits: CallLimits = field(default_factory=CallLimits)
-    # Whether callers need a token or a known certificate, which the core sends.
-    needs_tokens: bool = False
-    tls: TlsFiles | None = None
-    # The address of the health service alone, in plaintext; "": none.
-    health_listen: str = ""
-    # Whether requests are measured for the metrics page.
-    measures: bool = False
-    # Proves to the core that this process is its front end.
-    secret: bytes = field(default=b"", repr=False)
 
 
 class FrontEnd:
@@ -79,6 +56,7 @@ class FrontEnd:
         self._streams = StreamTable(self._link.send, settings.stream_limits, lambda: self._calls.num_unread)
         self._queries = CoreQueries(self._link.send)
         self._meter = FrontMeter() if settings.measures else None
+        self._request_log = RequestLog(settings.log_requests)
         self._server = self._make_server(max_connections)
         self._stop = asyncio.Event()
         # The newest model state that is not loaded yet: workers of other sizes may join while one is loaded.
@@ -166,7 +144,7 @@ class FrontEnd:
         if self._meter is not None:
             self._meter.connection_lost()
         self._readiness.lose_core()
-        self._streams.fail_all(lambda: status.not_ready("the scheduler's core is gone"))
+        self._streams.fail_all(lambda: status.not_ready("the scheduler's core is gone", reason="core_lost"))
         self._queries.fail_all()
 
     def _bind(self) -> str:
@@ -214,13 +192,14 @@ class FrontEnd:
         except TimeoutError:
             logger.warning("the grace period ended while %d streams were open", self._streams.num_open)
             over = f"the service is shutting down and its grace period of {self._settings.grace_seconds:g} s is over"
-            self._streams.fail_all(lambda: status.not_ready(over))
+            self._streams.fail_all(lambda: status.not_ready(over, reason="shutdown"))
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self._streams.drop_stalled()
             self._report()
+            self._request_log.report(asyncio.get_running_loop().time())
             if self._probes is not None:
                 self._probes.sweep()
             self._calls.sweep(self._health.stalled(self._settings.call_limits.answer_seconds))
@@ -244,7 +223,7 @@ class FrontEnd:
             self._readiness, self._streams, max_message_bytes=settings.max_message_bytes, meter=self._meter
         )
         control = ControlServicer(self._readiness, self._queries)
-        methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health)
+        methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, self._request_log)
         if settings.reflection:
             methods.add_reflection(server, self._entrance)
         return server

@@ -10,13 +10,11 @@ If the caller leaves, a coroutine handler gets CancelledError or an InternalErro
 import asyncio
 import functools
 import hashlib
-import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
-import grpc.aio
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
@@ -25,6 +23,7 @@ from scheduler_svc.door.tenant import Caller
 from scheduler_svc.frontend.door.entrance import caller
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
+from scheduler_svc.frontend.request_log.call_record import current
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
@@ -39,8 +38,6 @@ from scheduler_svc.frontend.validate import request as validation
 from scheduler_svc.frontend.validate.resume import check_offsets, check_resume
 from scheduler_svc.frontend.validate.sampling import without_lists
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
-
-logger = logging.getLogger(__name__)
 
 # The most bytes of a character in UTF-8, and of a token id as a varint.
 MAX_CHAR_BYTES = 4
@@ -96,14 +93,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: Any
     ) -> None:
         """Streams one completion."""
+        record = current()
+        record.named(request.request_id)
         with measured(self._meter, is_resumed=False) as meter:
             seconds_left(context)
             model = self._readiness.admit()
+            record.model = model.info.model
 
             async def begin(stream: RequestStream) -> PreparedStream:
                 submit, prepared = await self._prepare(request, context, model, caller())
                 # Frees the prompt, which may be large, before the stream, which may be long.
                 request.Clear()
+                record.named(submit.request_id)
+                if record.traceparent is not None:
+                    submit.traceparent = str(record.traceparent)
                 self._streams.submit(stream, submit)
                 submit.Clear()
                 prepared.accepted.requests_ahead = await wait_for_admission(stream)
@@ -115,10 +118,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.ResumeRequest, context: Any
     ) -> None:
         """Streams the rest of a completion whose stream was lost. A full queue and a drain do not refuse it."""
+        record = current()
+        record.named(request.request_id)
         with measured(self._meter, is_resumed=True) as meter:
             seconds_left(context)
             check_resume(request)
             model = self._readiness.model()
+            record.model = model.info.model
 
             async def begin(stream: RequestStream) -> PreparedStream:
                 secret_hash = hashlib.sha256(request.resume_secret).digest()
@@ -136,9 +142,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Runs one stream from its opening to its end. `begin` gets the core's consent."""
         stream = self._streams.open()
         stream.meter = meter
+        record = current()
+        record.stream = stream
         try:
             await self._turns.wait()
             prepared = await begin(stream)
+            record.accepted = prepared.accepted
             connection = self._corks.join(context)
             try:
                 await self._run(prepared, stream, context, connection)
@@ -148,9 +157,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             if stream.failure is None:
                 raise
             raise stream.failure from None
-        except grpc.aio.InternalError:
-            logger.debug("request %s: the client disconnected during a write", stream.request_id)
-            raise
         finally:
             self._streams.close(stream)
 

@@ -23,6 +23,7 @@ from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.event_log import Recorder
+from scheduler_svc.recording.flight.recorder import FlightRecorder
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.dispatch import EffectDispatcher
 from scheduler_svc.shell.inbound import Inbound
@@ -63,6 +64,7 @@ class Loop:
         watch: Callable[[], None],
         recorder: Recorder | None,
         steps: StepsFile | None,
+        flight: FlightRecorder | None,
         journal: JournalKeeper | None,
         tokens: TokenFile | None,
         grace_seconds: float,
@@ -74,10 +76,8 @@ class Loop:
         `watch` is called about once a second.
         """
         self._core, self._tokens, self._metrics = core, tokens, metrics
-        self._recorder = recorder
-        self._journal = journal
-        self._workers = workers
-        self._frontends = frontends
+        self._recorder, self._flight, self._journal = recorder, flight, journal
+        self._workers, self._frontends = workers, frontends
         self._dispatcher = EffectDispatcher(
             workers=workers,
             frontends=frontends,
@@ -98,8 +98,7 @@ class Loop:
             tokens=tokens,
             metrics=metrics,
         )
-        self._children = children
-        self._worker_processes = worker_processes
+        self._children, self._worker_processes = children, worker_processes
         self._watch = watch
         self._grace_seconds = grace_seconds
         self._wake = wake
@@ -163,6 +162,8 @@ class Loop:
         effects = self._core.handle(event, now)
         if self._recorder is not None:
             self._recorder.add_effects(effects)
+        if self._flight is not None:
+            self._flight.observe(now, event, effects)
         if self._journal is not None:
             self._journal.observe(event, effects)
         return effects
@@ -222,6 +223,8 @@ class Loop:
         self._inbound.dropped.report(now)
         self._workers.keep_limits_of(self._core.lanes)
         self._worker_processes.keep(self._core.lanes)
+        if self._flight is not None:
+            self._flight.check(now)
 
     def _frontend_lost(self, frontend: str, reason: str) -> None:
         if self._drain_deadline is None:

@@ -99,6 +99,7 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             message.rejected.code = _REJECT[effect.code]
             message.rejected.message = effect.message
             message.rejected.field = effect.field
+            message.rejected.retry_seconds = effect.retry_seconds
         case fx.AbortReply():
             message.abort_reply.query = effect.query
             for request_id, live in effect.outcomes:

@@ -16,6 +16,7 @@ from scheduler_svc.wire.arrays import WireError, array, fields
 
 _MAX_STOP_IDS = 1024
 _MAX_SAMPLES, _MAX_STREAM = 1024, (1 << 64) - 1
+_MAX_TRACEPARENT = 55
 # Between tenant and id in the core's request ids. No tenant's name contains it.
 TENANT_END = "/"
 _SUBMIT = tuple(name for name in ev.Submit.__slots__ if name in pb.Submit.DESCRIPTOR.fields_by_name)
@@ -41,13 +42,15 @@ def submit_of(submit: pb.Submit, frontend: str) -> ev.Submit:
         raise WireError(f"sampling has {len(submit.sampling)} bytes; the limit is {MAX_SAMPLING_BYTES}")
     if submit.num_logprobs > 1 + MAX_LOGPROBS:
         raise WireError(f"num_logprobs is {submit.num_logprobs}; the limit is {1 + MAX_LOGPROBS}")
-    seconds = (submit.max_time_seconds, submit.deadline_seconds, submit.linger_seconds)
+    seconds = (submit.max_time_seconds, submit.deadline_seconds, submit.linger_seconds, submit.max_queue_seconds)
     if not submit.request_id or not all(math.isfinite(value) and value >= 0 for value in seconds):
         raise WireError("request_id is empty, or a time limit or linger_seconds is negative or not finite")
     if not 1 <= submit.num_samples <= _MAX_SAMPLES or submit.stream + submit.num_samples - 1 > _MAX_STREAM:
         raise WireError(f"num_samples is {submit.num_samples} and stream is {submit.stream}; one is out of range")
     if submit.prompt_logprobs_from >= 1 << 30:
         raise WireError(f"prompt_logprobs_from is {submit.prompt_logprobs_from}; the limit is {(1 << 30) - 1}")
+    if len(submit.traceparent) > _MAX_TRACEPARENT:
+        raise WireError(f"traceparent has {len(submit.traceparent)} characters; the limit is {_MAX_TRACEPARENT}")
     _check_hashes(submit, len(prompt))
     _check_linger(submit)
     same = fields(submit, _SUBMIT)

@@ -131,3 +131,24 @@ def test_a_service_is_known_by_its_authority_and_name(door: Door, serve: Callabl
         with Client(address, token=TOKEN, tls=tls, max_retries=0) as client, pytest.raises(errors.Unavailable):
             client.health(timeout=20)
     assert len(door.seen) == 1
+
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_a_trace_context_goes_with_its_call_only(serve: Any, door: Door, token: str | None) -> None:
+    door.code = grpc.StatusCode.INVALID_ARGUMENT
+    with Client(serve(), token=token) as client:
+        for options in ({"traceparent": TRACEPARENT}, {}):
+            with pytest.raises(errors.InvalidArgument):
+                list(client.generate("a", **options))
+    traced, plain = (metadata for _, metadata in door.seen)
+    assert (traced["traceparent"], "traceparent" in plain) == (TRACEPARENT, False)
+    assert [metadata.get("authorization") for metadata in (traced, plain)] == [token and f"Bearer {token}"] * 2
+
+
+@pytest.mark.parametrize("value", ["", "x", TRACEPARENT.upper(), TRACEPARENT + "\n", TRACEPARENT + ", b"])
+def test_a_malformed_trace_context_is_refused_before_it_is_sent(value: str) -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(ValueError, match="traceparent must have the form"):
+        client.generate("a", traceparent=value)

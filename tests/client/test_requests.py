@@ -13,6 +13,7 @@ EVERY_OPTION = {
     "request_id": "r",
     "model": "m",
     "priority": -3,
+    "max_queue_seconds": 2.5,
     "temperature": 0.5,
     "top_p": 0.25,
     "top_k": 7,
@@ -51,6 +52,7 @@ def test_every_keyword_sets_its_field() -> None:
         request_id="r",
         model="m",
         priority=-3,
+        max_queue_seconds=2.5,
         sampling=inference_pb2.SamplingParams(
             temperature=0.5,
             top_p=0.25,

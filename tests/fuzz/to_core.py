@@ -94,6 +94,7 @@ class CoreUnderFire:
             frontends=cast(Any, self._frontends),
             served_model=model,
             steps=None,
+            flight=None,
             listen=lambda: "127.0.0.1:1",
             joined=lambda: self._core.lanes,
         )

@@ -75,9 +75,9 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-quarantine",
         "a request that killed its workers is accepted again",
-        "core.scheduler",
+        "core.requests.refusals",
         f"{_QUARANTINE}::test_a_convicted_request_is_refused_without_a_death",
-        replace("Scheduler._refusal", call("quarantine.refusal"), "''"),
+        replace("Refusals._refusal", call("quarantine.refusal"), "''"),
     ),
     _protection(
         "quarantine-forever",

@@ -18,6 +18,7 @@ _FLAGS = {
     "banned_token_ids": "--ban",
     "stop_token_ids": "--stop-token-id",
     "max_time_seconds": "--max-time",
+    "max_queue_seconds": "--max-queue",
     "prompt_logprobs_start": "--prompt-logprobs",
     "cache_salt": "--salt",
     "bypass_cache_read": "--bypass-cache read",

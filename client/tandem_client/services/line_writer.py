@@ -8,6 +8,7 @@ import os
 import select
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import TextIO
 
 _MAX_LINES = 4096
@@ -16,9 +17,13 @@ _MAX_LINES = 4096
 class LineWriter:
     """Writes lines in order to the descriptor of a stream. `None` is a closed standard stream; lines to it are lost."""
 
-    def __init__(self, stream: TextIO | None, *, max_lines: int = _MAX_LINES) -> None:
+    def __init__(
+        self, stream: TextIO | None, *, max_lines: int = _MAX_LINES, own_line: Callable[[str], str] = str
+    ) -> None:
+        """`own_line` gives the writer's own message about dropped lines the form of the other lines."""
         self._descriptor = None if stream is None else stream.fileno()
         self._max_lines = max_lines
+        self._own_line = own_line
         self._lines: deque[str] = deque()
         self._num_dropped = 0
         self._closing = False
@@ -59,7 +64,8 @@ class LineWriter:
             lines = list(self._lines)
             self._lines.clear()
             if self._num_dropped:
-                lines.append(f"{self._num_dropped} lines were dropped because the output was not read in time")
+                dropped = f"{self._num_dropped} lines were dropped because the output was not read in time"
+                lines.append(self._own_line(dropped))
                 self._num_dropped = 0
         return "".join(f"{line}\n" for line in lines)
 

@@ -1,6 +1,8 @@
-"""Reads the lines that the services print: their log, as text or JSON, and the output of libraries."""
+"""Reads and makes the lines that the services print: their log, as text or JSON, and the output of libraries."""
 
+import datetime
 import json
+import os
 import re
 from dataclasses import dataclass
 from typing import Any, cast
@@ -30,3 +32,12 @@ def parse(line: str) -> LogLine:
         except (ValueError, KeyError):
             pass  # This is not a line of the log.
     return LogLine("", "", line)
+
+
+def as_json(process: str, line: str, *, level: str = "INFO") -> str:
+    """Returns a line of a JSON log: the line itself if it is one, else an object with the line as its message."""
+    if line.startswith("{") and parse(line).process:
+        return line
+    now = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
+    record = {"time": now, "process": process, "pid": os.getpid(), "level": level, "message": line}
+    return json.dumps(record)

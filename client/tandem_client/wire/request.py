@@ -23,6 +23,8 @@ class GenerateOptions(TypedDict, total=False):
     request_id: str | None
     model: str | None
     priority: int | None
+    # Seconds that the request may wait for its first step; 0: no limit.
+    max_queue_seconds: float | None
     # 0 is greedy.
     temperature: float | None
     top_p: float | None
@@ -81,7 +83,7 @@ _KEYWORDS = {
 }
 # Keyword: path of the submessage of GenerateRequest ("" for the request itself), field in it.
 _PLACES: Mapping[str, tuple[str, str]] = {
-    **{name: ("", name) for name in ("request_id", "model", "priority")},
+    **{name: ("", name) for name in ("request_id", "model", "priority", "max_queue_seconds")},
     **{
         _KEYWORDS.get(field, field): (part, field)
         for part in ("sampling", "stop", "output", "cache", "resume")

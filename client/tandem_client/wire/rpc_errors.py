@@ -58,12 +58,14 @@ class ErrorReader:
         """Returns the exception for a gRPC error. `stream_began`: the service had accepted the request."""
         code = error.code()
         metadata = _metadata(error)
-        violations, retry_after_seconds, request_ended = _details(metadata)
+        violations, retry_after_seconds, request_ended, is_rate = _details(metadata)
         if retry_after_seconds is None:
             retry_after_seconds = _pushback_seconds(metadata)
         said = error.details() or code.name
         path = violations[0].field if violations else None
         kind, message = _CLASSES.get(code, errors.TandemError), with_names(said, self.keywords, field=path)
+        if kind is errors.QueueFull and is_rate:
+            kind = errors.RateLimited
         if not violations and retry_after_seconds is None:
             kind, message = self._own_words(kind, message, stream_began=stream_began)
         return kind(
@@ -121,16 +123,21 @@ def _metadata(error: grpc.RpcError) -> dict[str, str | bytes]:
     return dict(pairs or ())
 
 
-def _details(metadata: Mapping[str, str | bytes]) -> tuple[tuple[errors.FieldViolation, ...], float | None, bool]:
-    """Returns the refused fields, the pause before a retry in seconds, and whether an accepted request has ended."""
+def _details(
+    metadata: Mapping[str, str | bytes],
+) -> tuple[tuple[errors.FieldViolation, ...], float | None, bool, bool]:
+    """Returns the refused fields and the pause before a retry in seconds.
+
+    Then whether an accepted request has ended, and whether a limit per minute refused the request.
+    """
     violations: list[errors.FieldViolation] = []
     retry_after_seconds: float | None = None
     raw = metadata.get(_DETAILS_KEY, b"")
     try:
         status = status_pb2.Status.FromString(raw if isinstance(raw, bytes) else raw.encode())
     except DecodeError:
-        return (), None, False
-    request_ended = False
+        return (), None, False, False
+    request_ended = is_rate = False
     for detail in status.details:
         bad_request = error_details_pb2.BadRequest()
         retry_info = error_details_pb2.RetryInfo()
@@ -142,7 +149,8 @@ def _details(metadata: Mapping[str, str | bytes]) -> tuple[tuple[errors.FieldVio
         elif detail.Unpack(retry_info):
             retry_after_seconds = retry_info.retry_delay.ToTimedelta().total_seconds()
         request_ended |= detail.Unpack(error_details_pb2.RequestInfo())
-    return tuple(violations), retry_after_seconds, request_ended
+        is_rate |= detail.Unpack(error_details_pb2.QuotaFailure())
+    return tuple(violations), retry_after_seconds, request_ended, is_rate
 
 
 def _pushback_seconds(metadata: Mapping[str, str | bytes]) -> float | None:

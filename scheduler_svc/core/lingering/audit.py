@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from scheduler_svc.core.lingering.kept_requests import KeptRequests
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 def audit_reader(

@@ -15,8 +15,8 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.workers.lanes import Lanes
 
 _NOT_FOUND = (
@@ -28,7 +28,7 @@ class Lingering:
     """`remove` frees a live request without an answer."""
 
     def __init__(
-        self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, remove: Callable[[Request], object]
+        self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, remove: Callable[[Request, float], object]
     ) -> None:
         self._queue = queue
         self._lanes = lanes
@@ -83,7 +83,7 @@ class Lingering:
             return effects  # every ended entry expires, so the bounds hold as well
         while (expired := self.kept.pop_expired(now)) is not None:
             for request in self._queue.by_request_id(expired.request_id):
-                self._remove(request)
+                self._remove(request, now)
             effects += self.forget(expired.request_id)
         while (surplus := self.kept.surplus()) is not None:
             effects += self.forget(surplus.request_id)

@@ -38,6 +38,7 @@ class RejectCode(StrEnum):
     QUEUE_FULL = "queue full"
     NOT_READY = "not ready"
     QUARANTINED = "quarantined"
+    RATE_LIMITED = "rate limited"
     NOT_FOUND = "not found"
 
 
@@ -59,6 +60,8 @@ class Rejected:
     code: RejectCode
     message: str
     field: str
+    retry_seconds: float = 0.0
+    """When the request may be accepted if it is sent again; 0 if the core does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -31,11 +31,13 @@ class Submit:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     priority: int
-    """Requests of a higher priority go first (`request_queue.queue_key`)."""
+    """Requests of a higher priority go first (`queue/order.queue_key`)."""
     max_time_seconds: float
     """Time from this event after which the request ends with TIME_LIMIT. 0 for no limit."""
     deadline_seconds: float
     """Time from this event after which the request fails with DEADLINE. 0 for no deadline."""
+    max_queue_seconds: float = 0.0
+    """Time from this event after which the request fails with DEADLINE if it has had no row. 0 for no limit."""
     num_samples: int = 1
     num_logprobs: int = 0
     """0 for none, otherwise 1 + the number of alternatives for each output token."""
@@ -59,6 +61,8 @@ class Submit:
     """Bytes that the core keeps unread for the front end that resumes the request."""
     tenant: str = ""
     """Who pays; empty without a token file."""
+    traceparent: str = ""
+    """The caller's trace, for the flight recorder; the core does not read it."""
     sampling_key: bytes = b""
     """Hash of `sampling` without the seed, which may be drawn anew each time. If it is empty, `sampling` counts."""
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from scheduler_svc.core.lingering.restored import restore_output, restored_ending
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.submit import Restored, Submit
-from scheduler_svc.core.requests.check_submit import new_requests
+from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.requests.check_submit import new_requests, tokens_to_charge
 from scheduler_svc.core.requests.deadlines import Deadlines
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.results import Ending
 from scheduler_svc.core.workers.lanes import Lanes
 
@@ -34,6 +34,9 @@ class Acceptance:
     def accept(self, submit: Submit, now: float) -> int:
         """Queues the samples of a request. Returns the handle of the first one."""
         first_handle = self.take_handles(submit.num_samples)
+        if submit.tenant:
+            charge = tokens_to_charge(submit, self._lanes.worker_infos)
+            self._queue.accounts.of(submit.tenant, now).charge(charge, now)
         for request in self._new_requests(submit, first_handle, now):
             self._queue.add(request)
             self._deadlines.begin(request, submit, now)
@@ -52,6 +55,9 @@ class Acceptance:
                     continue
                 restore_output(request, event.outputs[request.sample_idx])
                 self._queue.add(request)
+                if (account := self._queue.account_of(request)) is not None:
+                    # What it may still make: its end gives the rest back.
+                    account.charge(request.total_length - request.known, now, requests=0)
                 self._deadlines.begin(request, event.submit, now)
                 if (ending := restored_ending(request, self._lanes.worker_infos.known, event.identity)) is not None:
                     endings.append(ending)
@@ -66,7 +72,7 @@ class Acceptance:
             submit,
             first_handle=first_handle,
             worker_infos=self._lanes.worker_infos,
-            fair_share=self._queue.fair_share,
+            queue=self._queue,
             fair=self._config.policy.fair_share,
             now=arrived_at,
         )

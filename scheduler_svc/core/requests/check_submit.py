@@ -9,9 +9,8 @@ from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode
 from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
-from scheduler_svc.core.state.fair_share import FairShare
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 
 # Code, field, message.
@@ -29,6 +28,7 @@ def refusal(event: Submit, *, worker_infos: WorkerInfos, queue: RequestQueue, co
         _too_large(worker_infos, prompt, new)
         or _invalid(event, worker_infos, config)
         or _queue_full(event, queue, config)
+        or _tenant_queue_full(event, queue, config)
     )
 
 
@@ -111,8 +111,23 @@ def _queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refus
     return None
 
 
+def _tenant_queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
+    if not event.tenant:
+        return None
+    tokens = event.num_samples * len(event.prompt)
+    limits = config.max_waiting, config.max_waiting_tokens
+    message = queue.accounts.of(event.tenant).queue_refusal(event.num_samples, tokens, *limits)
+    return (RejectCode.QUEUE_FULL, "", message) if message else None
+
+
+def tokens_to_charge(event: Submit, worker_infos: WorkerInfos) -> int:
+    """Returns the tokens that a request may cost its tenant: its prompt, and the longest output of each sample."""
+    prompt = len(event.prompt)
+    return prompt + event.num_samples * (total_tokens(worker_infos, prompt, event.max_new_tokens) - prompt)
+
+
 def new_requests(
-    event: Submit, *, first_handle: int, worker_infos: WorkerInfos, fair_share: FairShare, fair: bool, now: float
+    event: Submit, *, first_handle: int, worker_infos: WorkerInfos, queue: RequestQueue, fair: bool, now: float
 ) -> list[Request]:
     """Returns one request for each sample. Its handle is also its number in the order of arrival.
 
@@ -124,7 +139,8 @@ def new_requests(
     wanted = len(event.prompt) + event.max_new_tokens
     total = total_tokens(worker_infos, len(event.prompt), event.max_new_tokens)
     hashes = _page_hashes(event, page_size)
-    tenant = event.prefix_root if fair else b""
+    # Of a tenant's own share, each salt gets its part.
+    share = event.prefix_root if fair else b""
     banned: tuple[int, ...] = ()
     if event.min_new_tokens > 0:
         own = () if event.ignore_eos else eos_token_ids
@@ -150,7 +166,8 @@ def new_requests(
             priority=event.priority,
             arrival=first_handle + i,
             arrived_at=now,
-            virtual_start=fair_share.enter(tenant, total),
+            virtual_start=queue.virtual_start(event.tenant, share, total),
+            tenant=event.tenant,
             prefix_root=event.prefix_root,
             options=options,
             page_hashes=hashes.copy(),

@@ -8,8 +8,9 @@ from typing import Protocol
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.events import Submit
+from scheduler_svc.core.queue.deadline_heap import DeadlineKind
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.request import Phase, Request
-from scheduler_svc.core.state.request_queue import DeadlineKind, RequestQueue
 from scheduler_svc.core.workers.lanes import Lanes
 
 
@@ -36,6 +37,9 @@ class Deadlines:
             self._queue.add_deadline(request.arrived_at + submit.max_time_seconds, request, DeadlineKind.TIME_LIMIT)
         if submit.deadline_seconds > 0:
             self._queue.add_deadline(request.arrived_at + submit.deadline_seconds, request, DeadlineKind.DEADLINE)
+        # A request from the journal that has output has run before.
+        if submit.max_queue_seconds > 0 and not request.num_outputs:
+            self._queue.add_deadline(request.arrived_at + submit.max_queue_seconds, request, DeadlineKind.QUEUE_TIME)
         self.update_worker_wait(request, now)
 
     def update_worker_wait(self, request: Request, now: float) -> None:
@@ -57,6 +61,12 @@ class Deadlines:
             case DeadlineKind.DEADLINE:
                 message = f"request {request.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
                 self._end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
+            case DeadlineKind.QUEUE_TIME:
+                # A preempted request, or one whose worker was lost, has had a row: its caller has waited long enough.
+                if request.admitted_at is None:
+                    waited = now - request.arrived_at
+                    message = f"it waited {waited:.3f} s in the queue, longer than its max_queue_seconds"
+                    self._end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
             case DeadlineKind.WORKER_WAIT:
                 self._end_worker_wait(request, now)
 

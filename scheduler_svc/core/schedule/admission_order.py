@@ -8,10 +8,10 @@ overtaken at most `MAX_PASSED_OVER` times.
 
 from itertools import takewhile
 
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 class AdmissionOrder:

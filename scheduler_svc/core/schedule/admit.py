@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from scheduler_svc.core.messages.config import Policy
+from scheduler_svc.core.queue.order import trial_key
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.admission_order import AdmissionOrder
 from scheduler_svc.core.schedule.placement import OtherLanes
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
@@ -19,7 +21,6 @@ from scheduler_svc.core.schedule.prefix_match import NO_MATCH, PrefixMatch, matc
 from scheduler_svc.core.schedule.turn import Turn
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import RequestQueue, queue_key
 
 
 class _Refusal(Enum):
@@ -49,11 +50,16 @@ def admit(builder: PlanBuilder, turn: Turn, other_lanes: Sequence[Lane], policy:
         return
     lane.schedule.unblock()
     order = AdmissionOrder(lane, queue, cache_aware=policy.cache_aware)
+    num_rows = lane.info.max_rows + sum(one.info.max_rows for one in other_lanes)
     others = OtherLanes([one for one in other_lanes if one is not turn.closed and not one.is_overdue(builder.now)])
     while lane.num_free_rows and builder.budget > 0:
         request = order.next()
-        if request is None or (turn.stops_at is not None and queue_key(request) > turn.stops_at):
+        if request is None or (turn.stops_at is not None and trial_key(request) > turn.stops_at):
             return
+        account = queue.account_of(request)
+        if account is not None and not account.may_take_row(queue.num_running(request.tenant), num_rows):
+            queue.park(request.tenant)
+            continue
         verdict = _judge(builder, request, others, policy)
         if verdict is _Refusal.SKIP:
             order.skip(request)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.plan import RowStart
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.logit_budget import LogitBudget
 from scheduler_svc.core.schedule.plan_size import start_bytes
 from scheduler_svc.core.schedule.policy import ending_budget, swapping_pays
@@ -18,7 +19,6 @@ from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.row_pages import swap_out
 
 

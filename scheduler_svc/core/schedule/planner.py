@@ -12,14 +12,15 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.config import Policy
 from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.queue.order import running_key
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.admit import admit, admit_suspects, set_aside_misfits
 from scheduler_svc.core.schedule.finish_plan import finish_plan
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
-from scheduler_svc.core.schedule.policy import chunk_tokens, queue_key, victim_key
+from scheduler_svc.core.schedule.policy import chunk_tokens, victim_key
 from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.row_pages import free_behind_windows
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -112,7 +113,7 @@ def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.N
     crossing = decode[rows.planned[decode] == rows.num_pages[decode] * builder.lane.info.page_size]
     if not len(crossing):
         return decode
-    requests = sorted(rows.requests_at(crossing), key=queue_key)
+    requests = sorted(rows.requests_at(crossing), key=running_key)
     if builder.grow_by_one([request.row for request in requests]):
         return decode
     for request in requests:
@@ -127,7 +128,7 @@ def _continue_chunks(builder: PlanBuilder, chunking: npt.NDArray[np.int64]) -> b
     Returns True if one of them got no pages.
     """
     lane, align = builder.lane, builder.lane.info.chunk_align
-    for request in sorted(lane.rows.requests_at(chunking), key=queue_key):
+    for request in sorted(lane.rows.requests_at(chunking), key=running_key):
         row, planned = request.row, int(lane.rows.planned[request.row])
         count = chunk_tokens(remaining=int(lane.rows.known[row]) - planned, budget=builder.budget, align=align)
         if count == 0:

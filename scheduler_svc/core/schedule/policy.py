@@ -1,6 +1,6 @@
 """Scheduling policies: which request is preempted, how large a chunk is, how many pages stay free, when to swap.
 
-The functions are pure. `request_queue.queue_key` defines the order of the queue; all orders of requests derive from it.
+The functions are pure. All orders of requests are those of `queue/order`.
 """
 
 import numpy as np
@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.config import Admission
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import queue_key
 from scheduler_svc.core.state.rows import Rows
 
 MAX_PASSED_OVER = 32
@@ -25,12 +25,12 @@ ENDING_SECONDS, ENDING_TOKENS = 0.05, 128
 tokens, whichever is more. See `ending_budget`."""
 
 
-def victim_key(request: Request) -> tuple[int, int]:
+def victim_key(request: Request) -> tuple[int, int, int]:
     """Returns the key of a running request; the request with the largest key is preempted first.
 
     It is the last one in queue order, so the first one always keeps its pages and makes progress.
     """
-    return queue_key(request)
+    return running_key(request)
 
 
 def chunk_tokens(*, remaining: int, budget: int, align: int) -> int:

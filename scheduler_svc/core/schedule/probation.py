@@ -9,11 +9,11 @@ import numpy as np
 
 from scheduler_svc.core.messages.config import Policy
 from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:

@@ -11,13 +11,13 @@ the dead worker's successor.
 
 from collections.abc import Sequence
 
+from scheduler_svc.core.queue.order import trial_key
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.placement import backlog
-from scheduler_svc.core.schedule.policy import queue_key
 from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.suspicion.suspects import Suspects
 
 PATIENCE_SECONDS = 10.0
@@ -81,7 +81,7 @@ def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[T
     rest = Turn(
         is_trial=False,
         admits=not is_apart(suspects, [lane, *other_lanes]),
-        stops_at=min(map(queue_key, waiting), default=None),
+        stops_at=min(map(trial_key, waiting), default=None),
     )
     if not suspects.lacks_control():
         return [own, rest] if suspects.is_next else [rest, own]

@@ -78,13 +78,15 @@ class Request:
     """Number in the order of arrival, unique."""
     arrived_at: float
     virtual_start: int = 0
-    """Virtual start time in tokens of service (`fair_share`)."""
+    """Virtual start time among the tenant's requests, in tokens of service (`fair_share`)."""
+    turn: int = -1
+    """Virtual start time of the tenant's service (`queue/turns`), from the first row on."""
     passed_over: int = 0
     """Number of requests behind this one that were admitted first because more of their prompt was cached."""
+    tenant: str = ""
     prefix_root: bytes = b""
-    """The start of the page hashes, which also identifies the tenant. If it is empty, the request shares no pages."""
+    """The start of the page hashes, made of tenant and salt. Empty: the request shares no pages."""
     options: Options = (b"", (), ())
-    """`Submit.options`."""
     page_hashes: list[bytes] = field(default_factory=list[bytes])
     """Hashes of the leading full pages, as far as they were computed."""
     cache_read: bool = True
@@ -152,6 +154,10 @@ class Request:
         self.admitted_at = now
         self.cached_prompt_tokens = min(first_position, self.prompt_tokens)
         return True
+
+    def take_turn(self, turn: int) -> None:
+        """Changes the turn."""
+        self.turn = turn
 
     def pass_over(self) -> None:
         """Counts a request behind this one that was admitted first."""

@@ -100,6 +100,8 @@ def key_of(given: Submit | Request) -> str:
     """
     sampling, stops, limits = given.options
     parts = [given.prefix_root, given.prompt.tobytes(), sampling, repr((sorted(set(stops)), *limits)).encode()]
+    if given.tenant:
+        parts.append(given.tenant.encode())
     digest = sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

@@ -23,9 +23,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.messages.plan import SentPlan
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.suspicion.suspect import Conviction, Loss, Suspect, Trial, halves
 
 

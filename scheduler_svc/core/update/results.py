@@ -15,10 +15,10 @@ from scheduler_svc.core.messages.arrays import Int32Array, is_any_of
 from scheduler_svc.core.messages.effects import EndReason, Failure, FailureCode, PromptLogprobs, TokenLogprobs
 from scheduler_svc.core.messages.events import RawLogprobs, StepDone
 from scheduler_svc.core.messages.plan import SentPlan
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.full_pages import cache_full_pages
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.logprobs import entry_logprobs, prompt_piece
 
 # The index that stands for no front end, in the tokens of requests without a reader. Front ends count from 1.

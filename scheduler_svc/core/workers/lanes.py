@@ -16,9 +16,9 @@ from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
 from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update import step_reports
@@ -115,6 +115,7 @@ class Lanes:
         self._list_lanes()
         self.worker_infos.update(lane.info for lane in self.serving)
         self._queue.restore_set_aside()
+        self._queue.unpark_all()
 
     def _list_lanes(self) -> None:
         """Updates `seated` and `serving`. Both are read in every step and change rarely."""

@@ -33,6 +33,12 @@ def caller() -> Caller:
     return _caller.get()
 
 
+def caller_name() -> str:
+    """Returns the tenant of the running task's call; "" without a token file and for a caller that was not let in."""
+    found = _caller.get(None)
+    return "" if found is None else found.tenant
+
+
 class Entrance:
     """Lets calls in. `table` is None until the core has sent the tokens, and always without a token file."""
 

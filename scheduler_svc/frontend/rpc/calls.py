@@ -16,7 +16,7 @@ import logging
 import weakref
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import grpc
 import grpc.aio
@@ -44,6 +44,18 @@ class CallLimits:
     max_unread: int = 2048
 
 
+class CallLog(Protocol):
+    """Learns of each call of a method: its begin, and what it ended with."""
+
+    def begin(self, method: str, context: Any) -> Any:
+        """Returns the call's record, which `end` gets back."""
+        ...
+
+    def end(self, record: Any, ending: status.Refusal | grpc.StatusCode | None) -> None:
+        """`ending` is the call's refusal or gRPC code, None if it was served to its end."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """How the calls of one method are served."""
@@ -64,6 +76,9 @@ class Method:
     reserve: int = 0
     # Called with the status of a call that is refused before `answer` is called.
     refused: Callable[[grpc.StatusCode], None] | None = None
+    # The method's name, and who logs its calls.
+    name: str = ""
+    log: CallLog | None = None
 
 
 def is_not_of_a_lost_caller(record: logging.LogRecord) -> bool:
@@ -103,21 +118,28 @@ class Calls:
         """The gRPC handler that serves `method`."""
 
         async def serve(_: object, context: Any) -> None:
+            record = None if method.log is None else method.log.begin(method.name, context)
+            ending: status.Refusal | grpc.StatusCode | None = grpc.StatusCode.CANCELLED
             try:
                 await self._serve(method, context)
+                ending = None
             except grpc.aio.InternalError:
                 # The caller is gone. grpc.aio logs nothing when a handler is cancelled.
                 raise asyncio.CancelledError from None
             except grpc.aio.AbortError:
+                ending = grpc.StatusCode.DEADLINE_EXCEEDED
                 raise
             except status.Refusal as refusal:
+                ending = refusal
                 status.refuse(context, refusal)
             except Exception:
                 logger.exception("a handler failed")
-                message = "the service has an internal error; its log has the details"
-                status.refuse(context, status.internal(message))
+                ending = status.internal("the service has an internal error; its log has the details")
+                status.refuse(context, ending)
             finally:
                 self._finish()
+                if method.log is not None:
+                    method.log.end(record, ending)
 
         return cast(Any, grpc).stream_stream_rpc_method_handler(serve, response_serializer=method.serialize)
 

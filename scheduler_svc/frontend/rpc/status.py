@@ -5,6 +5,7 @@ the call's status.
 """
 
 import functools
+import math
 from typing import Any
 
 import grpc
@@ -23,13 +24,20 @@ class Refusal(Exception):
     """Ends a call with `code`. `message` is one sentence with the number and the limit."""
 
     def __init__(
-        self, code: grpc.StatusCode, message: str, *details: Message, retry_after_seconds: float | None = None
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        *details: Message,
+        retry_after_seconds: float | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.details = details
         self.retry_after_seconds = retry_after_seconds
+        # A word for the log, if neither the code nor the core says why.
+        self.reason = reason
 
     @functools.cached_property
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
@@ -59,12 +67,12 @@ def unknown_model(name: str, served: str) -> Refusal:
     """The request names a model that is not served."""
     message = f"model {name[:128]!r} is not served here; {served!r} is"
     resource = error_details_pb2.ResourceInfo(resource_type="model", resource_name=name[:128], description=message)
-    return Refusal(grpc.StatusCode.NOT_FOUND, message, resource)
+    return Refusal(grpc.StatusCode.NOT_FOUND, message, resource, reason="unknown_model")
 
 
-def not_ready(message: str) -> Refusal:
+def not_ready(message: str, *, reason: str = "") -> Refusal:
     """The request is valid, and the caller may send it again later."""
-    return Refusal(grpc.StatusCode.UNAVAILABLE, message, retry_after_seconds=NOT_READY_RETRY_SECONDS)
+    return Refusal(grpc.StatusCode.UNAVAILABLE, message, retry_after_seconds=NOT_READY_RETRY_SECONDS, reason=reason)
 
 
 def overloaded(message: str) -> Refusal:
@@ -72,9 +80,18 @@ def overloaded(message: str) -> Refusal:
     return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, retry_after_seconds=QUEUE_FULL_RETRY_SECONDS)
 
 
+def rate_limited(message: str, seconds: float) -> Refusal:
+    """The tenant has used up a limit per minute. The request would be accepted after `seconds`."""
+    violation = error_details_pb2.QuotaFailure.Violation(subject="tenant", description=message)
+    quota = error_details_pb2.QuotaFailure(violations=[violation])
+    # Rounded up to milliseconds, so that a caller who waits is accepted.
+    pause = math.ceil(seconds * 1000) / 1000
+    return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, quota, retry_after_seconds=pause)
+
+
 def replaced() -> Refusal:
     """Another call took over the stream."""
-    return Refusal(grpc.StatusCode.ABORTED, "another reader resumed this request")
+    return Refusal(grpc.StatusCode.ABORTED, "another reader resumed this request", reason="replaced")
 
 
 def deadline_passed(message: str) -> Refusal:
@@ -105,6 +122,8 @@ def from_rejected(rejected: frontend_pb2.Rejected, request_id: str) -> Refusal:
             return Refusal(grpc.StatusCode.NOT_FOUND, message, resource)
         case frontend_pb2.REJECT_CODE_QUEUE_FULL:
             return overloaded(message)
+        case frontend_pb2.REJECT_CODE_RATE_LIMITED:
+            return rate_limited(message, rejected.retry_seconds)
         case frontend_pb2.REJECT_CODE_QUARANTINED:
             info = error_details_pb2.RequestInfo(request_id=request_id)
             return Refusal(grpc.StatusCode.FAILED_PRECONDITION, message, info)

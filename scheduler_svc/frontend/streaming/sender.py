@@ -9,7 +9,6 @@ message, and the task is not woken for it: whoever brings the tokens begins the 
 """
 
 import asyncio
-import logging
 
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
@@ -20,8 +19,6 @@ from scheduler_svc.frontend.streaming.stream import MAX_PROMPT_INFO_BYTES, Reque
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.summary import summarize
 from scheduler_svc.frontend.streaming.writer import StreamWriter
-
-logger = logging.getLogger(__name__)
 
 # The core counts as hung if it takes longer than this to admit or reject a request, or to confirm a stop string.
 ANSWER_SECONDS = 10.0
@@ -115,9 +112,9 @@ class StreamSender:
         if meter is not None:
             # Before the caller sees the Summary, so that the next report counts all that it has seen.
             meter.finished(summary, [sender.reason for sender in self._samples])
+        self._stream.summary = summary
+        self._stream.reasons = tuple(sender.reason for sender in self._samples)
         await self._writer.write(pb.GenerateResponse(summary=summary))
-        reasons = (pb.FinishReason.Name(sender.reason).removeprefix("FINISH_REASON_") for sender in self._samples)
-        logger.info("request %s: %s after %d tokens", self._stream.request_id, ", ".join(reasons), sum(num_tokens))
 
     async def _send_prompt(self) -> bool:
         """Sends the prompt logprobs that have arrived. Returns whether those were all."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.streaming.logprobs import LogprobQueue, PromptQueue
@@ -97,6 +98,9 @@ class RequestStream:
     description: frontend_pb2.StreamDescription | None = None
     # The first failure: a sample failed, the core is gone, the reader stalls, or tokens are missing.
     failure: status.Refusal | None = None
+    # What the caller was told at the end; None and empty before, and if the request failed.
+    summary: pb.Summary | None = None
+    reasons: "tuple[pb.FinishReason.ValueType, ...]" = ()
     # The loop's time at which the current write began; 0 between writes.
     blocked_since: float = 0.0
     # Begins to send new tokens, in the caller's turn. Returns False if the request's task has to go on.

@@ -151,7 +151,7 @@ class StreamTable:
                 continue
             if message := self._limits.stall(now - stream.blocked_since, stream.num_bytes):
                 logger.warning("request %s was dropped: %s", stream.request_id, message)
-                self.fail(stream, status.Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
+                self.fail(stream, status.Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, reason="stalled"))
                 # The handler is in a write that may never end.
                 if stream.task is not None:
                     stream.task.cancel()

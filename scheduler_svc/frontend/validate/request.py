@@ -36,10 +36,10 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_SALT_CHARS = 256
+MAX_QUEUE_SECONDS = 86_400
 # Hashing this many pages takes about 1 ms.
 PAGES_AT_ONCE = 2048
-# One week.
-MAX_TIME_SECONDS = 604_800
+MAX_TIME_SECONDS = 604_800  # one week
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,7 @@ class Checked:
     prompt_logprobs_start: int | None
     # 0: the request ends with its stream.
     linger_seconds: float
+    max_queue_seconds: float  # 0: no limit
 
 
 def check_request(request: inference_pb2.GenerateRequest, model: Model, limits: CallerLimits) -> Checked:
@@ -68,6 +69,7 @@ def check_request(request: inference_pb2.GenerateRequest, model: Model, limits: 
     model.check_name(request.model)
     check_range("priority", request.priority, limits.min_priority, limits.max_priority)
     _check_max_new_tokens(request.stop, limits)
+    check_range("max_queue_seconds", request.max_queue_seconds, 0, MAX_QUEUE_SECONDS)
     if len(request.cache.salt) > MAX_SALT_CHARS:
         refuse("cache.salt", f"{len(request.cache.salt)} characters long", MAX_SALT_CHARS)
     stop_strings = _check_stop(request.stop, model)
@@ -85,6 +87,7 @@ def check_request(request: inference_pb2.GenerateRequest, model: Model, limits: 
         num_top=_check_logprobs(output, model),
         prompt_logprobs_start=output.prompt_logprobs_start if output.HasField("prompt_logprobs_start") else None,
         linger_seconds=check_linger(request),
+        max_queue_seconds=request.max_queue_seconds,
     )
 
 
@@ -138,6 +141,7 @@ async def make_submit(
         priority=checked.priority,
         max_time_seconds=stop.max_time_seconds,
         deadline_seconds=deadline_seconds,
+        max_queue_seconds=checked.max_queue_seconds,
         num_samples=sampling.num_samples,
         num_logprobs=0 if checked.num_top is None else 1 + checked.num_top,
         prompt_logprobs_from=_prompt_logprobs_from(checked.prompt_logprobs_start, len(token_ids)),

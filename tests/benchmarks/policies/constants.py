@@ -6,9 +6,10 @@ Owns the choice of both. A sweep is an experiment with the core's value as its f
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scheduler_svc.core.queue import order, waiting_list
 from scheduler_svc.core.schedule import placement as routing
 from scheduler_svc.core.schedule import policy
-from scheduler_svc.core.state import lane_schedule, request_queue
+from scheduler_svc.core.state import lane_schedule
 from tests.benchmarks.policies.experiments import ADMISSION, CACHE, FAIR, MIXED, ROUTING
 from tests.benchmarks.policies.priorities import small_tenants_first
 from tests.benchmarks.policies.scenario import Change, Experiment, Judged, Scenario, Variant
@@ -70,7 +71,7 @@ SWEEPS = {
         figures=MIXED.figures,
     ),
     "WINDOW": Sweep(
-        standing=request_queue.WINDOW,
+        standing=waiting_list.WINDOW,
         values=(8, 16, 64, 128),
         scenarios=CACHE.scenarios,
         figure="requests_per_second",
@@ -84,7 +85,7 @@ SWEEPS = {
         is_cost=False,
     ),
     "AGEING_TOKENS": Sweep(
-        standing=request_queue.AGEING_TOKENS,
+        standing=order.AGEING_TOKENS,
         values=(0, 1024, 16_384, 262_144, 1_048_576),
         scenarios=FAIR.scenarios,
         figure="small_ttft_p99",

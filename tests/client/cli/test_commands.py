@@ -82,6 +82,7 @@ def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
         "--stop-token-id": 3,
         "--max-time": 1.5,
         "--priority": -3,
+        "--max-queue": 2.5,
         "--salt": "s",
         "--bypass-cache": "read",
         "--linger": 2.5,

@@ -236,7 +236,9 @@ def test_the_json_format_reaches_both_programs_and_every_line(service: FakeServi
     os.mkfifo(fifo)
     scheduler = listens(service, f"open({str(fifo)!r}, 'w').close()\n{STAYS}")
     write_programs(
-        tmp_path, scheduler=scheduler, worker=f"open({str(fifo)!r}).read(); say({json.dumps(record)!r}); sys.exit(1)"
+        tmp_path,
+        scheduler=scheduler,
+        worker=f"open({str(fifo)!r}).read(); say('{{no json}}'); say({json.dumps(record)!r}); sys.exit(1)",
     )
     with serve_process(tmp_path, "--log-format", "json") as process:
         out, err = process.communicate(timeout=WAIT_SECONDS)
@@ -246,4 +248,7 @@ def test_the_json_format_reaches_both_programs_and_every_line(service: FakeServi
     assert len(flags) == 2
     assert all(re.search(r"--log-format=json\b", line) for line in flags)
     assert all(set(line) == set(record) for line in lines)
-    assert err == "error: the worker ended with exit code 1 before it served: no GPU\n"
+    assert "{no json}" in [line["message"] for line in lines]
+    [cause] = [json.loads(line) for line in err.splitlines()]
+    assert cause["message"] == "error: the worker ended with exit code 1 before it served: no GPU"
+    assert (cause["process"], cause["level"]) == ("serve", "ERROR")

@@ -1,6 +1,7 @@
 """A child process: starts, output and end; log lines; and the thread that writes lines."""
 
 import asyncio
+import json
 import os
 import random
 import re
@@ -12,7 +13,7 @@ import pytest
 
 from tandem_client.services.child import Child, missing_programs
 from tandem_client.services.line_writer import LineWriter
-from tandem_client.services.log_lines import LogLine, parse
+from tandem_client.services.log_lines import LogLine, as_json, parse
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import ServiceEnded, Supervisor
 from tests.client.fake_programs import STAYS, quick_policy
@@ -114,16 +115,25 @@ def test_programs_are_found_without_importing_them() -> None:
 def test_lines_of_the_log_are_read_in_both_formats() -> None:
     core = LogLine("core", "WARNING", "worker lost: gone")
     assert parse("2026-11-22 02:12:58.026 core WARNING worker lost: gone") == core
-    as_json = '{"time": "2026-11-22T02:12:58.026+00:00", "process": "core", "pid": 1, "level": "WARNING", '
-    assert parse(as_json + '"message": "worker lost: gone"}') == core
+    record = '{"time": "2026-11-22T02:12:58.026+00:00", "process": "core", "pid": 1, "level": "WARNING", '
+    assert parse(record + '"message": "worker lost: gone"}') == core
     for other in ("gpu_worker: device: no such device", '{"a": 1}', "{", "[1]"):
         assert parse(other) == LogLine("", "", other)
+
+
+def test_every_line_becomes_one_of_a_json_log() -> None:
+    ours = '{"time": "t", "process": "core", "pid": 1, "level": "WARNING", "message": "lost"}'
+    assert as_json("scheduler", ours) == ours
+    for other in ("gpu_worker: no such device", '{"a": 1}', "{", "[1]", "\x1b[2J\u2028", '{"process": "core"'):
+        made = json.loads(as_json("scheduler", other, level="ERROR"))
+        assert (made["process"], made["level"], made["message"]) == ("scheduler", "ERROR", other)
+        assert set(made) == set(json.loads(ours)) and as_json("scheduler", other).isascii()
 
 
 def test_a_writer_without_a_reader_drops_and_counts_lines() -> None:
     reading, writing = os.pipe()
     with open(writing, "w") as stream, open(reading) as reader:
-        writer = LineWriter(stream, max_lines=100)
+        writer = LineWriter(stream, max_lines=100, own_line="own: {}".format)
         for n in range(20_000):
             writer.write(f"{n:050}")
         # The pipe is full, so this call times out.
@@ -132,7 +142,7 @@ def test_a_writer_without_a_reader_drops_and_counts_lines() -> None:
         num_dropped = 0
         while len(written) + num_dropped < 20_000:
             line = reader.readline().rstrip()
-            dropped = re.fullmatch(r"(\d+) lines were dropped because the output was not read in time", line)
+            dropped = re.fullmatch(r"own: (\d+) lines were dropped because the output was not read in time", line)
             if dropped is None:
                 written.append(int(line))
             else:

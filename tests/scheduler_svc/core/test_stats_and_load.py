@@ -159,8 +159,8 @@ def test_entries_of_cancelled_requests_do_not_accumulate() -> None:
         core.handle(replace(submit, stream=stream, request_id=f"r{stream}", priority=0, deadline_seconds=1e6), 0.0)
         core.handle(ev.Cancel(frontend=FRONTEND, stream=stream), 0.0)
         core.handle(ev.Tick(), 0.0)
-        longest_queue = max(longest_queue, len(core.queue._rest))
-        most_deadlines = max(most_deadlines, len(core.queue._deadlines))
+        longest_queue = max(longest_queue, len(core.queue.turns.of("").waiting._rest))
+        most_deadlines = max(most_deadlines, len(core.queue._deadlines._heap))
     assert core.queue.num_waiting == 1
     # At most twice the live requests, and 64 that are not worth a cleanup.
     assert longest_queue <= 2 * 2 + 64

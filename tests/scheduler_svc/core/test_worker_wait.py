@@ -129,7 +129,7 @@ def test_the_wait_of_a_request_has_one_deadline_although_many_workers_are_lost()
     fleet.lose("a")
     for _ in range(20):
         fleet.lose(fleet.join_as(LARGE))
-    assert len(fleet.core.queue._deadlines) == 1
+    assert len(fleet.core.queue._deadlines._heap) == 1
     fleet.join_as(LARGE)
     fleet.run()
     assert fleet.end(long).failure is None

@@ -63,11 +63,11 @@ def info_of(shape: Shape) -> WorkerInfo:
     )
 
 
-def hashes_of(prompt: list[int], page_size: int, *, salt: str | None = "") -> dict[str, bytes]:
+def hashes_of(prompt: list[int], page_size: int, *, salt: str | None = "", tenant: str = "") -> dict[str, bytes]:
     """Returns the fields of a Submit about the prompt's pages. Without a salt (None) the request shares no pages."""
     if salt is None:
         return {}
-    root = prefix_root(CACHE_ROOT, salt)
+    root = prefix_root(CACHE_ROOT, salt, tenant)
     return {"prefix_root": root, "page_hashes": hash_pages(root, np.array(prompt, np.int32), page_size)}
 
 
@@ -293,11 +293,13 @@ class World:
         priority: int = 0,
         max_time_seconds: float = 0.0,
         deadline_seconds: float = 0.0,
+        max_queue_seconds: float = 0.0,
         request_id: str | None = None,
         num_samples: int = 1,
         num_logprobs: int = 0,
         prompt_logprobs_from: int = 0,
         salt: str | None = "",
+        tenant: str = "",
         page_hashes: bytes | None = None,
         cache_read: bool = True,
         cache_write: bool = True,
@@ -306,7 +308,7 @@ class World:
         **sampling: Any,
     ) -> int:
         """Submits a request and returns its first stream. Without `page_hashes` (None) the prompt's own are sent."""
-        hashes = hashes_of(prompt, self.shape.page_size, salt=salt)
+        hashes = hashes_of(prompt, self.shape.page_size, salt=salt, tenant=tenant)
         if page_hashes is not None:
             hashes["page_hashes"] = page_hashes
         stream = len(self.streams) + 1
@@ -323,6 +325,7 @@ class World:
             priority=priority,
             max_time_seconds=max_time_seconds,
             deadline_seconds=deadline_seconds,
+            max_queue_seconds=max_queue_seconds,
             num_samples=num_samples,
             num_logprobs=num_logprobs,
             prompt_logprobs_from=prompt_logprobs_from,
@@ -331,6 +334,7 @@ class World:
             linger_seconds=linger_seconds,
             secret_hash=SECRET if linger_seconds else b"",
             description=DESCRIPTION if linger_seconds else b"",
+            tenant=tenant,
             **hashes,
         )
         for sample_idx, number in enumerate(event.streams):

@@ -14,7 +14,8 @@ from google.protobuf.message import Message
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-from scheduler_svc.frontend.server import FrontEnd, FrontEndSettings
+from scheduler_svc.frontend.front_end_settings import FrontEndSettings
+from scheduler_svc.frontend.server import FrontEnd
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, as_json, byte_level
 
 WAIT_SECONDS = 10.0

@@ -125,6 +125,7 @@ class Bench:
             watch=lambda: None,
             recorder=self.recorder,
             steps=None,
+            flight=None,
             journal=self.journal,
             tokens=None,
             grace_seconds=5.0,

@@ -48,6 +48,7 @@ _PARAMETERS = (
         str, "--request-id NAME", "Id of the request, for tandem abort; at most 128 characters. Default: a random one."
     ),
     _prompt(int, "--priority N", "Higher runs first, -1000 to 1000. Default: 0."),
+    _prompt(float, "--max-queue SECONDS", "Longest wait for the first step; 0: no limit. Default: 0."),
     _sampling(
         float,
         "--temperature -t X",

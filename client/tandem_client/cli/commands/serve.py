@@ -4,9 +4,7 @@ Owns the command's flags, its output and its exit code; `services.pair` owns the
 """
 
 import asyncio
-import datetime
-import json
-import os
+import functools
 import shlex
 import signal
 import sys
@@ -22,6 +20,7 @@ from tandem_client.cli.reporting import Exit, require_programs
 from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.errors import TandemError
 from tandem_client.services.line_writer import LineWriter
+from tandem_client.services.log_lines import as_json
 from tandem_client.services.pair import PROGRAMS, ServicePair, flags
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import ServiceEnded
@@ -78,7 +77,8 @@ def serve(
         str | None, typer.Option(metavar="HOST:PORT", help="Address of the Prometheus page /metrics; default: none.")
     ] = None,
     log_format: Annotated[
-        LogFormat | None, typer.Option(help="Log lines as text, or one JSON object per line; default: text.")
+        LogFormat | None,
+        typer.Option(help="Log lines as text, or one JSON object per line; default: text.", envvar="TANDEM_LOG_FORMAT"),
     ] = None,
     scheduler: Annotated[
         str, typer.Option(help='More flags of the scheduler service, such as "--reflection --max-waiting 64".')
@@ -114,7 +114,7 @@ def serve(
     code, cause = asyncio.run(_serve(pair, screen.say))
     screen.close()
     if cause:
-        _print_cause(cause)
+        _print_cause(cause, in_json=log_format == LogFormat.JSON)
     raise typer.Exit(code)
 
 
@@ -188,10 +188,11 @@ async def _serves_toy(address: str) -> bool:
         return False
 
 
-def _print_cause(cause: str) -> None:
+def _print_cause(cause: str, *, in_json: bool) -> None:
     # Standard error may be as blocked as standard output was.
     writer = LineWriter(sys.stderr)
-    writer.write(f"error: {cause}")
+    line = f"error: {cause}"
+    writer.write(as_json("serve", line, level="ERROR") if in_json else line)
     writer.close(_FLUSH_SECONDS)
 
 
@@ -200,7 +201,7 @@ class _Screen:
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
-        self._writer = LineWriter(sys.stdout)
+        self._writer = LineWriter(sys.stdout, own_line=functools.partial(self._formed, "serve"))
 
     def show_child(self, name: str, line: str) -> None:
         """Prints one line of a child, except its `ready` line: this command prints one when both serve."""
@@ -213,19 +214,11 @@ class _Screen:
 
     def _show(self, name: str, line: str) -> None:
         # A line of a JSON log already names its process.
-        if not self._as_json:
-            self._writer.write(f"{name:>9} | {line}")
-        elif line.startswith("{"):
-            self._writer.write(line)
-        else:
-            self._writer.write(_json_line(name, line))
+        self._writer.write(self._formed(name, line))
+
+    def _formed(self, name: str, line: str) -> str:
+        return as_json(name, line) if self._as_json else f"{name:>9} | {line}"
 
     def close(self) -> None:
         """Waits a moment until the last lines are written."""
         self._writer.close(_FLUSH_SECONDS)
-
-
-def _json_line(name: str, message: str) -> str:
-    now = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
-    record = {"time": now, "process": name, "pid": os.getpid(), "level": "INFO", "message": message}
-    return json.dumps(record, ensure_ascii=False)

@@ -1,9 +1,9 @@
 """A request that fits is admitted although another one waits: for pages, for a sibling, for an overdue worker."""
 
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.queue.order import AGEING_TOKENS
 from scheduler_svc.core.state.lane import OVERDUE_SECONDS
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import AGEING_TOKENS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.sent_plans import first_positions, prompts_started

@@ -7,11 +7,11 @@ import pytest
 
 from scheduler_svc.core.messages.config import Admission, Policy
 from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.plan_builder import Counters
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
-from scheduler_svc.core.state.request_queue import RequestQueue
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy
 

@@ -1,6 +1,6 @@
 """Fair sharing of the service between tenants: start-time fair queueing, counted in tokens.
 
-Each request gets a virtual start time, which determines its place in the queue (`request_queue.queue_key`). The virtual
+Each request gets a virtual start time, which determines its place in the queue (`order.queue_key`). The virtual
 time of the service is the largest start time of the requests admitted so far. A new request starts where its tenant's
 previous request finishes, but not before the virtual time of the service:
 
@@ -18,14 +18,14 @@ al., "Fairness in serving large language models" (2024).
 class FairShare:
     """The virtual time of the service and the last finish time of each tenant.
 
-    A tenant is identified by the `prefix_root` of its requests.
+    A tenant is identified by its name in the token file. Without a token file, each `prefix_root` counts as a tenant.
     """
 
     def __init__(self) -> None:
         self._virtual_time = 0
-        self._last_finish: dict[bytes, int] = {}
+        self._last_finish: dict[str | bytes, int] = {}
 
-    def enter(self, tenant: bytes, cost: int) -> int:
+    def enter(self, tenant: str | bytes, cost: int) -> int:
         """Returns the virtual start time of a new request that costs at most `cost` tokens."""
         start = max(self._virtual_time, self._last_finish.get(tenant, 0))
         self._last_finish[tenant] = start + cost

@@ -1,52 +1,24 @@
-"""All live requests, the queue of those that wait, and their deadlines.
+"""All live requests, and the queue of those that wait.
 
-**Order.** Requests wait in one queue and are not assigned to a lane. The order is by virtual start time (`fair_share`),
-minus `AGEING_TOKENS` for each step of priority, then by arrival. This key never changes, so a preempted request returns
-to its old place. Admission looks at the first `WINDOW` waiting requests and may admit them out of order, so these are a
-sorted list. All others are a heap.
-
-**Lazy removal.** A request that stops waiting while it is in the queue (it is cancelled, for example) leaves its entry
-behind. The entry is dropped when it reaches the front.
+Requests wait in one queue and are not assigned to a lane. `turns` has their order.
 
 **Set aside.** A request that no present worker can hold is taken out of the queue, so that it does not block those
 behind it. It goes back when another worker is proven, or when the last worker is lost.
 
-**Held.** A suspect (`suspicion/suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
+**Parked.** A tenant with all rows of its `row_share` is left out of the queue until one of them is free.
 
-**Deadlines.** A heap contains the times at which requests end: time limits, deadlines of callers, and the end of the
-wait for a worker. The entry of a request that has ended is dropped when it is the earliest.
+**Held.** A suspect (`suspicion/suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
 """
 
-import heapq
-from bisect import insort
 from collections.abc import Iterator
-from enum import StrEnum
 
 import numpy as np
 
-from scheduler_svc.core.state.fair_share import FairShare
+from scheduler_svc.core.queue.deadline_heap import DeadlineHeap, DeadlineKind
+from scheduler_svc.core.queue.order import Entry, queue_key
+from scheduler_svc.core.queue.turns import Turns
+from scheduler_svc.core.quotas.account import Account, Accounts
 from scheduler_svc.core.state.request import Phase, Request
-
-AGEING_TOKENS = 65_536
-"""Virtual time that one step of priority is worth. It is finite, so requests of low priority do not starve."""
-WINDOW = 32
-"""Number of waiting requests, from the head of the queue, that admission looks at."""
-
-
-def queue_key(request: Request) -> tuple[int, int]:
-    """Returns the request's sort key in the queue. The smallest key goes first."""
-    return (request.virtual_start - request.priority * AGEING_TOKENS, request.arrival)
-
-
-_Entry = tuple[tuple[int, int], Request]
-
-
-class DeadlineKind(StrEnum):
-    """Why a request ends at a deadline: its time limit, its caller's deadline, or the end of its wait for a worker."""
-
-    TIME_LIMIT = "time limit"
-    DEADLINE = "deadline"
-    WORKER_WAIT = "worker wait"
 
 
 class RequestQueue:
@@ -56,16 +28,13 @@ class RequestQueue:
         self._by_handle: dict[int, Request] = {}
         self._by_stream: dict[tuple[str, int], Request] = {}
         self._by_id: dict[str, list[Request]] = {}
-        # `_front` is sorted and `_rest` is a heap. No entry of `_rest` goes before an entry of `_front`.
-        self._front: list[_Entry] = []
-        self._rest: list[_Entry] = []
+        self._turns = Turns()
         self._set_aside: dict[int, Request] = {}
         # Handles of the requests that are held, and those of them that wait.
         self._held: set[int] = set()
         self._held_waiting: dict[int, Request] = {}
-        self.fair_share = FairShare()
-        # A heap of time, handle and kind.
-        self._deadlines: list[tuple[float, int, DeadlineKind]] = []
+        self._deadlines = DeadlineHeap(self._by_handle.get)
+        self.accounts = Accounts()
         self.num_waiting = 0
         """Waiting requests, including those set aside."""
         self.waiting_tokens = 0
@@ -76,6 +45,11 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._by_handle.values())
+
+    @property
+    def turns(self) -> Turns:
+        """The queues and turns of the tenants, to read."""
+        return self._turns
 
     def by_handle(self, handle: int) -> Request | None:
         """Returns the live request with this handle, or None."""
@@ -109,104 +83,107 @@ class RequestQueue:
     def remove(self, request: Request) -> None:
         """Removes a request that has ended."""
         self._held.discard(request.handle)
+        self._turns.ended(request)
         del self._by_handle[request.handle]
         del self._by_stream[request.frontend, request.stream]
         samples = self._by_id[request.request_id]
         samples.remove(request)
         if not samples:
             del self._by_id[request.request_id]
-        self.fair_share.prune(len(self))
+        self._turns.of(request.tenant).fair_share.prune(len(self))
 
     # The queue -----------------------------------------------------------------------------------------------
+
+    def virtual_start(self, tenant: str, share: bytes, cost: int) -> int:
+        """Returns the virtual start time of a new request among its tenant's: `share` is its part, by salt."""
+        return self._turns.of(tenant).fair_share.enter(share, cost)
 
     def enqueue(self, request: Request) -> None:
         """Inserts a waiting request at its place in the order, unless it is held."""
         assert request.phase is Phase.WAITING
+        self._turns.left_row(request)
         if request.handle in self._held:
             self._held_waiting[request.handle] = request
         else:
-            self._insert((queue_key(request), request))
-        self.num_waiting += 1
-        self.waiting_tokens += request.known
+            self._turns.insert(request)
+        self._count(request, 1, request.known)
 
-    def _insert(self, entry: _Entry) -> None:
-        if self._rest and (not self._front or entry > self._front[-1]):
-            heapq.heappush(self._rest, entry)
-            return
-        insort(self._front, entry)
-        if len(self._front) > WINDOW:
-            heapq.heappush(self._rest, self._front.pop())
+    def _count(self, request: Request, count: int, tokens: int) -> None:
+        self.num_waiting += count
+        self.waiting_tokens += tokens
+        if request.tenant:
+            self.accounts.of(request.tenant).queues(count, tokens)
 
-    def first(self) -> list[_Entry]:
+    def first(self) -> list[Entry]:
         """Returns the first `WINDOW` waiting requests in order. The list is valid until the queue changes."""
-        front, rest = self._front, self._rest
-        if any(entry[1].phase is not Phase.WAITING for entry in front):
-            front[:] = [entry for entry in front if entry[1].phase is Phase.WAITING]
-        while rest and len(front) < WINDOW:
-            entry = heapq.heappop(rest)
-            if entry[1].phase is Phase.WAITING:
-                front.append(entry)
-        return front
+        return self._turns.first()
 
     def head(self) -> Request | None:
         """Returns the first waiting request, or None if no request waits in the queue."""
-        if not self.num_waiting:
-            return None
-        front = self._front if self._front and self._front[0][1].phase is Phase.WAITING else self.first()
-        return front[0][1] if front else None
+        return self._turns.head() if self.num_waiting else None
 
     def take(self, request: Request) -> None:
         """Removes a waiting request that is about to be admitted: one of the first `WINDOW`, or one that is held."""
-        if request.handle not in self._held:
-            self._remove_from_front(request)
+        if request.handle in self._held:
+            self._held_waiting.pop(request.handle, None)
+        else:
+            self._turns.take(request)
         # A request that priority moved forward has a later start time than the requests it overtook. The virtual time
         # must not pass theirs, so it advances only to this request's queue key.
-        self.fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
-        self.withdraw(request)
+        fair_share = self._turns.of(request.tenant).fair_share
+        fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
+        self._turns.seated(request)
+        self._count(request, -1, -request.known)
 
-    def _remove_from_front(self, request: Request) -> None:
-        for i, entry in enumerate(self._front):
-            if entry[1] is request:
-                del self._front[i]
-                return
-        raise AssertionError(f"request {request.request_id} is not among the first {WINDOW} that wait")
+    def park(self, tenant: str) -> None:
+        """Leaves a tenant out until one of its rows is free, or `unpark_all` is called."""
+        self._turns.park(tenant)
+
+    def unpark_all(self) -> None:
+        """Considers all tenants again, because rows or limits changed."""
+        for queue in self._turns.queues.values():
+            self._turns.unpark(queue)
+
+    def account_of(self, request: Request) -> Account | None:
+        """Returns the account of the request's tenant; None without a token file."""
+        return self.accounts.of(request.tenant) if request.tenant else None
+
+    def num_running(self, tenant: str) -> int:
+        """Returns the number of rows that the tenant has on all lanes."""
+        return len(self._turns.of(tenant).running)
 
     def withdraw(self, request: Request) -> None:
         """Counts a request as no longer waiting. Its entry may stay in the queue until it reaches the front."""
-        self.num_waiting -= 1
-        self.waiting_tokens -= request.known
-        self._set_aside.pop(request.handle, None)
-        self._held_waiting.pop(request.handle, None)
-        if len(self._rest) > 2 * self.num_waiting + 64:
-            self._rest[:] = [entry for entry in self._rest if entry[1].phase is Phase.WAITING]
-            heapq.heapify(self._rest)
+        is_elsewhere = self._set_aside.pop(request.handle, None) or self._held_waiting.pop(request.handle, None)
+        if is_elsewhere is None:
+            self._turns.left(request)
+        self._count(request, -1, -request.known)
 
     def set_aside(self, request: Request) -> None:
         """Takes one of the first `WINDOW` waiting requests out of the queue. It still counts as waiting."""
-        self._remove_from_front(request)
+        self._turns.take(request)
         self._set_aside[request.handle] = request
 
     def restore_set_aside(self) -> None:
         """Puts all requests that were set aside back into the queue."""
         for request in self._set_aside.values():
-            self._insert((queue_key(request), request))
+            self._turns.insert(request)
         self._set_aside.clear()
 
     def hold(self, request: Request) -> None:
         """Takes a live request out of the queue, now if it waits, or when it is queued again."""
+        is_queued = request.phase is Phase.WAITING and request.handle not in self._held
         self._held.add(request.handle)
-        if request.phase is Phase.WAITING:
-            self._front = [entry for entry in self._front if entry[1] is not request]
-            self._rest = [entry for entry in self._rest if entry[1] is not request]
-            heapq.heapify(self._rest)
-            self._set_aside.pop(request.handle, None)
+        if is_queued:
+            if self._set_aside.pop(request.handle, None) is None:
+                self._turns.discard(request)
             self._held_waiting[request.handle] = request
 
     def release(self, request: Request) -> None:
         """Puts a held request back into the queue if it waits."""
         self._held.discard(request.handle)
         if self._held_waiting.pop(request.handle, None) is not None:
-            self._insert((queue_key(request), request))
+            self._turns.insert(request)
 
     def is_held(self, request: Request) -> bool:
         """Returns whether only a trial may run the request."""
@@ -215,35 +192,25 @@ class RequestQueue:
     def add_pending_token(self, request: Request, token: int) -> None:
         """Appends a token to a waiting request, from the result of a plan that was in flight at its preemption."""
         request.add_outputs(np.array([token], np.int32))
-        self.waiting_tokens += 1
+        self._count(request, 0, 1)
 
     def waiting(self) -> list[Request]:
-        """Returns all waiting requests: those in the queue, in order, then those set aside, then those held.
+        """Returns all waiting requests: those in the queue, by tenant in order, then those set aside and held.
 
         It takes O(n log n), so only audits and rare operations call it.
         """
-        queued = [entry[1] for entry in sorted(self._front + self._rest) if entry[1].phase is Phase.WAITING]
-        return [*queued, *self._set_aside.values(), *self._held_waiting.values()]
+        return [*self._turns.all(), *self._set_aside.values(), *self._held_waiting.values()]
 
     # Deadlines -----------------------------------------------------------------------------------------------
 
     def add_deadline(self, at: float, request: Request, kind: DeadlineKind) -> None:
         """Adds a time at which the request ends."""
-        heapq.heappush(self._deadlines, (at, request.handle, kind))
+        self._deadlines.add(at, request, kind)
 
     def pop_deadline(self, now: float) -> tuple[Request, DeadlineKind] | None:
         """Removes and returns the earliest deadline if it has passed. Otherwise returns None."""
-        deadlines = self._deadlines
-        while deadlines and (deadlines[0][0] <= now or deadlines[0][1] not in self._by_handle):
-            _, handle, kind = heapq.heappop(deadlines)
-            request = self._by_handle.get(handle)
-            if request is not None:
-                return request, kind
-        if len(deadlines) > 2 * len(self) + 64:
-            self._deadlines = [entry for entry in deadlines if entry[1] in self._by_handle]
-            heapq.heapify(self._deadlines)
-        return None
+        return self._deadlines.pop(now, len(self))
 
     def next_deadline(self) -> float | None:
         """Returns the earliest deadline, or None. It may belong to a request that has ended."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next()

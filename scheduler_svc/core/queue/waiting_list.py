@@ -1,0 +1,84 @@
+"""The waiting requests of one tenant in the order of their keys.
+
+The key of a request never changes, so a preempted request returns to its old place. Admission looks at the first
+`WINDOW` requests and may take them out of order, so these are a sorted list. All others are a heap.
+
+**Lazy removal.** A request that stops waiting while it is in the list (it is cancelled, for example) leaves its entry
+behind. The entry is dropped when it reaches the front.
+"""
+
+import heapq
+from bisect import insort
+
+from scheduler_svc.core.queue.order import Entry, queue_key
+from scheduler_svc.core.state.request import Phase, Request
+
+WINDOW = 32
+"""Number of waiting requests, from the head of the queue, that admission looks at."""
+
+
+class WaitingList:
+    """A sorted front and a heap. `len` is the number of requests without those that no longer wait."""
+
+    def __init__(self) -> None:
+        # No entry of `_rest` goes before an entry of `_front`.
+        self._front: list[Entry] = []
+        self._rest: list[Entry] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def insert(self, request: Request) -> None:
+        """Inserts a waiting request at its place."""
+        self._count += 1
+        entry = (queue_key(request), request)
+        if self._rest and (not self._front or entry > self._front[-1]):
+            heapq.heappush(self._rest, entry)
+            return
+        insort(self._front, entry)
+        if len(self._front) > WINDOW:
+            heapq.heappush(self._rest, self._front.pop())
+
+    def first(self) -> list[Entry]:
+        """Returns the first `WINDOW` requests in order. The list is valid until the next change."""
+        front, rest = self._front, self._rest
+        if any(entry[1].phase is not Phase.WAITING for entry in front):
+            front[:] = [entry for entry in front if entry[1].phase is Phase.WAITING]
+        while rest and len(front) < WINDOW:
+            entry = heapq.heappop(rest)
+            if entry[1].phase is Phase.WAITING:
+                front.append(entry)
+        return front
+
+    def head(self) -> Entry | None:
+        """Returns the first entry, or None if no request waits."""
+        front = self._front if self._front and self._front[0][1].phase is Phase.WAITING else self.first()
+        return front[0] if front else None
+
+    def take(self, request: Request) -> None:
+        """Removes one of the first `WINDOW` requests. Raises AssertionError for another one."""
+        for i, entry in enumerate(self._front):
+            if entry[1] is request:
+                del self._front[i]
+                self._count -= 1
+                return
+        raise AssertionError(f"request {request.request_id} is not among the first {WINDOW} that wait")
+
+    def left(self) -> None:
+        """Counts a request that no longer waits. Its entry is dropped later."""
+        self._count -= 1
+        if len(self._rest) > 2 * self._count + 64:
+            self._rest[:] = [entry for entry in self._rest if entry[1].phase is Phase.WAITING]
+            heapq.heapify(self._rest)
+
+    def discard(self, request: Request) -> None:
+        """Removes a request that goes on waiting elsewhere. It takes O(n)."""
+        self._front = [entry for entry in self._front if entry[1] is not request]
+        self._rest = [entry for entry in self._rest if entry[1] is not request]
+        heapq.heapify(self._rest)
+        self._count -= 1
+
+    def all(self) -> list[Request]:
+        """Returns all requests in order. It takes O(n log n), so only audits and rare operations call it."""
+        return [entry[1] for entry in sorted(self._front + self._rest) if entry[1].phase is Phase.WAITING]

@@ -1,0 +1,105 @@
+"""What each tenant uses: waiting requests, rows, requests and tokens per minute. `Accounts` has one `Account` a tenant.
+
+The empty tenant (no token file) has no account and no limits. There are as many accounts as tenants had requests.
+"""
+
+from collections.abc import Mapping
+
+from scheduler_svc.core.messages.tenants import TenantLimits
+from scheduler_svc.core.quotas.bucket import Bucket
+
+_NO_LIMITS = TenantLimits()
+
+
+class Account:
+    """One tenant's use and limits. `requests` and `tokens` are None without a limit."""
+
+    def __init__(self, limits: TenantLimits, now: float) -> None:
+        self.waiting = 0
+        self.waiting_tokens = 0
+        self.limits = _NO_LIMITS
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
+        self.change(limits, now)
+
+    def change(self, limits: TenantLimits, now: float) -> None:
+        """Replaces the limits. What was taken from the minute before stays taken."""
+        self.limits = limits
+        self.requests = _changed(self.requests, limits.requests_per_minute, now)
+        self.tokens = _changed(self.tokens, limits.tokens_per_minute, now)
+
+    def queues(self, count: int, tokens: int) -> None:
+        """Counts waiting requests and their tokens; both numbers are negative for requests that no longer wait."""
+        self.waiting += count
+        self.waiting_tokens += tokens
+
+    def may_take_row(self, num_rows: int, total: int) -> bool:
+        """Returns whether the tenant, which has `num_rows` of `total` rows, may have another. One is always allowed."""
+        share = self.limits.row_share
+        return share is None or num_rows < max(1, int(share * total))
+
+    def charge(self, tokens: int, now: float, *, requests: int = 1) -> None:
+        """Takes accepted requests and all tokens that they may need."""
+        if self.requests is not None:
+            self.requests.take(requests, now)
+        if self.tokens is not None:
+            self.tokens.take(tokens, now)
+
+    def give_back(self, tokens: int, now: float) -> None:
+        """Returns the tokens of an ended request that were not made."""
+        if self.tokens is not None:
+            self.tokens.give_back(tokens, now)
+
+    def rate_refusal(self, tokens: int, now: float) -> tuple[str, float] | None:
+        """Returns one sentence and the seconds until the request would be accepted, or None if it is accepted."""
+        for bucket, amount, unit in ((self.requests, 1, "requests"), (self.tokens, tokens, "tokens")):
+            if bucket is not None and (seconds := bucket.wait(amount, now)) > 0:
+                limit = f"the limit of this tenant is {bucket.per_minute} {unit} per minute ({unit}_per_minute)"
+                needs = "" if bucket is self.requests else f" of up to {tokens} tokens"
+                return f"a request{needs} is accepted in {seconds:.3f} s; {limit}", seconds
+        return None
+
+    def queue_refusal(self, count: int, tokens: int, max_waiting: int, max_waiting_tokens: int) -> str:
+        """Returns one sentence if the tenant's share of the queue has no room for the request, otherwise ''."""
+        share = self.limits.queue_share
+        if share is None:
+            return ""
+        # One request always fits an empty share: a small one must not exclude its tenant.
+        most, most_tokens = max(1, int(share * max_waiting)), int(share * max_waiting_tokens)
+        if self.waiting and self.waiting + count > most:
+            return f"{self.waiting} requests of this tenant are waiting; its limit is {most} (queue_share {share:g})"
+        if self.waiting and self.waiting_tokens + tokens > most_tokens:
+            return (
+                f"{self.waiting_tokens} tokens of this tenant are waiting and the request has {tokens}; its limit is "
+                f"{most_tokens} (queue_share {share:g})"
+            )
+        return ""
+
+
+def _changed(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+    if per_minute is None:
+        return None
+    if bucket is None:
+        return Bucket(per_minute, now)
+    return bucket if bucket.per_minute == per_minute else bucket.resized(per_minute, now)
+
+
+class Accounts:
+    """Accounts by the tenant's name."""
+
+    def __init__(self) -> None:
+        self._by_tenant: dict[str, Account] = {}
+        self._limits: Mapping[str, TenantLimits] = {}
+
+    def change(self, limits: Mapping[str, TenantLimits], now: float) -> None:
+        """Takes the limits of the token file. A tenant that is no longer in it keeps none."""
+        self._limits = limits
+        for tenant, account in self._by_tenant.items():
+            account.change(limits.get(tenant, _NO_LIMITS), now)
+
+    def of(self, tenant: str, now: float = 0.0) -> Account:
+        """Returns the account of a tenant with a name; a new one has full buckets."""
+        account = self._by_tenant.get(tenant)
+        if account is None:
+            account = self._by_tenant[tenant] = Account(self._limits.get(tenant, _NO_LIMITS), now)
+        return account

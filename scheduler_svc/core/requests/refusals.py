@@ -1,0 +1,59 @@
+"""Why a Submit is refused: the state of the service, a quarantine, its own values, the queue, its tenant's rates."""
+
+from scheduler_svc.core.faults.convictions import Convictions
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.effects import RejectCode, Rejected
+from scheduler_svc.core.messages.submit import Submit
+from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.requests.check_submit import Refusal, refusal, tokens_to_charge
+from scheduler_svc.core.workers.lanes import Lanes
+
+
+class Refusals:
+    """Decides whether a Submit is accepted. It changes nothing."""
+
+    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, convictions: Convictions) -> None:
+        self._config = config
+        self._queue = queue
+        self._lanes = lanes
+        self._convictions = convictions
+
+    def rejected(self, event: Submit, now: float, *, is_registered: bool, is_draining: bool) -> Rejected | None:
+        """Returns the answer to a request that is refused, None if it is accepted.
+
+        `is_registered`: whether the core knows its front end.
+        """
+        refused = self._refusal(event, now, is_registered=is_registered, is_draining=is_draining)
+        retry_seconds = 0.0
+        if refused is None and event.tenant:
+            account = self._queue.accounts.of(event.tenant, now)
+            over = account.rate_refusal(tokens_to_charge(event, self._lanes.worker_infos), now)
+            if over is not None:
+                message, retry_seconds = over
+                refused = RejectCode.RATE_LIMITED, "", message
+        if refused is None:
+            return None
+        code, field, message = refused
+        return Rejected(
+            frontend=event.frontend,
+            stream=event.stream,
+            code=code,
+            message=message,
+            field=field,
+            retry_seconds=retry_seconds,
+        )
+
+    def _refusal(self, event: Submit, now: float, *, is_registered: bool, is_draining: bool) -> Refusal | None:
+        """Returns code, field and message of the refusal, None if the request is accepted."""
+        if not is_registered:
+            message = "this front end is not registered with the core; it must send Hello first"
+            return RejectCode.NOT_READY, "", message
+        if self._lanes.worker_infos.served is None:
+            return RejectCode.NOT_READY, "", "no worker has joined yet"
+        if is_draining:
+            return RejectCode.NOT_READY, "", "the service is shutting down"
+        if cause := self._lanes.crash_loop.cause(now):
+            return RejectCode.NOT_READY, "", cause
+        if sentence := self._convictions.quarantine.refusal(event, now):
+            return RejectCode.QUARANTINED, "", sentence
+        return refusal(event, worker_infos=self._lanes.worker_infos, queue=self._queue, config=self._config)

@@ -1,0 +1,94 @@
+"""The folder of the flight recorder: its files, their number, and those that processes leave at a fatal signal.
+
+Owns names and modes. A process that starts opens `crash-NAME-PID.open` for Python's faulthandler, because nothing can
+be opened when the signal comes. A file with content becomes `….txt` when its process is gone, and the log names it.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import logging
+import os
+import re
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from scheduler_svc import private_file
+
+log = logging.getLogger("tandem.flight")
+
+MAX_FILES = 20
+_KEPT = re.compile(r"(flight-.*\.jsonl|crash-.*\.txt)")
+_OPEN = re.compile(r"crash-.*-(\d+)\.open")
+
+
+def prepare(path: Path) -> None:
+    """Creates the folder. Raises OSError."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def create(path: Path, number: int) -> BinaryIO:
+    """Creates the process's file of this number and deletes the oldest ones above the limit. Raises OSError."""
+    prepare(path)
+    at = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    file = private_file.create(path / f"flight-{at}-{os.getpid()}-{number}.jsonl")
+    _delete_oldest(path)
+    return file
+
+
+def catch_fatal_signals(path: Path, process: str) -> None:
+    """Has this process write the stacks of its threads at SIGSEGV, SIGABRT, SIGBUS, SIGFPE and SIGILL.
+
+    Without a folder to write to, it only logs why.
+    """
+    name = path / f"crash-{process}-{os.getpid()}.open"
+    try:
+        prepare(path)
+        name.unlink(missing_ok=True)
+        file = private_file.create(name, buffering=0)
+    except OSError as error:
+        log.warning("the stacks at a fatal signal cannot be written to %s: %s", name, error.strerror)
+        return
+    faulthandler.enable(file)
+
+    def forget() -> None:
+        faulthandler.disable()
+        file.close()
+        with contextlib.suppress(OSError):
+            name.unlink()
+
+    atexit.register(forget)
+
+
+def collect_crashes(path: Path) -> None:
+    """Logs the files of processes that ended by a fatal signal, and deletes the empty ones of others that are gone."""
+    with contextlib.suppress(OSError):
+        for found in filter(None, map(_OPEN.fullmatch, os.listdir(path))):
+            if _is_running(int(found[1])):
+                continue
+            file = path / found[0]
+            if not file.stat().st_size:
+                file.unlink()
+                continue
+            kept = file.with_suffix(".txt")
+            file.rename(kept)
+            log.error("process %s ended by a fatal signal: its stacks are in %s", found[1], kept)
+        _delete_oldest(path)
+
+
+def _delete_oldest(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        files = [path / name for name in os.listdir(path) if _KEPT.fullmatch(name)]
+        for file in sorted(files, key=lambda one: (one.stat().st_mtime_ns, one.name))[:-MAX_FILES]:
+            file.unlink()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # It belongs to another user.
+    return True

@@ -1,0 +1,147 @@
+"""The flight recorder of one core: fills the ring, and writes it to a file when something dies.
+
+Owns when a file is written. A thread writes, in small pieces, because 6,000 entries take some 30 ms, and the core is
+needed most when something has just died.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.recording.flight import folder
+from scheduler_svc.recording.flight.ring import Entry, Ring, members
+from scheduler_svc.version import version
+
+log = logging.getLogger("tandem.flight")
+
+FORMAT = 1
+# The file is written this long after a death, so that it shows what followed.
+_AFTER_SECONDS = 1.0
+# Deaths within this time after a file are in the next file together, so a crash loop fills no disk.
+_BETWEEN_SECONDS = 10.0
+_MAX_CAUSES = 16
+# Of these, in the log's line.
+_NAMED_CAUSES = 3
+# Entries that are written before the thread lets others run, which takes 0.2 ms.
+_AT_ONCE = 32
+
+
+class FlightRecorder:
+    """Writes to `path`, a folder. It never raises: the service goes on without a recorder that fails."""
+
+    def __init__(self, path: Path, *, keep_tokens: bool = False) -> None:
+        self._path = path
+        self._ring = Ring(keep_tokens=keep_tokens)
+        self._keeps_tokens = keep_tokens
+        self._causes: list[str] = []
+        self._due_at: float | None = None
+        self._not_before = 0.0
+        self._number = 0
+        self._writing: threading.Thread | None = None
+        self._is_broken = self._is_stopping = False
+
+    def observe(self, now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
+        """Adds an event that the core has handled at `now`, and its effects."""
+        # Most ticks have none.
+        if self._is_broken or (not effects and isinstance(event, ev.Tick)):
+            return
+        try:
+            self._ring.add(now, event, effects)
+        except Exception:
+            self._is_broken = True
+            log.exception("the flight recorder failed and is off")
+        if self._ring.deaths:
+            self._died(now)
+        if isinstance(event, ev.DrainStarted):
+            # Front ends and workers end in order from now on.
+            self._is_stopping = True
+
+    def check(self, now: float) -> None:
+        """Writes a file if one is due. Call it about once a second."""
+        if self._due_at is None:
+            return
+        folder.collect_crashes(self._path)
+        if now < self._due_at or (self._writing is not None and self._writing.is_alive()):
+            return
+        self._not_before, self._due_at = now + _BETWEEN_SECONDS, None
+        arguments = (self._ring.entries(), self._take_causes(), now, True)
+        self._writing = threading.Thread(target=self._write, args=arguments, name="flight recorder", daemon=True)
+        self._writing.start()
+
+    def close(self) -> None:
+        """Writes a file that is due, and waits for the one that is being written."""
+        if self._writing is not None:
+            self._writing.join()
+        if self._due_at is not None:
+            self._due_at = None
+            self._write(self._ring.entries(), self._take_causes(), time.monotonic(), False)
+        folder.collect_crashes(self._path)
+
+    @contextmanager
+    def guarding(self, *expected: type[Exception]) -> Generator[None]:
+        """Writes a file if the body raises an exception that is not expected, and stacks at a fatal signal.
+
+        First reports what earlier processes left.
+        """
+        folder.collect_crashes(self._path)
+        folder.catch_fatal_signals(self._path, "core")
+        try:
+            yield
+        except expected:
+            raise
+        except Exception as error:
+            # The log has the error's text, which may quote anything.
+            [*_, last] = traceback.extract_tb(error.__traceback__) or [None]
+            place = "" if last is None else f" in {Path(last.filename).name}:{last.lineno}"
+            self._causes.append(f"the core raised {type(error).__name__}{place}")
+            self._due_at = 0.0
+            self.close()
+            raise
+
+    def _died(self, now: float) -> None:
+        causes = [*self._causes, *self._ring.deaths]
+        self._ring.deaths.clear()
+        if self._is_stopping:
+            return
+        self._causes = causes[:_MAX_CAUSES]
+        if self._due_at is None:
+            self._due_at = max(now + _AFTER_SECONDS, self._not_before)
+
+    def _take_causes(self) -> list[str]:
+        taken, self._causes = self._causes, []
+        return taken
+
+    def _write(self, entries: list[Entry], why: list[str], now: float, is_background: bool) -> None:
+        self._number += 1
+        header = {
+            "kind": "flight",
+            "format": FORMAT,
+            "version": version(),
+            "pid": os.getpid(),
+            "unix_time": time.time(),
+            "at": now,
+            "causes": why,
+            "has_tokens": self._keeps_tokens,
+        }
+        try:
+            with folder.create(self._path, self._number) as file:
+                file.write(f"{json.dumps(header)}\n".encode())
+                for start in range(0, len(entries), _AT_ONCE):
+                    lines = [json.dumps(dict(members(entry))) for entry in entries[start : start + _AT_ONCE]]
+                    file.write("".join(f"{line}\n" for line in lines).encode())
+                    if is_background:
+                        time.sleep(1e-3)
+        except OSError as error:
+            log.error("%s; the flight recorder cannot write to %s: %s", why[0], self._path, error.strerror)
+            return
+        more = f" and {len(why) - _NAMED_CAUSES} more" if len(why) > _NAMED_CAUSES else ""
+        shown = ", ".join(why[:_NAMED_CAUSES])
+        log.warning("%s%s: the last %d events are in %s", shown, more, len(entries), file.name)

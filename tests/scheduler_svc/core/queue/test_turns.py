@@ -1,0 +1,220 @@
+"""The order of requests of several tenants, held against an order that is computed anew for every request."""
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_svc.core.messages.tenants import TenantLimits, TenantsChanged
+from scheduler_svc.core.queue.order import AGEING_TOKENS, queue_key
+from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.queue.waiting_list import WINDOW
+from scheduler_svc.core.state.request import Move, Request
+from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.world import World, greedy
+
+TENANTS = ("a", "b", "c")
+
+
+@dataclass
+class Oracle:
+    """Start-time fair queueing, from its definition: every choice looks at all requests."""
+
+    virtual_time: int = 0
+    next_turn: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    free: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    waiting: list[Request] = field(default_factory=list[Request])
+    running: dict[int, tuple[Request, int]] = field(default_factory=dict[int, tuple[Request, int]])
+    paid: set[int] = field(default_factory=set[int])
+
+    def add(self, request: Request) -> None:
+        if not any(other.tenant == request.tenant for other in self.waiting):
+            self.next_turn[request.tenant] = max(self.next_turn[request.tenant], self.virtual_time)
+        self.waiting.append(request)
+
+    def order(self) -> list[Request]:
+        turns: list[tuple[tuple[int, int], Request]] = []
+        for tenant in {request.tenant for request in self.waiting}:
+            free, following = sorted(self.free[tenant]), self.next_turn[tenant]
+            keys: list[tuple[int, int]] = []
+            own = sorted((one for one in self.waiting if one.tenant == tenant), key=queue_key)
+            for request in own:
+                if request.handle not in self.paid:
+                    free = sorted([*free, following])
+                    following += request.total_length
+                keys.append((free.pop(0), request.arrival))
+            # A request never goes before an earlier one of its tenant.
+            for i in range(1, len(keys)):
+                keys[i] = max(keys[i], keys[i - 1])
+            turns += zip(keys, own, strict=True)
+        return [request for _, request in sorted(turns, key=lambda item: item[0])]
+
+    def take(self, request: Request) -> None:
+        tenant = request.tenant
+        self.waiting.remove(request)
+        if request.handle not in self.paid:
+            self.paid.add(request.handle)
+            self.free[tenant].append(self.next_turn[tenant])
+            self.next_turn[tenant] += request.total_length
+        turn = min(self.free[tenant])
+        self.free[tenant].remove(turn)
+        self.virtual_time = max(self.virtual_time, turn)
+        own = [one for one, _ in self.running.values() if one.tenant == tenant]
+        turns = sorted([turn, *(self.running[one.handle][1] for one in own)])
+        for one, its in zip(sorted([*own, request], key=queue_key), turns, strict=True):
+            self.running[one.handle] = one, its
+
+    def preempt(self, request: Request) -> None:
+        self.free[request.tenant].append(self.running.pop(request.handle)[1])
+        self.add(request)
+
+    def end(self, request: Request) -> None:
+        if request.handle in self.running:
+            del self.running[request.handle]
+        else:
+            self.waiting.remove(request)
+            if request.handle in self.paid:
+                self.free[request.tenant].remove(max(self.free[request.tenant]))
+        if request.handle in self.paid:
+            self.next_turn[request.tenant] -= request.total_length - request.known
+
+
+def new_request(number: int, tenant: str, priority: int, cost: int, queue: RequestQueue, salt: bytes) -> Request:
+    return Request(
+        handle=number,
+        frontend="f",
+        stream=number,
+        request_id=str(number),
+        prompt=np.zeros(1, np.int32),
+        sampling=b"",
+        sample_idx=0,
+        total_length=cost,
+        min_new_tokens=0,
+        stop_token_ids=frozenset(),
+        banned=(),
+        ignore_eos=True,
+        priority=priority,
+        arrival=number,
+        arrived_at=0.0,
+        tenant=tenant,
+        virtual_start=queue.virtual_start(tenant, salt, cost),
+    )
+
+
+def test_the_order_is_that_of_the_definition() -> None:
+    for seed in range(60):
+        draw, queue, oracle = random.Random(seed), RequestQueue(), Oracle()
+        tenants = TENANTS[: draw.randint(1, 3)]
+        for number in range(1, 250):
+            match draw.choices(("add", "take", "preempt", "end"), (5, 4, 1, 2))[0]:
+                case "add":
+                    salt = draw.choice((b"", b"x", b"y"))
+                    priority = draw.choice((0, 0, 0, 1, 1000))
+                    request = new_request(number, draw.choice(tenants), priority, draw.randint(2, 50), queue, salt)
+                    queue.add(request)
+                    oracle.add(request)
+                case "take" if oracle.waiting:
+                    request = draw.choice(queue.first()[:3])[1]
+                    queue.take(request)
+                    request.move(Move.ADMIT)
+                    oracle.take(request)
+                case "preempt" if oracle.running:
+                    request = draw.choice([one for one, _ in oracle.running.values()])
+                    request.move(Move.PREEMPT)
+                    queue.enqueue(request)
+                    oracle.preempt(request)
+                case "end" if oracle.waiting or oracle.running:
+                    request = draw.choice(oracle.waiting + [one for one, _ in oracle.running.values()])
+                    is_waiting = request in oracle.waiting
+                    request.move(Move.END)
+                    if is_waiting:
+                        queue.withdraw(request)
+                    queue.remove(request)
+                    oracle.end(request)
+                case _:
+                    continue
+            handles = [one.handle for one in oracle.order()]
+            assert [entry[1].handle for entry in queue.first()] == handles[:WINDOW], f"seed {seed}, step {number}"
+            head = queue.head()
+            assert ([head.handle] if head else []) == handles[:1]
+            assert {one.handle: its for one, its in oracle.running.values()} == {
+                handle: one.turn for name in tenants for handle, one in queue.turns.of(name).running.items()
+            }
+
+
+ONE_AT_A_TIME = Shape(max_rows=1, num_pages=16)
+
+
+def ask(world: World, tenant: str, **options: Any) -> int:
+    number = len(world.streams) + 1
+    return world.submit([number % 200, number // 200], tenant=tenant, ignore_eos=True, **options)
+
+
+def order(world: World) -> list[int]:
+    numbers = {tuple(stream.submit.prompt.tolist()): number for number, stream in world.streams.items()}
+    return [
+        numbers[tuple(start.tokens[: start.num_prompt_tokens].tolist())] for plan in world.sent for start in plan.starts
+    ]
+
+
+@pytest.mark.parametrize("priority", [0, 1, 1000])
+def test_priority_does_not_pass_another_tenant(priority: int) -> None:
+    world = World(ONE_AT_A_TIME, greedy(max_waiting=200))
+    urgent = [ask(world, "greedy", priority=priority, max_new_tokens=1) for _ in range(50)]
+    polite = [ask(world, "polite", max_new_tokens=1) for _ in range(3)]
+    world.run()
+    world.check_all_ended()
+    places = [order(world).index(stream) for stream in polite]
+    assert places == [1, 3, 5] and order(world)[0] == urgent[0]
+
+
+def test_priority_counts_within_a_tenant() -> None:
+    world = World(ONE_AT_A_TIME, greedy(max_waiting=200))
+    first = [ask(world, "acme", max_new_tokens=1) for _ in range(3)]
+    urgent = ask(world, "acme", priority=5, max_new_tokens=1)
+    other = ask(world, "other", max_new_tokens=1)
+    world.run()
+    assert order(world) == [urgent, other, *first]
+
+
+def test_a_tenant_that_asks_for_more_tokens_than_it_uses_loses_nothing() -> None:
+    """Both tenants make the same tokens, but one asks for a hundred times as many and stops early."""
+    world = World(Shape(max_rows=1, num_pages=200, max_length=2000, token_budget=64), greedy(max_waiting=200))
+    streams = {
+        tenant: [ask(world, tenant, max_new_tokens=tokens, max_time_seconds=0.0) for _ in range(6)]
+        for tenant, tokens in (("modest", 2), ("careful", 200))
+    }
+    for _ in range(2000):
+        world.step(0.001)
+        for stream in streams["careful"]:
+            if world.streams[stream].end is None and len(world.streams[stream].tokens) >= 2:
+                world.cancel(stream)
+    tenant_of = {stream: tenant for tenant, own in streams.items() for stream in own}
+    began = [tenant_of[stream] for stream in order(world)]
+    assert began[:8].count("careful") >= 3
+
+
+def test_a_parked_tenant_gets_no_credit() -> None:
+    world = World(Shape(max_rows=2, num_pages=32), greedy(max_waiting=200))
+    world.handle(TenantsChanged(limits={"capped": TenantLimits(row_share=0.5), "free": TenantLimits()}))
+    capped = [ask(world, "capped", max_new_tokens=30) for _ in range(3)]
+    free = [ask(world, "free", max_new_tokens=1) for _ in range(20)]
+    world.run()
+    world.check_all_ended()
+    assert order(world)[0] == capped[0] and set(order(world)[1:15]) <= set(free)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=40))
+def test_one_tenant_has_the_order_of_its_keys(priorities: list[int]) -> None:
+    queue = RequestQueue()
+    requests = [new_request(i + 1, "", priority, 10, queue, b"") for i, priority in enumerate(priorities)]
+    for request in requests:
+        queue.add(request)
+    assert [entry[1] for entry in queue.first()] == sorted(requests, key=queue_key)[:WINDOW]
+    assert 10 * len(requests) < AGEING_TOKENS

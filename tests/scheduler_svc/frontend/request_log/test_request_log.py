@@ -1,0 +1,225 @@
+"""The line of each ended request: its fields, what it never has, and that a caller cannot forge it."""
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import inference_pb2
+
+from scheduler_svc.frontend.request_log.refusals import LINES_EACH
+from scheduler_svc.logs import Formatter
+from tests.scheduler_svc.frontend.fake_core import Service, rest, until
+
+Run = Callable[..., None]
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
+SECRET_TEXT = "zebra-crossing"
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
+    """The JSON lines of requests so far."""
+    caplog.set_level(logging.DEBUG)
+
+    def found() -> list[dict[str, Any]]:
+        shown = [json.loads(Formatter("frontend", "json").format(record)) for record in caplog.records]
+        return [line for line in shown if "outcome" in line]
+
+    return found
+
+
+async def ended(code: grpc.StatusCode, call: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError):
+        await rest(call)
+    assert await call.code() is code
+
+
+async def one_more(lines: Callable[[], list[dict[str, Any]]], count: int = 1) -> dict[str, Any]:
+    await until(lambda: len(lines()) >= count)
+    assert len(lines()) == count
+    return lines()[-1]
+
+
+def test_a_served_request(run: Run, lines: Callable[[], list[dict[str, Any]]]) -> None:
+    async def scenario(service: Service) -> None:
+        request = inference_pb2.GenerateRequest(text=SECRET_TEXT, request_id="mine")
+        call = service.inference.Generate(request, metadata=TRACEPARENT, timeout=10)
+        submit = await service.core.admit()
+        assert submit.traceparent == TRACEPARENT[0][1]
+        usage = inference_pb2.Usage(output_tokens=2, cached_prompt_tokens=7, recomputed_tokens=5)
+        timing = inference_pb2.Timing(
+            queue_seconds=0.25, first_token_seconds=0.5, total_seconds=2.0, preemptions=3, worker_changes=1
+        )
+        await service.core.output(submit.stream, [65, 66], "LENGTH", usage=usage, timing=timing)
+        await rest(call)
+        line = await one_more(lines)
+        assert line.pop("call_seconds") > 0
+        assert {name: line[name] for name in list(line)[5:]} == {
+            "request_id": "mine",
+            "outcome": "length",
+            "method": "Generate",
+            "model": "toy",
+            "samples": 1,
+            "prompt_tokens": len(submit.prompt) // 4,
+            "cached_tokens": 7,
+            "output_tokens": 2,
+            "recomputed_tokens": 5,
+            "queue_seconds": 0.25,
+            "first_token_seconds": 0.5,
+            "total_seconds": 2.0,
+            "preemptions": 3,
+            "worker_changes": 1,
+            "peer": "tcp",
+            "trace_id": TRACE,
+            "parent_id": PARENT,
+        }
+        assert (line["process"], line["level"], line["message"]) == ("frontend", "INFO", "request ended")
+
+    run(scenario)
+
+
+def test_every_other_end_of_an_accepted_request(run: Run, lines: Callable[[], list[dict[str, Any]]]) -> None:
+    async def scenario(service: Service) -> None:
+        call, submit = await service.start_stream(request_id="failed")
+        await service.core.output(submit.stream, [65])
+        await service.core.fail(submit.stream, "INTERNAL", f"it said {SECRET_TEXT}")
+        await ended(grpc.StatusCode.INTERNAL, call)
+        line = await one_more(lines, 1)
+        assert (line["level"], line["outcome"], line["reason"]) == ("WARNING", "INTERNAL", "internal")
+        assert (line["message"], line["output_tokens"]) == ("request ended", 1)
+        call, submit = await service.start_stream(request_id="cancelled")
+        await service.core.output(submit.stream, [65, 66])
+        assert (await call.read()).WhichOneof("event") == "delta"
+        call.cancel()
+        await service.core.expect("cancel")
+        line = await one_more(lines, 2)
+        assert (line["outcome"], line["prompt_tokens"], line["output_tokens"]) == (
+            "CANCELLED",
+            len(submit.prompt) // 4,
+            2,
+        )
+        assert "reason" not in line and "total_seconds" not in line
+        call, submit = await service.start_stream(
+            request_id="left", resume=inference_pb2.ResumeParams(linger_seconds=5)
+        )
+        call.cancel()
+        await service.core.expect("cancel")
+        line = await one_more(lines, 3)
+        assert (line["outcome"], line["reason"]) == ("CANCELLED", "detached")
+        call, submit = await service.start_stream(request_id="two", sampling={"num_samples": 2})
+        await service.core.output(submit.stream, [65], "EOS")
+        await service.core.output(submit.stream + 1, [66], "LENGTH")
+        await rest(call)
+        line = await one_more(lines, 4)
+        assert (line["outcome"], line["samples"], line["output_tokens"]) == ("eos,length", 2, 2)
+
+    run(scenario)
+
+
+def test_a_refused_request_and_its_field_without_the_callers_values(
+    run: Run, lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    async def scenario(service: Service) -> None:
+        bias = inference_pb2.SamplingParams(logit_bias={99_999: 1.0})
+        await ended(grpc.StatusCode.INVALID_ARGUMENT, service.generate(request_id="a", sampling=bias))
+        line = await one_more(lines, 1)
+        assert (line["message"], line["outcome"], line["reason"]) == (
+            "request refused", "INVALID_ARGUMENT", "sampling.logit_bias",
+        )  # fmt: skip
+        assert line["request_id"] == "a" and "99999" not in json.dumps(line)
+        await ended(grpc.StatusCode.NOT_FOUND, service.generate(model=SECRET_TEXT))
+        assert (await one_more(lines, 2))["outcome"] == "NOT_FOUND"
+        call = service.generate()
+        submit = await service.core.expect("submit")
+        rejected = frontend_pb2.Rejected(
+            stream=submit.stream, code=frontend_pb2.REJECT_CODE_QUEUE_FULL, message=SECRET_TEXT
+        )
+        await service.core.send(rejected=rejected)
+        await ended(grpc.StatusCode.RESOURCE_EXHAUSTED, call)
+        line = await one_more(lines, 3)
+        assert (line["outcome"], line["reason"]) == ("RESOURCE_EXHAUSTED", "queue_full")
+        assert line["request_id"] == submit.request_id
+        assert SECRET_TEXT not in json.dumps(lines())
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_an_id_forges_neither_a_line_nor_a_field(run: Run, caplog: pytest.LogCaptureFixture, log_format: Any) -> None:
+    caplog.set_level(logging.INFO)
+    # Printable, so it is accepted; the second one is refused for its line end, and shown in the refusal's line.
+    forged = [
+        'x tenant=other outcome="length" \\',
+        "x\n2026-11-22 02:12:58.026 core INFO forged",
+        "\u2028é" + "y" * 5000,
+    ]
+
+    async def scenario(service: Service) -> None:
+        call, submit = await service.start_stream(request_id=forged[0])
+        await service.core.output(submit.stream, [65], "LENGTH")
+        await rest(call)
+        for name in forged[1:]:
+            await ended(grpc.StatusCode.INVALID_ARGUMENT, service.generate(request_id=name))
+
+    run(scenario)
+    shown = [Formatter("frontend", log_format).format(record) for record in caplog.records if hasattr(record, "fields")]
+    assert len(shown) == 3
+    for name, line in zip(forged, shown, strict=True):
+        assert line.isascii() and "\n" not in line and len(line) < 1000
+        if log_format == "json":
+            assert json.loads(line)["request_id"] == name[:128] and "tenant" not in json.loads(line)
+        else:
+            assert f" request_id={json.dumps(name[:128])} " in line
+            assert " tenant=" not in line.replace(json.dumps(name[:128]), "")
+
+
+def test_a_flood_of_refusals_gets_few_lines_and_their_number(
+    run: Run, lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    async def scenario(service: Service) -> None:
+        assert service.front_end is not None
+        for _ in range(LINES_EACH + 20):
+            await ended(grpc.StatusCode.NOT_FOUND, service.generate(model="other"))
+        await until(lambda: len(lines()) >= LINES_EACH)
+        service.front_end._request_log.report(float("inf"))
+        *refused, last = lines()
+        assert {line["message"] for line in refused} == {"request refused"} and len(refused) == LINES_EACH
+        assert (last["message"], last["outcome"], last["count"]) == ("more requests refused", "NOT_FOUND", 20)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("mode", ["off", "address"])
+def test_lines_can_be_turned_off_or_have_the_address(
+    run: Run, lines: Callable[[], list[dict[str, Any]]], mode: str
+) -> None:
+    async def scenario(service: Service) -> None:
+        call, submit = await service.start_stream()
+        await service.core.output(submit.stream, [65], "LENGTH")
+        await rest(call)
+        await ended(grpc.StatusCode.NOT_FOUND, service.generate(model="other"))
+
+    run(scenario, log_requests=mode)
+    found = lines()
+    if mode == "off":
+        assert found == []
+    else:
+        assert len(found) == 2 and all(line["address"].startswith("ipv4:127.0.0.1:") for line in found)
+
+
+def test_a_malformed_traceparent_changes_nothing(run: Run, lines: Callable[[], list[dict[str, Any]]]) -> None:
+    async def scenario(service: Service) -> None:
+        request = inference_pb2.GenerateRequest(text="the")
+        call = service.inference.Generate(request, metadata=(("traceparent", "00-forged-x-01"),), timeout=10)
+        submit = await service.core.admit()
+        assert submit.traceparent == ""
+        await service.core.output(submit.stream, [65], "EOS")
+        await rest(call)
+        assert "trace_id" not in await one_more(lines)
+
+    run(scenario)

@@ -1,0 +1,191 @@
+"""When the flight recorder writes a file, who may read it, how many there are, and that it harms nothing."""
+
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.recording.flight import folder
+from scheduler_svc.recording.flight.recorder import FlightRecorder
+from scheduler_svc.recording.flight.timeline import FlightFileError, lines
+from tests.rigs.processes import REPOSITORY, child_environment
+from tests.scheduler_svc.core.world import World
+from tests.scheduler_svc.recording.flight.test_ring import submit
+
+LOST = ev.WorkerLost(worker="w-7", reason="killed")
+
+
+@pytest.fixture(autouse=True)
+def _keep_faulthandler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process keeps pytest's."""
+    for name in ("enable", "disable"):
+        monkeypatch.setattr(folder.faulthandler, name, lambda *_: None)
+
+
+def files(path: Path) -> list[Path]:
+    return sorted(path.iterdir()) if path.exists() else []
+
+
+def written(recorder: FlightRecorder, now: float) -> None:
+    """Checks at `now`, and waits for the thread that writes."""
+    recorder.check(now)
+    if recorder._writing is not None:
+        recorder._writing.join()
+
+
+def test_a_death_is_written_a_second_later_with_what_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "flight"
+    recorder = FlightRecorder(path)
+    recorder.observe(99.0, submit(World()), [])
+    recorder.observe(100.0, LOST, [])
+    written(recorder, 100.9)
+    assert files(path) == []
+    recorder.observe(100.95, ev.Cancel(frontend="f", stream=1), [])
+    written(recorder, 101.0)
+    [file] = files(path)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert f"worker w-7 was lost: the last 3 events are in {file}" in caplog.text
+    head, *rest = lines(file)
+    assert head.endswith(f"process {os.getpid()}: worker w-7 was lost")
+    assert [line.split()[:2] for line in rest] == [
+        ["-2.000000", "submit"],
+        ["-1.000000", "worker_lost"],
+        ["-0.050000", "cancel"],
+    ]
+    # A stream is shown with the id of its request.
+    assert rest[2].endswith("frontend f, stream 1, detach False") and "request_id r1" in rest[0]
+    written(recorder, 200.0)
+    assert files(path) == [file]
+
+
+def test_many_deaths_make_few_files(tmp_path: Path) -> None:
+    recorder = FlightRecorder(tmp_path)
+    for idx in range(1000):
+        recorder.observe(idx / 10, LOST, [])
+        written(recorder, idx / 10)
+    assert 9 <= len(files(tmp_path)) <= 11
+    recorder.close()
+    [head, *_] = lines(files(tmp_path)[-1])
+    assert head.count("worker w-7 was lost") == 16
+
+
+def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    for idx in range(folder.MAX_FILES + 5):
+        recorder = FlightRecorder(tmp_path)
+        recorder._number = 1000 + idx
+        recorder.observe(0.0, LOST, [])
+        recorder.close()
+    names = [file.name for file in files(tmp_path)]
+    assert names.pop() == "mine.txt"
+    numbers = [int(name.removesuffix(".jsonl").split("-")[-1]) for name in names]
+    assert sorted(numbers) == list(range(1006, 1006 + folder.MAX_FILES))
+
+
+def test_an_orderly_end_writes_nothing(tmp_path: Path) -> None:
+    recorder = FlightRecorder(tmp_path / "flight")
+    recorder.observe(0.0, ev.WorkerLost(worker="w", reason="it stops", is_orderly=True), [])
+    recorder.observe(1.0, ev.DrainStarted(), [])
+    recorder.observe(2.0, ev.FrontendLost(frontend="f"), [])
+    written(recorder, 100.0)
+    recorder.close()
+    assert files(tmp_path / "flight") == []
+
+
+def test_an_exception_of_the_core_is_written_without_its_text(tmp_path: Path) -> None:
+    recorder = FlightRecorder(tmp_path)
+
+    def fail() -> None:
+        with recorder.guarding(KeyError):
+            raise ValueError("zebra")
+
+    def fail_as_expected() -> None:
+        with recorder.guarding(KeyError):
+            raise KeyError
+
+    recorder.observe(0.0, ev.FrontendJoined(frontend="f"), [])
+    with pytest.raises(KeyError):
+        fail_as_expected()
+    assert [file.suffix for file in files(tmp_path)] == [".open"]
+    with pytest.raises(ValueError, match="zebra"):
+        fail()
+    [file] = [file for file in files(tmp_path) if file.suffix == ".jsonl"]
+    assert "the core raised ValueError in test_recorder.py:" in next(lines(file))
+    assert "zebra" not in file.read_text()
+    recorder.close()
+    assert len([file for file in files(tmp_path) if file.suffix == ".jsonl"]) == 1
+
+
+def test_a_folder_that_cannot_be_written_harms_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    recorder = FlightRecorder(tmp_path / "file" / "flight")
+    with recorder.guarding():
+        recorder.observe(0.0, LOST, [])
+        written(recorder, 10.0)
+    assert "worker w-7 was lost; the flight recorder cannot write to" in caplog.text
+    assert "the stacks at a fatal signal cannot be written" in caplog.text
+
+
+def test_a_recorder_that_fails_is_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = FlightRecorder(tmp_path)
+    monkeypatch.setattr(recorder._ring, "add", lambda *_: 1 / 0)
+    for _ in range(3):
+        recorder.observe(0.0, LOST, [])
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGTERM, 0])
+def test_a_fatal_signal_leaves_the_stacks(tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture) -> None:
+    code = f"""
+import os, pathlib, sys
+from scheduler_svc.recording.flight import folder
+def fatal():
+    if {int(number)}:
+        os.kill(os.getpid(), {int(number)})
+folder.catch_fatal_signals(pathlib.Path({str(tmp_path)!r}), "core")
+fatal()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=child_environment(), cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (-number, "")
+    # A file of a running process is not touched.
+    mine = tmp_path / f"crash-core-{os.getpid()}.open"
+    mine.write_text("mine")
+    folder.collect_crashes(tmp_path)
+    mine.unlink()
+    if number not in (signal.SIGSEGV, signal.SIGABRT):
+        assert files(tmp_path) == []
+        return
+    [file] = files(tmp_path)
+    assert f"its stacks are in {file}" in caplog.text
+    assert file.suffix == ".txt" and "in fatal" in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_the_command_prints_a_file_and_refuses_others(tmp_path: Path) -> None:
+    recorder = FlightRecorder(tmp_path)
+    recorder.observe(0.0, ev.WorkerLost(worker="w-7", reason="\x1b[2J\n"), [])
+    recorder.close()
+    [file] = files(tmp_path)
+
+    def command(path: Path) -> "subprocess.CompletedProcess[str]":
+        words = [sys.executable, "-m", "scheduler_svc.recording.flight", str(path)]
+        return subprocess.run(words, env=child_environment(), cwd=REPOSITORY, capture_output=True, text=True)
+
+    done = command(file)
+    assert done.returncode == 0 and r"reason \x1b[2J\n" in done.stdout and len(done.stdout.splitlines()) == 2
+    for content in ("", "{}\n", "nonsense\n"):
+        other = tmp_path / "other"
+        other.write_text(content)
+        assert command(other).returncode == 1
+        with pytest.raises(FlightFileError):
+            list(lines(other))
