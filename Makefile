@@ -25,6 +25,7 @@ help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  Settings of run-scheduler: LISTEN= FRONTENDS= RUNTIME_DIR= CONFIG= STEPS="
+	@echo "                             TOKENS= TLS_CERT= TLS_KEY= TLS_CLIENT_CA= HEALTH_LISTEN="
 	@echo "  Settings of run-worker:    MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES="
 	@echo "                             KEEP_FREE_BYTES= HOST_POOL_BYTES= WINDOW= WINDOW_SINKS="
 	@echo "                             MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= GRAPHS= FUSED_LAYERS= THREADS="
@@ -73,7 +74,8 @@ lower = $(shell printf %s '$(1)' | tr A-Z_ a-z-)
 flags = $(foreach name,$(1),$(if $($(name)),--$(call lower,$(name))='$($(name))'))
 
 run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service with its front end
-	@$(BIN)/python -m scheduler_svc $(call flags,LISTEN FRONTENDS RUNTIME_DIR CONFIG STEPS) $(ARGS)
+	@$(BIN)/python -m scheduler_svc $(call flags,LISTEN FRONTENDS TOKENS TLS_CERT TLS_KEY TLS_CLIENT_CA HEALTH_LISTEN \
+	    RUNTIME_DIR CONFIG STEPS) $(ARGS)
 
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 	@$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \

@@ -20,7 +20,8 @@ from scheduler_svc import logs
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, root_name
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.door import tls_files
-from scheduler_svc.door.tls_files import TlsFileError
+from scheduler_svc.door.ready_command import ReadyCommand
+from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
 from scheduler_svc.door.token_file import TokenFileError
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.flags import SettingError
@@ -175,6 +176,7 @@ class _Service:
             tokens=self._tokens,
             grace_seconds=settings.grace_seconds,
             metrics=None if self._metrics is None else self._metrics.meter,
+            ready=ReadyCommand(tls=_tls(settings), needs_tokens=settings.tokens is not None),
         )
 
     def _link(
@@ -206,6 +208,12 @@ class _Service:
         signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
         self._stack.callback(signal.set_wakeup_fd, -1)
         return lambda: num_signals, wake
+
+
+def _tls(settings: SchedulerSettings) -> TlsFiles | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return TlsFiles(certificate=settings.tls_cert, key=settings.tls_key, client_ca=settings.tls_client_ca)
 
 
 def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> list[str]:

@@ -158,6 +158,33 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """The largest sizes and numbers of the caller's requests."""
+
+    max_message_bytes: int
+    # Headers of a call: 32 bytes for each, and its name and value.
+    max_metadata_bytes: int
+    max_prompt_tokens: int
+    # Of a text; 0 without a tokenizer.
+    max_text_chars: int
+    # The caller's own limit; None if the model's length alone limits it.
+    max_new_tokens: int | None
+    min_priority: int
+    max_priority: int
+    max_request_id_chars: int
+    max_salt_chars: int
+    max_stop_strings: int
+    max_stop_string_chars: int
+    max_stop_token_ids: int
+    # Of each: logit_bias, allowed_token_ids, banned_token_ids.
+    max_listed_tokens: int
+    max_time_seconds: float
+    max_linger_seconds: float
+    # Of one abort.
+    max_abort_ids: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """The served model, its limits and default settings."""
 
@@ -180,6 +207,8 @@ class ModelInfo:
     window: int
     # The first tokens of a sequence, to which every token attends besides its window.
     sink_tokens: int
+    # None if the service is older than these limits.
+    limits: RequestLimits | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

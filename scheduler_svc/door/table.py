@@ -36,8 +36,21 @@ class Table:
         if found is None:
             return None
         entry, caller = found
-        return caller if hmac.compare_digest(entry.hash, digest) and unix_now < entry.expires else None
+        is_valid = hmac.compare_digest(entry.hash, digest) and unix_now < entry.expires
+        return _with_proof(caller, digest) if is_valid else None
 
     def of_certificate(self, names: Iterable[str]) -> Caller | None:
         """Returns who has a verified certificate with one of these names; the first known name counts."""
-        return next((self._certificates[name] for name in names if name in self._certificates), None)
+        known = next((name for name in names if name in self._certificates), None)
+        return None if known is None else _with_proof(self._certificates[known], known)
+
+    def of_proof(self, proof: bytes | str | None) -> Caller | None:
+        """Returns who has this proof now, also if it has expired; None if it was revoked."""
+        if isinstance(proof, bytes):
+            found = self._tokens.get(proof)
+            return None if found is None else found[1]
+        return None if proof is None else self._certificates.get(proof)
+
+
+def _with_proof(caller: Caller, proof: bytes | str) -> Caller:
+    return Caller(tenant=caller.tenant, rights=caller.rights, limits=caller.limits, proof=proof)

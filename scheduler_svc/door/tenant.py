@@ -42,6 +42,8 @@ class Caller:
     """The name in the token file; empty without one."""
     rights: Rights
     limits: CallerLimits
+    proof: bytes | str | None = None
+    """The SHA-256 of the token, or the name in the certificate; None without a token file."""
 
 
 EVERYONE = Caller(

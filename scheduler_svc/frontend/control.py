@@ -16,11 +16,10 @@ from scheduler_svc.door.tenant import Right
 from scheduler_svc.frontend.door.entrance import caller
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.sizes.limits import MAX_ABORT_IDS, MAX_QUARANTINE_KEYS, QUARANTINE_KEY_CHARS
+from scheduler_svc.frontend.sizes.told import told
 from scheduler_svc.frontend.validate import checks
 
-MAX_ABORT_IDS = 1024
-MAX_KEYS = 16
-KEY_CHARACTERS = 64
 MAX_QUERIES = 1024
 REPLY_SECONDS = 5.0
 
@@ -84,9 +83,10 @@ def _unreachable() -> status.Refusal:
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     """Serves operators: inspects the service and controls it."""
 
-    def __init__(self, readiness: Readiness, queries: CoreQueries) -> None:
+    def __init__(self, readiness: Readiness, queries: CoreQueries, *, max_message_bytes: int) -> None:
         self._readiness = readiness
         self._queries = queries
+        self._max_message_bytes = max_message_bytes
 
     async def Abort(self, request: control_pb2.AbortRequest, context: Any) -> control_pb2.AbortResponse:
         """Returns for each id whether it was live. The streams themselves end with ABORTED.
@@ -110,8 +110,13 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def GetModelInfo(
         self, request: control_pb2.GetModelInfoRequest, context: Any
     ) -> control_pb2.GetModelInfoResponse:
-        """Returns the served model, its limits and defaults, also while the service drains."""
-        return self._readiness.model().info
+        """Returns the served model, its limits for this caller and its defaults, also while the service drains."""
+        model = self._readiness.model()
+        info = control_pb2.GetModelInfoResponse()
+        info.CopyFrom(model.info)
+        limits = told(model.sizes, caller().limits, max_message_bytes=self._max_message_bytes)
+        info.limits.CopyFrom(limits)
+        return info
 
     async def GetLoad(self, request: control_pb2.GetLoadRequest, context: Any) -> control_pb2.GetLoadResponse:
         """Returns the core's load and why the service does not serve, also before a worker has joined."""
@@ -136,11 +141,11 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.ClearQuarantineRequest, context: Any
     ) -> control_pb2.ClearQuarantineResponse:
         """Ends the quarantine of the requests with these keys, or of all, and returns how many they were."""
-        if len(request.keys) > MAX_KEYS:
-            raise status.invalid("keys", f"keys is {len(request.keys)} long; the limit is {MAX_KEYS}")
+        if len(request.keys) > MAX_QUARANTINE_KEYS:
+            raise status.invalid("keys", f"keys is {len(request.keys)} long; the limit is {MAX_QUARANTINE_KEYS}")
         for idx, key in enumerate(request.keys):
-            if len(key) != KEY_CHARACTERS:
-                message = f"keys[{idx}] has {len(key)} characters; a key has {KEY_CHARACTERS}"
+            if len(key) != QUARANTINE_KEY_CHARS:
+                message = f"keys[{idx}] has {len(key)} characters; a key has {QUARANTINE_KEY_CHARS}"
                 raise status.invalid(f"keys[{idx}]", message)
         clear = frontend_pb2.ClearQuarantine(keys=request.keys)
         reply = await self._queries.ask(frontend_pb2.FrontendToCore(clear_quarantine=clear))

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
+from scheduler_svc.frontend.sizes.limits import MAX_SERVICE_NAME_CHARS
 
 MAX_WATCHES = 1000
 
@@ -30,6 +31,13 @@ class _WatchCall:
     # The loop's time at which the current write began; 0 between writes.
     blocked_since: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def check_name(name: str) -> None:
+    """Refuses a name that is too long for the answer that it is unknown."""
+    if len(name) > MAX_SERVICE_NAME_CHARS:
+        message = f"service is {len(name)} characters long; the limit is {MAX_SERVICE_NAME_CHARS}"
+        raise status.invalid("service", message)
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
@@ -61,6 +69,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
         """Returns the health of one service. NOT_FOUND if the name is unknown."""
+        check_name(request.service)
         if request.service not in self._services:
             message = f"service {request.service[:128]!r} is not known here"
             raise status.Refusal(grpc.StatusCode.NOT_FOUND, message)
@@ -78,6 +87,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self, request: pb.HealthCheckRequest, context: Any
     ) -> None:
         """Sends the health of one service now and after each change; SERVICE_UNKNOWN if the name is unknown."""
+        check_name(request.service)
         is_known, loop = request.service in self._services, asyncio.get_running_loop()
         request.Clear()
         # Several calls may have been admitted while they waited for their messages.

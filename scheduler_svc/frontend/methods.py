@@ -14,13 +14,16 @@ from grpc_health.v1 import health_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend.control import ControlServicer
-from scheduler_svc.frontend.door.entrance import Entrance
+from scheduler_svc.frontend.door.entrance import Entrance, caller
 from scheduler_svc.frontend.door.methods import rights_of
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import CallLog, Calls, Method
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
+from scheduler_svc.frontend.rpc.turns import Turns
 from scheduler_svc.frontend.servicer import InferenceServicer
+from scheduler_svc.frontend.sizes.limits import MAX_ABORT_BYTES, Sizes
+from scheduler_svc.frontend.sizes.scan import MIN_BYTES, Scan
 
 INFERENCE: Any = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 CONTROL: Any = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
@@ -50,16 +53,17 @@ def add_to_server(
         "Resume": inference.admit_resume,
         "Tokenize": inference.admit_tokenize,
         "Detokenize": inference.admit_detokenize,
+        "Abort": lambda: MAX_ABORT_BYTES,
         "Watch": health.admit_watch,
     }
     for service, servicer in ((INFERENCE, inference), (CONTROL, control), (HEALTH, health)):
         refused = {"Generate": inference.count_refusal}
-        _add_service(server, calls, entrance, service, servicer, admit, refused, log)
+        _add_service(server, calls, entrance, service, servicer, admit, inference.sizes, refused, log)
 
 
 def add_health(server: grpc.aio.Server, calls: Calls, health: HealthServicer) -> None:
     """Adds the health service alone, open for everybody."""
-    _add_service(server, calls, Entrance(needs_tokens=False), HEALTH, health, {"Watch": health.admit_watch})
+    _add_service(server, calls, Entrance(needs_tokens=False), HEALTH, health, {"Watch": health.admit_watch}, Sizes)
 
 
 def _add_service(
@@ -69,15 +73,19 @@ def _add_service(
     service: Any,
     servicer: Any,
     admit: dict[str, Callable[[], int]],
+    sizes: Callable[[], Sizes],
     refused: dict[str, Callable[[grpc.StatusCode], None]] | None = None,
     log: CallLog | None = None,
 ) -> None:
+    turns = Turns()
     handlers = {
         method.name: calls.handler(
             Method(
                 request=message_factory.GetMessageClass(method.input_type),
                 enter=functools.partial(entrance.enter, rights_of(f"/{service.full_name}/{method.name}")),
                 admit=admit.get(method.name, lambda: MAX_SMALL_BYTES),
+                scan=functools.partial(_scan, Scan(method.input_type), sizes),
+                turn=functools.partial(_turn, turns) if service is INFERENCE else _at_once,
                 answer=getattr(servicer, method.name),
                 serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
                 reserve=HEALTH_RESERVE if service is HEALTH else 0,
@@ -90,6 +98,19 @@ def _add_service(
     }
     # Not as registered methods: gRPC would wait for the calls of each method separately, which costs 50 us a call.
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+
+def _scan(scan: Scan, sizes: Callable[[], Sizes], data: bytes) -> None:
+    if len(data) > MIN_BYTES:
+        scan.check(data, sizes())
+
+
+async def _turn(turns: Turns, num_bytes: int) -> None:
+    await turns.wait(caller().tenant, num_bytes)
+
+
+async def _at_once(num_bytes: int) -> None:
+    """Control and health messages are small."""
 
 
 def add_reflection(server: grpc.aio.Server, entrance: Entrance) -> None:

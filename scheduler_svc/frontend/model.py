@@ -14,6 +14,7 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sampling_limits import LIMITS
+from scheduler_svc.frontend.sizes.limits import MAX_MODEL_NAME_CHARS, Sizes
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ class Model:
     # The longest sequence that fits a worker which is present or left recently; at least info.max_length. The front end
     # refuses a longer prompt as invalid. The core decides whether a shorter one can run now.
     max_length: int
+    # The limits of requests that follow from the model.
+    sizes: Sizes
     defaults: inference_pb2.SamplingParams
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None
@@ -37,6 +40,8 @@ class Model:
 
     def check_name(self, name: str) -> None:
         """Refuses a request for another model. An empty name stands for the served model."""
+        if len(name) > MAX_MODEL_NAME_CHARS:
+            raise status.invalid("model", f"model is {len(name)} characters long; the limit is {MAX_MODEL_NAME_CHARS}")
         if name and name != self.info.model:
             raise status.unknown_model(name, self.info.model)
 
@@ -58,14 +63,27 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None) -> Model:
     defaults.MergeFrom(info.sampling_defaults)
     defaults.ClearField("seed")
     info.sampling_defaults.CopyFrom(defaults)
+    max_length = max(info.max_length, state.recent_max_length)
     return Model(
         info=info,
-        max_length=max(info.max_length, state.recent_max_length),
+        max_length=max_length,
+        sizes=_sizes(info, max_length, tokenizer),
         defaults=defaults,
         eos_token_ids=frozenset(info.eos_token_ids),
         tokenizer=tokenizer,
         tokenizer_digest=digest,
         cache_root=state.cache_root,
+    )
+
+
+def _sizes(info: control_pb2.GetModelInfoResponse, max_length: int, tokenizer: Tokenizer | None) -> Sizes:
+    return Sizes(
+        prompt_tokens=max_length - 1,
+        text_chars=0 if tokenizer is None else max_length * tokenizer.max_chars_per_token,
+        length=max_length,
+        vocabulary=info.vocab_size,
+        samples=max(1, info.max_num_samples),
+        logprobs=info.max_logprobs,
     )
 
 

@@ -12,6 +12,7 @@ from tandem.v1 import control_pb2, inference_pb2
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.sizes.limits import Sizes
 
 SERVICES = (
     "",
@@ -40,6 +41,11 @@ class Readiness:
     def served(self) -> Model | None:
         """The served model; None without a model."""
         return self._model
+
+    @property
+    def sizes(self) -> Sizes:
+        """The limits of requests that follow from the served model; without a model no list is allowed."""
+        return Sizes() if self._model is None else self._model.sizes
 
     @property
     def why_not_serving(self) -> str:

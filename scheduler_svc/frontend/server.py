@@ -200,6 +200,8 @@ class FrontEnd:
             self._streams.drop_stalled()
             self._report()
             self._request_log.report(asyncio.get_running_loop().time())
+            if self._settings.needs_tokens:
+                self._streams.end_revoked(self._entrance.is_revoked)
             if self._probes is not None:
                 self._probes.sweep()
             self._calls.sweep(self._health.stalled(self._settings.call_limits.answer_seconds))
@@ -222,7 +224,7 @@ class FrontEnd:
         inference = InferenceServicer(
             self._readiness, self._streams, max_message_bytes=settings.max_message_bytes, meter=self._meter
         )
-        control = ControlServicer(self._readiness, self._queries)
+        control = ControlServicer(self._readiness, self._queries, max_message_bytes=settings.max_message_bytes)
         methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, self._request_log)
         if settings.reflection:
             methods.add_reflection(server, self._entrance)

@@ -27,7 +27,7 @@ from scheduler_svc.frontend.request_log.call_record import current
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
-from scheduler_svc.frontend.rpc.turns import Turns
+from scheduler_svc.frontend.sizes.limits import MAX_CHAR_BYTES, Sizes
 from scheduler_svc.frontend.streaming.measured import measured
 from scheduler_svc.frontend.streaming.outputs import describe, make_outputs
 from scheduler_svc.frontend.streaming.sender import PreparedStream, StreamSender, wait_for_admission, wait_for_resumed
@@ -39,8 +39,7 @@ from scheduler_svc.frontend.validate.resume import check_offsets, check_resume
 from scheduler_svc.frontend.validate.sampling import without_lists
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
 
-# The most bytes of a character in UTF-8, and of a token id as a varint.
-MAX_CHAR_BYTES = 4
+# The most bytes of a token id as a varint.
 MAX_ID_BYTES = 5
 # Of the secret that resumes a request.
 SECRET_BYTES = 32
@@ -57,7 +56,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._meter = meter
         self._streams = streams
         self._max_message_bytes = max_message_bytes
-        self._turns = Turns()
         self._corks = Corks()
 
     def count_refusal(self, code: grpc.StatusCode) -> None:
@@ -71,6 +69,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._streams.check_room(1)
         return self._max_message_bytes
 
+    def sizes(self) -> Sizes:
+        """The limits of requests that follow from the served model."""
+        return self._readiness.sizes
+
     def admit_resume(self) -> int:
         """The size limit of a Resume in bytes. Raises Refusal without a model, or if too many streams are open."""
         self._readiness.model()
@@ -79,8 +81,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     def admit_tokenize(self) -> int:
         """The size limit of a request in bytes, which fits the longest text. Raises Refusal without a model."""
-        model = self._readiness.model()
-        max_chars = model.max_length * model.tokenizer.max_chars_per_token if model.tokenizer is not None else 0
+        max_chars = self._readiness.model().sizes.text_chars
         return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_CHAR_BYTES * max_chars)
 
     def admit_detokenize(self) -> int:
@@ -140,12 +141,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, begin: Callable[[RequestStream], Awaitable[PreparedStream]], context: Any, meter: StreamMeter | None
     ) -> None:
         """Runs one stream from its opening to its end. `begin` gets the core's consent."""
-        stream = self._streams.open()
+        stream = self._streams.open(caller())
         stream.meter = meter
         record = current()
         record.stream = stream
         try:
-            await self._turns.wait()
             prepared = await begin(stream)
             record.accepted = prepared.accepted
             connection = self._corks.join(context)
@@ -164,7 +164,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Returns the ids that Generate would make of the text."""
         model = self._readiness.model()
         model.check_name(request.model)
-        return pb.TokenizeResponse(token_ids=await validation.text_ids("text", request.text, model))
+        token_ids = await validation.text_ids("text", request.text, model, caller().tenant)
+        return pb.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
         """Returns the text of the ids."""
@@ -172,13 +173,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         model.check_name(request.model)
         tokenizer = validation.check_detokenize(request, model)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
-        return pb.DetokenizeResponse(text=await tokenizer.decode(request.token_ids, skip_special_tokens=skip))
+        text = await tokenizer.decode(request.token_ids, caller().tenant, skip_special_tokens=skip)
+        return pb.DetokenizeResponse(text=text)
 
     async def _prepare(
         self, request: pb.GenerateRequest, context: Any, model: Model, who: Caller
     ) -> tuple[frontend_pb2.Submit, PreparedStream]:
         checked = validation.check_request(request, model, who.limits)
-        token_ids = await validation.prompt_ids(request, model)
+        token_ids = await validation.prompt_ids(request, model, who.tenant)
         # The queue may have filled while a long text was tokenized.
         self._readiness.admit()
         submit = await validation.make_submit(checked, token_ids, model, who, deadline_seconds=seconds_left(context))

@@ -11,6 +11,7 @@ from tandem.internal.v1 import frontend_pb2, worker_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.reports import StepReport
+from scheduler_svc.door.ready_command import ReadyCommand
 from scheduler_svc.logs import announce
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.steps_file import StepsFile
@@ -20,9 +21,6 @@ from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
 
 log = logging.getLogger("tandem.core")
-
-# The client uses this address by default, so the printed command needs no --address.
-_DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 
 class EffectDispatcher:
@@ -38,11 +36,16 @@ class EffectDispatcher:
         steps: StepsFile | None,
         listen: Callable[[], str],
         joined: Callable[[], Collection[str]],
+        ready: ReadyCommand,
     ) -> None:
-        """`listen` returns the address that callers reach, `joined` the workers that the core has accepted."""
+        """`listen` returns the address that callers reach, `joined` the workers that the core has accepted.
+
+        `ready` makes the command that tries the service.
+        """
         self._was_ready = False
         self._workers = workers
         self._listen = listen
+        self._ready = ready
         self._joined = joined
         self._frontends = frontends
         self._served_model = served_model
@@ -69,7 +72,7 @@ class EffectDispatcher:
                     )  # fmt: skip
                     self._workers.limit_frames(effect.worker, join.max_frame_bytes)
                     self._worker_processes.joined(effect.worker, join.pid)
-                    self.send(self._workers, effect.worker, worker_wire.joined_frame(effect, self._listen()))
+                    self.send(self._workers, effect.worker, worker_wire.joined_frame(effect, self._address()))
                 case fx.WorkerProven():
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
@@ -145,10 +148,12 @@ class EffectDispatcher:
                 frontend_wire.fill(message, effect)
         return frame.SerializeToString()
 
+    def _address(self) -> str:
+        """The address for the worker's own line, which is a command; empty if it needs more than the address."""
+        return self._listen() if self._ready.is_plain else ""
+
     def _announce_ready(self) -> None:
         """Logs a command that tries the service, once, when the first model is served."""
         if not self._was_ready:
             self._was_ready = True
-            address = self._listen()
-            flag = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
-            announce('ready: tandem generate%s "Return the"', flag)
+            announce("ready: %s", self._ready.at(self._listen()))

@@ -17,6 +17,7 @@ from tandem.internal.v1 import record_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.door.ready_command import ReadyCommand
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.metrics.core_meter import CoreMeter
@@ -70,9 +71,9 @@ class Loop:
         grace_seconds: float,
         wake: socket.socket,
         metrics: CoreMeter | None = None,
+        ready: ReadyCommand | None = None,
     ) -> None:
         """`wake` becomes readable when a signal arrives, because a signal alone does not end a poll.
-
         `watch` is called about once a second.
         """
         self._core, self._tokens, self._metrics = core, tokens, metrics
@@ -86,6 +87,7 @@ class Loop:
             steps=steps,
             listen=lambda: children.listen,
             joined=lambda: core.lanes,
+            ready=ready or ReadyCommand(),
         )
         self._inbound = Inbound(
             core=core,
@@ -99,9 +101,7 @@ class Loop:
             metrics=metrics,
         )
         self._children, self._worker_processes = children, worker_processes
-        self._watch = watch
-        self._grace_seconds = grace_seconds
-        self._wake = wake
+        self._watch, self._grace_seconds, self._wake = watch, grace_seconds, wake
         self._watch_at = self._next_check_at = self._probe_at = self._probe_until = 0.0
         self._drain_deadline: float | None = None
         # Not a zmq.Poller, which asks libzmq about each socket several times per call.

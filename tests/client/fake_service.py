@@ -219,6 +219,7 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
             max_logprobs=20,
             window=4096,
             sink_tokens=4,
+            limits=control_pb2.RequestLimits(max_stop_strings=16, min_priority=-3, max_priority=3),
         )
 
     def GetLoad(

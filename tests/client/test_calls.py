@@ -22,6 +22,8 @@ def test_a_client_makes_every_unary_call(client: Client) -> None:
     assert (info.model, info.eos_token_ids, info.sampling_defaults.temperature) == ("fake", (0,), 0.5)
     assert (info.sampling_defaults.repetition_penalty, info.max_num_samples, info.max_logprobs) == (1.25, 16, 20)
     assert (info.window, info.sink_tokens) == (4096, 4)
+    assert info.limits is not None
+    assert (info.limits.max_stop_strings, info.limits.min_priority, info.limits.max_new_tokens) == (16, -3, None)
     load = client.load()
     assert (load.running, load.steps, load.worker_pid) == (2, 2**40, 77)
     assert (load.cached_prompt_tokens, load.hit_rate) == (200, 0.25)

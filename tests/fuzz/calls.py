@@ -21,6 +21,7 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from tests.chaos.requests import random_ask
 from tests.fuzz.messages import MessageMaker
+from tests.fuzz.metadata import FuzzDoor, Metadata
 
 _SERVICES: tuple[Any, ...] = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"],
@@ -56,13 +57,14 @@ def methods() -> list[MethodDescriptor]:
     return [method for service in _SERVICES for method in service.methods]
 
 
-def fuzz_method(address: str, method: MethodDescriptor, count: int, seed: int) -> Outcome:
-    """Sends `count` messages to the method."""
-    return asyncio.run(_Calls(method, count, random.Random(f"{seed} {method.full_name}")).run(address))
+def fuzz_method(address: str, method: MethodDescriptor, count: int, seed: int, door: FuzzDoor | None = None) -> Outcome:
+    """Sends `count` messages to the method, with a `door` over TLS and with random metadata."""
+    return asyncio.run(_Calls(method, count, random.Random(f"{seed} {method.full_name}"), door).run(address))
 
 
 class _Calls:
-    def __init__(self, method: MethodDescriptor, count: int, rng: random.Random) -> None:
+    def __init__(self, method: MethodDescriptor, count: int, rng: random.Random, door: FuzzDoor | None) -> None:
+        self._door = door
         self._method = method
         self._left = count
         self._rng = rng
@@ -73,7 +75,7 @@ class _Calls:
     async def run(self, address: str) -> Outcome:
         began = time.monotonic()
         options = [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(address, options=options) as channel:
+        async with self._channel(address, options) as channel:
             path = f"/{self._method.containing_service.full_name}/{self._method.name}"
             kind: Any = channel.unary_stream if self._method.server_streaming else channel.unary_unary
             call: Callable[..., Any] = kind(path)
@@ -82,13 +84,20 @@ class _Calls:
         self._outcome.seconds = time.monotonic() - began
         return self._outcome
 
+    def _channel(self, address: str, options: Any) -> grpc.aio.Channel:
+        if self._door is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, self._door.credentials, options=options)
+
     async def _worker(self, call: Callable[..., Any]) -> None:
         while self._left > 0:
             self._left -= 1
             frame = self._frame()
-            code, details = await self._answer(call, frame)
+            metadata, allowed = self._door.metadata(self._rng) if self._door is not None else ((), frozenset())
+            code, details = await self._answer(call, frame, metadata)
             self._outcome.codes[code.name] += 1
-            if code in _WRONG and len(self._outcome.wrong) < 5:
+            is_wrong = code not in allowed if allowed else code in _WRONG or code == grpc.StatusCode.UNAUTHENTICATED
+            if is_wrong and len(self._outcome.wrong) < 5:
                 self._outcome.wrong.append(f"{code.name}: {details}; the message: {frame[:400].hex()}")
 
     def _frame(self) -> bytes:
@@ -99,8 +108,8 @@ class _Calls:
             return frame
         return self._maker.frame()
 
-    async def _answer(self, call: Callable[..., Any], frame: bytes) -> tuple[grpc.StatusCode, str]:
-        made = call(frame, timeout=_CALL_SECONDS)
+    async def _answer(self, call: Callable[..., Any], frame: bytes, metadata: Metadata) -> tuple[grpc.StatusCode, str]:
+        made = call(frame, timeout=_CALL_SECONDS, metadata=metadata)
         try:
             if self._method.server_streaming:
                 # Watch never ends; a caller of Generate that leaves early is a case of its own.

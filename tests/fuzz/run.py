@@ -1,12 +1,15 @@
 """One fuzz run over all entrances of the service. Owns the service that gRPC messages go to, and the checks after."""
 
 import logging
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from tests.chaos.requests import MAX_LENGTH
 from tests.fuzz.calls import fuzz_method, methods
+from tests.fuzz.metadata import FuzzDoor
 from tests.fuzz.to_core import CoreUnderFire
 from tests.fuzz.to_peers import fuzz_frontend, fuzz_worker
 from tests.rigs.processes import Rig
@@ -59,6 +62,29 @@ def fuzz_methods(count: int, seed: int, report: Callable[[str], None]) -> int:
         for ask in random_asks(10, seed=3, prompts=(1, 60), outputs=(1, 60)):
             ask.check(caller.generate(ask.request()).result())
         assert caller.wait_idle().worker_pid == worker.pid
+    return total
+
+
+def fuzz_door(count: int, seed: int, report: Callable[[str], None]) -> int:
+    """Sends `count` messages to each method over TLS, with random metadata. Returns their number.
+
+    Raises AssertionError on any wrong answer: one for a call without the token that is not UNAUTHENTICATED.
+    """
+    total = 0
+    with Rig() as rig, tempfile.TemporaryDirectory() as folder:
+        door = FuzzDoor(Path(folder))
+        rig.worker(*_SHAPE, late=False)
+        scheduler = rig.scheduler(*door.service_flags, "--log-level", "error")
+        scheduler.wait_line("ready: ")
+        frontend = scheduler.frontend_pid()
+        for method in methods():
+            outcome = fuzz_method(scheduler.address, method, count, seed, door)
+            report(f"{outcome.method}, TLS: {count:,} messages in {outcome.seconds:.0f} s: {_shown(outcome.codes)}")
+            assert not outcome.wrong, f"{outcome.method}: " + "\n".join(outcome.wrong)
+            assert outcome.codes.total() == count
+            assert scheduler.frontend_pid() == frontend, f"{outcome.method} ended the front end"
+            total += count
+        assert "tandem_" not in scheduler.output()
     return total
 
 

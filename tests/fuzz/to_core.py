@@ -18,6 +18,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.door.ready_command import ReadyCommand
 from scheduler_svc.shell.dispatch import EffectDispatcher
 from scheduler_svc.shell.inbound import Inbound
 from scheduler_svc.shell.peers import Credentials
@@ -94,7 +95,7 @@ class CoreUnderFire:
             frontends=cast(Any, self._frontends),
             served_model=model,
             steps=None,
-            flight=None,
+            ready=ReadyCommand(),
             listen=lambda: "127.0.0.1:1",
             joined=lambda: self._core.lanes,
         )

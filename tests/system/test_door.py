@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 from tandem_client import Client, TlsSettings, errors
 from tandem_client.types import AbortOutcome
 from tests.rigs.authorities import Authority
-from tests.rigs.processes import REPOSITORY, Rig, child_environment
+from tests.rigs.processes import REPOSITORY, Rig, SchedulerProcess, child_environment
 
 PROMPT = [3, 4, 5]
 
@@ -105,6 +105,7 @@ def test_two_tenants_over_tls(tmp_path: Path) -> None:
                 operator.tokenize("a")
             with pytest.raises(errors.InvalidArgument, match="priority is 4; it must be between 0 and 3"):
                 list(mine.generate(PROMPT, priority=4))
+            _ready_line_works(scheduler, acme)
             _same_ids(mine, theirs, operator)
             _same_prompts_share_nothing(mine, theirs)
             tenants.revoke(other)
@@ -118,6 +119,22 @@ def test_two_tenants_over_tls(tmp_path: Path) -> None:
         rig.check_record(tmp_path / "log")
         lines = "\n".join(child.output() for child in rig.children)
         assert not [token for token in everything if token in lines]
+
+
+def _ready_line_works(scheduler: SchedulerProcess, token: str) -> None:
+    """The command of the ready line, as `tandem health`, in a shell of its own."""
+    line = scheduler.wait_line(r"ready: (.*) \"Return the\"").group(1)
+    assert "tandem_" not in line
+    command = f'tandem() {{ {sys.executable} -m tandem_client.cli "$@"; }}\n{line.replace("generate", "health")}'
+
+    def run(**more: str) -> subprocess.CompletedProcess[str]:
+        environment = {**child_environment(), **more}
+        return subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=environment, cwd="/")
+
+    assert "TANDEM_TOKEN: is not set" in run().stderr
+    done = run(TANDEM_TOKEN=token)
+    assert done.returncode == 0, done.stderr
+    assert "serving" in done.stdout.lower()
 
 
 def _same_ids(mine: Client, theirs: Client, operator: Client) -> None:

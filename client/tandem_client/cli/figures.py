@@ -129,6 +129,9 @@ def of_model(model: ModelInfo) -> Iterator[str]:
     yield f"length      {counted(model.max_length, 'token')}, prompt and output together"
     yield f"output      {counted(model.default_max_new_tokens, 'token')} without --max-new-tokens"
     yield f"limits      {counted(model.max_num_samples, 'sample')} and {model.max_logprobs:,} logprobs a request"
+    if (limits := model.limits) is not None:
+        yield f"stops       {counted(limits.max_stop_strings, 'string')}, {counted(limits.max_stop_token_ids, 'token')}"
+        yield f"message     {limits.max_message_bytes:,} bytes; priority {limits.min_priority} to {limits.max_priority}"
     yield f"defaults    {_defaults(model.sampling_defaults)}"
     yield f"batch       {counted(model.max_rows, 'sequence')} at once, {counted(model.token_budget, 'token')} a step"
     yield f"memory      {counted(model.num_pages, 'page')} of {counted(model.page_size, 'token')}"

@@ -4,6 +4,7 @@ Owns their flags, whether they are ready, and the order in which they stop; `wor
 """
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from tandem_client.async_client import AsyncClient
 from tandem_client.errors import TandemError
 from tandem_client.services.child import Child
+from tandem_client.services.log_lines import parse
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import Supervisor
 from tandem_client.services.workers import Workers
@@ -23,6 +25,10 @@ _ANSWER_SECONDS = 5.0
 _LISTENING = re.compile(r"\bfrontend listening on ([^\s\"]+)")
 # The line before it, with --health-listen.
 _HEALTH = re.compile(r"\bhealth listening on ([^\s\"]+)")
+# The command that tries the service follows.
+READY = re.compile(r"\bready: (.*\btandem generate.*)$")
+# The line comes with the first worker, before the service is healthy.
+_COMMAND_SECONDS = 2.0
 # The time to ask for suspects during the pause before a restart.
 _URGENT_SECONDS = 1.0
 # The kernel kills all processes when this process ends, for any reason.
@@ -74,6 +80,9 @@ class ServicePair:
         # The address of the running scheduler. Another service may answer at the address of the flags.
         self._address = ""
         self._listening = asyncio.Event()
+        # The scheduler's own command, with the flags that callers need.
+        self._command = ""
+        self._commanded = asyncio.Event()
         # Set when a child ends.
         self._down = asyncio.Event()
         scheduler = Child("scheduler", PROGRAMS[0], [_WITH_PARENT, *scheduler_flags], on_line=self._on_child_line)
@@ -141,6 +150,13 @@ class ServicePair:
                         return address
                     await asyncio.sleep(_LOOK_SECONDS)
 
+    async def command(self) -> str:
+        """Returns the command that tries a scheduler with TLS or tokens; empty if the address is all that it needs."""
+        if self._has_door and not self._command:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._commanded.wait(), _COMMAND_SECONDS)
+        return self._command
+
     async def down(self) -> None:
         """Waits until a child has ended since the pair was ready."""
         await self._down.wait()
@@ -189,6 +205,9 @@ class ServicePair:
         is_scheduler = name == self.scheduler.child.name
         if is_scheduler and self._has_door and (probe := _HEALTH.search(line)) is not None:
             self._probe = probe[1]
+        if is_scheduler and self._has_door and (command := READY.search(parse(line).message)) is not None:
+            self._command = command[1]
+            self._commanded.set()
         if is_scheduler and (found := _LISTENING.search(line)) is not None:
             self._address = found[1]
             self._listening.set()

@@ -86,7 +86,14 @@ def summary(message: inference_pb2.Summary) -> types.Summary:
 def model_info(message: control_pb2.GetModelInfoResponse) -> types.ModelInfo:
     """The value of GetModelInfo's answer."""
     defaults = _value(types.SamplingDefaults, message.sampling_defaults)
-    return _value(types.ModelInfo, message, eos_token_ids=tuple(message.eos_token_ids), sampling_defaults=defaults)
+    eos_token_ids, limits = tuple(message.eos_token_ids), _limits(message) if message.HasField("limits") else None
+    return _value(types.ModelInfo, message, eos_token_ids=eos_token_ids, sampling_defaults=defaults, limits=limits)
+
+
+def _limits(message: control_pb2.GetModelInfoResponse) -> types.RequestLimits:
+    limits = message.limits
+    max_new_tokens = limits.max_new_tokens if limits.HasField("max_new_tokens") else None
+    return _value(types.RequestLimits, limits, max_new_tokens=max_new_tokens)
 
 
 def offsets(message: inference_pb2.ResumeRequest) -> tuple[types.SampleOffset, ...]:

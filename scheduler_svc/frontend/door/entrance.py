@@ -60,6 +60,13 @@ class Entrance:
             message, self._next = self._next, None
             self.table = await asyncio.to_thread(_table, message)
 
+    def is_revoked(self, who: Caller) -> bool:
+        """Whether the proof of a caller was revoked, or has lost a right, since the caller was let in."""
+        if not self._needs_tokens or self.table is None:
+            return False
+        now = self.table.of_proof(who.proof)
+        return now is None or now.tenant != who.tenant or not who.rights <= now.rights
+
     def enter(self, rights: Rights, context: Any) -> None:
         """Makes the caller known to the running task. Raises Refusal unless the caller has one of these rights."""
         found = self._caller(context) if self._needs_tokens else EVERYONE

@@ -67,6 +67,10 @@ class Method:
     # Called before the message is read and again before it is parsed. Returns the request's size limit in bytes. Raises
     # Refusal if the call is not admitted.
     admit: Callable[[], int]
+    # Called with the message's bytes before it is parsed. Raises Refusal if one of its parts is beyond its limit.
+    scan: Callable[[bytes], None]
+    # Called with the number of these bytes. Returns when the message may be parsed. Raises Refusal if too many wait.
+    turn: Callable[[int], Awaitable[None]]
     # Takes the request and the context. Either writes its answers to the context or returns the only answer.
     answer: Callable[[Any, Any], Awaitable[Any]]
     # Serializes an answer.
@@ -196,6 +200,8 @@ class Calls:
         method.admit()
         data = await self._read(method, context)
         parsing.check_size(method.request, data, method.admit())
+        method.scan(data)
+        await method.turn(len(data))
         return parsing.parse(method.request, data)
 
     async def _read(self, method: Method, context: Any) -> bytes:

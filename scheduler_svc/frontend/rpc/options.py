@@ -24,6 +24,8 @@ KEEPALIVE_TIMEOUT_MS = 20_000
 MIN_PING_INTERVAL_MS = 9_000
 # The time for the TLS handshake and the first frame of HTTP/2; gRPC's default is 120 s. Meanwhile a connection counts.
 HANDSHAKE_MS = 10_000
+# Of the headers of a call.
+MAX_METADATA_BYTES = 16_384
 # A bit for each algorithm; the lowest is "identity".
 NO_COMPRESSION = 1
 
@@ -34,6 +36,9 @@ def server_options(*, max_message_bytes: int, share_port: bool, max_connections:
     """The options of `grpc.aio.server`."""
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
+        # Both the soft and the hard limit: between the two gRPC refuses at random.
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         # Answers have their own bounds: deltas and prompt logprobs are split, lists are as long as the model.
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", int(share_port)),

@@ -89,6 +89,11 @@ def rate_limited(message: str, seconds: float) -> Refusal:
     return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, quota, retry_after_seconds=pause)
 
 
+def revoked() -> Refusal:
+    """The proof of the caller is not valid any more, while its stream runs."""
+    return Refusal(grpc.StatusCode.UNAUTHENTICATED, "the token or certificate of this call was revoked")
+
+
 def replaced() -> Refusal:
     """Another call took over the stream."""
     return Refusal(grpc.StatusCode.ABORTED, "another reader resumed this request", reason="replaced")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
+from scheduler_svc.door.tenant import EVERYONE, Caller
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.streaming.logprobs import LogprobQueue, PromptQueue
 from scheduler_svc.metrics.front_meter import StreamMeter
@@ -81,6 +82,7 @@ class RequestStream:
     """One request from its arrival to its end."""
 
     task: "asyncio.Task[object] | None"
+    caller: Caller = EVERYONE
     is_submitted: bool = False
     # Whether the caller may come back, so that the core keeps the request if this stream breaks. Not before the caller
     # has the secret.

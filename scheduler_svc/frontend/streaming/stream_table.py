@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
+from scheduler_svc.door.tenant import EVERYONE, Caller
 from scheduler_svc.frontend.core_link import CoreMessageTooLargeError
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.streaming.limits import StreamLimits
@@ -58,10 +59,10 @@ class StreamTable:
         """The size of what waits for callers that do not read."""
         return sum(stream.num_bytes for stream in self._open if stream.blocked_since)
 
-    def open(self) -> RequestStream:
+    def open(self, caller: Caller = EVERYONE) -> RequestStream:
         """Opens a stream for the running task's request. Raises Refusal if too many are open."""
         self._reserve(1)
-        stream = RequestStream(asyncio.current_task())
+        stream = RequestStream(asyncio.current_task(), caller)
         self._open[stream] = None
         self._idle.clear()
         return stream
@@ -142,6 +143,15 @@ class StreamTable:
         for stream in list(self._open):
             if not stream.is_ended:
                 self.fail(stream, failure())
+
+    def end_revoked(self, is_revoked: Callable[[Caller], bool]) -> None:
+        """Ends the streams of callers whose token or certificate was revoked. The owner calls this once a second."""
+        for stream in [each for each in self._open if each.failure is None and is_revoked(each.caller)]:
+            logger.warning("request %s was ended: its caller's token or certificate was revoked", stream.request_id)
+            self.give_up(stream, status.revoked())
+            if stream.blocked_since and stream.task is not None:
+                # The handler is in a write that may never end.
+                stream.task.cancel()
 
     def drop_stalled(self) -> None:
         """Frees the requests of readers that stall. The owner calls this about once a second."""

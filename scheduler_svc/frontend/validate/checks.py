@@ -11,8 +11,7 @@ import numpy as np
 
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
-
-MAX_REQUEST_ID_CHARS = 128
+from scheduler_svc.frontend.sizes.limits import MAX_REQUEST_ID_CHARS
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], model: Model) -> None:

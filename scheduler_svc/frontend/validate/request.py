@@ -20,6 +20,7 @@ from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix
 from scheduler_svc.door.tenant import Caller, CallerLimits
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.sizes import limits as bounds
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend.validate.checks import (
     check_above_zero,
@@ -32,14 +33,8 @@ from scheduler_svc.frontend.validate.checks import (
 from scheduler_svc.frontend.validate.resume import check_linger
 from scheduler_svc.frontend.validate.sampling import check_sampling
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_CHARS = 256
-MAX_STOP_TOKEN_IDS = 256
-MAX_SALT_CHARS = 256
-MAX_QUEUE_SECONDS = 86_400
 # Hashing this many pages takes about 1 ms.
 PAGES_AT_ONCE = 2048
-MAX_TIME_SECONDS = 604_800  # one week
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +64,9 @@ def check_request(request: inference_pb2.GenerateRequest, model: Model, limits: 
     model.check_name(request.model)
     check_range("priority", request.priority, limits.min_priority, limits.max_priority)
     _check_max_new_tokens(request.stop, limits)
-    check_range("max_queue_seconds", request.max_queue_seconds, 0, MAX_QUEUE_SECONDS)
-    if len(request.cache.salt) > MAX_SALT_CHARS:
-        refuse("cache.salt", f"{len(request.cache.salt)} characters long", MAX_SALT_CHARS)
+    check_range("max_queue_seconds", request.max_queue_seconds, 0, bounds.MAX_QUEUE_SECONDS)
+    if len(request.cache.salt) > bounds.MAX_SALT_CHARS:
+        refuse("cache.salt", f"{len(request.cache.salt)} characters long", bounds.MAX_SALT_CHARS)
     stop_strings = _check_stop(request.stop, model)
     output = request.output
     return Checked(
@@ -91,23 +86,24 @@ def check_request(request: inference_pb2.GenerateRequest, model: Model, limits: 
     )
 
 
-async def prompt_ids(request: inference_pb2.GenerateRequest, model: Model) -> Sequence[int]:
+async def prompt_ids(request: inference_pb2.GenerateRequest, model: Model, tenant: str) -> Sequence[int]:
     """Returns the prompt's token ids, after tokenizing a text prompt. Raises Refusal."""
     kind = request.WhichOneof("prompt")
     if kind is None:
         raise status.invalid("prompt", "prompt is missing; give text or token_ids")
     if kind == "text":
-        return await text_ids("text", request.text, model)
+        return await text_ids("text", request.text, model, tenant)
     check_token_ids("token_ids.ids", request.token_ids.ids, model)
     return request.token_ids.ids
 
 
-async def text_ids(field: str, text: str, model: Model) -> list[int]:
+async def text_ids(field: str, text: str, model: Model, tenant: str) -> list[int]:
     """Returns a text's token ids. Raises Refusal if the model has no tokenizer, or the text is empty or too long."""
     if model.tokenizer is None:
         raise status.invalid(field, f"{field} needs a tokenizer, and the served model has none")
     model.tokenizer.check_size(field, text, model.max_length)
-    token_ids = await model.tokenizer.encode(text)
+    await model.tokenizer.check_tokens(field, text, model.max_length, tenant)
+    token_ids = await model.tokenizer.encode(text, tenant)
     if not token_ids:
         raise status.invalid(field, f"{field} has {len(text)} characters but 0 tokens; at least 1 token is needed")
     # A tokenizer may have more tokens than the model has embeddings.
@@ -176,18 +172,20 @@ def _check_request_id(request_id: str) -> str:
 def _check_stop(stop: inference_pb2.StopParams, model: Model) -> tuple[str, ...]:
     if stop.HasField("max_new_tokens") and stop.max_new_tokens == 0:
         raise status.invalid("stop.max_new_tokens", "stop.max_new_tokens is 0; it must be at least 1")
+    if stop.max_new_tokens > bounds.MAX_NEW_TOKENS:
+        refuse("stop.max_new_tokens", stop.max_new_tokens, bounds.MAX_NEW_TOKENS)
     if stop.HasField("max_time_seconds"):
-        check_above_zero("stop.max_time_seconds", stop.max_time_seconds, MAX_TIME_SECONDS)
-    check_count("stop.stop_token_ids", len(stop.stop_token_ids), MAX_STOP_TOKEN_IDS)
+        check_above_zero("stop.max_time_seconds", stop.max_time_seconds, bounds.MAX_TIME_SECONDS)
+    check_count("stop.stop_token_ids", len(stop.stop_token_ids), bounds.MAX_STOP_TOKEN_IDS)
     if stop.stop_token_ids:
         check_token_ids("stop.stop_token_ids", stop.stop_token_ids, model)
-    check_count("stop.stop_strings", len(stop.stop_strings), MAX_STOP_STRINGS)
+    check_count("stop.stop_strings", len(stop.stop_strings), bounds.MAX_STOP_STRINGS)
     for idx, string in enumerate(stop.stop_strings):
         field = f"stop.stop_strings[{idx}]"
         if not string:
             raise status.invalid(field, f"{field} is empty; at least 1 character is needed")
-        if len(string) > MAX_STOP_STRING_CHARS:
-            refuse(field, f"{len(string)} characters long", MAX_STOP_STRING_CHARS)
+        if len(string) > bounds.MAX_STOP_STRING_CHARS:
+            refuse(field, f"{len(string)} characters long", bounds.MAX_STOP_STRING_CHARS)
     if stop.stop_strings and model.tokenizer is None:
         message = "stop.stop_strings needs a tokenizer, and the served model has none"
         raise status.invalid("stop.stop_strings", message)

@@ -4,9 +4,8 @@ from tandem.v1 import inference_pb2
 
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.sizes.limits import MAX_LINGER_SECONDS, MAX_SECRET_BYTES
 from scheduler_svc.frontend.validate.checks import check_count, check_range, check_request_id, refuse
-
-MAX_LINGER_SECONDS = 600
 
 
 def check_linger(request: inference_pb2.GenerateRequest) -> float:
@@ -28,6 +27,8 @@ def check_resume(request: inference_pb2.ResumeRequest) -> None:
     if not request.request_id:
         raise status.invalid("request_id", "request_id is empty; an id is needed")
     check_request_id("request_id", request.request_id)
+    if len(request.resume_secret) > MAX_SECRET_BYTES:
+        refuse("resume_secret", f"{len(request.resume_secret)} bytes long", MAX_SECRET_BYTES)
     check_count("offsets", len(request.offsets), MAX_NUM_SAMPLES)
 
 

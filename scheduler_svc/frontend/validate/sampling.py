@@ -13,11 +13,8 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sampling_limits import LIMITS
+from scheduler_svc.frontend.sizes.limits import MAX_BIAS, MAX_LISTED_TOKENS
 from scheduler_svc.frontend.validate.checks import check_above_zero, check_count, check_range, check_token_ids
-
-MAX_BIAS = 100
-# The limit of each list: biased, allowed, banned.
-MAX_LISTED_TOKENS = 4096
 
 
 def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) -> pb.SamplingParams:

@@ -18,9 +18,9 @@ from tests.benchmarks.takeover.rounds import KNOWN_TOKENS, NUM_STREAMS, Takeover
 BAR_FIRST, BAR_LAST = 0.3, 1.0
 
 
-async def measured(kills: int, standbys: int, worker_flags: str) -> list[Takeover]:
+async def measured(kills: int, standbys: int, worker_flags: str, *, has_door: bool) -> list[Takeover]:
     """The takeovers of one service, one after the other."""
-    async with service(standbys, worker_flags) as client:
+    async with service(standbys, worker_flags, has_door=has_door) as client:
         found: list[Takeover] = []
         for number in range(kills):
             found.append(await takeover(client, standbys))
@@ -57,9 +57,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--standbys", type=int, default=1)
+    parser.add_argument("--door", action="store_true", help="callers use TLS and a token")
     parser.add_argument("--worker", default="", help='more flags of the workers, such as "--threads 1"')
     args = parser.parse_args()
-    found = asyncio.run(measured(args.kills, args.standbys, args.worker))
+    found = asyncio.run(measured(args.kills, args.standbys, args.worker, has_door=args.door))
     result = summary(found)
     first, last = result["first_seconds"], result["last_seconds"]
     if args.json:

@@ -16,10 +16,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem_client import AsyncClient
+from tandem_client import AsyncClient, TlsSettings
 from tandem_client.demo.services import free_address
 from tandem_client.errors import TandemError
 from tandem_client.types import Load
+from tests.benchmarks.front.door import Door
 from tests.rigs.processes import REPOSITORY, child_environment
 
 NUM_STREAMS = 32
@@ -77,19 +78,22 @@ def prompts() -> list[list[int]]:
 
 
 @asynccontextmanager
-async def service(standbys: int, worker_flags: str) -> AsyncIterator[AsyncClient]:
-    """Runs `tandem serve` with standby workers, ready, until the end of the block."""
+async def service(standbys: int, worker_flags: str, *, has_door: bool = False) -> AsyncIterator[AsyncClient]:
+    """Runs `tandem serve` with standby workers, ready, until the end of the block; with a door over TLS with tokens."""
     address = free_address()
     with tempfile.TemporaryDirectory(prefix="tandem-takeover-") as folder:
         command = [sys.executable, "-m", "tandem_client.cli", "serve", "--listen", address, "--standby", str(standbys)]
         command += ["--device", "cpu", "--runtime-dir", folder, "--worker", worker_flags]
+        door = Door(Path(folder)) if has_door else None
+        command += door.service_flags if door is not None else []
         log = Path(folder) / "serve.log"
         with log.open("w") as output:
             process = subprocess.Popen(
                 command, stdout=output, stderr=output, cwd=REPOSITORY, env=child_environment(), stdin=subprocess.DEVNULL
             )
         try:
-            async with AsyncClient(address) as client:
+            tls = None if door is None else TlsSettings(ca=door.authority)
+            async with AsyncClient(address, token=door and door.token, tls=tls) as client:
                 await _until(client, lambda load: load.workers == 1 and load.standby_workers == standbys)
                 yield client
         except BaseException:

@@ -205,11 +205,11 @@ def test_changes_are_taken_over_and_mistakes_are_not(
         write(path, wrong, 0o644 if "mode" in words else 0o600)
         assert not settled(file)
         assert words in caplog.text
-        assert file.table.of_token(TOKEN, 0.0) is found
+        assert file.table.of_token(TOKEN, 0.0) == found
     path.unlink()
     assert not settled(file)
     assert "cannot be read" in caplog.text
-    assert file.table.of_token(TOKEN, 0.0) is found
+    assert file.table.of_token(TOKEN, 0.0) == found
 
     write(path, "[tenants.a]")
     assert settled(file)

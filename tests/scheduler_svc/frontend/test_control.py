@@ -41,7 +41,7 @@ def test_long_texts_are_tokenized_in_threads(run: Run, monkeypatch: pytest.Monke
         ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=text))).token_ids
         assert list(ids) == spell(text.encode())
         assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == text
-        assert s.front_end._readiness.model().tokenizer._num_waiting == 0
+        assert s.front_end._readiness.model().tokenizer._threads._waiting == {}
 
     monkeypatch.setattr(tokenizer, "INLINE_CHARS", 10)
     monkeypatch.setattr(tokenizer, "INLINE_TOKENS", 10)
@@ -50,6 +50,7 @@ def test_long_texts_are_tokenized_in_threads(run: Run, monkeypatch: pytest.Monke
 
 def test_long_texts_above_the_limit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
+        s.front_end._readiness.model().tokenizer._threads._num_free = 0
         error = await failure(s.inference.Tokenize(pb.TokenizeRequest(text="a" * 11)))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert_retry_hint(error, 0.5)
@@ -57,6 +58,25 @@ def test_long_texts_above_the_limit_are_refused(run: Run, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(tokenizer, "INLINE_CHARS", 10)
     monkeypatch.setattr(tokenizer, "MAX_WAITING_TEXTS", 0)
+    run(scenario)
+
+
+def test_a_text_that_is_much_too_long_is_refused_after_a_part_of_it(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """The model has 512 tokens, and a text of 2,560 characters may be that short."""
+    monkeypatch.setattr(tokenizer, "LIKELY_CHARS_PER_TOKEN", 2)
+    monkeypatch.setattr(tokenizer, "SLICE_CHARS", 500)
+    counted: list[int] = []
+    count = tokenizer.Tokenizer._count
+    monkeypatch.setattr(tokenizer.Tokenizer, "_count", lambda own, text: counted.append(len(text)) or count(own, text))
+    monkeypatch.setattr(tokenizer.Tokenizer, "_encode", lambda own, text: pytest.fail("all of it"))
+
+    async def scenario(s: Service) -> None:
+        for call in (s.inference.Tokenize(pb.TokenizeRequest(text="x" * 2500)), s.generate(text="x" * 2500)):
+            error = await failure(call)
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert error.details() == "text has 2500 characters, and the first 1000 are 1000 tokens; the limit is 512"
+        assert counted == [500] * 4
+
     run(scenario)
 
 
@@ -151,7 +171,11 @@ def test_model_info_adds_every_default_to_the_cores_info(run: Run):
             assert not expected.sampling_defaults.HasField(name)
             setattr(expected.sampling_defaults, name, 0.0)
         expected.sampling_defaults.num_samples, expected.sampling_defaults.typical_p = 1, 1.0
-        assert await s.control.GetModelInfo(control_pb2.GetModelInfoRequest()) == expected
+        info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+        # sizes/test_table.py tests them.
+        assert info.HasField("limits")
+        info.ClearField("limits")
+        assert info == expected
 
     run(scenario)
 

@@ -15,11 +15,12 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.core.messages.page_hash import prefix_root
+from scheduler_svc.frontend import server
 from scheduler_svc.frontend.door.entrance import Entrance
 from scheduler_svc.frontend.door.methods import rights_of
 from scheduler_svc.frontend.rpc import calls as calls_module
 from scheduler_svc.frontend.rpc.status import Refusal
-from tests.scheduler_svc.frontend.fake_core import Service, model_state, until
+from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, until
 
 Run = Callable[..., None]
 RIGHTS = ("inference", "control", "metrics")
@@ -181,6 +182,48 @@ def test_expired_and_revoked_tokens_get_the_answer_of_unknown_ones(run: Run) -> 
         assert (await code(s, path, bearer("tandem_soon"), ends=True))[0] not in CLOSED
         await allow(s, tenants())
         assert await code(s, path, bearer("tandem_soon")) == unknown
+
+    run(scenario, needs_tokens=True)
+
+
+def test_the_streams_of_a_revoked_token_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
+    now = time.time()
+    kept, lost, fewer, late = "tandem_kept", "tandem_lost", "tandem_fewer", "tandem_late"
+
+    def listing(*tokens: frontend_pb2.Token) -> frontend_pb2.Tenants:
+        return frontend_pb2.Tenants(tenants=[frontend_pb2.Tenant(name="t", tokens=tokens)])
+
+    async def scenario(s: Service) -> None:
+        soon = listed(late, "inference", expires=now + 3600)
+        both = listed(fewer, "inference", "metrics")
+        await allow(s, listing(listed(kept, "inference"), listed(lost, "inference"), both, soon))
+        calls: dict[str, tuple[Any, int]] = {}
+        for token in (kept, lost, fewer, late):
+            resume = inference_pb2.ResumeParams(linger_seconds=60)
+            ids = inference_pb2.TokenIds(ids=[1, 2])
+            request = inference_pb2.GenerateRequest(request_id=token[7:], token_ids=ids, resume=resume)
+            call = s.inference.Generate(request, metadata=bearer(token), timeout=20)
+            submit = await s.core.admit()
+            assert (await call.read()).WhichOneof("event") == "accepted"
+            calls[token] = call, submit.stream
+        expired = listed(late, "inference", expires=now - 1)
+        await allow(s, listing(listed(kept, "inference"), listed(fewer, "metrics"), expired))
+        for token in (lost, fewer):
+            call, _ = calls[token]
+            with pytest.raises(grpc.aio.AioRpcError):
+                await rest(call)
+            assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
+            assert await call.details() == "the token or certificate of this call was revoked"
+        # The core computes no more for them, although they may be resumed.
+        cancelled = [await s.core.expect("cancel") for _ in range(2)]
+        ended = {calls[token][1] for token in (lost, fewer)}
+        assert {(each.stream, each.detach) for each in cancelled} == {(stream, False) for stream in ended}
+        for token in (kept, late):
+            call, stream = calls[token]
+            await s.core.output(stream, [65], "LENGTH")
+            assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+        assert await s.core.is_silent()
 
     run(scenario, needs_tokens=True)
 
@@ -350,14 +393,17 @@ def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -
     def full() -> int:
         raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
 
+    async def no_turn(_: int) -> None: ...
+
     async def main() -> None:
         calls = calls_module.Calls(calls_module.CallLimits(max_unread=2))
         monkeypatch.setattr(calls._releaser, "release", lambda tasks: released.append(set(tasks)) or len(tasks))
 
         async def call(has_right: bool) -> None:
             method = calls_module.Method(
-                request=health_pb2.HealthCheckRequest, enter=enter(has_right), admit=full, answer=None, serialize=bytes
-            )  # pyright: ignore[reportArgumentType]
+                request=health_pb2.HealthCheckRequest, enter=enter(has_right), admit=full,
+                scan=lambda _: None, turn=no_turn, answer=None, serialize=bytes,
+            )  # pyright: ignore[reportArgumentType]  # fmt: skip
             await calls.handler(method).stream_stream(None, Context())
             # The caller does not read the answer.
             await asyncio.Event().wait()

@@ -9,19 +9,19 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from tandem_client.async_client import AsyncClient
+from tandem_client.cli.commands import serve_options as options
+from tandem_client.cli.commands.serve_options import LogFormat, SharedPool
 from tandem_client.cli.reporting import Exit, require_programs
 from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.errors import TandemError
 from tandem_client.services.line_writer import LineWriter
 from tandem_client.services.log_lines import as_json
-from tandem_client.services.pair import PROGRAMS, ServicePair, flags
+from tandem_client.services.pair import PROGRAMS, READY, ServicePair, flags
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import ServiceEnded
 from tandem_client.services.toy import TOY_NOTICE, is_toy
@@ -31,70 +31,41 @@ _STOP_SECONDS = 45.0
 # The time for a reader of standard output to take the last lines.
 _FLUSH_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
-# Each takes the memory of another model.
-MAX_STANDBYS = 8
-# A command that a user may paste follows.
-_READY = "ready: tandem generate"
-_STANDBY_HELP = "Warm workers that wait until the serving one dies; default: 0."
-_SHARED_POOL_HELP = (
-    "Keep the KV pool of a worker when it dies; auto: with --standby, and on a CPU where shared memory has huge pages."
-)
 # Says in brackets whether shared memory gets huge pages.
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
-class SharedPool(StrEnum):
-    """Whether the KV pool of a worker outlives it."""
-
-    AUTO = "auto"
-    ON = "on"
-    OFF = "off"
-
-
-class LogFormat(StrEnum):
-    """The format of the lines of all processes."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 def serve(
-    listen: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help=f"Address where the service listens; default: {DEFAULT_ADDRESS}."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="A folder or a hub name; default: the bundled toy model.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there is one.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16; default: the device decides.")
-    ] = None,
-    runtime_dir: Annotated[str | None, typer.Option(help="Folder of the sockets of the service.")] = None,
-    journal: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Folder of a journal: streams with resume survive the scheduler's death."),
-    ] = None,
-    metrics_listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Address of the Prometheus page /metrics; default: none.")
-    ] = None,
-    log_format: Annotated[
-        LogFormat | None,
-        typer.Option(help="Log lines as text, or one JSON object per line; default: text.", envvar="TANDEM_LOG_FORMAT"),
-    ] = None,
-    scheduler: Annotated[
-        str, typer.Option(help='More flags of the scheduler service, such as "--reflection --max-waiting 64".')
-    ] = "",
-    worker: Annotated[str, typer.Option(help='More flags of the worker, such as "--page-size 64".')] = "",
-    standby: Annotated[int, typer.Option(min=0, max=MAX_STANDBYS, metavar="N", help=_STANDBY_HELP)] = 0,
-    shared_pool: Annotated[SharedPool, typer.Option(help=_SHARED_POOL_HELP)] = SharedPool.AUTO,
+    listen: options.Listen = None,
+    model: options.Model = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    runtime_dir: options.RuntimeDir = None,
+    journal: options.Journal = None,
+    metrics_listen: options.MetricsListen = None,
+    tokens: options.Tokens = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    tls_client_ca: options.TlsClientCa = None,
+    health_listen: options.HealthListen = None,
+    log_format: options.LogLines = None,
+    scheduler: options.SchedulerFlags = "",
+    worker: options.WorkerFlags = "",
+    standby: options.Standbys = 0,
+    shared_pool: options.Pool = SharedPool.AUTO,
 ) -> None:
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
     require_programs(PROGRAMS, "tandem serve")
     shared = flags(runtime_dir=runtime_dir, log_format=log_format)
+    door = flags(
+        tokens=tokens, tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca, health_listen=health_listen
+    )
     holds_pools = _holds_pools(shared_pool, device, standby)
     screen = _Screen(as_json=log_format == LogFormat.JSON)
     pair = ServicePair(
         scheduler_flags=[
             *flags(listen=listen, journal=journal, metrics_listen=metrics_listen),
+            *door,
             *shared,
             *shlex.split(scheduler),
         ],
@@ -175,9 +146,13 @@ async def _announce(pair: ServicePair, say: Callable[[str], None]) -> None:
         if not noticed and await _serves_toy(address):
             say(TOY_NOTICE)
         noticed = True
-        named = "" if address == DEFAULT_ADDRESS else f"--address {address} "
-        say(f'{_READY} {named}"Return the"')
+        say(f"ready: {await pair.command() or _command(address)}")
         await pair.down()
+
+
+def _command(address: str) -> str:
+    named = "" if address == DEFAULT_ADDRESS else f"--address {address} "
+    return f'tandem generate {named}"Return the"'
 
 
 async def _serves_toy(address: str) -> bool:
@@ -205,7 +180,7 @@ class _Screen:
 
     def show_child(self, name: str, line: str) -> None:
         """Prints one line of a child, except its `ready` line: this command prints one when both serve."""
-        if _READY not in line:
+        if READY.search(line) is None:
             self._show(name, line)
 
     def say(self, line: str) -> None:

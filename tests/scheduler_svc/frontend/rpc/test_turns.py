@@ -1,27 +1,32 @@
-"""New requests pass one by one, so that other work of the event loop runs between them."""
+"""New requests pass one by one, tenants round robin, so that other work of the event loop runs between them."""
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 
+import pytest
+
+from scheduler_svc.frontend.rpc import turns as turns_module
+from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.rpc.turns import Turns
 
 
 class Requests:
-    """Tasks that wait for their turn and note that they passed."""
+    """Tasks that wait for their turn and note that they passed, each of the tenant at its place in `tenants`."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, tenants: Sequence[str]) -> None:
         self.turns = Turns()
         self.passed: list[int] = []
-        self.tasks = [asyncio.create_task(self._run(number)) for number in range(count)]
+        self.tasks = [asyncio.create_task(self._run(number, tenant)) for number, tenant in enumerate(tenants)]
 
-    async def _run(self, number: int) -> None:
-        await self.turns.wait()
+    async def _run(self, number: int, tenant: str) -> None:
+        await self.turns.wait(tenant, 100)
         self.passed.append(number)
 
 
-def test_one_task_passes_in_each_turn_of_the_loop_in_order():
+def test_one_task_passes_in_each_turn_of_the_loop_in_order() -> None:
     async def test() -> None:
-        requests, num_passed = Requests(5), [0]
+        requests, num_passed = Requests([""] * 5), [0]
         while num_passed[-1] < 5:
             await asyncio.sleep(0)
             num_passed.append(len(requests.passed))
@@ -31,15 +36,43 @@ def test_one_task_passes_in_each_turn_of_the_loop_in_order():
     asyncio.run(test())
 
 
-def test_a_cancelled_task_gives_up_its_turn():
+def test_tenants_pass_round_robin() -> None:
     async def test() -> None:
-        requests = Requests(4)
+        requests = Requests("aaaaaabbc")
+        await asyncio.gather(*requests.tasks)
+        # The first passes at once.
+        assert requests.passed == [0, 1, 6, 8, 2, 7, 3, 4, 5]
+
+    asyncio.run(test())
+
+
+def test_a_cancelled_task_gives_up_its_turn() -> None:
+    async def test() -> None:
+        requests = Requests([""] * 4)
         await asyncio.sleep(0)
         requests.tasks[1].cancel()
         requests.tasks[2].cancel()
         await asyncio.gather(*requests.tasks, return_exceptions=True)
         assert requests.passed == [0, 3]
         # The next turn is free again.
-        await requests.turns.wait()
+        await requests.turns.wait("", 100)
+
+    asyncio.run(test())
+
+
+def test_waiting_bytes_are_bounded_and_one_tenant_leaves_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "MAX_WAITING_BYTES", 1000)
+
+    async def test() -> None:
+        # One passes at once; five wait, and as much is free as they hold; the next two are refused.
+        greedy = Requests("a" * 8)
+        await asyncio.sleep(0)
+        other = asyncio.create_task(greedy.turns.wait("b", 100))
+        results = await asyncio.gather(*greedy.tasks, return_exceptions=True)
+        refused = [each.message for each in results if isinstance(each, Refusal)]
+        assert len(refused) == 2
+        assert "have 500 bytes and this one 100; the limit is 500, as much as is free" in refused[0]
+        await other
+        assert len(greedy.passed) == 6
 
     asyncio.run(test())

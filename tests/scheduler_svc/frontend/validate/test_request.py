@@ -53,7 +53,7 @@ def submit_message(request: pb.GenerateRequest, model: Model = MODEL) -> fronten
     checked = wire.check_request(request, model, EVERYONE.limits)
 
     async def made() -> frontend_pb2.Submit:
-        ids = await wire.prompt_ids(request, model)
+        ids = await wire.prompt_ids(request, model, "")
         return await wire.make_submit(checked, ids, model, EVERYONE, deadline_seconds=1.5)
 
     return asyncio.run(made())
@@ -168,10 +168,12 @@ REFUSED = [
     ("resume.linger_seconds", resume(5.0) | output(logprobs=0), ["is 5", "output.logprobs is set"]),
     ("resume.linger_seconds", resume(5.0) | output(prompt_logprobs_start=1), ["output.prompt_logprobs_start is set"]),
     ("stop.max_new_tokens", stop(max_new_tokens=0), [0, 1]),
+    ("stop.max_new_tokens", stop(max_new_tokens=2**31), [2**31, 2**31 - 1]),
+    ("stop.max_new_tokens", stop(max_new_tokens=2**32 - 1), [2**32 - 1, 2**31 - 1]),
     ("stop.min_new_tokens", stop(max_new_tokens=5, min_new_tokens=6), [6, 5]),
     (
         "stop.min_new_tokens",
-        stop(max_new_tokens=2**32 - 1, min_new_tokens=MAX_LENGTH - 2),
+        stop(max_new_tokens=2**31 - 1, min_new_tokens=MAX_LENGTH - 2),
         [MAX_LENGTH - 2, f"here {MAX_LENGTH - 3}"],
     ),
     ("stop.min_new_tokens", stop(min_new_tokens=101), [101, 100]),
@@ -256,7 +258,7 @@ ACCEPTED = [
     output(prompt_logprobs_start=2),
     stop(max_new_tokens=1),
     stop(max_new_tokens=MAX_LENGTH - 3),
-    stop(max_new_tokens=2**32 - 1, min_new_tokens=MAX_LENGTH - 3),
+    stop(max_new_tokens=2**31 - 1, min_new_tokens=MAX_LENGTH - 3),
     cache(salt="é" * 256, bypass_read=True, bypass_write=True),
     stop(max_new_tokens=5, min_new_tokens=5),
     stop(min_new_tokens=0),
@@ -410,7 +412,7 @@ def test_unset_max_new_tokens_is_the_number_that_fits():
     assert submit(**prompt(*[1] * (MAX_LENGTH - 5))).max_new_tokens == 5
 
 
-@pytest.mark.parametrize("asked", [MAX_LENGTH - 3, MAX_LENGTH - 2, MAX_LENGTH, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("asked", [MAX_LENGTH - 3, MAX_LENGTH - 2, MAX_LENGTH, 2**31 - 1])
 def test_max_new_tokens_beyond_the_models_length_is_sent_to_the_core(asked: int):
     """The Submit shows whether more tokens were requested than fit; the number in force is the number that fits."""
     made = submit(**stop(max_new_tokens=asked))

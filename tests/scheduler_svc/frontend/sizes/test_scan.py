@@ -1,0 +1,170 @@
+"""The scan of a message's bytes: how far it walks into hostile messages, and that it agrees with the parser."""
+
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tandem.v1 import control_pb2
+from tandem.v1 import inference_pb2 as pb
+
+from scheduler_svc.frontend.rpc import parsing
+from scheduler_svc.frontend.rpc.status import Refusal
+from scheduler_svc.frontend.sizes.limits import Sizes
+from scheduler_svc.frontend.sizes.scan import Scan
+from scheduler_svc.frontend.sizes.table import LIMITS, Of
+
+SIZES = Sizes(prompt_tokens=511, text_chars=2560, length=512)
+GENERATE = pb.GenerateRequest.DESCRIPTOR
+
+
+def field(number: int, data: bytes) -> bytes:
+    """A field of bytes."""
+    size, left = bytearray(), len(data)
+    while left > 127:
+        size.append(left & 127 | 128)
+        left >>= 7
+    tag = bytes([number << 3 | 2]) if number < 16 else bytes([(number << 3 | 2) & 127 | 128, number >> 4])
+    return tag + bytes(size) + bytes([left]) + data
+
+
+STOP, SAMPLING, TOKEN_IDS, TEXT = (
+    GENERATE.fields_by_name[name].number for name in ("stop", "sampling", "token_ids", "text")
+)
+MANY = 500_000
+# The bytes of a hostile message, the most fields that the walk may visit, and the refusal.
+HOSTILE: dict[str, tuple[Any, bytes, int, str]] = {
+    "stop strings": (
+        GENERATE, field(STOP, field(3, b"ab") * MANY), 20, "stop.stop_strings is more than 16 long; the limit is 16"
+    ),
+    "stop strings, in many messages": (
+        GENERATE, field(STOP, field(3, b"ab")) * MANY, 40, "stop.stop_strings is more than 16 long; the limit is 16"
+    ),
+    "empty messages": (GENERATE, field(STOP, b"") * MANY, 300, "stop comes after 256 other fields; the limit is 256"),
+    "one long stop string": (
+        GENERATE, field(STOP, field(3, b"a" * MANY)), 3,
+        "stop.stop_strings has an entry of 500,000 bytes; the limit is 1,024",
+    ),
+    "prompt": (
+        GENERATE, field(TOKEN_IDS, field(1, b"\x05" * MANY)), 3, "token_ids.ids is 500,000 long; the limit is 511"
+    ),
+    "prompt, in many lists": (
+        GENERATE, field(TOKEN_IDS, field(1, b"\x05") * MANY), 600, "token_ids.ids is 512 long; the limit is 511"
+    ),
+    "prompt, not packed": (
+        GENERATE, field(TOKEN_IDS, b"\x08\x05" * MANY), 600, "token_ids.ids is more than 511 long; the limit is 511"
+    ),
+    "prompt, empty pieces": (
+        GENERATE, field(TOKEN_IDS, field(1, b"") * MANY), 4200,
+        "token_ids.ids has more than 4,096 pieces that are not packed together; the limit is 4,096",
+    ),
+    "prompt, empty lists": (
+        GENERATE, field(TOKEN_IDS, field(1, b"")) * MANY, 600,
+        "token_ids comes after 256 other fields; the limit is 256",
+    ),
+    "biases": (
+        GENERATE, field(SAMPLING, field(10, b"\x08\x05\x15\0\0\0\0") * MANY), 4200,
+        "sampling.logit_bias is more than 4,096 long; the limit is 4,096",
+    ),
+    "a bias with unknown fields": (
+        GENERATE, field(SAMPLING, field(10, b"\x08\x05" + b"\xf8\x01\x01" * MANY)), 3,
+        "sampling.logit_bias has an entry of 1,500,002 bytes; the limit is 32",
+    ),
+    "banned tokens": (
+        GENERATE, field(SAMPLING, field(12, b"\x05" * MANY)), 3,
+        "sampling.banned_token_ids is 500,000 long; the limit is 4,096",
+    ),
+    "text": (GENERATE, field(TEXT, b"a" * MANY), 2, "text has 500,000 bytes; the limit is 2,560 characters"),
+    "unknown fields": (
+        GENERATE, b"\xf8\x01\x01" * MANY, 2, "GenerateRequest has field number 31, which this server does not know"
+    ),
+    "unknown fields inside": (
+        GENERATE, field(STOP, b"\xf8\x01\x01" * MANY), 3,
+        "StopParams has field number 31, which this server does not know",
+    ),
+    "depth": (
+        GENERATE, b"\xfb\x01" * MANY, 2, "GenerateRequest has field number 31, which this server does not know"
+    ),
+    "offsets": (
+        pb.ResumeRequest.DESCRIPTOR, field(3, b"") * MANY, 70, "offsets is more than 64 long; the limit is 64"
+    ),
+    "secret": (
+        pb.ResumeRequest.DESCRIPTOR, field(2, b"x" * MANY), 2,
+        "resume_secret has 500,000 bytes; the limit is 1024",
+    ),
+    "ids": (
+        control_pb2.AbortRequest.DESCRIPTOR, field(1, b"") * MANY, 1100,
+        "request_ids is more than 1,024 long; the limit is 1,024",
+    ),
+    "keys": (
+        control_pb2.ClearQuarantineRequest.DESCRIPTOR, field(1, b"x") * MANY, 20,
+        "keys is more than 16 long; the limit is 16",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_walk_ends_at_the_first_field_beyond_its_limit(name: str) -> None:
+    descriptor, data, most_visited, message = HOSTILE[name]
+    scan = Scan(descriptor)
+    with pytest.raises(Refusal) as caught:
+        scan.check(data, SIZES)
+    assert caught.value.message == message
+    assert scan.num_visited <= most_visited, "the walk goes on behind the limit"
+
+
+def test_the_longest_walk_is_bounded_by_the_limits() -> None:
+    limits = LIMITS["tandem.v1.GenerateRequest"].items()
+    lists = [each.most for path, each in limits if each.of == Of.ENTRIES and path != "token_ids.ids"]
+    # The test above has each of them; together they are one message.
+    assert sum(int(most) for most in lists) + SIZES.prompt_tokens + 256 < 14_000
+
+
+def test_a_message_at_every_limit_passes() -> None:
+    request = pb.GenerateRequest(
+        request_id="é" * 128,
+        token_ids=pb.TokenIds(ids=[2**32 - 1] * 511),
+        stop=pb.StopParams(stop_strings=["\U0001f600" * 256] * 16, stop_token_ids=[2**32 - 1] * 256, min_new_tokens=1),
+        sampling=pb.SamplingParams(
+            banned_token_ids=[2**32 - 1] * 4096, logit_bias={2**32 - 1 - i: -1.5 for i in range(4096)}, top_p=0.5
+        ),
+        cache=pb.CacheParams(salt="\U0001f600" * 256),
+    )
+    Scan(GENERATE).check(request.SerializeToString(), SIZES)
+    text = pb.GenerateRequest(text="\U0001f600" * 2560, priority=-5)
+    Scan(GENERATE).check(text.SerializeToString(), SIZES)
+    offsets = [pb.SampleOffset(token_ids=2**32 - 1, text_chars=2**32 - 1)] * 64
+    Scan(pb.ResumeRequest.DESCRIPTOR).check(pb.ResumeRequest(offsets=offsets).SerializeToString(), SIZES)
+
+
+PIECES = st.one_of(
+    st.binary(max_size=6),
+    st.sampled_from(
+        [b"\x08\x05", b"\x42\x01\x07", b"\x32\x00", b"\x2a\x05\x62\x03\x01\x02\x03", b"\x22\x03\x0a\x01\x07"]
+    ),
+    st.builds(field, st.sampled_from([1, 3, 4, 5, 6, 9]), st.binary(max_size=12)),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(PIECES, max_size=8).map(b"".join))
+def test_the_scan_and_the_parser_agree(data: bytes) -> None:
+    """What the parser accepts, without unknown fields, the scan passes; what the scan refuses, the parser refuses."""
+    refused = ""
+    try:
+        Scan(GENERATE).check(data, Sizes(prompt_tokens=50, text_chars=50))
+    except Refusal as refusal:
+        refused = refusal.message
+    try:
+        parsing.parse(pb.GenerateRequest, data)
+    except Refusal:
+        return
+    assert not refused
+
+
+def test_malformed_bytes_are_left_to_the_parser() -> None:
+    for data in (b"\x0a\x05ab", b"\x0a", b"\x0f\x01", b"\x0a" + b"\xff" * 11, b"\x32\x04\x1a\x05ab"):
+        Scan(GENERATE).check(data, SIZES)
+        with pytest.raises(DecodeError):
+            pb.GenerateRequest.FromString(data)

@@ -1,0 +1,127 @@
+"""Threads for long texts: the tenant that has used the least time is next, and what waits is bounded."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from scheduler_svc.frontend.rpc.status import Refusal
+from scheduler_svc.frontend.text import fair_threads
+from scheduler_svc.frontend.text.fair_threads import FairThreads
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """CPU seconds of all threads, which only the tests' work advances."""
+    now = [0.0]
+    monkeypatch.setattr(fair_threads, "thread_time", lambda: now[0])
+    return now
+
+
+def test_a_tenant_with_expensive_texts_delays_another_by_what_runs(clock: list[float]) -> None:
+    order: list[str] = []
+    held = threading.Event()
+
+    def work(tenant: str, seconds: float) -> Callable[[], str]:
+        def done() -> str:
+            held.wait()
+            clock[0] += seconds
+            order.append(tenant)
+            return tenant
+
+        return done
+
+    async def test() -> None:
+        threads = FairThreads(1, 100, "long texts")
+        greedy = [asyncio.create_task(threads.run("a", work("a", 3.0))) for _ in range(6)]
+        await asyncio.sleep(0)
+        polite = [asyncio.create_task(threads.run("b", work("b", 1.0))) for _ in range(5)]
+        await asyncio.sleep(0)
+        held.set()
+        assert await asyncio.gather(*greedy, *polite) == ["a"] * 6 + ["b"] * 5
+        # Both begin equal; then three of one second for one of three.
+        assert "".join(order) == "abbbabbaaaa"
+        assert threads.used == {"a": 18.0, "b": 5.0}
+        # Who comes later has no credit for idle time: it starts where the others are.
+        await threads.run("c", work("c", 1.0))
+        assert threads.used["c"] == 16.0
+        threads.close()
+
+    asyncio.run(test())
+
+
+def test_what_waits_is_bounded_and_one_tenant_leaves_room_for_another() -> None:
+    held = threading.Event()
+
+    async def test() -> None:
+        threads = FairThreads(1, 4, "long texts")
+        running = [asyncio.create_task(threads.run("a", held.wait)) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(Refusal, match="2 long texts of the caller wait; the limit is 2, as many as are free"):
+            await threads.run("a", held.wait)
+        running.append(asyncio.create_task(threads.run("b", held.wait)))
+        await asyncio.sleep(0)
+        with pytest.raises(Refusal, match="1 long texts of the caller wait; the limit is 1"):
+            await threads.run("b", held.wait)
+        held.set()
+        assert await asyncio.gather(*running) == [True] * 4
+        threads.close()
+
+    asyncio.run(test())
+
+
+def test_a_cancelled_caller_takes_no_thread_and_errors_reach_the_caller() -> None:
+    held, ran = threading.Event(), list[int]()
+
+    async def test() -> None:
+        threads = FairThreads(1, 10, "long texts")
+        first = asyncio.create_task(threads.run("", held.wait))
+        await asyncio.sleep(0)
+        gone = asyncio.create_task(threads.run("", lambda: ran.append(1)))
+        wrong = asyncio.create_task(threads.run("", lambda: 1 // 0))
+        last = asyncio.create_task(threads.run("", lambda: ran.append(2)))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        held.set()
+        found = await asyncio.gather(first, gone, wrong, last, return_exceptions=True)
+        assert [type(each) for each in found] == [bool, asyncio.CancelledError, ZeroDivisionError, type(None)]
+        assert ran == [2]
+        threads.close()
+
+    asyncio.run(test())
+
+
+def test_what_waits_at_the_close_is_refused() -> None:
+    held = threading.Event()
+
+    async def test() -> None:
+        threads = FairThreads(1, 10, "long texts")
+        tasks = [asyncio.create_task(threads.run("", held.wait)) for _ in range(2)]
+        await asyncio.sleep(0)
+        threads.close()
+        held.set()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert found[0] is True
+        assert isinstance(found[1], Refusal)
+
+    asyncio.run(test())
+
+
+def test_the_time_is_that_of_the_thread() -> None:
+    def work() -> None:
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+
+    async def test() -> None:
+        threads = FairThreads(2, 10, "long texts")
+        await threads.run("a", work)
+        await threads.run("b", lambda: time.sleep(0.05))
+        assert threads.used["a"] >= 0.02
+        assert threads.used["b"] < 0.02
+        threads.close()
+
+    asyncio.run(test())
