@@ -15,6 +15,9 @@ from scheduler_svc.metrics import catalogue
 from scheduler_svc.metrics.catalogue import Kind
 from scheduler_svc.metrics.histogram import Histogram
 
+# In one report. The core's thread reads it, and there may be 10,000 of them.
+_MAX_TENANTS = 256
+
 
 class TenantUse:
     """Tokens of one tenant."""
@@ -130,6 +133,8 @@ class FrontMeter:
         self.first_token = self._histograms[catalogue.FIRST_TOKEN]
         self._tenants: dict[str, TenantUse] = {}
         self._reported: dict[str, tuple[int, int]] = {}
+        # The index of the tenant that the next report looks at first.
+        self._next_tenant = 0
 
     def stream(self, *, is_resumed: bool = False) -> StreamMeter:
         """Returns the meter of a call that begins now."""
@@ -170,19 +175,30 @@ class FrontMeter:
             self._histograms[metric].observe(value)
 
     def report(self, backlog_bytes: int) -> frontend_pb2.MetricsReport:
-        """Returns the state of all counts, and the tenants whose counts have changed since the last report."""
+        """Returns the state of all counts, and tenants whose counts have changed since the last report."""
         self._counts[catalogue.PROMPT_TOKENS][0] = self.prompt_tokens
         self._counts[catalogue.GENERATION_TOKENS][0] = self.generation_tokens
         values = array("d")
         for metric in catalogue.FRONTEND_METRICS:
             values.extend(self._histograms[metric].cells() if metric.buckets else self._counts[metric])
         report = frontend_pb2.MetricsReport(process=self._process, values=values.tobytes(), backlog_bytes=backlog_bytes)
-        for tenant, use in self._tenants.items():
-            now = use.prompt_tokens, use.generation_tokens
-            if self._reported.get(tenant) != now:
-                self._reported[tenant] = now
-                report.tenants.add(tenant=tenant, prompt_tokens=now[0], generation_tokens=now[1])
+        for tenant in self._changed_tenants():
+            use = self._tenants[tenant]
+            self._reported[tenant] = use.prompt_tokens, use.generation_tokens
+            report.tenants.add(tenant=tenant, prompt_tokens=use.prompt_tokens, generation_tokens=use.generation_tokens)
         return report
+
+    def _changed_tenants(self) -> list[str]:
+        """Returns those that the next report has. If more have changed, all of them get their turn."""
+        tenants, at = list(self._tenants.items()), self._next_tenant
+        changed: list[str] = []
+        for idx, (tenant, use) in enumerate([*tenants[at:], *tenants[:at]], start=at + 1):
+            if self._reported.get(tenant) != (use.prompt_tokens, use.generation_tokens):
+                changed.append(tenant)
+                if len(changed) == _MAX_TENANTS:
+                    self._next_tenant = idx % len(tenants)
+                    break
+        return changed
 
     def connection_lost(self) -> None:
         """The last reports may not have arrived, so the next one has every tenant."""

@@ -1,5 +1,7 @@
 """What the core's process measures: the steps of the real core, the places of its workers, turns, and its counts."""
 
+from dataclasses import replace
+
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import ResetCause
@@ -137,3 +139,23 @@ def test_a_turn_counts_if_it_read_a_step() -> None:
     fleet.meter.turned(fleet.core, began)
     fleet.meter.turned(fleet.core, began)
     assert sum(fleet.meter.core_step.counts) == 1 and abs(fleet.meter.core_step.sum - 0.003) < 1e-9
+
+
+def test_results_of_void_plans_and_unknown_workers_do_not_count() -> None:
+    fleet = MeasuredFleet(SHAPE)
+    fleet.ask(1)
+    fleet.tick()
+    fleet.apply_plans("a")
+    worker = fleet.workers["a"]
+    event = worker.event_of(worker.results.popleft())
+    assert isinstance(event, ev.StepDone)
+    for void in (
+        replace(event, generation=event.generation - 1),
+        replace(event, step=event.step + 1),
+        replace(event, worker="unknown"),
+        replace(event, status=ev.StepStatus.FAILED),
+    ):
+        fleet.meter.step_arrived(void, fleet.core)
+    assert sum(fleet.meter.step_tokens.counts) == 0
+    fleet.meter.step_arrived(event, fleet.core)
+    assert sum(fleet.meter.step_tokens.counts) == 1

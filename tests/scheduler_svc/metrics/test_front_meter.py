@@ -7,7 +7,7 @@ import pytest
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.metrics import catalogue, front_totals
+from scheduler_svc.metrics import catalogue, front_meter, front_totals
 from scheduler_svc.metrics.catalogue import Kind, Metric
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
 from scheduler_svc.metrics.front_totals import FrontTotals
@@ -152,6 +152,23 @@ def test_a_report_has_the_tenants_that_have_changed() -> None:
     # The last report may be lost.
     meter.connection_lost()
     assert named() == [("a", 1, 2), ("b", 4, 5)]
+
+
+def test_all_tenants_get_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_meter, "_MAX_TENANTS", 3)
+    meter, totals, names = FrontMeter(Clock()), FrontTotals(), {f"t-{number}" for number in range(8)}
+    for round_ in range(1, 5):
+        # The first three change again before each report.
+        for name in sorted(names) if round_ == 1 else ("t-0", "t-1", "t-2"):
+            run(meter, name, 1, 1)
+        report = meter.report(0)
+        assert len(report.tenants) == 3
+        totals.take("f", report)
+    assert totals.of_tenants(names).keys() == names
+    for _ in range(2):
+        totals.take("f", meter.report(0))
+    assert totals.of_tenants(names) == {name: (4, 4) if name < "t-3" else (1, 1) for name in names}
+    assert not meter.report(0).tenants
 
 
 def total(totals: FrontTotals) -> float:

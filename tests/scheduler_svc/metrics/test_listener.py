@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from scheduler_svc.door.tls_files import TlsFiles
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.metrics import http_server, tls_context
+from scheduler_svc.metrics.access import refusal
 from scheduler_svc.metrics.listener import MetricsListener
 from scheduler_svc.processes.address import ListenError
 from tests.rigs.authorities import Authority, Pair
@@ -116,6 +118,14 @@ def test_a_token_with_the_right_is_needed(tmp_path: Path, caplog: pytest.LogCapt
         assert status(url.replace("/metrics", "/"), token=CALLER) == 403
         assert status(url.replace("/metrics", "/"), token=READER) == 404
     assert not [token for token in (READER, CALLER, EXPIRED) if token in caplog.text]
+
+
+def test_one_of_several_tokens_is_not_believed(tmp_path: Path) -> None:
+    tokens, valid = token_file(tmp_path), f"Bearer {READER}".encode()
+    assert refusal(tokens, [valid], None) is None
+    assert refusal(tokens, [valid.replace(b"Bearer", b"bEARER")], None) is None
+    for several in ([valid, valid], [valid, b"Basic x"], [b"", valid]):
+        assert refusal(tokens, several, None) is HTTPStatus.UNAUTHORIZED
 
 
 def test_a_revoked_token_loses_the_page(tmp_path: Path) -> None:

@@ -106,6 +106,23 @@ def test_the_text_is_made_twice_a_second_at_most(monkeypatch: pytest.MonkeyPatch
     assert b"tandem_frontend_deaths_total 1.0" in page.text()
 
 
+def test_a_long_text_is_made_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("scheduler_svc.metrics.page.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("scheduler_svc.metrics.page._PAUSE_SECONDS", 0.0)
+
+    def slow() -> tuple[str, ...]:
+        now[0] += 0.3
+        return ()
+
+    page = Page(CoreMeter(), slow)
+    first = page.text()
+    now[0] += 2.9
+    assert page.text() is first
+    now[0] += 0.2
+    assert page.text() is not first
+
+
 def test_the_buckets_are_ascending() -> None:
     for metric in catalogue.METRICS:
         assert list(metric.buckets) == sorted(set(metric.buckets))

@@ -18,6 +18,7 @@ from scheduler_svc.journal import framing
 from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.journal.opened import OpenedJournal
 from scheduler_svc.journal.writer import Sync
+from scheduler_svc.metrics.catalogue import NUM_CELLS
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes.workers import WorkerProcesses
@@ -554,19 +555,27 @@ def test_a_connection_that_ends_does_not_flood_other_peers_with_probes(bench: Be
     assert bench.child.killed == ["f-3"]
 
 
-def test_a_report_of_metrics_is_neither_an_event_nor_recorded(bench: Bench, tmp_path: Path) -> None:
+def test_a_report_of_metrics_is_neither_an_event_nor_recorded(
+    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.metrics = CoreMeter()
     bench.recorder = Recorder(tmp_path / "log", bench.core.config)
-    frontend = bench.frontend()
+    stray, frontend = bench.frontend("f-0"), bench.frontend()
     report = FrontMeter().report(64)
+    stray.send(frontend_pb2.FrontendToCore(metrics=report))
+    assert bench.links[1].socket.poll(10_000)
     bench.start()
-    frontend.send(frontend_pb2.FrontendToCore(metrics=report))
     frontend.send(HELLO, frontend_pb2.FrontendToCore(metrics=report))
     report.values = b"short"
     frontend.send(frontend_pb2.FrontendToCore(metrics=report), frontend_pb2.FrontendToCore(flush_cache={"query": 1}))
     while not frontend.next_of_frontend().HasField("flush_reply"):
         pass
-    # The one before Hello and the malformed one are dropped.
+    # The log has the first frame of each peer that was dropped.
+    dropped = {record.getMessage() for record in caplog.records if "dropped a frame" in record.getMessage()}
+    assert dropped == {
+        "front end f-0: dropped a frame: it sent a message before its Hello",
+        f"front end f-1: dropped a frame: its metrics have 5 bytes instead of {8 * NUM_CELLS}",
+    }
     assert (bench.metrics.fronts.backlog_bytes, bench.metrics.frontend_deaths) == (64, 0)
     bench.end()
     _, entries = event_log.read(tmp_path / "log")

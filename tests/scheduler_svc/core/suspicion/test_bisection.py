@@ -129,6 +129,9 @@ def test_other_requests_leave_the_lane_of_a_repeated_trial() -> None:
                     rows = fleet.lane_of(name).rows
                     handles = {request.handle for request in rows.requests_at(rows.seated())}
                     assert handles <= fleet.core.suspects.handles, "another request is on the lane of the trial"
+    fleet.run_until_ended()
+    ends = [fleet.end(number) for number in streams.values()]
+    assert sum(end.stats.preemptions for end in ends) == fleet.core.counters.preemptions > 0
 
 
 def test_500_random_kills_under_64_streams_convict_nobody() -> None:
