@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -50,7 +50,7 @@ def _token_file(folder: Path) -> Path:
 
 
 @contextmanager
-def service() -> Iterator[str]:
+def service() -> Generator[str]:
     """Runs the service until the end of the block. Yields its address."""
     with tempfile.TemporaryDirectory(prefix="tandem-tenants-") as folder:
         address, log = free_address(), Path(folder) / "serve.log"
