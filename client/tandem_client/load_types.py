@@ -16,6 +16,9 @@ class WorkerLoad:
     device: str
     # Whether the worker waits without requests until a serving worker is lost.
     is_standby: bool
+    # What `Client.drain` takes; a worker that joins again has another name.
+    name: str = ""
+    is_draining: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

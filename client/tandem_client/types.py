@@ -227,3 +227,36 @@ class QuarantinedRequest:
     expires_seconds: float
     # What it did, in one sentence.
     cause: str
+
+
+class DrainState(StrEnum):
+    """The state of a drain; the last three known ones are final."""
+
+    DRAINING = "draining"
+    LEAVING = "leaving"
+    DONE = "done"
+    TIME_LIMIT = "time_limit"
+    WORKER_LOST = "worker_lost"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainProgress:
+    """The progress of a drain."""
+
+    # Empty for the service.
+    worker: str
+    state: DrainState
+    # Requests of the service.
+    running: int
+    waiting: int
+    # Requests that still run on the worker.
+    worker_running: int
+    # The largest number of tokens that the requests of the worker, or of the service, may still produce.
+    tokens_left: int
+    # Requests that were moved to other workers.
+    moved: int
+    # Since the drain began.
+    seconds: float
+    # One sentence.
+    detail: str

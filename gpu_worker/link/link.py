@@ -97,6 +97,7 @@ class Link:
                     self._send_done()
                     if self._runner.num_in_flight:
                         time.sleep(_BUSY_POLL_SECONDS)
+                log.info("the worker stops; a second signal ends it at once")
             finally:
                 # Leave is also sent when the device is lost, so that the scheduler resets the lane at once.
                 self._send(pb.WorkerToCore(leave=pb.Leave()).SerializeToString())
@@ -105,6 +106,7 @@ class Link:
                 self._context.term()
 
     def _stop(self) -> None:
+        # The handler of a signal interrupts any line, also one of the log, so `serve` logs.
         self._stopping = True
 
     def _wait(self, poller: zmq.Poller) -> None:
@@ -209,6 +211,9 @@ class Link:
             # After a lost connection this worker joins as one that serves.
             self._join.standby = False
             self._ready.seated()
+        elif kind == "dismissed":
+            log.info("the scheduler has drained this worker; it ends")
+            self._stopping = True
 
     def _refused(self, refused: pb.Refused) -> None:
         """Schedules another Join. Raises JoinRefused if another try is pointless."""

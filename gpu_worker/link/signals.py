@@ -4,16 +4,28 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
 def signals_wake(stop: Callable[[], None]) -> Iterator[socket.socket]:
-    """SIGTERM and SIGINT call `stop` and make the yielded socket readable, so that a poll returns."""
+    """SIGTERM and SIGINT call `stop` and make the yielded socket readable, so that a poll returns.
+
+    The second of these signals ends the process at once, with the status of that signal.
+    """
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        for number in _NUMBERS:
+            signal.signal(number, signal.SIG_DFL)
+        stop()
+
     wake, woken = socket.socketpair()
     wake.setblocking(False)
     woken.setblocking(False)
     previous_fd = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-    previous = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, on_signal) for number in _NUMBERS}
     try:
         yield wake
     finally:

@@ -1,5 +1,7 @@
 """Makes the report of the core's load, summed over its lanes."""
 
+from collections.abc import Container
+
 from scheduler_svc.core.limits.memory_limit import Reduction
 from scheduler_svc.core.messages.reports import Incidents, Load, WorkerLoad
 from scheduler_svc.core.queue.request_queue import RequestQueue
@@ -12,8 +14,9 @@ def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: in
     """Returns the load at `now`. `output_tokens` is the number of tokens emitted since the start."""
     lost_at, lost_reason = lanes.last_loss or (None, "")
     counters, seated = lanes.counters, lanes.seated
-    each = [_of_lane(lane) for lane in seated]
-    on_standby = [_of_lane(lane) for lane in lanes.by_worker.values() if not lane.is_seated]
+    leaving = lanes.leaving
+    each = [_of_lane(lane, leaving) for lane in seated]
+    on_standby = [_of_lane(lane, leaving) for lane in lanes.by_worker.values() if not lane.is_seated]
     return Load(
         running=sum(one.running for one in each),
         waiting=queue.num_waiting,
@@ -54,7 +57,7 @@ def _incidents(counters: Counters) -> Incidents:
     )
 
 
-def _of_lane(lane: Lane) -> WorkerLoad:
+def _of_lane(lane: Lane, leaving: Container[str]) -> WorkerLoad:
     return WorkerLoad(
         pid=lane.info.pid,
         device=lane.info.device,
@@ -63,4 +66,6 @@ def _of_lane(lane: Lane) -> WorkerLoad:
         pages_cached=lane.pool.num_evictable,
         pages_total=lane.info.usable_pages,
         is_standby=not lane.is_seated,
+        name=lane.worker,
+        is_draining=lane.worker in leaving,
     )

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scheduler_svc.core.announcer import Announcer
+from scheduler_svc.core.draining.drains import Drains
 from scheduler_svc.core.faults.convictions import Convictions
 from scheduler_svc.core.faults.hung_workers import HungWorkers
 from scheduler_svc.core.lingering.kept_requests import KeptRequests
@@ -51,7 +52,6 @@ class Scheduler:
         self._hung = HungWorkers(config, self._lanes)
         self._steps = Steps(config, self.queue, self._lanes)
         self.convictions = Convictions(config, self._lanes)
-        self.draining = False
         self.frontends: dict[str, int] = {}
         """Index of each connected front end, by name; an index is never used twice."""
         self.output_tokens = 0
@@ -63,6 +63,7 @@ class Scheduler:
         self._acceptance = Acceptance(config, self.queue, self._lanes, self._deadlines)
         self._refusals = Refusals(config, self.queue, self._lanes, self.convictions)
         self._lingering = Lingering(config, self.queue, self._lanes, self._remove)
+        self.drains = Drains(config, self.queue, self._lanes, self.frontends, self._end)
         self.outputs_of = self._lingering.outputs_of
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
@@ -85,8 +86,9 @@ class Scheduler:
             ev.TenantsChanged: self._on_tenants_changed,
             ev.Tick: self._on_tick,
             ev.Paused: self._on_paused,
-            ev.DrainStarted: self._on_drain_started,
-            ev.DrainEnded: self._on_drain_ended,
+            ev.Drain: self.drains.begin,
+            ev.DrainStarted: self.drains.started,
+            ev.DrainEnded: self.drains.ended,
         }
 
     @property
@@ -134,7 +136,7 @@ class Scheduler:
         """Time of the next Tick if no event arrives before it; None if nothing is due."""
         lanes, first = self._lanes, self._hung.next_timeout()
         of_lanes = lanes.next_seating(), lanes.worker_infos.next_expiry(), lanes.suspects.waits_until
-        for at in (self.queue.next_deadline(), self._lingering.next_expiry(), *of_lanes):
+        for at in (self.queue.next_deadline(), self._lingering.next_expiry(), self.drains.next_wake(), *of_lanes):
             if at is not None and (first is None or at < first):
                 first = at
         return first
@@ -143,7 +145,7 @@ class Scheduler:
 
     def _on_submit(self, event: ev.Submit, now: float) -> list[fx.Effect]:
         is_registered = event.frontend in self.frontends
-        rejected = self._refusals.rejected(event, now, is_registered=is_registered, is_draining=self.draining)
+        rejected = self._refusals.rejected(event, now, is_registered=is_registered, is_draining=self.drains.is_stopping)
         if rejected is not None:
             return [rejected]
         ahead = self.queue.num_waiting
@@ -227,7 +229,7 @@ class Scheduler:
         effects += self._announcer.changed_status(self.frontends, now)
         self.frontends[event.frontend] = self._next_frontend
         self._next_frontend += 1
-        drain = [fx.AnnounceDrain(frontend=event.frontend)] if self.draining else []
+        drain = [fx.AnnounceDrain(frontend=event.frontend)] if self.drains.is_stopping else []
         return [*effects, *self._announcer.greeting(event.frontend), *drain]
 
     def _on_frontend_lost(self, event: ev.FrontendLost, now: float) -> list[fx.Effect]:
@@ -297,6 +299,7 @@ class Scheduler:
         self._lanes.worker_infos.expire(now)
         effects += self._hung.give_up(now)
         effects += self._lanes.seat_due(now)
+        effects += self.drains.advance(now)
         if self._lanes.suspects.has_convicted:
             effects += self._end_convicted(now)
         effects += self._steps.plan(self.frontends, now)
@@ -305,16 +308,4 @@ class Scheduler:
 
     def _on_paused(self, event: ev.Paused, now: float) -> list[fx.Effect]:
         self._hung.paused(event.seconds)
-        return []
-
-    # Shutdown ----------------------------------------------------------------------------------------------
-
-    def _on_drain_started(self, event: ev.DrainStarted, now: float) -> list[fx.Effect]:
-        self.draining = True
-        return [fx.AnnounceDrain(frontend=frontend) for frontend in self.frontends]
-
-    def _on_drain_ended(self, event: ev.DrainEnded, now: float) -> list[fx.Effect]:
-        message = "the service shut down before the request ended"
-        for request in list(self.queue):
-            self._end(request, now, failure=fx.Failure(code=fx.FailureCode.SHUTDOWN, message=message))
         return []

@@ -19,7 +19,7 @@ from scheduler_svc.core.schedule.placement import by_backlog
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.schedule.probation import probation_plan
 from scheduler_svc.core.schedule.trials import is_apart, move_others, others_turn, trial_lane, turns
-from scheduler_svc.core.schedule.turn import Turn
+from scheduler_svc.core.schedule.turn import NO_STARTS, Turn
 from scheduler_svc.core.state.eviction import evict_unverified
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.update.check_result import is_valid
@@ -67,13 +67,14 @@ class Steps:
                         plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
                         effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     continue
-                if not lane.is_seated:
+                leaving = self._lanes.leaving.get(lane.worker)
+                if not lane.is_seated or (leaving is not None and leaving.is_paused):
                     continue
                 others = [other for other in proven if other is not lane]
                 if lane is trial_on:
                     plan = self._plan_trial(lane, others, frontends, now)
                 else:
-                    plan = self._plan(lane, others, turn, frontends, now)
+                    plan = self._plan(lane, others, NO_STARTS if leaving else turn, frontends, now)
                 if plan is not None:
                     effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     has_planned = True

@@ -14,6 +14,7 @@ from tandem.v1 import control_pb2, control_pb2_grpc
 
 from scheduler_svc.door.tenant import Right
 from scheduler_svc.frontend.door.entrance import caller
+from scheduler_svc.frontend.drain_watches import DrainWatches
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes.limits import MAX_ABORT_IDS, MAX_QUARANTINE_KEYS, QUARANTINE_KEY_CHARS
@@ -83,9 +84,12 @@ def _unreachable() -> status.Refusal:
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     """Serves operators: inspects the service and controls it."""
 
-    def __init__(self, readiness: Readiness, queries: CoreQueries, *, max_message_bytes: int) -> None:
+    def __init__(
+        self, readiness: Readiness, queries: CoreQueries, drains: DrainWatches, *, max_message_bytes: int
+    ) -> None:
         self._readiness = readiness
         self._queries = queries
+        self._drains = drains
         self._max_message_bytes = max_message_bytes
 
     async def Abort(self, request: control_pb2.AbortRequest, context: Any) -> control_pb2.AbortResponse:
@@ -150,3 +154,10 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         clear = frontend_pb2.ClearQuarantine(keys=request.keys)
         reply = await self._queries.ask(frontend_pb2.FrontendToCore(clear_quarantine=clear))
         return control_pb2.ClearQuarantineResponse(removed=reply.removed)
+
+    # A coroutine that writes, like every streaming method of the front end.
+    async def Drain(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: control_pb2.DrainRequest, context: Any
+    ) -> None:
+        """Drains a worker or the service, and writes the progress until the end."""
+        await self._drains.serve(request, context)

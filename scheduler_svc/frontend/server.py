@@ -17,6 +17,7 @@ from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.door.entrance import Entrance
 from scheduler_svc.frontend.door.tls import Certificates
+from scheduler_svc.frontend.drain_watches import DrainWatches
 from scheduler_svc.frontend.front_end_settings import FrontEndSettings
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.health_listener import HealthListener
@@ -55,6 +56,7 @@ class FrontEnd:
         self._calls = Calls(settings.call_limits)
         self._streams = StreamTable(self._link.send, settings.stream_limits, lambda: self._calls.num_unread)
         self._queries = CoreQueries(self._link.send)
+        self._drains = DrainWatches(self._link.send)
         self._meter = FrontMeter() if settings.measures else None
         self._request_log = RequestLog(settings.log_requests)
         self._server = self._make_server(max_connections)
@@ -121,6 +123,8 @@ class FrontEnd:
                 self._streams.replaced(message.replaced)
             case "abort_reply" | "load_reply" | "flush_reply" | "quarantine_reply" as kind:
                 self._queries.answer(getattr(message, kind))
+            case "drain_reply":
+                self._drains.answer(message.drain_reply)
             case "model_state":
                 self._take_model(message.model_state)
             case "core_status":
@@ -146,6 +150,7 @@ class FrontEnd:
         self._readiness.lose_core()
         self._streams.fail_all(lambda: status.not_ready("the scheduler's core is gone", reason="core_lost"))
         self._queries.fail_all()
+        self._drains.fail_all()
 
     def _bind(self) -> str:
         listen = self._settings.listen
@@ -224,7 +229,9 @@ class FrontEnd:
         inference = InferenceServicer(
             self._readiness, self._streams, max_message_bytes=settings.max_message_bytes, meter=self._meter
         )
-        control = ControlServicer(self._readiness, self._queries, max_message_bytes=settings.max_message_bytes)
+        control = ControlServicer(
+            self._readiness, self._queries, self._drains, max_message_bytes=settings.max_message_bytes
+        )
         methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, self._request_log)
         if settings.reflection:
             methods.add_reflection(server, self._entrance)

@@ -96,6 +96,8 @@ class EffectDispatcher:
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
                     self._turn_away(effect)
+                case fx.DismissWorker():
+                    self.send(self._workers, effect.worker, worker_wire.dismissed_frame())
                 case fx.KillWorker():
                     self._worker_processes.kill(effect.worker)
                 case fx.Note():

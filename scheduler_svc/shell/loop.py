@@ -31,6 +31,7 @@ from scheduler_svc.shell.inbound import Inbound
 from scheduler_svc.shell.peers import Credentials
 from scheduler_svc.shell.router_link import RouterLink
 from scheduler_svc.shell.served_model import ServedModel
+from scheduler_svc.shell.stop import Stop
 from scheduler_svc.wire import tenants as tenants_wire
 
 log = logging.getLogger("tandem.core")
@@ -44,8 +45,6 @@ _CHECK_SECONDS = 1.0
 _PROBE_SECONDS, _PROBE_EVERY_SECONDS = 1.0, 0.005
 # A turn that begins later than this after the one before it: the machine or this process was stopped meanwhile.
 _PAUSE_SECONDS = 1.0
-# Front ends get this long after the grace period to deliver the last answers.
-_FAREWELL_SECONDS = 5.0
 _RECORDED_TICK = record_pb2.Tick()
 
 
@@ -101,9 +100,9 @@ class Loop:
             metrics=metrics,
         )
         self._children, self._worker_processes = children, worker_processes
-        self._watch, self._grace_seconds, self._wake = watch, grace_seconds, wake
+        self._watch, self._wake = watch, wake
         self._watch_at = self._next_check_at = self._probe_at = self._probe_until = 0.0
-        self._drain_deadline: float | None = None
+        self._stop = Stop(core, grace_seconds)
         # Not a zmq.Poller, which asks libzmq about each socket several times per call.
         self._poller = select.poll()
         for fd in (workers.fd, frontends.fd, workers.monitor_fd, frontends.monitor_fd, wake.fileno()):
@@ -115,7 +114,6 @@ class Loop:
         if self._journal is not None:
             restored = self._journal.restore(self._handle, time.monotonic())
             self._dispatcher.dispatch(restored)
-        num_seen = 0
         turned_at = time.monotonic()
         while True:
             readable = self._wait()
@@ -125,7 +123,7 @@ class Loop:
             self._find_lost_peers(readable, now)
             if now >= self._watch_at:
                 self._watch_at = now + _WATCH_SECONDS
-                self._children.watch(restart=not num_seen)
+                self._children.watch(restart=not self._stop.has_begun)
             if is_check := now >= self._next_check_at:
                 self._next_check_at = now + _CHECK_SECONDS
                 self._check(now)
@@ -135,10 +133,9 @@ class Loop:
                 effects += self._tenants_changed()
                 self._inbound.send_tenants(list(self._core.frontends))
             effects += self._inbound.receive()
-            if (num_requested := num_stop_requests()) > num_seen:
-                effects += self._begin_stop(at_once=num_requested > 1)
-                num_seen = num_requested
-            if num_seen and self._is_grace_over(0.0):
+            if self._stop.begins(num_stop_requests()):
+                effects += self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
+            if self._stop.is_grace_over():
                 effects += self._handle(ev.DrainEnded(), drain_ended=record_pb2.DrainEnded())
             effects += self._handle(ev.Tick(), tick=_RECORDED_TICK)
             if self._recorder is not None:
@@ -151,7 +148,7 @@ class Loop:
             self._dispatcher.dispatch(effects)
             if self._metrics is not None:
                 self._metrics.turned(self._core, now)
-            if num_seen and not self._has_work() and self._is_over():
+            if self._stop.has_begun and not self._has_work() and self._is_over():
                 return
 
     def _handle(self, event: ev.Event, **entry: Any) -> list[fx.Effect]:
@@ -211,9 +208,9 @@ class Loop:
         until = now + _IDLE_SECONDS
         if (wake := self._core.next_wake()) is not None and wake < until:
             until = wake
-        if self._drain_deadline is not None:
+        if self._stop.deadline is not None:
             # No socket reports that a front end has ended.
-            until = min(until, max(self._drain_deadline, now), now + _PROBE_EVERY_SECONDS)
+            until = min(until, max(self._stop.deadline, now), now + _PROBE_EVERY_SECONDS)
         if now < self._probe_until:
             until = min(until, self._probe_at)
         return max(0.0, until - now)
@@ -227,24 +224,13 @@ class Loop:
             self._flight.check(now)
 
     def _frontend_lost(self, frontend: str, reason: str) -> None:
-        if self._drain_deadline is None:
+        if self._stop.deadline is None:
             log.warning("front end %s was lost: %s", frontend, reason)
             if self._metrics is not None:
                 self._metrics.frontend_lost()
         self._children.kill(frontend)
 
-    def _begin_stop(self, *, at_once: bool) -> list[fx.Effect]:
-        if at_once:
-            self._drain_deadline = time.monotonic()
-            return []
-        log.info("stopping: new requests are refused, running requests may run for %g s more", self._grace_seconds)
-        self._drain_deadline = time.monotonic() + self._grace_seconds
-        return self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
-
-    def _is_grace_over(self, extra_seconds: float) -> bool:
-        return self._drain_deadline is not None and time.monotonic() >= self._drain_deadline + extra_seconds
-
     def _is_over(self) -> bool:
         """Stops the front ends once the core has no request; the loop refuses new ones until they have ended."""
         self._children.ask_to_stop()
-        return not self._children.is_running or self._is_grace_over(_FAREWELL_SECONDS)
+        return not self._children.is_running or self._stop.is_farewell_over()

@@ -14,7 +14,7 @@ from scheduler_svc.core.messages.quarantine import (
     QuarantineQuery,
     QuarantineReply,
 )
-from scheduler_svc.core.messages.reports import HeldPoolsLoad, Incidents, Load, WorkerLoad
+from scheduler_svc.core.messages.reports import DrainReport, DrainState, HeldPoolsLoad, Incidents, Load, WorkerLoad
 from scheduler_svc.wire.arrays import WireError, fields, packed
 from scheduler_svc.wire.submit import TENANT_END, core_id, resume_of, submit_of
 
@@ -23,10 +23,16 @@ _REJECT = {code: pb.RejectCode.Value(f"REJECT_CODE_{code.name}") for code in fx.
 _REASON = {reason: inference_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in fx.EndReason}
 _FAILURE = {code: pb.FailureCode.Value(f"FAILURE_CODE_{code.name}") for code in fx.FailureCode}
 
+_DRAIN = {state: control_pb2.DrainState.Value(f"DRAIN_STATE_{state.name}") for state in DrainState}
+
 # The fields that have the same names and values on both sides.
 _LOAD = tuple(name for name in Load.__slots__ if name not in ("per_worker", "incidents", "held_pools"))
+_DRAIN_FIELDS = tuple(name for name in control_pb2.DrainResponse.DESCRIPTOR.fields_by_name if name != "state")
 _USAGE = tuple(inference_pb2.Usage.DESCRIPTOR.fields_by_name)
 _TIMING = tuple(inference_pb2.Timing.DESCRIPTOR.fields_by_name)
+
+MAX_DRAIN_SECONDS = 86_400
+MAX_WORKER_NAME = 256
 
 
 def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
@@ -60,8 +66,25 @@ def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
         case "clear_quarantine":
             clear = message.clear_quarantine
             return ClearQuarantine(frontend=frontend, query=clear.query, keys=tuple(clear.keys))
+        case "drain":
+            return _drain_of(message.drain, frontend)
         case _:
             raise WireError("the message is empty")
+
+
+def _drain_of(drain: pb.Drain, frontend: str) -> ev.Drain:
+    request = drain.request
+    # Also false for NaN.
+    if not 0 <= request.max_seconds <= MAX_DRAIN_SECONDS:
+        raise WireError(f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_DRAIN_SECONDS}")
+    return ev.Drain(
+        frontend=frontend,
+        query=drain.query,
+        worker=request.worker[:MAX_WORKER_NAME],
+        max_seconds=request.max_seconds,
+        force=request.force,
+        stop_replies=drain.stop_replies,
+    )
 
 
 FrontendEffect = (
@@ -74,6 +97,8 @@ FrontendEffect = (
     | QuarantineReply
     | fx.CoreStatus
     | fx.AnnounceDrain
+    | DrainReport
+    | fx.DrainRefused
     | fx.Resumed
     | fx.Replaced
 )
@@ -129,6 +154,14 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             message.core_status.workers = effect.workers
         case fx.AnnounceDrain():
             message.draining.SetInParent()
+        case DrainReport():
+            message.drain_reply.query = effect.query
+            progress = control_pb2.DrainResponse(state=_DRAIN[effect.state], **fields(effect, _DRAIN_FIELDS))
+            message.drain_reply.progress.CopyFrom(progress)
+        case fx.DrainRefused():
+            message.drain_reply.query = effect.query
+            message.drain_reply.refusal = _REJECT[effect.code]
+            message.drain_reply.message = effect.message
         case fx.Resumed():
             _fill_resumed(message.resumed, effect)
         case fx.Replaced():

@@ -205,6 +205,11 @@ def rejoin_frame() -> bytes:
     return pb.CoreToWorker(rejoin=pb.Rejoin()).SerializeToString()
 
 
+def dismissed_frame() -> bytes:
+    """Tells a drained worker to end."""
+    return pb.CoreToWorker(dismissed=pb.Dismissed()).SerializeToString()
+
+
 def seated_frame() -> bytes:
     """Tells a standby worker that it gets requests now."""
     return pb.CoreToWorker(seated=pb.Seated()).SerializeToString()

@@ -221,6 +221,9 @@ def _serve(session: WorkerSession, dealer: zmq.Socket, wake: socket.socket, in_f
             data = dealer.recv(zmq.NOBLOCK)
             if session.phase != Phase.HUNG:
                 session.receive(pb.CoreToWorker.FromString(data), time.monotonic())
+                if session.phase == Phase.LEAVING:
+                    dealer.send(pb.WorkerToCore(leave=pb.Leave()).SerializeToString(), zmq.NOBLOCK)
+                    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:

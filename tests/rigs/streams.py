@@ -30,6 +30,8 @@ class Stream:
         self.transcript = Transcript() if transcript is None else transcript
         self.error: grpc.RpcError | None = None
         self.failure: BaseException | None = None
+        self.times: list[float] = []
+        """When each message arrived, in seconds of the monotonic clock."""
         self._call = call
         self._changed = threading.Condition()
         self._reading = threading.Event()
@@ -48,6 +50,7 @@ class Stream:
                     break
                 with self._changed:
                     self.transcript.take(message)
+                    self.times.append(time.monotonic())
                     self._changed.notify_all()
         except grpc.RpcError as error:
             self.error = error

@@ -23,6 +23,8 @@ class Phase(StrEnum):
     JOINING = "joining"
     JOINED = "joined"
     REFUSED = "refused"
+    # Terminal: drained.
+    LEAVING = "leaving"
     # Terminal: refused for good.
     STOPPED = "stopped"
     # Terminal, and silent.
@@ -106,6 +108,9 @@ class WorkerSession:
                 # After a lost connection it joins as a worker that serves.
                 self._join.standby = False
                 self._on_phase("seated")
+            case "dismissed":
+                self._forget_plans()
+                self._enter(Phase.LEAVING, "drained")
             case "plan":
                 self._queue(message.plan, now)
             case None:
@@ -147,7 +152,7 @@ class WorkerSession:
 
     def wait_seconds(self, now: float) -> float | None:
         """Returns the seconds until something is due, or None if only a message can wake the session."""
-        if self.phase in (Phase.STOPPED, Phase.HUNG, Phase.EXITED):
+        if self.phase in (Phase.LEAVING, Phase.STOPPED, Phase.HUNG, Phase.EXITED):
             return None
         due = [self._heartbeat_at if self.phase == Phase.JOINED else self._join_at]
         if self._queued:

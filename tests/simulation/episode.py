@@ -16,7 +16,7 @@ from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.page_hash import hash_pages
-from scheduler_svc.core.messages.reports import StepReport
+from scheduler_svc.core.messages.reports import DrainReport, StepReport
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.core.workers.standby import PATIENCE_SECONDS
@@ -82,7 +82,7 @@ class Episode:
             drains_at = self.operations * (_DRAINS_AFTER if self.rng.random() < _DRAIN_SHARE else 2)
             while self.num_handled < self.operations:
                 self.rng.choices(moves, weights)[0]()
-                if self.num_handled > drains_at and not self.core.draining:
+                if self.num_handled > drains_at and not self.core.drains.is_stopping:
                     self.load.drain()
             self._finale()
             if self._replays:
@@ -101,6 +101,7 @@ class Episode:
             (fleet.heartbeats, 2), (fleet.rejoin, 1.5), (fleet.worker_joins, 1.2), (fleet.worker_dies, 0.5),
             (fleet.join_twice, 0.2), (fleet.late_result_arrives, 0.5), (fleet.other_model_joins, 0.1),
             (self._long_silence, 0.2), (self._pause, 0.2), (fleet.worker_hangs, 1.0), (fleet.workers_wake, 0.2),
+            (lambda: fleet.drain(list(self.core.frontends)), 0.3), (fleet.dismissed_leave, 3.0),
             (load.frontend_joins, 0.4), (load.frontend_dies, 0.2),
             (load.frontend_restarts, 0.05), (load.query_load, 0.5),
             (load.lingering.connection_breaks, 0.8), (load.caller_returns, 0.8),
@@ -178,21 +179,31 @@ class Episode:
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
             waiting = self.core.queue.waiting()
-            assert not any(lane.info.holds(request.total_length) for request in waiting for lane in lanes), (
+            may_start = [lane for lane in lanes if lane.worker not in self.core.drains.leaving]
+            assert not any(lane.info.holds(request.total_length) for request in waiting for lane in may_start), (
                 "requests that fit a worker wait, and no step was planned"
             )
 
     def _check_seats(self, any_seated: bool) -> None:
         """Asserts that a proven standby worker is seated in time if no other worker is there."""
         waiting = [
-            lane.proven_at for lane in self.core.lanes.values() if not lane.is_seated and lane.proven_at is not None
+            lane.proven_at
+            for lane in self.core.lanes.values()
+            if not lane.is_seated and lane.proven_at is not None and lane.worker not in self.core.drains.leaving
         ]
         if waiting and not any_seated:
             assert self.now < min(waiting) + PATIENCE_SECONDS, "nobody serves, and a standby worker waits"
 
     def _carry_out(self, effect: fx.Effect) -> None:
         match effect:
-            case fx.SendPlan() | fx.WorkerAccepted() | fx.WorkerRefused() | fx.AskRejoin() | fx.KillWorker():
+            case (
+                fx.SendPlan()
+                | fx.WorkerAccepted()
+                | fx.WorkerRefused()
+                | fx.AskRejoin()
+                | fx.KillWorker()
+                | fx.DismissWorker()
+            ):
                 self.fleet.take(effect, self._submit_at)
                 if isinstance(effect, fx.SendPlan):
                     self._check_size(effect)
@@ -205,6 +216,9 @@ class Episode:
                 self.load.take(effect, self.now)
             case fx.Detached() | fx.Forgotten() | fx.Resumed() | fx.Replaced():
                 self.load.lingering.take(effect)
+            case DrainReport():
+                self.seen[f"drain: {effect.state}"] += 1
+                self.seen["request moved"] += effect.moved
             case StepReport() if effect.cause is not None:
                 self.seen[f"reset: {effect.cause}"] += 1
             case _:

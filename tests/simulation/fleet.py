@@ -33,7 +33,7 @@ class Fleet:
         self._setting = setting
         self._handle = handle
         self._seen = seen
-        self._num_workers = 0
+        self._num_workers = self._num_drains = 0
         # The worker that died last, with its undelivered results.
         self._dead: Worker | None = None
         # By pool id: the memory of dead workers' pools, and the requests that the core has written their pages for.
@@ -115,6 +115,31 @@ class Fleet:
         if self._rng.random() >= _LOST_POOL_SHARE:
             self._shared[worker.executor.pool_id] = worker.executor.memory
 
+    def drain(self, frontends: list[str]) -> None:
+        """An operator drains a worker."""
+        if self.workers:
+            self._num_drains += 1
+            self._handle(
+                ev.Drain(
+                    frontend=self._rng.choice([*frontends, "gone"]),
+                    query=self._num_drains,
+                    worker=self._any().name,
+                    max_seconds=self._rng.choice([0.0, 0.0, 0.05, 5.0]),
+                    force=self._rng.random() < 0.3,
+                )
+            )
+
+    def dismissed_leave(self) -> None:
+        """Workers that were drained end in order. Another one is started in place of some."""
+        for worker in [worker for worker in self.workers.values() if worker.is_dismissed and not worker.is_hung]:
+            self._seen["worker left"] += 1
+            del self.workers[worker.name]
+            if self._setting.shares_pools:
+                self._leave_pool(worker)
+            self._handle(ev.WorkerLost(worker=worker.name, reason="it stops", is_orderly=True))
+            if self._rng.random() < _RESTART_SHARE:
+                self._add(worker.shape)
+
     def late_result_arrives(self) -> None:
         """A result of the worker that died last arrives."""
         if self._dead is not None and self._dead.results:
@@ -167,6 +192,7 @@ class Fleet:
 
     def step_all(self) -> bool:
         """Each worker handles one message, the core receives one result of each. Returns False if nothing was left."""
+        self.dismissed_leave()
         busy = [worker.work() | self._deliver(worker, corrupt_share=0.0) for worker in list(self.workers.values())]
         self._bury_poisoned()
         return any(busy)
@@ -190,14 +216,22 @@ class Fleet:
 
     def take(
         self,
-        effect: (fx.SendPlan | fx.WorkerAccepted | fx.WorkerProven | fx.WorkerRefused | fx.AskRejoin | fx.KillWorker),
+        effect: (
+            fx.SendPlan
+            | fx.WorkerAccepted
+            | fx.WorkerProven
+            | fx.WorkerRefused
+            | fx.AskRejoin
+            | fx.KillWorker
+            | fx.DismissWorker
+        ),
         submit_at: SubmitAt,
     ) -> None:
         """Delivers a message of the core to its worker. `submit_at` returns the owner of a row of a plan."""
         worker = self.workers.get(effect.worker)
         if worker is None:
             # Only refusals may go to dead or unknown workers.
-            assert isinstance(effect, fx.WorkerRefused | fx.AskRejoin) or effect.worker == "stranger"
+            assert isinstance(effect, fx.WorkerRefused | fx.AskRejoin | fx.DismissWorker) or effect.worker == "stranger"
             return
         match effect:
             case fx.WorkerProven():
@@ -222,6 +256,8 @@ class Fleet:
             case fx.WorkerRefused():
                 assert effect.retry
                 worker.wants_to_join = True
+            case fx.DismissWorker():
+                worker.is_dismissed = True
             case fx.KillWorker():
                 # Some workers were started by the service, others by somebody else.
                 if self._rng.random() < 0.5:

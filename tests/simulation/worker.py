@@ -58,6 +58,8 @@ class Worker:
     is_hung: bool = False
     # A plan has killed it; its earlier results may still arrive.
     is_poisoned: bool = False
+    # The core has drained it.
+    is_dismissed: bool = False
     inbox: deque[Plan | Joined] = field(default_factory=deque[Plan | Joined])
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
     executor: Executor = field(init=False)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tandem_client.cli.commands.drain import drain
 from tandem_client.cli.commands.generate import EXAMPLES, generate
 from tandem_client.cli.commands.plot import plot
 from tandem_client.cli.commands.queries import abort, detokenize, flush, quarantine, tokenize
@@ -72,7 +73,7 @@ def _add(
 _add(generate, _TEXT, epilog=EXAMPLES)
 for each in (tokenize, detokenize, abort):
     _add(each, _TEXT)
-for each in (health, load, info, flush, quarantine):
+for each in (health, load, info, flush, quarantine, drain):
     _add(each, _SERVICE)
 _add(serve, _LOCAL, CheckoutCommand)
 # Its arguments are the simulator's to read, --help too.

@@ -148,7 +148,8 @@ def _worker(worker: WorkerLoad, *, alone: bool) -> str:
     if worker.is_standby:
         return f"{name}: on standby"
     pages = _pages(worker.pages_used, worker.pages_total)
-    return f"{name}: {worker.running:,} running, {pages}, {worker.pages_cached:,} cached"
+    state = "draining, " if worker.is_draining else ""
+    return f"{name}: {state}{worker.running:,} running, {pages}, {worker.pages_cached:,} cached"
 
 
 def _defaults(sampling: SamplingDefaults) -> str:

@@ -114,6 +114,8 @@ def _hint(error: errors.TandemError, timeout: float | None) -> str:
             return f"try again in {seconds:g} s"
         case errors.Unauthenticated():
             return "set --token-file or TANDEM_TOKEN"
+        case errors.NotFound() if error.message.startswith("worker: "):
+            return "tandem load shows the workers"
         case errors.NotFound():
             return "tandem info shows what is served"
         case errors.InvalidArgument() if _is_limit_in_info(error):

@@ -6,6 +6,7 @@ Owns their flags, whether they are ready, and the order in which they stop; `wor
 import asyncio
 import contextlib
 import re
+import signal
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -31,6 +32,8 @@ READY = re.compile(r"\bready: (.*\btandem generate.*)$")
 _COMMAND_SECONDS = 2.0
 # The time to ask for suspects during the pause before a restart.
 _URGENT_SECONDS = 1.0
+# The time of the scheduler to end its streams when nobody waits for their requests.
+_NOW_SECONDS = 0.9
 # The kernel kills all processes when this process ends, for any reason.
 _WITH_PARENT = "--exit-with-parent"
 
@@ -173,6 +176,11 @@ class ServicePair:
             ended = zip(running, found, strict=True)
             wrong += [f"the {child.name} ended with status {status}" for child, status in ended if status]
         return wrong
+
+    def stop_now(self) -> None:
+        """Lets the scheduler, which `stop` has signalled, end all streams now; kills what is left after a moment."""
+        self.scheduler.child.signal(signal.SIGTERM)
+        asyncio.get_running_loop().call_later(_NOW_SECONDS, self.kill)
 
     def kill(self) -> None:
         """Kills all processes and those that they started."""

@@ -18,6 +18,7 @@ class GiveUp:
 
     why: str
     wrong_settings: bool = False
+    in_order: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class RestartPolicy:
     """
 
     needs_service: bool = True
+    # Whether an end with status 0 is wanted, so that the child is not started again.
+    ends_in_order: bool = False
 
     # None: a crash loop goes on, because something else reports it.
     max_ends: int | None = 5
@@ -51,6 +54,10 @@ class RestartPolicy:
         `start_seconds`: how long this child took until it served. `served_seconds`: how long it served; 0 if it did
         not.
         """
+        if status == 0 and ever_served:
+            # It was drained, or somebody stopped it: no crash.
+            self._pause_seconds = 0.0
+            return GiveUp(" because it was drained", in_order=True) if self.ends_in_order else 0.0
         if self.needs_service and not ever_served:
             wrong_settings = status == WRONG_SETTINGS
             return GiveUp("" if wrong_settings else " before it served", wrong_settings=wrong_settings)

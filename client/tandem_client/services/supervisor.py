@@ -22,9 +22,11 @@ _NOT_STARTED = 1
 class ServiceEnded(Exception):
     """A child ended and is not started again; the message is one line that closes with the child's own last line."""
 
-    def __init__(self, message: str, *, wrong_settings: bool = False) -> None:
+    def __init__(self, message: str, *, wrong_settings: bool = False, in_order: bool = False) -> None:
         super().__init__(message)
         self.wrong_settings = wrong_settings
+        # Whether it was asked to end.
+        self.in_order = in_order
 
 
 class Supervisor:
@@ -78,7 +80,7 @@ class Supervisor:
             self._on_end()
             if isinstance(decision, GiveUp):
                 message = f"the {self.child.name} {ended}{decision.why}: {cause}"
-                raise ServiceEnded(message, wrong_settings=decision.wrong_settings)
+                raise ServiceEnded(message, wrong_settings=decision.wrong_settings, in_order=decision.in_order)
             self._say(
                 f"the {self.child.name} {ended}; it starts again {f'in {decision:.1f} s' if decision else 'at once'}"
             )

@@ -21,6 +21,10 @@ _OUTCOMES = {
     number: types.AbortOutcome(name.removeprefix("ABORT_OUTCOME_").lower())
     for name, number in control_pb2.AbortOutcome.items()[1:]
 }
+_DRAIN_STATES = {
+    number: types.DrainState(name.removeprefix("DRAIN_STATE_").lower())
+    for name, number in control_pb2.DrainState.items()[1:]
+}
 _Value = TypeVar("_Value")
 
 
@@ -118,3 +122,8 @@ def quarantine(message: control_pb2.ListQuarantineResponse) -> list[types.Quaran
 def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, types.AbortOutcome]:
     """Request id to outcome, in the order of the answer."""
     return {result.request_id: _OUTCOMES.get(result.outcome, types.AbortOutcome.UNKNOWN) for result in message.results}
+
+
+def drain_progress(message: control_pb2.DrainResponse) -> types.DrainProgress:
+    """The value of one of Drain's answers."""
+    return _value(types.DrainProgress, message, state=_DRAIN_STATES.get(message.state, types.DrainState.UNKNOWN))

@@ -18,9 +18,10 @@ from scheduler_svc.core.messages.ends import Failure as Failure
 from scheduler_svc.core.messages.ends import FailureCode as FailureCode
 from scheduler_svc.core.messages.ends import Stats as Stats
 from scheduler_svc.core.messages.quarantine import QuarantineReply
-from scheduler_svc.core.messages.reports import Load, StepReport
+from scheduler_svc.core.messages.reports import DrainReport, Load, StepReport
 from scheduler_svc.core.messages.worker_effects import (
     AskRejoin,
+    DismissWorker,
     KillWorker,
     SendPlan,
     WorkerAccepted,
@@ -172,6 +173,16 @@ class AnnounceDrain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRefused:
+    """A Drain does not begin. This is the only answer."""
+
+    frontend: str
+    query: int
+    code: RejectCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """A line for the operator's log."""
 
@@ -192,9 +203,12 @@ Effect = (
     | WorkerProven
     | WorkerRefused
     | AskRejoin
+    | DismissWorker
     | KillWorker
     | SendPlan
     | AnnounceDrain
+    | DrainReport
+    | DrainRefused
     | Note
     | StepReport
     | Resumed

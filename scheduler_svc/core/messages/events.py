@@ -169,6 +169,22 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """An operator drains a worker, or the service if `worker` is empty. `query` identifies the answers."""
+
+    frontend: str
+    query: int
+    worker: str
+    """The name of a worker, or its process id."""
+    max_seconds: float
+    """0 means no limit for a worker, and that of the shell for the service."""
+    force: bool = False
+    """Also the last worker that serves."""
+    stop_replies: bool = False
+    """The operator has left, so there are no further answers. The drain goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainStarted:
     """The service begins to shut down: the core rejects new requests."""
 
@@ -199,6 +215,7 @@ Event = (
     | TenantsChanged
     | Tick
     | Paused
+    | Drain
     | DrainStarted
     | DrainEnded
 )

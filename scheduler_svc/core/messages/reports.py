@@ -16,6 +16,8 @@ class WorkerLoad:
     pages_total: int
     is_standby: bool
     """Whether the worker waits without requests until a serving worker is lost."""
+    name: str = ""
+    is_draining: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,33 @@ class Load:
     """Why the journal cannot be written at the moment, otherwise empty."""
 
 
+class DrainState(StrEnum):
+    """The state of a drain; the last three are final."""
+
+    DRAINING = "draining"
+    LEAVING = "leaving"
+    DONE = "done"
+    TIME_LIMIT = "time limit"
+    WORKER_LOST = "worker lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainReport:
+    """The progress of a drain, for one operator. The fields are those of DrainResponse in control.proto."""
+
+    frontend: str
+    query: int
+    worker: str
+    state: DrainState
+    running: int
+    waiting: int
+    worker_running: int
+    tokens_left: int
+    moved: int
+    seconds: float
+    detail: str
+
+
 class StepKind(StrEnum):
     """What a StepReport reports: the type of a step, a lane reset, or a worker that joined or was seated."""
 
@@ -114,6 +143,7 @@ class ResetCause(StrEnum):
     SKIPPED = "skipped"
     MALFORMED = "malformed result"
     WRONG_STEP = "wrong step"
+    DRAINED = "drained"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,13 @@ class AskRejoin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DismissWorker:
+    """The worker was drained: it has no request, and ends."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KillWorker:
     """The worker hangs. It is killed if the program that started this service started the worker, too."""
 

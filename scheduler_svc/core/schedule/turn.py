@@ -26,3 +26,5 @@ class Turn:
 
 
 EVERYBODY = Turn()
+NO_STARTS = Turn(admits=False)
+"""The plan of a lane whose worker is drained."""

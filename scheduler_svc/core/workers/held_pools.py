@@ -73,7 +73,7 @@ class HeldPools:
         if lane.rows.num_seated or lane.in_flight or lane.pool.num_cached:
             return
         for pool_id, held in reversed(self._held.items()):
-            if _fits(held.info, lane.info):
+            if fits(held.info, lane.info):
                 del self._held[pool_id]
                 self._given[pool_id] = held.pages.num_cached
                 if len(self._given) > MAX_GIVEN:
@@ -120,7 +120,7 @@ class HeldPools:
         return count
 
 
-def _fits(held: WorkerInfo, info: WorkerInfo) -> bool:
+def fits(held: WorkerInfo, info: WorkerInfo) -> bool:
     """Returns whether the content of a page means the same to both workers."""
     return (
         held.pool_layout == info.pool_layout

@@ -27,6 +27,7 @@ from scheduler_svc.core.workers.check_join import frame_refusal, model_refusal, 
 from scheduler_svc.core.workers.crash_loop import CrashLoop
 from scheduler_svc.core.workers.held_pools import HeldPools
 from scheduler_svc.core.workers.kept_pages import accept
+from scheduler_svc.core.workers.leaving import Leaving
 
 _MAX_FAILED_STEPS = 5
 # After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.
@@ -40,10 +41,11 @@ class Lanes:
 
     def __init__(self, config: CoreConfig, queue: RequestQueue) -> None:
         self._config, self._queue = config, queue
-        self.by_worker: dict[str, Lane] = {}
+        self.by_worker = dict[str, Lane]()
         """Lanes by worker name, in the order in which the workers joined."""
         self.seated, self.serving = list[Lane](), list[Lane]()
-        """The lanes of all workers but those on standby, and those of them that are proven, in the same order."""
+        """The lanes of all workers but those on standby; those of them that are proven and not `leaving`."""
+        self.leaving = dict[str, Leaving]()  # Workers that are drained (`draining/`).
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.suspects = Suspects(queue)
@@ -107,10 +109,10 @@ class Lanes:
         if not lane.is_seated:
             return self.seat_due(now)
         self.held_pools.hand_over(lane, now)
-        self._serving_changed()
+        self.serving_changed()
         return [fx.WorkerProven(worker=lane.worker)]
 
-    def _serving_changed(self) -> None:
+    def serving_changed(self) -> None:
         """Announces the sizes of the serving workers, and looks again at requests that fitted none of them."""
         self._list_lanes()
         self.worker_infos.update(lane.info for lane in self.serving)
@@ -120,21 +122,22 @@ class Lanes:
     def _list_lanes(self) -> None:
         """Updates `seated` and `serving`. Both are read in every step and change rarely."""
         self.seated = [lane for lane in self.by_worker.values() if lane.is_seated]
-        self.serving = [lane for lane in self.seated if lane.serves]
+        self.serving = [lane for lane in self.seated if lane.serves and lane.worker not in self.leaving]
 
     def next_seating(self) -> float | None:
         """Returns the time at which a standby worker is seated because no other worker has come, or None."""
-        return None if self.seated else standby.seat_due_at(self.by_worker.values(), was_seated=self._was_seated)
+        lanes, leaving = self.by_worker.values(), self.leaving
+        return None if self.seated else standby.seat_due_at(lanes, leaving, was_seated=self._was_seated)
 
     def seat_due(self, now: float) -> list[fx.Effect]:
         """Seats a standby worker if no worker is seated and none is expected to come."""
         due = self.next_seating()
-        return [] if due is None or now < due else self._seat_next(now)
+        return [] if due is None or now < due else self.seat_next(now)
 
-    def _seat_next(self, now: float) -> list[fx.Effect]:
+    def seat_next(self, now: float) -> list[fx.Effect]:
         """Seats the standby worker that was proven first, if there is one whose model still matches."""
         effects: list[fx.Effect] = []
-        while (lane := standby.first_proven(self.by_worker.values())) is not None:
+        while (lane := standby.first_proven(self.by_worker.values(), self.leaving)) is not None:
             if difference := self._model_refusal(lane.info, lane.worker):
                 effects += self.close(lane.worker, difference, now, is_death=False)
                 effects += refused_for_good(lane.worker, difference)
@@ -147,13 +150,13 @@ class Lanes:
         lane.take_seat()
         self.held_pools.hand_over(lane, now)
         self._was_seated = True
-        self._serving_changed()
+        self.serving_changed()
         note = fx.Note(message=f"worker {lane.worker}, which was on standby, serves now")
         return [fx.WorkerProven(worker=lane.worker, was_standby=True), note, *self.report(lane, now)]
 
     def _model_refusal(self, info: WorkerInfo, worker: str) -> str:
         served = self.worker_infos.served
-        others = [lane.info for lane in self.serving if lane.worker != worker]
+        others = [lane.info for lane in self.seated if lane.serves and lane.worker != worker]
         return model_refusal(info, None if served is None else served.info, others)
 
     def close(
@@ -171,7 +174,9 @@ class Lanes:
 
         If `seats`, a standby worker gets the seat of a worker that served, or of the last one that was seated.
         """
-        lane, in_trial = self.by_worker.pop(worker), False
+        lane, leaving, in_trial = self.by_worker.pop(worker), self.leaving.pop(worker, None), False
+        was_dismissed = leaving is not None and leaving.is_dismissed
+        is_death &= not was_dismissed
         self._list_lanes()
         if is_death and cause in _DEATHS and lane.serves:
             plans, num_lanes = lane.in_flight, len(self.serving) + 1
@@ -182,15 +187,16 @@ class Lanes:
             self.crash_loop.died(reason, now, in_trial=in_trial)
         if not lane.is_seated:
             return [fx.Note(message=f"worker {worker} lost: {reason}; it was on standby")]
-        pool_id = lane.pool_id if cause in _DEATHS else b""
+        pool_id = lane.pool_id if cause in (*_DEATHS, ResetCause.DRAINED) else b""
         effects = self.reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us, keep_pages=bool(pool_id))
         self.held_pools.keep(lane, pool_id, now)
-        self.last_loss = now, reason
+        if not was_dismissed:
+            self.last_loss = now, reason
         if lane.serves:
             self.worker_infos.worker_left(lane.info, now)
             self.worker_infos.update(one.info for one in self.serving)
-        if seats and (lane.serves or not self.seated):
-            effects += self._seat_next(now)
+        if seats and not (leaving and leaving.has_heir) and (lane.serves or not self.seated):
+            effects += self.seat_next(now)
         if not self.worker_infos.present:
             self._queue.restore_set_aside()
         return effects

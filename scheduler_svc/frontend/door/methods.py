@@ -19,6 +19,7 @@ RIGHTS: Mapping[str, Rights] = {
     "/tandem.v1.ControlService/FlushCache": _CONTROL,
     "/tandem.v1.ControlService/ListQuarantine": _CONTROL,
     "/tandem.v1.ControlService/ClearQuarantine": _CONTROL,
+    "/tandem.v1.ControlService/Drain": _CONTROL,
     "/grpc.health.v1.Health/Check": ALL_RIGHTS,
     "/grpc.health.v1.Health/List": ALL_RIGHTS,
     "/grpc.health.v1.Health/Watch": ALL_RIGHTS,

@@ -138,6 +138,11 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
     "tandem.v1.GetModelInfoRequest": {},
     "tandem.v1.GetLoadRequest": {},
     "tandem.v1.FlushCacheRequest": {},
+    "tandem.v1.DrainRequest": {
+        "worker": _characters(n.MAX_WORKER_NAME_CHARS, "drain_watches.DrainWatches.serve"),
+        "max_seconds": _value(0, n.MAX_DRAIN_SECONDS, "drain_watches.DrainWatches.serve"),
+        "force": _FLAG,
+    },
     "tandem.v1.ListQuarantineRequest": {},
     "tandem.v1.ClearQuarantineRequest": {
         "keys": _entries(

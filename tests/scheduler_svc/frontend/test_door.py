@@ -35,6 +35,7 @@ OPEN: dict[str, set[str]] = {
     "FlushCache": {"control"},
     "ListQuarantine": {"control"},
     "ClearQuarantine": {"control"},
+    "Drain": {"control"},
     "Check": set(RIGHTS),
     "List": set(RIGHTS),
     "Watch": set(RIGHTS),

@@ -74,7 +74,8 @@ def serve(
             *shared,
             *shlex.split(worker),
         ],
-        scheduler_policy=RestartPolicy(),
+        # A scheduler that was drained stays down, and the workers with it.
+        scheduler_policy=RestartPolicy(ends_in_order=True),
         # The service goes on without a worker, and its health says why.
         worker_policy=RestartPolicy(max_ends=None),
         standbys=standby,
@@ -117,10 +118,10 @@ async def _serve(pair: ServicePair, say: Callable[[str], None]) -> tuple[Exit, s
 
     def on_signal() -> None:
         if stop.is_set():
-            say("stopping at once")
-            pair.kill()
+            say("stopping now: all requests end")
+            pair.stop_now()
             return
-        say("stopping; interrupt again to stop at once")
+        say("stopping: new requests are refused, running ones may end; interrupt again to stop now")
         stop.set()
 
     loop = asyncio.get_running_loop()
@@ -131,6 +132,9 @@ async def _serve(pair: ServicePair, say: Callable[[str], None]) -> tuple[Exit, s
     try:
         await pair.guard(stop.wait())
     except ServiceEnded as end:
+        if end.in_order:
+            say("the service was drained; stopping")
+            return Exit.OK, ""
         return (Exit.USAGE if end.wrong_settings else Exit.ERROR), str(end)
     finally:
         announcing.cancel()

@@ -1,0 +1,225 @@
+"""All drains: begins them, tells operators the progress, and finds when they end.
+
+`Drains` owns the drains and the operators that watch them. What a drained worker's rows do is in `worker_drain.py`.
+A drain goes on if its operators leave or their front end dies. It remembers nothing after its end.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from scheduler_svc.core.draining import worker_drain
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.reports import DrainReport, DrainState
+from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request import Phase, Request
+from scheduler_svc.core.workers.lanes import Lanes
+
+REPORT_SECONDS = 1.0
+MAX_WATCHERS = 64
+_FINAL = (DrainState.DONE, DrainState.TIME_LIMIT, DrainState.WORKER_LOST)
+
+
+class _End(Protocol):
+    """Ends a live request with a failure."""
+
+    def __call__(self, request: Request, now: float, *, failure: fx.Failure | None = None) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Drain:
+    """One drain. `worker` has the lane's number too, because a worker that joins again has another lane."""
+
+    worker: str
+    lane_number: int
+    began_at: float
+    ends_at: float | None
+    state: DrainState = DrainState.DRAINING
+    detail: str = ""
+    moving: list[Request] = field(default_factory=list[Request])
+    """Requests that were moved and have no row yet."""
+    moved: int = 0
+    watchers: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    """Front end and query of each operator."""
+    reports_at: float = 0.0
+    reported: DrainState | None = None
+
+
+class Drains:
+    """`frontends` has the connected front ends, `end` ends a live request."""
+
+    def __init__(
+        self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, frontends: Mapping[str, int], end: _End
+    ) -> None:
+        self._config, self._queue, self._lanes = config, queue, lanes
+        self._frontends, self._end = frontends, end
+        # By worker; the service's has the empty name.
+        self._drains: dict[str, _Drain] = {}
+        self.is_stopping = False
+        """Whether the service takes no more requests, because it stops."""
+        self.is_stop_wanted = False
+        """Whether an operator has drained the service, so that the shell must stop it."""
+        self.stop_at: float | None = None
+        """When the requests of the service end, if an operator has set a time."""
+
+    @property
+    def leaving(self) -> Collection[str]:
+        """The workers that are drained."""
+        return self._lanes.leaving
+
+    def begin(self, event: ev.Drain, now: float) -> list[fx.Effect]:
+        """Begins a drain, or lets the operator watch one that has begun. The next Tick answers."""
+        watcher = event.frontend, event.query
+        if event.stop_replies:
+            for drain in self._drains.values():
+                drain.watchers.discard(watcher)
+            return []
+        if sum(len(drain.watchers) for drain in self._drains.values()) >= MAX_WATCHERS:
+            message = f"{MAX_WATCHERS} callers watch drains; this is the limit"
+            return [_refused(event, fx.RejectCode.QUEUE_FULL, message)]
+        ends_at = now + event.max_seconds if event.max_seconds else None
+        if not event.worker:
+            effects, self.is_stop_wanted = self._stop(now), True
+            if ends_at is not None:
+                self.stop_at = ends_at if self.stop_at is None else min(ends_at, self.stop_at)
+            self._drains[""].watchers.add(watcher)
+            return effects
+        lane = self._find(event.worker)
+        if lane is None:
+            present = ", ".join(self._lanes.by_worker) or "none"
+            message = f"worker: there is no worker {event.worker!r}; the workers are: {present}"
+            return [_refused(event, fx.RejectCode.NOT_FOUND, message)]
+        drain = self._drains.get(lane.worker)
+        if drain is None:
+            if not event.force and worker_drain.is_last(lane, self._lanes):
+                message = (
+                    f"worker: {lane.worker} is the only worker that serves, and none is on standby; start another one "
+                    "first, set force to let its requests end there while new ones wait, or drain the service"
+                )
+                return [_refused(event, fx.RejectCode.INVALID, message)]
+            drain = _Drain(worker=lane.worker, lane_number=lane.number, began_at=now, ends_at=None)
+            self._drains[lane.worker] = drain
+            worker_drain.begin(lane, self._lanes, now)
+        if ends_at is not None and (drain.ends_at is None or ends_at < drain.ends_at):
+            drain.ends_at = ends_at
+        drain.watchers.add(watcher)
+        return []
+
+    def started(self, event: ev.DrainStarted, now: float) -> list[fx.Effect]:
+        """Stops the service: new requests are rejected."""
+        return self._stop(now)
+
+    def ended(self, event: ev.DrainEnded, now: float) -> list[fx.Effect]:
+        """Ends all live requests, because the time for the stop is over."""
+        if len(self._queue) and (drain := self._drains.get("")) is not None:
+            drain.state = DrainState.TIME_LIMIT
+            drain.detail = f"the time was over; {len(self._queue)} requests ended with UNAVAILABLE"
+        message = "the service shut down before the request ended"
+        for request in list(self._queue):
+            self._end(request, now, failure=fx.Failure(code=fx.FailureCode.SHUTDOWN, message=message))
+        return []
+
+    def advance(self, now: float) -> list[fx.Effect]:
+        """Moves rows, dismisses empty workers, and reports. Called before plans are made."""
+        effects: list[fx.Effect] = []
+        for drain in list(self._drains.values()):
+            if drain.worker:
+                effects += self._advance_worker(drain, now)
+            elif drain.state is DrainState.DRAINING and not len(self._queue):
+                drain.state, drain.detail = DrainState.DONE, "all requests have ended; the service stops"
+            effects += self._report(drain, now)
+            if drain.state in _FINAL:
+                if drain.worker:
+                    del self._drains[drain.worker]
+                drain.watchers.clear()
+        return effects
+
+    def next_wake(self) -> float | None:
+        """Returns when `advance` must be called at the latest, None if no drain goes on."""
+        times = [drain.ends_at for drain in self._drains.values() if drain.worker and drain.ends_at is not None]
+        times += [drain.reports_at for drain in self._drains.values() if drain.watchers]
+        return min(times, default=None)
+
+    def _stop(self, now: float) -> list[fx.Effect]:
+        if self.is_stopping:
+            return []
+        self.is_stopping = True
+        self._drains[""] = _Drain(worker="", lane_number=0, began_at=now, ends_at=None)
+        return [fx.AnnounceDrain(frontend=frontend) for frontend in self._frontends]
+
+    def _find(self, worker: str) -> Lane | None:
+        """Returns the lane of the worker with this name or process id."""
+        lanes = self._lanes.by_worker
+        if worker in lanes:
+            return lanes[worker]
+        return next((lane for lane in lanes.values() if worker == str(lane.info.pid)), None)
+
+    def _advance_worker(self, drain: _Drain, now: float) -> list[fx.Effect]:
+        lane = self._lanes.by_worker.get(drain.worker)
+        if lane is None or lane.number != drain.lane_number:
+            if drain.state is DrainState.LEAVING:
+                drain.state, drain.detail = DrainState.DONE, "the worker has left"
+            else:
+                drain.state = DrainState.WORKER_LOST
+                drain.detail = "the worker was lost; its requests go on elsewhere"
+            return []
+        is_late = drain.ends_at is not None and now >= drain.ends_at
+        if drain.state is DrainState.LEAVING:
+            if drain.ends_at is None or not is_late:
+                return []
+            # It does not end, perhaps because it hangs. It has no request.
+            drain.state, drain.detail = DrainState.DONE, "the worker has no request and was told to end"
+            return self._lanes.close(lane.worker, "it was drained", now, worker_drain.CAUSE, is_death=False)
+        if is_late:
+            rows = lane.rows.num_seated
+            drain.state = DrainState.TIME_LIMIT
+            drain.detail = f"the time was over; {rows} requests wait for another worker"
+            return worker_drain.dismiss_at_once(lane, self._lanes, now)
+        drain.moving = [request for request in drain.moving if request.phase is Phase.WAITING]
+        effects, moved = worker_drain.advance(
+            lane, self._lanes, self._queue, drain.moving, self._config.policy.admission, now
+        )
+        drain.moving += moved
+        drain.moved += len(moved)
+        if self._lanes.leaving[lane.worker].is_dismissed:
+            drain.state = DrainState.LEAVING
+            drain.ends_at = now + worker_drain.LEAVE_SECONDS
+            drain.moved += lane.rows.num_seated
+        drain.detail = worker_drain.detail(lane, self._lanes)
+        return effects
+
+    def _report(self, drain: _Drain, now: float) -> list[fx.Effect]:
+        drain.watchers = {watcher for watcher in drain.watchers if watcher[0] in self._frontends}
+        if not drain.watchers or (now < drain.reports_at and drain.state is drain.reported):
+            return []
+        drain.reports_at, drain.reported = now + REPORT_SECONDS, drain.state
+        lane = self._lanes.by_worker.get(drain.worker)
+        live = len(self._queue)
+        waiting = self._queue.num_waiting
+        tokens_left = worker_drain.tokens_left(lane) if lane else 0
+        if not drain.worker:
+            tokens_left = sum(request.total_length - request.known for request in self._queue.waiting())
+            tokens_left += sum(worker_drain.tokens_left(each) for each in self._lanes.by_worker.values())
+        return [
+            DrainReport(
+                frontend=frontend,
+                query=query,
+                worker=drain.worker,
+                state=drain.state,
+                running=live - waiting,
+                waiting=waiting,
+                worker_running=lane.rows.num_seated if lane else 0,
+                tokens_left=tokens_left,
+                moved=drain.moved,
+                seconds=now - drain.began_at,
+                detail=drain.detail,
+            )
+            for frontend, query in sorted(drain.watchers)
+        ]
+
+
+def _refused(event: ev.Drain, code: fx.RejectCode, message: str) -> fx.DrainRefused:
+    return fx.DrainRefused(frontend=event.frontend, query=event.query, code=code, message=message)

@@ -1,0 +1,272 @@
+"""Drains: workers are emptied without an end of a stream, and the service stops in order."""
+
+import pytest
+
+from scheduler_svc.core.draining.drains import MAX_WATCHERS, REPORT_SECONDS
+from scheduler_svc.core.draining.worker_drain import LEAVE_SECONDS
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.reports import DrainReport, DrainState
+from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.fleet import Fleet
+from tests.scheduler_svc.core.sent_plans import load
+from tests.scheduler_svc.core.world import FRONTEND, greedy
+
+SHAPE = Shape(page_size=4, num_pages=128, max_rows=8, token_budget=256, max_length=100)
+STRICT = greedy(prove_workers=True, report_steps=True)
+
+
+def fleet_of(*standbys: bool) -> Fleet:
+    """Workers "a", "b" and so on, each proven before the next one joins."""
+    fleet = Fleet(config=STRICT)
+    fleet.shape = SHAPE
+    for is_standby in standbys:
+        fleet.join_as(SHAPE, is_standby=is_standby)
+        fleet.step(0.01)
+    return fleet
+
+
+def ask(fleet: Fleet, num: int, tokens: int = 20) -> list[int]:
+    return [fleet.submit([i, i, i], max_new_tokens=tokens, ignore_eos=True) for i in range(num)]
+
+
+def drain(
+    fleet: Fleet, worker: str, query: int = 1, max_seconds: float = 0.0, *, force: bool = False
+) -> list[fx.Effect]:
+    return fleet.handle(ev.Drain(frontend=FRONTEND, query=query, worker=worker, max_seconds=max_seconds, force=force))
+
+
+def reports(fleet: Fleet, query: int = 1) -> list[DrainReport]:
+    return [one for one in fleet.effects if isinstance(one, DrainReport) and one.query == query]
+
+
+def dismissed(fleet: Fleet) -> list[str]:
+    return [one.worker for one in fleet.effects if isinstance(one, fx.DismissWorker)]
+
+
+def run_until_dismissed(fleet: Fleet, worker: str) -> None:
+    for _ in range(200):
+        if worker in dismissed(fleet):
+            return
+        fleet.step(0.01)
+    raise AssertionError(f"{worker} was not dismissed")
+
+
+def test_rows_move_to_another_worker_and_the_worker_is_dismissed() -> None:
+    fleet = fleet_of(False, False)
+    ask(fleet, 8)
+    fleet.step(0.01)
+    assert fleet.running("a")
+    drain(fleet, "a")
+    run_until_dismissed(fleet, "a")
+    assert not fleet.running("a")
+    assert reports(fleet)[-1].state is DrainState.LEAVING
+    assert reports(fleet)[-1].moved > 0
+    fleet.lose("a", is_orderly=True)
+    fleet.step(0.01)
+    assert reports(fleet)[-1].state is DrainState.DONE
+    assert load(fleet).worker_lost_seconds is None
+    fleet.run()
+    fleet.check_all_ended()
+
+
+def test_no_request_starts_on_a_drained_worker() -> None:
+    fleet = fleet_of(False, False)
+    before = fleet.started("a")
+    drain(fleet, "a")
+    ask(fleet, 12)
+    fleet.run()
+    fleet.check_all_ended()
+    assert fleet.started("a") == before
+
+
+def test_rows_stay_while_no_other_worker_has_room() -> None:
+    fleet = fleet_of(False, False)
+    ask(fleet, 16, tokens=30)
+    fleet.step(0.01)
+    fleet.step(0.01)
+    here = set(fleet.running("a"))
+    assert len(here) == 8 == len(fleet.running("b"))
+    drain(fleet, "a")
+    for _ in range(5):
+        fleet.step(0.01)
+    assert set(fleet.running("a")) == here
+    fleet.run()
+    fleet.check_all_ended()
+    assert dismissed(fleet) == ["a"]
+
+
+def test_rows_that_no_other_worker_can_hold_end_on_the_drained_worker() -> None:
+    fleet = fleet_of(False)
+    small = Shape(page_size=4, num_pages=128, max_rows=8, token_budget=256, max_length=12)
+    fleet.join_as(small)
+    fleet.step(0.01)
+    long, short = fleet.submit([1, 2, 3], max_new_tokens=40, ignore_eos=True), fleet.submit([4, 5], max_new_tokens=9)
+    fleet.step(0.01)
+    fleet.step(0.01)
+    drain(fleet, "a")
+    fleet.step(0.01)
+    assert fleet.running("a") == [long]
+    assert "end" in reports(fleet)[-1].detail or short
+    fleet.run()
+    fleet.check_all_ended()
+    assert dismissed(fleet) == ["a"]
+
+
+def test_the_last_worker_is_refused_unless_it_is_forced() -> None:
+    fleet = fleet_of(False)
+    ask(fleet, 2)
+    fleet.step(0.01)
+    (refused,) = drain(fleet, "a")
+    assert isinstance(refused, fx.DrainRefused) and refused.code is fx.RejectCode.INVALID
+    assert "a is the only worker" in refused.message
+    assert drain(fleet, "a", force=True) == []
+    fleet.run()
+    fleet.check_all_ended()
+    assert dismissed(fleet) == ["a"]
+
+
+def test_two_drains_at_once_leave_one_worker() -> None:
+    fleet = fleet_of(False, False, False)
+    ask(fleet, 6)
+    fleet.step(0.01)
+    drain(fleet, "a", query=1)
+    drain(fleet, "b", query=2)
+    (refused,) = drain(fleet, "c", query=3)
+    assert isinstance(refused, fx.DrainRefused)
+    fleet.run()
+    fleet.check_all_ended()
+    assert sorted(dismissed(fleet)) == ["a", "b"]
+
+
+def test_an_unknown_worker_is_refused_with_the_names_of_all() -> None:
+    fleet = fleet_of(False, False)
+    (refused,) = drain(fleet, "zebra")
+    assert isinstance(refused, fx.DrainRefused) and refused.code is fx.RejectCode.NOT_FOUND
+    assert "'zebra'" in refused.message and "a, b" in refused.message
+
+
+def test_a_standby_worker_is_seated_and_gets_the_rows() -> None:
+    fleet = fleet_of(False, True, True)
+    ask(fleet, 8, tokens=40)
+    fleet.step(0.01)
+    drain(fleet, "a")
+    run_until_dismissed(fleet, "a")
+    fleet.lose("a", is_orderly=True)
+    fleet.run()
+    fleet.check_all_ended()
+    assert fleet.core.lanes["b"].is_seated and not fleet.core.lanes["c"].is_seated
+
+
+def test_a_standby_worker_itself_leaves_at_once_and_is_not_seated() -> None:
+    fleet = fleet_of(False, True)
+    drain(fleet, "b")
+    fleet.step(0.01)
+    assert dismissed(fleet) == ["b"]
+    fleet.lose("a")
+    fleet.step(0.01)
+    assert not fleet.core.lanes["b"].is_seated
+
+
+def test_the_death_of_a_drained_worker_ends_no_stream() -> None:
+    fleet = fleet_of(False, False)
+    ask(fleet, 16, tokens=30)
+    fleet.step(0.01)
+    drain(fleet, "a")
+    fleet.step(0.01)
+    fleet.lose("a")
+    fleet.run()
+    fleet.check_all_ended()
+    assert reports(fleet)[-1].state is DrainState.WORKER_LOST
+
+
+def test_a_drain_goes_on_without_its_front_end() -> None:
+    fleet = fleet_of(False, False)
+    fleet.handle(ev.FrontendJoined(frontend="other"))
+    fleet.handle(ev.Drain(frontend="other", query=9, worker="a", max_seconds=0.0))
+    fleet.handle(ev.FrontendLost(frontend="other"))
+    fleet.step(0.01)
+    assert dismissed(fleet) == ["a"] and reports(fleet, 9) == []
+
+
+def test_reports_come_once_a_second() -> None:
+    fleet = fleet_of(False)
+    ask(fleet, 1, tokens=90)
+    fleet.step(0.01)
+    drain(fleet, "a", force=True)
+    before = len(reports(fleet))
+    for _ in range(30):
+        fleet.step(REPORT_SECONDS / 10)
+    assert 3 <= len(reports(fleet)) - before <= 5
+    left = [one.tokens_left for one in reports(fleet)]
+    assert left == sorted(left, reverse=True) and left[0] > 80
+
+
+def test_when_the_time_is_over_the_requests_wait_for_another_worker() -> None:
+    fleet = fleet_of(False)
+    ask(fleet, 4, tokens=60)
+    fleet.step(0.01)
+    drain(fleet, "a", max_seconds=0.5, force=True)
+    fleet.step(0.1)
+    fleet.step(0.5)
+    assert reports(fleet)[-1].state is DrainState.TIME_LIMIT and dismissed(fleet) == ["a"]
+    assert fleet.core.queue.num_waiting == 4
+    del fleet.workers["a"]
+    fleet.join_as(SHAPE)
+    fleet.run()
+    fleet.check_all_ended()
+
+
+def test_a_dismissed_worker_that_stays_is_closed() -> None:
+    fleet = fleet_of(False, False)
+    drain(fleet, "a")
+    fleet.step(0.01)
+    assert dismissed(fleet) == ["a"]
+    fleet.now += LEAVE_SECONDS / 2 + 0.1
+    for name in "ab":
+        fleet.handle(ev.WorkerAlive(worker=name))
+    fleet.now += LEAVE_SECONDS / 2 + 0.1
+    for name in "ab":
+        fleet.handle(ev.WorkerAlive(worker=name))
+    fleet.tick()
+    assert list(fleet.core.lanes) == ["b"]
+    assert reports(fleet)[-1].state is DrainState.DONE
+
+
+def test_a_drain_of_the_service_refuses_requests_and_ends_with_the_last_one() -> None:
+    fleet = fleet_of(False)
+    ask(fleet, 3)
+    fleet.step(0.01)
+    effects = drain(fleet, "")
+    assert fx.AnnounceDrain(frontend=FRONTEND) in effects
+    assert fleet.core.drains.is_stop_wanted
+    stream = fleet.submit([9], max_new_tokens=1)
+    assert any(isinstance(one, fx.Rejected) and one.stream == stream for one in fleet.effects)
+    fleet.step(0.01)
+    assert reports(fleet)[-1].running == 3
+    fleet.run()
+    assert reports(fleet)[-1].state is DrainState.DONE
+
+
+def test_a_drain_of_the_service_reports_requests_that_its_time_ended() -> None:
+    fleet = fleet_of(False)
+    ask(fleet, 3)
+    fleet.step(0.01)
+    drain(fleet, "", max_seconds=1.0)
+    assert fleet.core.drains.stop_at == pytest.approx(fleet.now + 1.0)
+    fleet.handle(ev.DrainEnded())
+    fleet.tick()
+    assert reports(fleet)[-1].state is DrainState.TIME_LIMIT and "3 requests" in reports(fleet)[-1].detail
+
+
+def test_the_number_of_watchers_is_bounded() -> None:
+    fleet = fleet_of(False, False)
+    ask(fleet, 16, tokens=60)
+    fleet.step(0.01)
+    for query in range(MAX_WATCHERS):
+        assert drain(fleet, "a", query=query) == []
+    (refused,) = drain(fleet, "a", query=MAX_WATCHERS)
+    assert isinstance(refused, fx.DrainRefused) and refused.code is fx.RejectCode.QUEUE_FULL
+    fleet.handle(ev.Drain(frontend=FRONTEND, query=3, worker="", max_seconds=0.0, stop_replies=True))
+    assert not fleet.core.drains.is_stopping
+    assert drain(fleet, "a", query=MAX_WATCHERS) == []
