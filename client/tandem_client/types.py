@@ -182,6 +182,7 @@ class RequestLimits:
     max_listed_tokens: int
     max_time_seconds: float
     max_linger_seconds: float
+    max_queue_seconds: float
     # Of one abort.
     max_abort_ids: int
 

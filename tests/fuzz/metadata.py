@@ -19,7 +19,8 @@ _VALUES = "".join(map(chr, range(32, 127)))
 # Of the whole metadata; the service refuses more.
 _MAX_BYTES = 16_384
 
-_CLOSED = frozenset({grpc.StatusCode.UNAUTHENTICATED})
+# The deadline may pass in the client, for example while this process is stopped; it says nothing of the service.
+_CLOSED = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.DEADLINE_EXCEEDED})
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 

@@ -46,6 +46,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     *[("sampling.typical_p", value, "1") for value in (-1.0, 0.0, 1.0001, NAN, INFINITY, -INFINITY)],
     *[("sampling.top_k", value, str(VOCAB)) for value in (VOCAB + 1, 2**31 - 1, 2**31, MAX32)],
     ("stop.max_new_tokens", 0, "1"),
+    *[("stop.max_new_tokens", value, str(2**31 - 1)) for value in (2**31, MAX32)],
     *[("stop.min_new_tokens", value, "max_new_tokens, here 5") for value in (6, MAX_LENGTH + 1, 2**31, MAX32)],
     *[("stop.max_time_seconds", value, "0") for value in (-1.0, 0.0, -INFINITY)],
     *[("stop.max_time_seconds", value, "604800") for value in (604_800.1, 2.0**63, INFINITY, NAN)],
@@ -120,7 +121,7 @@ def test_a_value_at_its_limit_is_served(served: Served, case: tuple[str, Any]) -
     assert transcript.finished.output_tokens >= 1
 
 
-@pytest.mark.parametrize("asked", [ROOM, ROOM + 1, MAX32])
+@pytest.mark.parametrize("asked", [ROOM, ROOM + 1, 2**31 - 1])
 def test_max_new_tokens_beyond_the_context_ends_context_full(served: Served, asked: int) -> None:
     whole = Ask(prompt=PROMPT, max_new_tokens=ROOM)
     request = whole.request()

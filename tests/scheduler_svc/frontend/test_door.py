@@ -264,6 +264,28 @@ def test_a_request_belongs_to_the_callers_tenant(run: Run) -> None:
     run(scenario, needs_tokens=True)
 
 
+def test_tenants_with_one_salt_and_prompt_share_no_page_hash(run: Run) -> None:
+    """So neither the time nor the count of cached tokens tells a tenant what another has sent."""
+
+    async def scenario(s: Service) -> None:
+        names = ("acme-1", "acme-2")
+        await allow(s, tenants(*(frontend_pb2.Tenant(name=name, tokens=[listed(name, "inference")]) for name in names)))
+        hashes: list[set[bytes]] = []
+        for name in (*names, names[0]):
+            ids = inference_pb2.TokenIds(ids=range(64))
+            request = inference_pb2.GenerateRequest(token_ids=ids, cache=inference_pb2.CacheParams(salt="s"))
+            call = s.inference.Generate(request, metadata=bearer(name), timeout=20)
+            made = (await s.core.admit()).page_hashes
+            hashes.append({made[at : at + 32] for at in range(0, len(made), 32)})
+            call.cancel()
+            await s.core.expect("cancel")
+        assert [len(each) for each in hashes] == [4] * 3
+        assert hashes[0].isdisjoint(hashes[1])
+        assert hashes[0] == hashes[2]
+
+    run(scenario, needs_tokens=True)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
