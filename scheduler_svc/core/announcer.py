@@ -54,8 +54,13 @@ class Announcer:
         return effects
 
     def _queue_full(self) -> str:
-        """Returns the reason if the queue is full, otherwise an empty string."""
+        """Returns the reason if the queue is full, otherwise an empty string.
+
+        With several tenants it is never full for all of them, because each has places of its own.
+        """
         queue, config = self._queue, self._config
+        if queue.accounts.is_shared:
+            return ""
         if queue.num_waiting >= config.max_waiting:
             return f"{queue.num_waiting} requests are waiting; the limit is {config.max_waiting} (max_waiting)"
         limit = config.max_waiting_tokens

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from scheduler_svc.core.lingering.audit import audit_kept, audit_reader
+from scheduler_svc.core.queue.audit import audit_tenants
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
@@ -73,6 +74,7 @@ def _audit_queue(core: Scheduler) -> None:
         assert request.known < request.total_length or request.phase is Phase.RUNNING
         assert request.pending_tokens <= request.pending_plans or request.phase is Phase.RUNNING
     audit_kept(core.kept, queue)
+    audit_tenants(queue)
     _audit_suspects(core)
 
 

@@ -22,6 +22,7 @@ _CORE, _JOURNAL, _SHELL = "tests/scheduler_svc/core", "tests/scheduler_svc/journ
 
 _KEPT = f"{_JOURNAL}/test_kept_pages.py"
 _QUARANTINE = f"{_CORE}/suspicion/test_quarantine.py"
+_SHARES = f"{_CORE}/test_tenant_shares.py::test_a_greedy_tenant_at_most_doubles_the_wait_of_a_polite_one"
 
 
 def _protection(name: str, breaks: str, module: str, test: str, *edits: _Edit) -> Mutation:
@@ -352,5 +353,49 @@ RECOVERY: tuple[Mutation, ...] = (
         "shell.inbound",
         f"{_SHELL}/test_loop.py::test_a_peer_without_the_secret_can_neither_submit_nor_disturb_a_front_end",
         replace("Inbound._check_frontend", condition("is_frontend_secret"), "False"),
+    ),
+    # Tenants ----------------------------------------------------------------------------------------------------------
+    _protection(
+        "rows-are-never-given-up",
+        "a tenant with long outputs keeps all rows while another waits",
+        "core.schedule.fair_rows",
+        f"{_SHARES}[outputs-none]",
+        drop("make_room", call("builder.preempt")),
+    ),
+    _protection(
+        "prompts-of-others-first",
+        "a tenant's next request waits until all long prompts of another are computed",
+        "core.schedule.fair_rows",
+        f"{_SHARES}[prompts-none]",
+        replace("before_head", assigned("at"), "1 << 62"),
+    ),
+    _protection(
+        "reserved-tokens-count-as-used",
+        "a tenant that begins to wait does so behind the reserved tokens of others",
+        "core.queue.tenant_queue",
+        f"{_SHARES}[queue-none]",
+        replace("TenantQueue.used", returned, "self.next_turn"),
+    ),
+    _protection(
+        "no-place-for-others",
+        "a tenant without limits fills the queue",
+        "core.quotas.account",
+        f"{_CORE}/test_tenant_shares.py::"
+        "test_a_greedy_tenant_leaves_room_in_the_queue_and_another_has_places_of_its_own",
+        replace("FREE_FACTOR", assigned("FREE_FACTOR"), "1_000_000"),
+    ),
+    _protection(
+        "no-own-places",
+        "a full queue shuts out a tenant that has nothing in it",
+        "core.quotas.account",
+        f"{_CORE}/test_tenant_shares.py::test_a_tenant_gets_its_own_places_in_a_full_queue",
+        replace("OWN_SHARE", assigned("OWN_SHARE"), "0"),
+    ),
+    _protection(
+        "no-retry-estimate",
+        "a refusal for a full queue always says the least time",
+        "core.quotas.drain_rate",
+        f"{_CORE}/test_tenant_shares.py::test_a_full_queue_says_in_how_many_seconds_it_drains",
+        replace("DrainRate.seconds", assigned("estimate"), "0.0"),
     ),
 )

@@ -17,6 +17,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.page_hash import hash_pages
 from scheduler_svc.core.messages.reports import DrainReport, StepReport
+from scheduler_svc.core.messages.tenants import TenantsChanged
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.core.workers.standby import PATIENCE_SECONDS
@@ -25,7 +26,7 @@ from scheduler_svc.wire import worker as worker_wire
 from tests.simulation.death_log import DeathLog
 from tests.simulation.fleet import Fleet
 from tests.simulation.load import Load
-from tests.simulation.setting import draw_setting
+from tests.simulation.setting import draw_limits, draw_setting
 
 _FINALE_STEPS = 3000
 # The core admits nothing once a drain has begun, so it begins late.
@@ -106,6 +107,7 @@ class Episode:
             (load.frontend_restarts, 0.05), (load.query_load, 0.5),
             (load.lingering.connection_breaks, 0.8), (load.caller_returns, 0.8),
             (self._flush, self.setting.flush_share),
+            (self._tenants_change, 0.5 if any(self.setting.tenants) else 0),
         ]  # fmt: skip
 
     # Events and effects ------------------------------------------------------------------------------------------
@@ -134,6 +136,8 @@ class Episode:
         """Asserts that front ends know whether the queue is full, because they refuse requests on that flag alone."""
         queue, config = self.core.queue, self.setting.config
         is_full = queue.num_waiting >= config.max_waiting or queue.waiting_tokens >= config.max_waiting_tokens
+        # Each of several tenants has places of its own.
+        is_full &= not queue.accounts.is_shared
         for frontend in self.core.frontends:
             assert bool(self._status[frontend].queue_full) == is_full, f"{frontend} has a wrong queue_full"
             assert self._status[frontend].workers == sum(lane.is_seated for lane in self.core.lanes.values())
@@ -238,6 +242,10 @@ class Episode:
         self.load.flush()
         for lane in self.core.lanes.values():
             assert lane.pool.num_cached == lane.host.num_used == 0, "pages remain cached after a flush"
+
+    def _tenants_change(self) -> None:
+        self.handle(TenantsChanged(limits=draw_limits(self.rng, self.setting)))
+        self.seen["token file"] += 1
 
     # Time --------------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,8 @@ def random_submit(
     edits = random_edits(rng, shape, too_early) if is_rich else {}
     num_logprobs = rng.choice([0, 1, 2, 4, 6]) if is_rich else 0
     plain, is_shared = rng.random() < 0.5, rng.random() < 0.95
-    hashes = hashes_of(prompt, shape.page_size, salt=rng.choice(setting.salts)) if is_shared else {}
+    tenant, salt = rng.choice(setting.tenants), rng.choice(setting.salts)
+    hashes = hashes_of(prompt, shape.page_size, salt=salt, tenant=tenant) if is_shared else {}
     prompt_logprobs_from = rng.randint(1, len(prompt)) if rng.random() < 0.2 else 0
     # Logprobs are not kept.
     lingers = not num_logprobs and not prompt_logprobs_from and rng.random() < 0.4
@@ -83,6 +84,8 @@ def random_submit(
         cache_read=rng.random() >= setting.bypass_share,
         cache_write=rng.random() >= setting.bypass_share,
         linger_seconds=linger_seconds,
+        max_queue_seconds=rng.choice([0, 0, 0, 0.5, 3.0]) if tenant else 0.0,
+        tenant=tenant,
         secret_hash=SECRET_HASH if linger_seconds else b"",
         **hashes,
     )

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, replace
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
+from scheduler_svc.core.messages.tenants import TenantLimits
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 
@@ -29,6 +30,8 @@ class Setting:
     max_new_tokens: tuple[int, ...]
     stems: tuple[tuple[int, ...], ...]
     salts: tuple[str, ...]
+    # (""): there is no token file.
+    tenants: tuple[str, ...]
     bypass_share: float
     flush_share: float
     # POISON, or in some episodes a token that may be sampled.
@@ -55,6 +58,7 @@ def draw_setting(rng: random.Random) -> Setting:
         max_new_tokens=(12, 20) if crowded else (1, 1, 2, 3, 5, 8, 12),
         stems=tuple(tuple(rng.randrange(4) for _ in range(rng.randint(2, 24))) for _ in range(rng.randint(1, 4))),
         salts=rng.choice([("",), ("", "a"), ("a", "b", "c")]),
+        tenants=rng.choice([("",), ("t1", "t2"), ("t1", "t2", "t3", "t3")]),
         bypass_share=rng.choice([0.0, 0.1, 0.4]),
         flush_share=rng.choice([0.0, 0.3, 1.0]),
         nonfinite_token=rng.choice([POISON, POISON, POISON, 2, 4]),
@@ -148,3 +152,17 @@ def draw_faults(rng: random.Random, setting: Setting) -> Faults:
         memory_tokens=rng.randint(shape.chunk_align, shape.token_budget) if has_small_memory else None,
         memory_rows=rng.randint(1, shape.max_rows) if has_small_memory else None,
     )
+
+
+def draw_limits(rng: random.Random, setting: Setting) -> dict[str, TenantLimits]:
+    """Draws the limits of a token file; sometimes a tenant is missing from it."""
+    return {
+        tenant: TenantLimits(
+            requests_per_minute=rng.choice([None, None, 10, 600]),
+            tokens_per_minute=rng.choice([None, None, 100, 10_000]),
+            queue_share=rng.choice([None, 0.2, 1.0]),
+            row_share=rng.choice([None, 0.1, 0.5, 1.0]),
+        )
+        for tenant in dict.fromkeys(setting.tenants)
+        if tenant and rng.random() < 0.9
+    }

@@ -30,14 +30,14 @@ class DeadlineHeap:
         """Adds a time at which the request ends."""
         heapq.heappush(self._heap, (at, request.handle, kind))
 
-    def pop(self, now: float, num_live: int) -> tuple[Request, DeadlineKind] | None:
-        """Removes and returns the earliest deadline if it has passed. Otherwise returns None."""
+    def pop(self, now: float, num_live: int) -> tuple[Request, DeadlineKind, float] | None:
+        """Removes and returns the earliest deadline, with its time, if it has passed. Otherwise returns None."""
         heap = self._heap
         while heap and (heap[0][0] <= now or self._live(heap[0][1]) is None):
-            _, handle, kind = heapq.heappop(heap)
+            at, handle, kind = heapq.heappop(heap)
             request = self._live(handle)
             if request is not None:
-                return request, kind
+                return request, kind, at
         if len(heap) > 2 * num_live + 64:
             self._heap = [entry for entry in heap if self._live(entry[1]) is not None]
             heapq.heapify(self._heap)

@@ -18,6 +18,7 @@ from scheduler_svc.core.queue.deadline_heap import DeadlineHeap, DeadlineKind
 from scheduler_svc.core.queue.order import Entry, queue_key
 from scheduler_svc.core.queue.turns import Turns
 from scheduler_svc.core.quotas.account import Account, Accounts
+from scheduler_svc.core.quotas.drain_rate import DrainRate
 from scheduler_svc.core.state.request import Phase, Request
 
 
@@ -35,6 +36,7 @@ class RequestQueue:
         self._held_waiting: dict[int, Request] = {}
         self._deadlines = DeadlineHeap(self._by_handle.get)
         self.accounts = Accounts()
+        self.drain = DrainRate()
         self.num_waiting = 0
         """Waiting requests, including those set aside."""
         self.waiting_tokens = 0
@@ -122,7 +124,7 @@ class RequestQueue:
         """Returns the first waiting request, or None if no request waits in the queue."""
         return self._turns.head() if self.num_waiting else None
 
-    def take(self, request: Request) -> None:
+    def take(self, request: Request, now: float) -> None:
         """Removes a waiting request that is about to be admitted: one of the first `WINDOW`, or one that is held."""
         if request.handle in self._held:
             self._held_waiting.pop(request.handle, None)
@@ -133,6 +135,9 @@ class RequestQueue:
         fair_share = self._turns.of(request.tenant).fair_share
         fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
         self._turns.seated(request)
+        self.drain.record(now, request.known)
+        if request.tenant:
+            self.accounts.of(request.tenant).drain.record(now, request.known)
         self._count(request, -1, -request.known)
 
     def park(self, tenant: str) -> None:
@@ -207,8 +212,8 @@ class RequestQueue:
         """Adds a time at which the request ends."""
         self._deadlines.add(at, request, kind)
 
-    def pop_deadline(self, now: float) -> tuple[Request, DeadlineKind] | None:
-        """Removes and returns the earliest deadline if it has passed. Otherwise returns None."""
+    def pop_deadline(self, now: float) -> tuple[Request, DeadlineKind, float] | None:
+        """Removes and returns the earliest deadline, with its time, if it has passed. Otherwise returns None."""
         return self._deadlines.pop(now, len(self))
 
     def next_deadline(self) -> float | None:

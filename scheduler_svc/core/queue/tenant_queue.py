@@ -30,10 +30,17 @@ class TenantQueue:
         """The requests with a row, by handle."""
         self.next_turn = 0
         """Virtual start time of the next turn that a request pays for."""
+        self.reserved = 0
+        """Tokens of the turns of requests that have not ended."""
         # A heap of the turns that were paid for and are free: one for each waiting request that had a row before.
         self._free_turns: list[int] = []
         # No running request has a larger queue key or a later turn.
         self._last_key, self._last_turn = _NO_KEY, 0
+
+    @property
+    def used(self) -> int:
+        """Virtual time of the requests that have ended."""
+        return self.next_turn - self.reserved
 
     def turns(self) -> Iterator[tuple[int, Entry]]:
         """Yields the first waiting requests in order, each with the turn that it would get."""
@@ -44,15 +51,20 @@ class TenantQueue:
                 following += entry[1].total_length
             yield free.pop(0), entry
 
+    def first_turn(self) -> int:
+        """Returns the turn that the first waiting request would get."""
+        return next((turn for turn, _ in self.turns()), self.next_turn)
+
     def began_to_wait(self, virtual_time: int) -> None:
         """Forgets unused service: a tenant without waiting requests gets no credit for this time."""
-        self.next_turn = max(self.next_turn, virtual_time)
+        self.next_turn += max(0, virtual_time - self.used)
 
     def seated(self, request: Request) -> int:
         """Gives a turn to a request that gets a row. Returns the turn."""
         if request.turn < 0:
             heapq.heappush(self._free_turns, self.next_turn)
             self.next_turn += request.total_length
+            self.reserved += request.total_length
         turn = heapq.heappop(self._free_turns)
         key = queue_key(request)
         self.running[request.handle] = request
@@ -89,3 +101,4 @@ class TenantQueue:
             heapq.heapify(self._free_turns)
         self._forget_last()
         self.next_turn -= request.total_length - request.known
+        self.reserved -= request.total_length

@@ -3,8 +3,11 @@
 Each tenant has a queue of its own (`tenant_queue`), in which priority, salts and the order of arrival count. The tenant
 with the earliest turn is next. A request that gets its first row takes the tenant's next turn and moves the following
 one back by its largest number of tokens; when it ends, the tokens that it did not use are given back. The virtual time
-of the service is the latest turn that was taken. A tenant that begins to wait starts there, so it gets no credit for
-idle time. Without a token file there is one tenant, and its own order is the order of the service.
+of the service is the least that a waiting tenant has used when a request gets a row or a tenant begins to wait. A
+tenant that begins to wait counts as having used as much, so it gets no credit for idle time. Only requests that have
+ended count as used: if running ones did, a tenant with short requests would wait for one with long prompts to be
+computed whole, or behind reserved output that is given back. Without a token file there is one tenant, and its own
+order is the order of the service.
 
 Sources: Goyal, Vin and Cheng, "Start-time fair queueing" (1996), with tags at the time of service; Sheng et al.,
 "Fairness in serving large language models" (2024), for the cost in tokens.
@@ -31,6 +34,11 @@ class Turns:
         # The first requests of all tenants in order; None after a change.
         self._merged: list[Entry] | None = None
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several tenants had requests."""
+        return len(self.queues) > 1
+
     def of(self, tenant: str) -> TenantQueue:
         """Returns the queue of a tenant. There are as many as tenants had requests."""
         queue = self.queues.get(tenant)
@@ -42,6 +50,7 @@ class Turns:
         """Queues a waiting request."""
         queue = self.of(request.tenant)
         if not queue.waiting:
+            self._advance()
             queue.began_to_wait(self._virtual_time)
             self._active[request.tenant] = queue
         queue.waiting.insert(request)
@@ -74,6 +83,7 @@ class Turns:
 
     def take(self, request: Request) -> None:
         """Removes one of the first requests, which goes on waiting elsewhere or gets a row."""
+        self._advance()
         self.of(request.tenant).waiting.take(request)
         self._merged = None
 
@@ -89,9 +99,12 @@ class Turns:
 
     def seated(self, request: Request) -> None:
         """Gives the request, which gets a row, a turn of its tenant."""
-        turn = self.of(request.tenant).seated(request)
-        self._virtual_time = max(self._virtual_time, turn)
+        self.of(request.tenant).seated(request)
         self._merged = None
+
+    def _advance(self) -> None:
+        if queues := self._ready():
+            self._virtual_time = max(self._virtual_time, min(queue.used for queue in queues))
 
     def left_row(self, request: Request) -> None:
         """Frees the turn of a request that may have had a row, and considers its tenant again."""
@@ -116,6 +129,7 @@ class Turns:
         """Considers a parked tenant again. What it did not get meanwhile is lost to it."""
         if queue.is_parked:
             queue.is_parked = False
+            self._advance()
             queue.began_to_wait(self._virtual_time)
             self._merged = None
 

@@ -3,12 +3,17 @@
 The empty tenant (no token file) has no account and no limits. There are as many accounts as tenants had requests.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from scheduler_svc.core.messages.tenants import TenantLimits
 from scheduler_svc.core.quotas.bucket import Bucket
+from scheduler_svc.core.quotas.drain_rate import DrainRate
 
 _NO_LIMITS = TenantLimits()
+FREE_FACTOR = 8
+"""A tenant may have this many times as many places in the queue as are free."""
+OWN_SHARE = 1 / 8
+"""The part of the queue that is divided into places that each tenant has even if the queue is full."""
 
 
 class Account:
@@ -17,6 +22,7 @@ class Account:
     def __init__(self, limits: TenantLimits, now: float) -> None:
         self.waiting = 0
         self.waiting_tokens = 0
+        self.drain = DrainRate()
         self.limits = _NO_LIMITS
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
@@ -75,6 +81,19 @@ class Account:
             )
         return ""
 
+    def crowds_others(self, count: int, tokens: int, free: int, free_tokens: int) -> str:
+        """Returns one sentence if the request would leave too little of the queue to other tenants, otherwise ''.
+
+        Dynamic thresholds (Choudhury and Hahne, 1998): one tenant can fill 8/9 of the queue, two 8/17 each, so some of
+        it is always free for others.
+        """
+        limit = f"a tenant may have {FREE_FACTOR} times what is free, so that others find room"
+        if self.waiting + count > FREE_FACTOR * free:
+            return f"{self.waiting} requests of this tenant are waiting and {free} places are free; {limit}"
+        if self.waiting_tokens + tokens > FREE_FACTOR * free_tokens:
+            return f"{self.waiting_tokens} tokens of this tenant are waiting and {free_tokens} are free; {limit}"
+        return ""
+
 
 def _changed(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
     if per_minute is None:
@@ -90,6 +109,27 @@ class Accounts:
     def __init__(self) -> None:
         self._by_tenant: dict[str, Account] = {}
         self._limits: Mapping[str, TenantLimits] = {}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the token file has several tenants."""
+        return len(self._limits) > 1
+
+    def has_own_place(self, tenant: str, count: int, tokens: int, max_waiting: int, max_waiting_tokens: int) -> bool:
+        """Returns whether a request fits the tenant's own places, where other tenants cannot keep it out.
+
+        One request always fits. The queue may exceed its limits by `OWN_SHARE`, or one request of each tenant.
+        """
+        if not tenant or not self.is_shared:
+            return False
+        account, share = self.of(tenant), OWN_SHARE / len(self._limits)
+        if account.waiting + count > share * max_waiting:
+            return not account.waiting
+        return not account.waiting or account.waiting_tokens + tokens <= share * max_waiting_tokens
+
+    def items(self) -> Iterable[tuple[str, Account]]:
+        """Returns the accounts of all tenants that had requests."""
+        return self._by_tenant.items()
 
     def change(self, limits: Mapping[str, TenantLimits], now: float) -> None:
         """Takes the limits of the token file. A tenant that is no longer in it keeps none."""

@@ -28,7 +28,6 @@ def refusal(event: Submit, *, worker_infos: WorkerInfos, queue: RequestQueue, co
         _too_large(worker_infos, prompt, new)
         or _invalid(event, worker_infos, config)
         or _queue_full(event, queue, config)
-        or _tenant_queue_full(event, queue, config)
     )
 
 
@@ -100,6 +99,8 @@ def most_samples(config: CoreConfig) -> int:
 def _queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
     """Returns the refusal of a request for which the queue has no room now."""
     prompt, samples, limit = len(event.prompt), event.num_samples, config.max_waiting
+    if queue.accounts.has_own_place(event.tenant, samples, samples * prompt, limit, config.max_waiting_tokens):
+        return None
     if queue.num_waiting + samples > limit:
         more = f" and num_samples is {samples}" if samples > 1 else ""
         return RejectCode.QUEUE_FULL, "", f"{queue.num_waiting} requests are waiting{more}; the limit is {limit}"
@@ -111,13 +112,16 @@ def _queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refus
     return None
 
 
-def _tenant_queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
-    if not event.tenant:
-        return None
-    tokens = event.num_samples * len(event.prompt)
+def tenant_queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> str:
+    """Returns one sentence if the request's tenant has too much of the queue, otherwise ''."""
+    count, tokens, account = event.num_samples, event.num_samples * len(event.prompt), queue.accounts.of(event.tenant)
     limits = config.max_waiting, config.max_waiting_tokens
-    message = queue.accounts.of(event.tenant).queue_refusal(event.num_samples, tokens, *limits)
-    return (RejectCode.QUEUE_FULL, "", message) if message else None
+    if message := account.queue_refusal(count, tokens, *limits):
+        return message
+    if not queue.accounts.is_shared or queue.accounts.has_own_place(event.tenant, count, tokens, *limits):
+        return ""
+    free = config.max_waiting - queue.num_waiting, config.max_waiting_tokens - queue.waiting_tokens
+    return account.crowds_others(count, tokens, *free)
 
 
 def tokens_to_charge(event: Submit, worker_infos: WorkerInfos) -> int:

@@ -54,7 +54,7 @@ class Deadlines:
         while (due := self._queue.pop_deadline(now)) is not None:
             self._expire(*due, now)
 
-    def _expire(self, request: Request, due: DeadlineKind, now: float) -> None:
+    def _expire(self, request: Request, due: DeadlineKind, at: float, now: float) -> None:
         match due:
             case DeadlineKind.TIME_LIMIT:
                 self._end(request, now, reason=fx.EndReason.TIME_LIMIT)
@@ -65,7 +65,8 @@ class Deadlines:
                 # A preempted request, or one whose worker was lost, has had a row: its caller has waited long enough.
                 if request.admitted_at is None:
                     waited = now - request.arrived_at
-                    message = f"it waited {waited:.3f} s in the queue, longer than its max_queue_seconds"
+                    limit = f"the limit is {at - request.arrived_at:.7g} s (max_queue_seconds)"
+                    message = f"request {request.request_id}: it waited {waited:.3f} s in the queue; {limit}"
                     self._end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
             case DeadlineKind.WORKER_WAIT:
                 self._end_worker_wait(request, now)

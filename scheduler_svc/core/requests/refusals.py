@@ -5,7 +5,7 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode, Rejected
 from scheduler_svc.core.messages.submit import Submit
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.requests.check_submit import Refusal, refusal, tokens_to_charge
+from scheduler_svc.core.requests.check_submit import Refusal, refusal, tenant_queue_full, tokens_to_charge
 from scheduler_svc.core.workers.lanes import Lanes
 
 
@@ -24,13 +24,12 @@ class Refusals:
         `is_registered`: whether the core knows its front end.
         """
         refused = self._refusal(event, now, is_registered=is_registered, is_draining=is_draining)
-        retry_seconds = 0.0
-        if refused is None and event.tenant:
-            account = self._queue.accounts.of(event.tenant, now)
-            over = account.rate_refusal(tokens_to_charge(event, self._lanes.worker_infos), now)
-            if over is not None:
-                message, retry_seconds = over
-                refused = RejectCode.RATE_LIMITED, "", message
+        queue, retry_seconds = self._queue, 0.0
+        if refused is not None:
+            if refused[0] is RejectCode.QUEUE_FULL:
+                retry_seconds = queue.drain.seconds(queue.num_waiting, queue.waiting_tokens, now)
+        elif event.tenant:
+            refused, retry_seconds = self._tenant_refusal(event, now)
         if refused is None:
             return None
         code, field, message = refused
@@ -42,6 +41,16 @@ class Refusals:
             field=field,
             retry_seconds=retry_seconds,
         )
+
+    def _tenant_refusal(self, event: Submit, now: float) -> tuple[Refusal | None, float]:
+        """Returns the refusal for a limit of the tenant, and in how many seconds it may be accepted."""
+        account = self._queue.accounts.of(event.tenant, now)
+        if message := tenant_queue_full(event, self._queue, self._config):
+            seconds = account.drain.seconds(account.waiting, account.waiting_tokens, now)
+            return (RejectCode.QUEUE_FULL, "", message), seconds
+        if (over := account.rate_refusal(tokens_to_charge(event, self._lanes.worker_infos), now)) is not None:
+            return (RejectCode.RATE_LIMITED, "", over[0]), over[1]
+        return None, 0.0
 
     def _refusal(self, event: Submit, now: float, *, is_registered: bool, is_draining: bool) -> Refusal | None:
         """Returns code, field and message of the refusal, None if the request is accepted."""

@@ -40,8 +40,10 @@ class _Start:
     """Number of unused pages that it needs."""
 
 
-def admit(builder: PlanBuilder, turn: Turn, other_lanes: Sequence[Lane], policy: Policy) -> None:
-    """Gives rows to waiting requests, as far as rows, pages and budgets allow."""
+def admit(
+    builder: PlanBuilder, turn: Turn, other_lanes: Sequence[Lane], policy: Policy, *, tenant: str | None = None
+) -> None:
+    """Gives rows to waiting requests, as far as rows, pages and budgets allow; only to `tenant` if it is given."""
     lane, queue = builder.lane, builder.queue
     if not queue.num_waiting or not lane.num_free_rows or builder.budget <= 0 or not lane.pool.num_unused:
         return
@@ -54,7 +56,9 @@ def admit(builder: PlanBuilder, turn: Turn, other_lanes: Sequence[Lane], policy:
     others = OtherLanes([one for one in other_lanes if one is not turn.closed and not one.is_overdue(builder.now)])
     while lane.num_free_rows and builder.budget > 0:
         request = order.next()
-        if request is None or (turn.stops_at is not None and trial_key(request) > turn.stops_at):
+        if request is None or (tenant is not None and request.tenant != tenant):
+            return
+        if turn.stops_at is not None and trial_key(request) > turn.stops_at:
             return
         account = queue.account_of(request)
         if account is not None and not account.may_take_row(queue.num_running(request.tenant), num_rows):

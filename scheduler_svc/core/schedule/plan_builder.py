@@ -75,7 +75,7 @@ class PlanBuilder:
     def seat(self, request: Request, matched: PrefixMatch, end: int) -> int:
         """Seats a request with pages for its positions before `end`. Enough pages must be unused. Returns the row."""
         lane, queue = self.lane, self.queue
-        queue.take(request)
+        queue.take(request, self.now)
         if request.admitted(self.now, first_position=matched.first_position):
             self.counters.admitted(request.prompt_tokens, request.cached_prompt_tokens)
         for page in matched.shared:
@@ -150,6 +150,10 @@ class PlanBuilder:
             self.swap_outs += swap_out(lane, victim, len(self.swap_outs))
         lane.unseat(victim, Move.PREEMPT)
         self.queue.enqueue(victim)
+
+    def row_was_freed(self) -> None:
+        """Allows admission after a preemption that was made for it, not because pages were missing."""
+        self.has_preempted = False
 
     def restart(self, token_budget: int) -> None:
         """Resets the budgets after a preemption freed pages. Until now the plan contains only preemptions."""

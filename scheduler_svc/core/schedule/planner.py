@@ -15,12 +15,14 @@ from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.admit import admit, admit_suspects, set_aside_misfits
+from scheduler_svc.core.schedule.fair_rows import before_head, make_room
 from scheduler_svc.core.schedule.finish_plan import finish_plan
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import chunk_tokens, victim_key
 from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.row_pages import free_behind_windows
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -53,6 +55,7 @@ def plan_step(
         budget=lane.memory.token_budget,
         bytes_left=max_bytes,
     )
+    make_room(builder, turn)
     while True:
         decode, is_starved = _decide(builder, turn, other_lanes, policy)
         if builder.chunks or len(decode):
@@ -91,7 +94,15 @@ def _decide(
         mask = rows.handle[seated] != 0
         seated, remaining = seated[mask], remaining[mask]
     builder.charge_decode(decode)
-    is_starved = len(decode) < len(seated) and _continue_chunks(builder, seated[remaining > 1])
+    is_starved = False
+    if len(decode) < len(seated):
+        chunking = sorted(rows.requests_at(seated[remaining > 1]), key=running_key)
+        before, behind = before_head(builder, turn, chunking)
+        is_starved = _continue_chunks(builder, before)
+        if behind:
+            if not builder.has_preempted and turn.admits and (head := builder.queue.head()) is not None:
+                admit(builder, turn, other_lanes, policy, tenant=head.tenant)
+            is_starved |= _continue_chunks(builder, behind)
     if not builder.has_preempted and turn.is_trial:
         admit_suspects(builder, turn, policy)
     elif not builder.has_preempted and turn.admits:
@@ -122,13 +133,13 @@ def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.N
     return decode[rows.handle[decode] != 0] if builder.has_preempted else decode
 
 
-def _continue_chunks(builder: PlanBuilder, chunking: npt.NDArray[np.int64]) -> bool:
-    """Plans the next chunk of each row that is in the middle of its prompt, in queue order.
+def _continue_chunks(builder: PlanBuilder, chunking: Sequence[Request]) -> bool:
+    """Plans the next chunk of each request that is in the middle of its prompt.
 
     Returns True if one of them got no pages.
     """
     lane, align = builder.lane, builder.lane.info.chunk_align
-    for request in sorted(lane.rows.requests_at(chunking), key=running_key):
+    for request in chunking:
         row, planned = request.row, int(lane.rows.planned[request.row])
         count = chunk_tokens(remaining=int(lane.rows.known[row]) - planned, budget=builder.budget, align=align)
         if count == 0:

@@ -75,9 +75,9 @@ def not_ready(message: str, *, reason: str = "") -> Refusal:
     return Refusal(grpc.StatusCode.UNAVAILABLE, message, retry_after_seconds=NOT_READY_RETRY_SECONDS, reason=reason)
 
 
-def overloaded(message: str) -> Refusal:
-    """A bound of the service is reached."""
-    return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, retry_after_seconds=QUEUE_FULL_RETRY_SECONDS)
+def overloaded(message: str, seconds: float = QUEUE_FULL_RETRY_SECONDS) -> Refusal:
+    """A bound of the service is reached. The caller may try again after `seconds`."""
+    return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, retry_after_seconds=seconds)
 
 
 def rate_limited(message: str, seconds: float) -> Refusal:
@@ -126,7 +126,7 @@ def from_rejected(rejected: frontend_pb2.Rejected, request_id: str) -> Refusal:
             )
             return Refusal(grpc.StatusCode.NOT_FOUND, message, resource)
         case frontend_pb2.REJECT_CODE_QUEUE_FULL:
-            return overloaded(message)
+            return overloaded(message, rejected.retry_seconds or QUEUE_FULL_RETRY_SECONDS)
         case frontend_pb2.REJECT_CODE_RATE_LIMITED:
             return rate_limited(message, rejected.retry_seconds)
         case frontend_pb2.REJECT_CODE_QUARANTINED:

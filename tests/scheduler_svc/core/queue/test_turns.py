@@ -30,12 +30,21 @@ class Oracle:
     free: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     waiting: list[Request] = field(default_factory=list[Request])
     running: dict[int, tuple[Request, int]] = field(default_factory=dict[int, tuple[Request, int]])
-    paid: set[int] = field(default_factory=set[int])
+    # Live requests that have paid, by handle.
+    paid: dict[int, Request] = field(default_factory=dict[int, Request])
 
     def add(self, request: Request) -> None:
         if not any(other.tenant == request.tenant for other in self.waiting):
-            self.next_turn[request.tenant] = max(self.next_turn[request.tenant], self.virtual_time)
+            self.advance()
+            self.next_turn[request.tenant] += max(0, self.virtual_time - self.used(request.tenant))
         self.waiting.append(request)
+
+    def used(self, tenant: str) -> int:
+        return self.next_turn[tenant] - sum(one.total_length for one in self.paid.values() if one.tenant == tenant)
+
+    def advance(self) -> None:
+        if self.waiting:
+            self.virtual_time = max(self.virtual_time, min(self.used(one.tenant) for one in self.waiting))
 
     def order(self) -> list[Request]:
         turns: list[tuple[tuple[int, int], Request]] = []
@@ -56,14 +65,14 @@ class Oracle:
 
     def take(self, request: Request) -> None:
         tenant = request.tenant
+        self.advance()
         self.waiting.remove(request)
         if request.handle not in self.paid:
-            self.paid.add(request.handle)
+            self.paid[request.handle] = request
             self.free[tenant].append(self.next_turn[tenant])
             self.next_turn[tenant] += request.total_length
         turn = min(self.free[tenant])
         self.free[tenant].remove(turn)
-        self.virtual_time = max(self.virtual_time, turn)
         own = [one for one, _ in self.running.values() if one.tenant == tenant]
         turns = sorted([turn, *(self.running[one.handle][1] for one in own)])
         for one, its in zip(sorted([*own, request], key=queue_key), turns, strict=True):
@@ -82,6 +91,7 @@ class Oracle:
                 self.free[request.tenant].remove(max(self.free[request.tenant]))
         if request.handle in self.paid:
             self.next_turn[request.tenant] -= request.total_length - request.known
+            del self.paid[request.handle]
 
 
 def new_request(number: int, tenant: str, priority: int, cost: int, queue: RequestQueue, salt: bytes) -> Request:
@@ -120,7 +130,7 @@ def test_the_order_is_that_of_the_definition() -> None:
                     oracle.add(request)
                 case "take" if oracle.waiting:
                     request = draw.choice(queue.first()[:3])[1]
-                    queue.take(request)
+                    queue.take(request, 0.0)
                     request.move(Move.ADMIT)
                     oracle.take(request)
                 case "preempt" if oracle.running:
