@@ -66,9 +66,8 @@ def test_a_standby_worker_takes_over_from_a_drained_one(rig: Rig) -> None:
 
 
 def test_a_drain_of_the_service_lets_streams_end_and_stops_it(rig: Rig) -> None:
-    record = rig.runtime_dir / "record.bin"
-    scheduler, _, caller = rig.serve(*SHAPE, *SLOW, scheduler_flags=("--record", str(record)))
-    asks = random_asks(4, seed=2, prompts=(1, 40), outputs=(100, 120))
+    scheduler, _, caller = rig.serve(*SHAPE, *SLOW)
+    asks = random_asks(4, seed=2, prompts=(1, 40), outputs=(900, 950))
     streams = streams_of(caller, asks)
     command = [sys.executable, "-m", "tandem_client.cli", "drain", "--address", scheduler.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment()) as draining:
@@ -84,12 +83,16 @@ def test_a_drain_of_the_service_lets_streams_end_and_stops_it(rig: Rig) -> None:
         assert draining.wait() == 0
     assert " done " in lines[-1] and "draining" in lines[0]
     assert scheduler.wait() == 0
-    rig.check_record(record)
 
 
 def test_the_last_worker_and_an_unknown_one_are_refused(rig: Rig) -> None:
-    scheduler, worker, caller = rig.serve(*SHAPE)
+    record = rig.runtime_dir / "record.bin"
+    scheduler, worker, caller = rig.serve(*SHAPE, scheduler_flags=("--record", str(record)))
     last, unknown = drain(scheduler.address, str(worker.pid)), drain(scheduler.address, "zebra")
     assert last.returncode == 2 and "only worker" in last.stderr
     assert unknown.returncode == 2 and "zebra" in unknown.stderr
     assert caller.load().workers == 1
+    forced = drain(scheduler.address, str(worker.pid), "--force")
+    assert forced.returncode == 0 and worker.wait() == 0
+    assert scheduler.terminate() == 0
+    rig.check_record(record)
