@@ -1,7 +1,7 @@
 """No code of the core changes the state of an object that another class owns.
 
-State lives in `core/state`, `core/queue` and `core/suspicion`, which may store into themselves, and in the plan
-builder. Everything else calls their methods.
+State lives in `core/state`, `core/queue`, `core/suspicion` and `core/draining`, which may store into themselves, and in
+the plan builder. Everything else calls their methods.
 """
 
 import ast
@@ -15,6 +15,7 @@ EXEMPT = (
     "scheduler_svc/core/state/",
     "scheduler_svc/core/queue/",
     "scheduler_svc/core/suspicion/",
+    "scheduler_svc/core/draining/",
     "scheduler_svc/core/schedule/plan_builder.py",
 )
 

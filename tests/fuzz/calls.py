@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
@@ -106,7 +107,10 @@ class _Calls:
             frame = random_ask(self._rng, f"fuzz-{number}", resumes=False).request().SerializeToString()
             self._maker.keep(frame)
             return frame
-        return self._maker.frame()
+        frame = self._maker.frame()
+        while self._method.name == "Drain" and _drains_the_service(frame):
+            frame = self._maker.frame()
+        return frame
 
     async def _answer(self, call: Callable[..., Any], frame: bytes, metadata: Metadata) -> tuple[grpc.StatusCode, str]:
         made = call(frame, timeout=_CALL_SECONDS, metadata=metadata)
@@ -129,3 +133,11 @@ class _Calls:
         with contextlib.suppress(asyncio.CancelledError):
             return await made.code(), ""
         return grpc.StatusCode.CANCELLED, ""
+
+
+def _drains_the_service(frame: bytes) -> bool:
+    """Returns whether the message would end the service under test, as it should."""
+    try:
+        return not control_pb2.DrainRequest.FromString(frame).worker
+    except DecodeError:
+        return False

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 
 from scheduler_svc.core.invariants import audit
@@ -184,6 +185,8 @@ class CoreUnderFire:
         peer = f"{kind}-{self._life}-{number}"
         link = self._workers if kind == "w" else self._frontends
         parts = None if rng.random() < 0.001 else self._makers[kind].frame()
+        while kind == "f" and parts is not None and _drains_the_service(parts):
+            parts = self._makers[kind].frame()
         # Peers 0 to 3 have proved themselves; the others send the same without.
         if number < 4 and parts is not None and (number, kind, self._life) not in self._proved:
             self._proved.add((number, kind, self._life))
@@ -275,3 +278,12 @@ def _ignore(frontend: str, reason: str) -> None:
 
 def _hello() -> bytes:
     return frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=_SECRET)).SerializeToString()
+
+
+def _drains_the_service(frame: bytes) -> bool:
+    """Returns whether the frame would end the service under test, as it should."""
+    try:
+        message = frontend_pb2.FrontendToCore.FromString(frame)
+    except DecodeError:
+        return False
+    return message.HasField("drain") and not message.drain.request.worker and not message.drain.stop_replies
