@@ -207,7 +207,7 @@ RECOVERY: tuple[Mutation, ...] = (
         "a standby worker stays unseated when the serving one is lost",
         "core.workers.lanes",
         f"{_CORE}/test_standby.py::test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_event",
-        replace("Lanes.close", call("_seat_next"), "[]"),
+        replace("Lanes.close", call("seat_next"), "[]"),
     ),
     # Resume and journal -----------------------------------------------------------------------------------------------
     _protection(

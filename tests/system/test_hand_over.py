@@ -14,7 +14,7 @@ from tests.rigs.streams import Caller, Stream, code_of, details_of
 from tests.system.asks import Ask, random_asks
 
 NOT_SERVING = 2
-SHAPE = ("--page-size", "16", "--num-pages", "4096", "--max-rows", "32", "--max-length", "1024")
+SHAPE = ("--page-size", "16", "--num-pages", "1024", "--max-rows", "32", "--max-length", "1024")
 SLOW = ("--step-ms", "4")
 
 
@@ -38,8 +38,8 @@ def longest_pause(streams: list[Stream], since: float) -> float:
     )
 
 
-def check_hand_over(rig: Rig, *, is_standby: bool, record_flags: tuple[str, ...]) -> None:
-    scheduler, old, caller = rig.serve(*SHAPE, *SLOW, scheduler_flags=record_flags)
+def check_hand_over(rig: Rig, *, is_standby: bool) -> None:
+    scheduler, old, caller = rig.serve(*SHAPE, *SLOW)
     asks = random_asks(32, seed=11, prompts=(1, 60), outputs=(300, 400))
     streams = streams_of(caller, asks)
     new = rig.worker(*SHAPE, *SLOW, *(["--standby"] if is_standby else []))
@@ -58,18 +58,16 @@ def check_hand_over(rig: Rig, *, is_standby: bool, record_flags: tuple[str, ...]
 
 
 def test_a_new_worker_takes_over_from_a_drained_one(rig: Rig) -> None:
-    record = rig.runtime_dir / "record.bin"
-    check_hand_over(rig, is_standby=False, record_flags=("--record", str(record)))
-    rig.check_record(record)
+    check_hand_over(rig, is_standby=False)
 
 
 def test_a_standby_worker_takes_over_from_a_drained_one(rig: Rig) -> None:
-    check_hand_over(rig, is_standby=True, record_flags=())
+    check_hand_over(rig, is_standby=True)
 
 
 def test_a_drain_of_the_service_lets_streams_end_and_stops_it(rig: Rig) -> None:
     scheduler, _, caller = rig.serve(*SHAPE, *SLOW)
-    asks = random_asks(4, seed=2, prompts=(1, 40), outputs=(200, 250))
+    asks = random_asks(4, seed=2, prompts=(1, 40), outputs=(900, 950))
     streams = streams_of(caller, asks)
     command = [sys.executable, "-m", "tandem_client.cli", "drain", "--address", scheduler.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment()) as draining:
@@ -88,8 +86,13 @@ def test_a_drain_of_the_service_lets_streams_end_and_stops_it(rig: Rig) -> None:
 
 
 def test_the_last_worker_and_an_unknown_one_are_refused(rig: Rig) -> None:
-    scheduler, worker, caller = rig.serve(*SHAPE)
+    record = rig.runtime_dir / "record.bin"
+    scheduler, worker, caller = rig.serve(*SHAPE, scheduler_flags=("--record", str(record)))
     last, unknown = drain(scheduler.address, str(worker.pid)), drain(scheduler.address, "zebra")
     assert last.returncode == 2 and "only worker" in last.stderr
     assert unknown.returncode == 2 and "zebra" in unknown.stderr
     assert caller.load().workers == 1
+    forced = drain(scheduler.address, str(worker.pid), "--force")
+    assert forced.returncode == 0 and worker.wait() == 0
+    assert scheduler.terminate() == 0
+    rig.check_record(record)
