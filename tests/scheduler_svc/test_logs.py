@@ -115,8 +115,8 @@ def test_records_are_dropped_and_counted_when_the_queue_is_full(pipe: Pipe) -> N
     kept = [line for line in lines[:-1] if line != said]
     numbers = [int(line.split()[-1]) for line in kept]
     assert numbers[:10] == list(range(10))
-    # The writer holds the first lines outside the queue, so as many more may fit later.
-    assert numbers == sorted(set(numbers)) and len(numbers) <= 20
+    # The writer holds lines outside the queue, so some more fit whenever it takes a batch.
+    assert numbers == sorted(set(numbers)) and len(numbers) <= 40
     assert f"WARNING {1000 - len(kept)} log records were dropped" in said
     handler.close()
 
