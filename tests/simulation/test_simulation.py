@@ -1,4 +1,4 @@
-"""80,000 operations of fixed seeds, 200,000 as a long test; `python -m tests.simulation 200 --seeds 800` goes on."""
+"""50,000 operations of fixed seeds, 200,000 as a long test; `python -m tests.simulation 200 --seeds 800` goes on."""
 
 import os
 from collections import Counter
@@ -26,7 +26,7 @@ _MUST_BE_SEEN = (
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("num_seeds", "few"), [(80, 1), pytest.param(200, 3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("num_seeds", "few"), [(50, 1), pytest.param(200, 3, marks=pytest.mark.long)])
 def test_random_runs_pass_every_check_and_contain_every_event(num_seeds: int, few: int) -> None:
     """Runs on all CPUs. A failure names the command that replays its seed alone."""
     seen = Counter[str]()

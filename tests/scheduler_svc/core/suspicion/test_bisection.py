@@ -134,10 +134,11 @@ def test_other_requests_leave_the_lane_of_a_repeated_trial() -> None:
     assert sum(end.stats.preemptions for end in ends) == fleet.core.counters.preemptions > 0
 
 
-def test_500_random_kills_under_64_streams_convict_nobody() -> None:
+@pytest.mark.parametrize("num_kills", [150, pytest.param(500, marks=pytest.mark.long)])
+def test_random_kills_under_64_streams_convict_nobody(num_kills: int) -> None:
     rng, fleet = random.Random(5), DeadlyFleet(SHAPE, workers=3, restart_seconds=0.02)
     numbers: list[int] = []
-    while len(fleet.deaths) < 500:
+    while len(fleet.deaths) < num_kills:
         for _ in range(ROWS - len(fleet.core.queue)):
             prompt = [rng.randrange(200) for _ in range(rng.randint(1, 20))]
             numbers.append(fleet.submit(prompt, max_new_tokens=rng.randint(1, 30), ignore_eos=True))
@@ -148,7 +149,7 @@ def test_500_random_kills_under_64_streams_convict_nobody() -> None:
     fleet.run_until_ended()
     assert all(fleet.end(number).failure is None for number in numbers)
     fleet.check_all_ended()
-    assert len(numbers) > 200
+    assert len(numbers) > 100
 
 
 def test_a_kill_in_the_middle_of_a_bisection_convicts_no_innocent() -> None:
