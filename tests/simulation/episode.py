@@ -182,8 +182,10 @@ class Episode:
         self._check_seats(bool(lanes))
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
-            waiting = self.core.queue.waiting()
-            may_start = [lane for lane in lanes if lane.worker not in self.core.drains.leaving]
+            leaving, turns = self.core.drains.leaving, self.core.queue.turns
+            may_start = [lane for lane in lanes if lane.worker not in leaving]
+            # A tenant may have all its rows on a worker that was told to leave.
+            waiting = [one for one in self.core.queue.waiting() if not (leaving and turns.of(one.tenant).is_parked)]
             assert not any(lane.info.holds(request.total_length) for request in waiting for lane in may_start), (
                 "requests that fit a worker wait, and no step was planned"
             )
