@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -114,8 +115,10 @@ class HttpServer:
         pause = len(self._sockets) / self._limits.per_second
         while True:
             next_at = self._loop.time() + pause
+            await self._readable(listener)
             try:
-                connection, _ = await self._loop.sock_accept(listener)
+                # Not `sock_accept`: if its task is cancelled after the connection was accepted, it leaves it open.
+                connection, _ = listener.accept()
             except OSError:
                 # No descriptor is left, or the caller is gone.
                 await asyncio.sleep(pause)
@@ -127,10 +130,21 @@ class HttpServer:
                 oldest.cancel()
             task = asyncio.create_task(self._serve_connection(connection))
             self._connections[task] = None
-            task.add_done_callback(self._ended)
+            task.add_done_callback(partial(self._ended, connection))
             await asyncio.sleep(next_at - self._loop.time())
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    async def _readable(self, listener: socket.socket) -> None:
+        assert self._loop is not None
+        readable = asyncio.Event()
+        self._loop.add_reader(listener, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self._loop.remove_reader(listener)
+
+    def _ended(self, connection: socket.socket, task: "asyncio.Task[None]") -> None:
+        # Here, because a task that is cancelled before its first step runs no `finally`.
+        connection.close()
         self._connections.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a connection to the metrics page failed", exc_info=error)
@@ -148,7 +162,6 @@ class HttpServer:
         finally:
             if transport is not None:
                 transport.abort()
-            connection.close()
 
     async def _open(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         loop = asyncio.get_running_loop()

@@ -1,10 +1,12 @@
 """The HTTP server of the metrics page on real sockets: its answers, and each of its bounds."""
 
 import contextlib
+import gc
 import socket
 import ssl
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -209,6 +211,19 @@ def test_a_caller_that_leaves_changes_nothing(serve: Serve) -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             connection.sendall(part)
     assert served.ask(get())[0] == 200
+
+
+def test_stop_closes_connections_that_it_accepts_meanwhile() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", ResourceWarning)
+        for _ in range(100):
+            listener = socket.create_server(("127.0.0.1", 0))
+            server = HttpServer([listener], lambda: PAGE, content_type="x", refuse=nobody_is_refused, context=None)
+            server.start()
+            with socket.create_connection(listener.getsockname()):
+                server.stop()
+        gc.collect()
+    assert not [str(warning.message) for warning in seen]
 
 
 def test_stop_ends_open_connections(serve: Serve) -> None:
