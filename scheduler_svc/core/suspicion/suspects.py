@@ -95,7 +95,17 @@ class Suspects:
             suspect.met(max(known, ends[request.handle]), is_step=is_step, is_alone=len(ends) == 1)
             if len(ends) == 1 and counts and suspect.died_alone(known, self.num_steps, self.num_losses):
                 self._convicted.append(suspect.conviction(what, is_step=is_step))
-        self._groups.extend(halves(requests, is_step=is_step))
+        self._regroup(requests, is_step=is_step)
+
+    def _regroup(self, requests: Sequence[Request], *, is_step: bool) -> None:
+        """Makes new groups of the requests in a death, except for those that the current trial runs on another lane.
+
+        A request can be in a death of a lane that it has left: the lane was drained while its plan was in flight.
+        """
+        trial = () if self.trial is None else self.trial.handles
+        moved = {request.handle for request in requests if request.handle not in trial}
+        self._groups = deque([handle for handle in group if handle not in moved] for group in self._groups)
+        self._groups.extend(halves([request for request in requests if request.handle in moved], is_step=is_step))
 
     def restore(self, requests: Sequence[Request]) -> None:
         """Makes one group of suspects of live requests that wait: those of an earlier service, for example."""
