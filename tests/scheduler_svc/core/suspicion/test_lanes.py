@@ -1,9 +1,11 @@
-"""A trial whose lane is lost does not hold up the suspects that fit the remaining workers."""
+"""Trials whose lane is lost or drained."""
 
 from dataclasses import replace
 
+from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
-from tests.scheduler_svc.core.world import World, greedy
+from tests.scheduler_svc.core.fleet import Fleet
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 LARGE = Shape(page_size=4, num_pages=64, max_rows=4, max_length=64, token_budget=64)
 
@@ -35,3 +37,30 @@ def test_a_trial_that_fits_no_worker_gives_way_to_one_that_does() -> None:
     world.run()
     world.check_content()
     assert world.end(long).reason is not None and not suspects.handles
+
+
+def test_a_trial_that_left_a_drained_worker_goes_on_when_that_worker_dies_of_its_last_plan() -> None:
+    fleet = Fleet(LARGE)
+    streams = [fleet.submit([n, n + 1, n + 2], max_new_tokens=12, ignore_eos=True) for n in range(3, 7)]
+    fleet.step()
+    fleet.tick()
+    fleet.lose("a")
+    suspects = fleet.core.suspects
+    assert len(suspects.handles) == 4
+    fleet.join_as(LARGE)
+    fleet.join_as(LARGE)
+    trial_on = next(name for name in "bc" for _ in range(9) if runs_trial(fleet, name))
+    fleet.handle(ev.Drain(frontend=FRONTEND, query=1, worker=trial_on, max_seconds=0.0, force=True))
+    fleet.tick()
+    assert suspects.trial is not None and suspects.trial.worker not in ("", trial_on)
+    # The audit follows each event.
+    fleet.lose(trial_on)
+    fleet.run()
+    fleet.check_content()
+    assert all(fleet.end(stream).reason is not None for stream in streams) and not suspects.handles
+
+
+def runs_trial(fleet: Fleet, name: str) -> bool:
+    """Ticks; whether the worker then has a plan of a trial that it has not applied."""
+    fleet.tick()
+    return fleet.core.suspects.is_trial(fleet.lane_of(name).in_flight)
