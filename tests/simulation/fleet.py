@@ -252,6 +252,8 @@ class Fleet:
                 worker.provenance.keep({page: page_hash for page, (page_hash, _) in kept.items()})
                 self._seen["pages kept"] += len(kept)
                 worker.joined_with = worker.executor.pool_id
+                # Another worker may have been told to take this pool over, without success.
+                self._writers[worker.joined_with] = worker.provenance.writers
                 worker.inbox.append(Joined(effect=effect))
             case fx.WorkerRefused():
                 assert effect.retry
