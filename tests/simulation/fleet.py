@@ -271,6 +271,7 @@ class Fleet:
         sessions = [session for session in self._writers[pool.pool_id] if session[0] <= pool.generation]
         newest = max(since for since, _ in sessions)
         worker.provenance.take_over([writers for since, writers in sessions if since == newest][-1])
+        # The new session is later than those that the pool's generation covers, although its worker may be older.
+        self._writers[pool.pool_id].append((max(plan.generation, pool.generation), worker.provenance.writers))
         # If it cannot take that pool over, it keeps its own.
-        for pool_id in (pool.pool_id, worker.joined_with):
-            self._writers[pool_id].append((plan.generation, worker.provenance.writers))
+        self._writers[worker.joined_with].append((plan.generation, worker.provenance.writers))
