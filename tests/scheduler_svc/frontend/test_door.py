@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf import message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from tandem.internal.v1 import frontend_pb2
@@ -104,6 +105,27 @@ def test_every_method_is_closed_unless_a_right_opens_it(run: Run) -> None:
                 assert "tandem_" not in details
 
     run(scenario, needs_tokens=True, reflection=True)
+
+
+def test_a_token_for_inference_opens_two_methods_of_control(run: Run) -> None:
+    """Whole calls with a valid message; the core learns of none. Abort and GetModelInfo are about the caller's own."""
+    service = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
+    closed = [each for each in service.methods if each.name not in ("Abort", "GetModelInfo")]
+
+    async def scenario(s: Service) -> None:
+        await allow(s, tenants())
+        for method in closed:
+            message = message_factory.GetMessageClass(method.input_type)().SerializeToString()
+            call: Any = s.channel.unary_stream(f"/{service.full_name}/{method.name}")(
+                message, metadata=bearer(token_of("inference")), timeout=20
+            )
+            assert await call.code() == grpc.StatusCode.PERMISSION_DENIED, method.name
+            wanted = "this method needs the right control; the caller's token or certificate has inference"
+            assert await call.details() == wanted
+        assert await s.core.is_silent()
+
+    assert {"GetLoad", "ListQuarantine", "ClearQuarantine", "Drain", "FlushCache"} <= {each.name for each in closed}
+    run(scenario, needs_tokens=True)
 
 
 def test_the_descriptors_have_methods_of_all_services() -> None:
