@@ -26,6 +26,7 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.eviction import evict_pages_of
 from scheduler_svc.core.state.host_pool import HostPool
 from scheduler_svc.core.state.lane_schedule import LaneSchedule
+from scheduler_svc.core.state.page_index import PageIndex, Place
 from scheduler_svc.core.state.page_labels import LabelQueue
 from scheduler_svc.core.state.page_pool import PagePool
 from scheduler_svc.core.state.request import Move, Request
@@ -38,7 +39,17 @@ OVERDUE_SECONDS = 2.0
 class Lane:
     """The lane of one worker. It is created when the worker joins and dropped when the worker is lost."""
 
-    def __init__(self, *, worker: str, number: int, info: WorkerInfo, generation: int, now: float) -> None:
+    def __init__(
+        self,
+        *,
+        worker: str,
+        number: int,
+        info: WorkerInfo,
+        generation: int,
+        now: float,
+        page_index: PageIndex | None = None,
+    ) -> None:
+        """`page_index` has the cached pages of all lanes; a lane without one has an index of its own."""
         self.worker = worker
         self.number = number
         """Number of the lane, counted from the core's start. An older lane has a lower number."""
@@ -53,6 +64,10 @@ class Lane:
         self._next_take_over: TakeOver | None = None
         self.labels = LabelQueue()
         self.host = HostPool(info.host_pages)
+        self._page_index = PageIndex() if page_index is None else page_index
+        self.bit = self._page_index.open()
+        """The lane in `PageIndex`."""
+        self._enter_index()
         self.schedule = LaneSchedule()
         self.proven_at: float | None = None
         """When the worker's first step succeeded, or it joined with `prove_workers` off; None before."""
@@ -69,6 +84,17 @@ class Lane:
         self.rows = Rows(self.info.max_rows, self.info.page_size)
         self.in_flight: deque[SentPlan] = deque()
         """Plans without a result, oldest first."""
+
+    def _enter_index(self) -> None:
+        on_device, in_host_memory = self._page_index.places(self.bit)
+        self.pool.move_to(on_device)
+        self.host.move_to(in_host_memory)
+
+    def leave_index(self) -> None:
+        """Takes the lane, which is being closed, out of the index of cached pages."""
+        self.pool.move_to(Place.alone())
+        self.host.move_to(Place.alone())
+        self._page_index.close(self.bit)
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 
@@ -132,7 +158,9 @@ class Lane:
     def take_over(self, pool: PagePool, take_over: TakeOver) -> None:
         """Replaces the page pool, which no row uses, by that of a lost worker. The next plan tells the worker."""
         assert not self.pool.num_used and not self._zero_pages, "pages of the pool that is replaced are in use"
+        self.pool.move_to(Place.alone())
         self.pool, self.pool_id, self._next_take_over = pool, take_over.pool_id, take_over
+        self._enter_index()
         self.schedule.reset()
 
     def next_take_over(self) -> TakeOver | None:

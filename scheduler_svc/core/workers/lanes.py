@@ -19,6 +19,7 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.page_index import PageIndex
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update import step_reports
@@ -49,6 +50,7 @@ class Lanes:
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.suspects = Suspects(queue)
+        self.page_index = PageIndex()
         self.last_loss: tuple[float, str] | None = None
         """Time and reason of the last loss of a worker."""
         self.counters = Counters()
@@ -91,7 +93,14 @@ class Lanes:
             return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
         self.held_pools.forget(info.pool_id)
         self._generation += 1
-        lane = Lane(worker=worker, number=self._next_number, info=info, generation=self._generation, now=now)
+        lane = Lane(
+            worker=worker,
+            number=self._next_number,
+            info=info,
+            generation=self._generation,
+            now=now,
+            page_index=self.page_index,
+        )
         self._next_number += 1
         self.by_worker[worker] = lane
         self._list_lanes()
@@ -177,6 +186,7 @@ class Lanes:
         lane, leaving, in_trial = self.by_worker.pop(worker), self.leaving.pop(worker, None), False
         was_dismissed = leaving is not None and leaving.is_dismissed
         is_death &= not was_dismissed
+        lane.leave_index()
         self._list_lanes()
         if is_death and cause in _DEATHS and lane.serves:
             plans, num_lanes = lane.in_flight, len(self.serving) + 1
