@@ -37,8 +37,8 @@ class Fleet:
         self._num_workers = self._num_drains = 0
         # The worker that died last, with its undelivered results.
         self._dead: Worker | None = None
-        # By pool id: the memory of dead workers' pools, and the requests that the core has written their pages for,
-        # oldest first, each with the generation from which on they are right.
+        # By pool id: the memory of dead workers' pools, and the requests that the core has written their pages for, with
+        # the first generation of each session that used the pool or was told to.
         self._shared: dict[bytes, Slots] = {}
         self._writers: defaultdict[bytes, list[tuple[int, dict[int, ev.Submit]]]] = defaultdict(list)
 
@@ -268,8 +268,10 @@ class Fleet:
     def _take_over(self, worker: Worker, plan: Plan, pool: TakeOver) -> None:
         """Follows a worker that is told to take over a pool. The core means its content at the pool's generation."""
         self._seen["pool taken over"] += 1
-        sessions = reversed(self._writers[pool.pool_id])
-        worker.provenance.take_over(next(writers for since, writers in sessions if since <= pool.generation))
+        sessions = [session for session in self._writers[pool.pool_id] if session[0] <= pool.generation]
+        newest = max(since for since, _ in sessions)
+        worker.provenance.take_over([writers for since, writers in sessions if since == newest][-1])
+        # The new session is later than those that the pool's generation covers, although its worker may be older.
+        self._writers[pool.pool_id].append((max(plan.generation, pool.generation), worker.provenance.writers))
         # If it cannot take that pool over, it keeps its own.
-        for pool_id in (pool.pool_id, worker.joined_with):
-            self._writers[pool_id].append((plan.generation, worker.provenance.writers))
+        self._writers[worker.joined_with].append((plan.generation, worker.provenance.writers))
