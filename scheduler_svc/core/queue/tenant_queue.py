@@ -72,7 +72,7 @@ class TenantQueue:
         return turn
 
     def _place_turn(self, at: int, turn: int) -> None:
-        """Gives a turn to the request at a place of the order. Those between it and the place of the turn move by one."""
+        """Gives a turn to the request at a place of the order. Those between it and the turn's place move by one."""
         order = self._order
         while at + 1 < len(order) and order[at + 1][1].turn < turn:
             order[at][1].take_turn(order[at + 1][1].turn)

@@ -22,9 +22,9 @@ class AdmissionOrder:
     def __init__(self, lane: Lane, queue: RequestQueue, placement: Placement, *, cache_aware: bool) -> None:
         """The plan looks at the first `WINDOW` requests without those that `placement` has for other lanes."""
         self._lane, self._queue, self._placement = lane, queue, placement
-        # The requests to consider, and whether the queue has changed since then.
+        # The first requests for this lane, and those of them to consider. None: the queue has changed since then.
+        self._first: list[Request] | None = None
         self._waiting: list[Request] = []
-        self._is_stale = True
         self._skipped: set[int] = set()
         self._cached_pages: dict[int, int] = {}
         self._may_overtake = cache_aware
@@ -36,9 +36,9 @@ class AdmissionOrder:
 
     def next(self) -> Request | None:
         """Returns the request to consider now, or None if none is left among the first that wait."""
-        if self._is_stale:
-            self._waiting = [request for request in self._first() if request.handle not in self._skipped]
-            self._is_stale = False
+        if self._first is None:
+            self._first = self._placement.first_of(self._lane, self._queue, WINDOW)
+            self._waiting = [request for request in self._first if request.handle not in self._skipped]
         waiting = self._waiting
         if not waiting:
             return None
@@ -50,19 +50,6 @@ class AdmissionOrder:
         candidates = takewhile(lambda request: self._may_go_before(request, head), waiting[1:])
         return max([head, *candidates], key=self._num_cached_pages)  # the first of several with the most
 
-    def _first(self) -> list[Request]:
-        """Returns the first `WINDOW` requests for this lane, with those that were skipped."""
-        placement, num_left = self._placement, self._placement.num_left
-        if not num_left:
-            return [request for _, request in self._queue.first()]
-        found: list[Request] = []
-        for _, request in self._queue.first(WINDOW + num_left):
-            if not placement.is_for_others(self._lane, request):
-                found.append(request)
-                if len(found) == WINDOW:
-                    break
-        return found
-
     def skip(self, request: Request) -> None:
         """Leaves the request out of this plan, so that the next one is considered."""
         self._skipped.add(request.handle)
@@ -70,7 +57,7 @@ class AdmissionOrder:
 
     def queue_changed(self) -> None:
         """Reads the queue again before the next request."""
-        self._is_stale = True
+        self._first = None
 
     def stop_overtaking(self, request: Request) -> bool:
         """Returns to the order of the queue for the rest of the plan, because the chosen request does not fit.
@@ -82,8 +69,8 @@ class AdmissionOrder:
 
     def admitted(self, request: Request) -> None:
         """Counts one overtaking for each request of the same tenant that is ahead of this one in the queue."""
-        self._is_stale = True
-        for other in self._first():
+        first, self._first = self._first or (), None
+        for other in first:
             if other is request:
                 return
             if other.prefix_root == request.prefix_root and other.handle not in self._skipped:

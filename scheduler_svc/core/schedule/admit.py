@@ -39,9 +39,7 @@ class _Start:
     """Number of unused pages that it needs."""
 
 
-def admit(
-    builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy, *, tenant: str | None = None
-) -> None:
+def admit(builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy, *, tenant: str | None = None) -> None:
     """Gives rows to waiting requests, as far as rows, pages and budgets allow; only to `tenant` if it is given."""
     lane, queue = builder.lane, builder.queue
     if not queue.num_waiting or not lane.num_free_rows or builder.budget <= 0 or not lane.pool.num_unused:

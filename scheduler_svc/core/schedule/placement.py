@@ -14,6 +14,7 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch, cached_limit, match_prefix
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.page_index import PageIndex
@@ -25,7 +26,10 @@ ROW_TOKENS = 32
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """Backlog and free rows of a lane, with the requests that are left to it."""
+    """Backlog and free rows of a lane when the tick began, with the requests that it starts and that are left to it.
+
+    What it starts still counts when it is planned, because computing it takes time.
+    """
 
     lane: Lane
     backlog: int
@@ -73,19 +77,23 @@ class Placement:
         self._num_rows = self._num_rows or sum(lane.info.max_rows for lane in self.lanes)
         return self._num_rows
 
-    @property
-    def num_left(self) -> int:
-        """Number of requests that are left to a lane."""
-        return len(self._left)
-
     def holds(self, request: Request) -> bool:
         """Returns whether a lane is large enough for the request."""
         return any(lane.info.holds(request.total_length) for lane in self.lanes)
 
-    def is_for_others(self, lane: Lane, request: Request) -> bool:
-        """Returns whether another lane has left the request to a third one."""
-        left = self._left.get(request.handle)
-        return left is not None and lane.number not in (left.by, left.to)
+    def first_of(self, lane: Lane, queue: RequestQueue, count: int) -> list[Request]:
+        """Returns the first `count` waiting requests, in order, that no other lane has left to a third one."""
+        if not self._left:
+            return [request for _, request in queue.first(count)]
+        found: list[Request] = []
+        number, left_of = lane.number, self._left.get
+        for _, request in queue.first(count + len(self._left)):
+            left = left_of(request.handle)
+            if left is None or left.by == number or left.to == number:
+                found.append(request)
+                if len(found) == count:
+                    break
+        return found
 
     # The plan of one lane --------------------------------------------------------------------------------------------
 
@@ -93,23 +101,18 @@ class Placement:
         """Lets the lane consider again what was left to it, and what it has left to others."""
         if not self._rivals:
             return
-        if not self._order:
-            for rival in self._rivals.values():
-                self._refresh(rival)
-        self._forget(lane)
-        self._refresh(lane)
+        if not self._loads:
+            for one in self.lanes:
+                load = self._loads[one.number] = _Load(one, backlog(one), one.num_free_rows)
+                if one.number in self._rivals:
+                    insort(self._order, load, key=_standing)
+        number = lane.number
+        self._take_back([handle for handle, left in self._left.items() if number in (left.by, left.to)])
 
     def end(self, lane: Lane) -> None:
-        """Brings the lane's load up to date after its plan. Requests are left only to lanes that will plan."""
-        if not self._order:
-            return
-        for handle, left in list(self._left.items()):
-            target = self._loads[left.to].lane
-            if left.to == lane.number or (
-                left.by == lane.number and len(target.in_flight) >= self._plans_in_flight
-            ):
-                self._take_back(handle)
-        self._refresh(lane)
+        """Ends the lane's plan. What was left to it and did not start may start elsewhere."""
+        if self._left:
+            self._take_back([handle for handle, left in self._left.items() if left.to == lane.number])
 
     def started(self, lane: Lane, tokens: int) -> None:
         """Counts a request that the lane starts in the plan being made, with `tokens` left to compute."""
@@ -129,9 +132,9 @@ class Placement:
         depths = self._depths(request)
         least = max(1, known - (depths[0][1] * lane.info.page_size if depths else 0))
         for load in self._order:
-            if load.backlog + least > best[0]:
-                break
             other = load.lane
+            if (load.backlog + least, other.number) >= best:
+                break
             if load.free_rows <= 0 or other is lane or other is closed or other.schedule.is_blocked:
                 continue
             if not other.info.holds(request.total_length):
@@ -164,30 +167,16 @@ class Placement:
 
     # Loads -----------------------------------------------------------------------------------------------------------
 
-    def _forget(self, lane: Lane) -> None:
-        """Takes back what the lane has left to others, and what was left to it."""
-        for handle, left in list(self._left.items()):
-            if lane.number in (left.by, left.to):
-                self._take_back(handle)
-
-    def _take_back(self, handle: int) -> None:
-        left = self._left.pop(handle)
-        self._charge(self._loads[left.to], left.tokens, -1)
+    def _take_back(self, handles: Sequence[int]) -> None:
+        for handle in handles:
+            left = self._left.pop(handle)
+            self._charge(self._loads[left.to], left.tokens, -1)
 
     def _charge(self, load: _Load, tokens: int, count: int = 1) -> None:
         is_rival = load.lane.number in self._rivals
         if is_rival:
             self._order.remove(load)
         load.charge(tokens, count)
-        if is_rival:
-            insort(self._order, load, key=_standing)
-
-    def _refresh(self, lane: Lane) -> None:
-        """Reads the lane's load from its rows."""
-        is_rival, old = lane.number in self._rivals, self._loads.get(lane.number)
-        if is_rival and old is not None:
-            self._order.remove(old)
-        load = self._loads[lane.number] = _Load(lane, backlog(lane), lane.num_free_rows)
         if is_rival:
             insort(self._order, load, key=_standing)
 

@@ -64,8 +64,8 @@ class Lane:
         self._next_take_over: TakeOver | None = None
         self.labels = LabelQueue()
         self.host = HostPool(info.host_pages)
-        self._page_index = PageIndex() if page_index is None else page_index
-        self.bit = self._page_index.open()
+        self.page_index = PageIndex() if page_index is None else page_index
+        self.bit = self.page_index.open()
         """The lane in `PageIndex`."""
         self._enter_index()
         self.schedule = LaneSchedule()
@@ -86,7 +86,7 @@ class Lane:
         """Plans without a result, oldest first."""
 
     def _enter_index(self) -> None:
-        on_device, in_host_memory = self._page_index.places(self.bit)
+        on_device, in_host_memory = self.page_index.places(self.bit)
         self.pool.move_to(on_device)
         self.host.move_to(in_host_memory)
 
@@ -94,7 +94,7 @@ class Lane:
         """Takes the lane, which is being closed, out of the index of cached pages."""
         self.pool.move_to(Place.alone())
         self.host.move_to(Place.alone())
-        self._page_index.close(self.bit)
+        self.page_index.close(self.bit)
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ pages on the device and one for its host pages. Hashes alone are compared, not t
 would probably start sooner, and the lane that starts it compares the tokens.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 
 class Place:
@@ -90,6 +90,12 @@ class PageIndex:
             found |= get(page_hash, 0)
         return (found | found >> 1) & self._used_slots
 
-    def lanes_with(self, page_hash: bytes) -> int:
-        """Returns the lanes, as bits, that have the page."""
-        return self.any_of((page_hash,))
+    def audit(self, cached: Mapping[int, tuple[Collection[bytes], Collection[bytes]]]) -> None:
+        """Raises AssertionError unless these are the pages: of each lane's bit, on the device and in host memory."""
+        expected = dict[bytes, int]()
+        for bit, places in cached.items():
+            for place, page_hashes in enumerate(places):
+                for page_hash in page_hashes:
+                    expected[page_hash] = expected.get(page_hash, 0) | bit << place
+        assert self._masks == expected, "the index of cached pages differs from the pools"
+        assert self._used_slots == sum(cached), "a lane has no bit, or two have the same"

@@ -184,6 +184,10 @@ class PagePool:
         """Returns the pages of the index, in the order in which they were cached."""
         return list(self._page_by_hash.values())
 
+    def cached_hashes(self) -> list[bytes]:
+        """Returns the hashes of the index."""
+        return list(self._page_by_hash)
+
     def restore(self, pages: Sequence[int], hashes: Sequence[bytes], tokens: Sequence[bytes]) -> None:
         """Caches pages of a new pool, whose values are finite. All others are unverified from now on.
 

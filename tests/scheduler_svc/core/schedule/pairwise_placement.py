@@ -1,11 +1,11 @@
 """Placement as a reference: the lane that plans asks every other lane about every waiting request.
 
-It keeps nothing between two plans, so it takes O(lanes x requests x lanes) per tick. `Placement` must choose the same
-lanes for one and two lanes.
+It takes O(lanes x requests x lanes) per tick. `Placement` must choose the same lanes for one and two lanes.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 import pytest
 
@@ -17,43 +17,51 @@ from scheduler_svc.core.state.request import Request
 
 
 class PairwisePlacement(Placement):
-    """For one plan, counts the requests that it leaves to each other lane."""
-
-    num_left = 0
+    """Counts what each lane starts in the tick, and what the lane that plans leaves to each other one."""
 
     def begin(self, lane: Lane) -> None:
-        self._extra = {other.number: 0 for other in self.lanes}
-        self._taken = {other.number: 0 for other in self.lanes}
+        if not self._started:
+            self._started.update({other.number: (backlog(other), other.num_free_rows) for other in self.lanes})
+        self._left_to = {other.number: (0, 0) for other in self.lanes}
 
     def end(self, lane: Lane) -> None:
         pass
 
     def started(self, lane: Lane, tokens: int) -> None:
-        pass
+        self._started[lane.number] = _charged(self._started[lane.number], tokens)
 
-    def is_for_others(self, lane: Lane, request: Request) -> bool:
-        return False
+    def _load(self, lane: Lane) -> tuple[int, int]:
+        (tokens, rows), (more, fewer) = self._started[lane.number], self._left_to[lane.number]
+        return tokens + more, rows + fewer
 
     def starts_elsewhere(self, lane: Lane, request: Request, matched: PrefixMatch, closed: Lane | None) -> bool:
         known = request.known
-        best, chosen = (backlog(lane) + known - matched.first_position, lane.number), None
+        best, chosen = (self._load(lane)[0] + known - matched.first_position, lane.number), None
         for other in self.lanes:
             if other is lane or other is closed or other.is_overdue(self._now) or other.schedule.is_blocked:
                 continue
-            if other.num_free_rows - self._taken[other.number] <= 0 or not other.info.holds(request.total_length):
+            tokens, rows = self._load(other)
+            if rows <= 0 or not other.info.holds(request.total_length):
                 continue
             there = match_prefix(other, request)
             assert there is not None
             if other.info.pages_at_once(known) - len(there.pages) > other.pool.num_unused:
                 continue
-            key = backlog(other) + self._extra[other.number] + known - there.first_position, other.number
+            key = tokens + known - there.first_position, other.number
             if key < best:
                 best, chosen = key, (other.number, known - there.first_position)
         if chosen is None:
             return False
-        self._taken[chosen[0]] += 1
-        self._extra[chosen[0]] += chosen[1] + ROW_TOKENS
+        self._left_to[chosen[0]] = _charged(self._left_to[chosen[0]], chosen[1])
         return True
+
+    @cached_property
+    def _started(self) -> dict[int, tuple[int, int]]:
+        return {}
+
+
+def _charged(load: tuple[int, int], tokens: int) -> tuple[int, int]:
+    return load[0] + tokens + ROW_TOKENS, load[1] - 1
 
 
 @contextmanager

@@ -8,8 +8,8 @@ import pytest
 from scheduler_svc.core.messages.config import Admission, Policy
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.schedule.plan_builder import Counters
 from scheduler_svc.core.schedule.placement import Placement
+from scheduler_svc.core.schedule.plan_builder import Counters
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
