@@ -14,10 +14,10 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch, cached_limit, match_prefix
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.page_index import PageIndex
 from scheduler_svc.core.state.request import Request
 
 ROW_TOKENS = 32
@@ -139,7 +139,7 @@ class Placement:
                 continue
             if not other.info.holds(request.total_length):
                 continue
-            depth = next((pages for lanes, pages in depths if lanes & other.bit), 0)
+            depth = next((pages for lanes, pages in depths if lanes & other.pages.bit), 0)
             if other.info.pages_at_once(known) - depth > other.pool.num_unused:
                 continue
             key = load.backlog + known - depth * lane.info.page_size, other.number
@@ -162,8 +162,8 @@ class Placement:
             return self._page_index.depths(request.page_hashes[:limit])
         # A match needs only the pages in a window, so each lane with one of the pages is asked.
         some = self._page_index.any_of(request.page_hashes[:limit])
-        asked = [lane for lane in self._rivals.values() if lane.bit & some]
-        return sorted(((lane.bit, _pages(lane, request)) for lane in asked), key=lambda found: -found[1])
+        asked = [lane for lane in self._rivals.values() if lane.pages.bit & some]
+        return sorted(((lane.pages.bit, _pages(lane, request)) for lane in asked), key=lambda found: -found[1])
 
     # Loads -----------------------------------------------------------------------------------------------------------
 

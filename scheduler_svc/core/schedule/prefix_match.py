@@ -11,7 +11,7 @@ With a window, only the sink pages and the pages in the window of the first comp
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core.state.host_pool import HostPage
+from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
 

@@ -11,7 +11,7 @@ because the worker applies plans in order.
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from scheduler_svc.core.state.page_index import Place
+from scheduler_svc.core.pages.page_index import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ it multiplies them by zero, and 0 * NaN is NaN. An unverified page must therefor
 
 from collections.abc import Iterable, Sequence
 
-from scheduler_svc.core.state.page_index import Place
+from scheduler_svc.core.pages.page_index import Place
 
 
 class PagePool:
