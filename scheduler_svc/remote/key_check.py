@@ -33,7 +33,7 @@ class KeyCheck:
         self._socket.bind(_ENDPOINT)
         self._named = set[str]()
         self._num_others = 0
-        self._read_at = self._report_at = 0.0
+        self._read_at, self._report_at = 0.0, time.monotonic() + _REPORT_SECONDS
         self._thread = threading.Thread(target=self._serve, name="key check", daemon=True)
 
     def start(self) -> None:
