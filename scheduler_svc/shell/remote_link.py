@@ -21,6 +21,7 @@ log = logging.getLogger("tandem.core")
 _AT_ONCE = int(zmq.NOBLOCK)
 _REPORT_SECONDS = 10.0
 SEPARATOR = "@"
+_EXPELLED = "its key is no longer admitted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,8 @@ class RemoteLink(RouterLink):
         self._admitted = listener.admitted
         self._sources = dict[str, _Source]()
         self._peers = dict[int, str]()
-        self._gone = list[str]()
+        # Lost peers that were not reported yet, with the reason.
+        self._gone = dict[str, str]()
         self._num_strangers = 0
         self._report_at = 0.0
         super().__init__(
@@ -61,6 +63,8 @@ class RemoteLink(RouterLink):
             source = _Source(key=str(last.get("User-Id")), fd=int(last.get(zmq.SRCFD)))
             name = self._admitted.names.get(source.key)
             if name is None:
+                if source.fd in self._peers:
+                    self._gone[self._peers[source.fd]] = _EXPELLED
                 self._end(source)
                 continue
             peer = f"{parts[0].bytes.decode('latin-1')}{SEPARATOR}{name}"
@@ -75,17 +79,15 @@ class RemoteLink(RouterLink):
             if peer is None:
                 self._num_strangers += 1
             else:
-                self._gone.append(peer)
+                self._gone.setdefault(peer, "its connection ended")
         return bool(self._gone)
 
     def unreachable(self, peers: Iterable[str]) -> list[tuple[str, str]]:
         """As in `RouterLink`; peers whose connection ended are among them even if they have connected again."""
-        known = set(peers)
-        gone = [peer for peer in dict.fromkeys(self._gone) if peer in known]
-        self._gone.clear()
-        return [(peer, "its connection ended") for peer in gone] + super().unreachable(
-            peer for peer in known if peer not in gone
-        )
+        known = list(peers)
+        gone, self._gone = self._gone, {}
+        lost = [(peer, gone[peer]) for peer in known if peer in gone]
+        return lost + super().unreachable(peer for peer in known if peer not in gone)
 
     def check(self, peers: Container[str], now: float) -> list[tuple[str, str]]:
         """As in `RouterLink`: ends the connections of peers whose key was removed."""
@@ -97,7 +99,7 @@ class RemoteLink(RouterLink):
         expelled = [peer for peer, source in self._sources.items() if names.get(source.key) != self.host_of(peer)]
         for peer in expelled:
             self._end(self._sources.pop(peer))
-        return [(peer, "its key is no longer admitted") for peer in expelled]
+        return [(peer, _EXPELLED) for peer in expelled]
 
     def _end(self, source: _Source) -> None:
         """Ends a connection. libzmq can end none by itself, so its TCP socket is shut down, which libzmq notices."""

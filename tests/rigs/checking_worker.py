@@ -214,6 +214,8 @@ class Connection:
         if self._monitor is None or not self._monitor.poll(0):
             return False
         self._close_dealer(linger=0)
+        # So that a refused worker does not occupy a core.
+        time.sleep(0.1)
         self._open()
         return True
 

@@ -39,7 +39,7 @@ def _what_was_lost(lane: Lane, event: ev.WorkerAlive, now: float) -> str:
     generation, step = event.done
     if generation == lane.generation and step >= oldest.step:
         return f"the result of step {oldest.step} was lost: the worker has sent it, and its heartbeat came first"
-    age = now - oldest.sent_at
+    age = now - lane.clock.began_at(oldest)
     if not event.num_in_flight and age > _PLAN_SECONDS:
         return f"the plan of step {oldest.step} was lost: the worker does not have it after {age:.1f} s"
     return ""

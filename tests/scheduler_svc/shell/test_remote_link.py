@@ -1,4 +1,4 @@
-"""The link to workers on other hosts, on real sockets: admitted and removed keys, strangers, connections that return."""
+"""The link to workers on other hosts, on real sockets: admitted and removed keys, strangers, lost connections."""
 
 import logging
 import os
