@@ -4,12 +4,13 @@ Owns the workers and the messages between them and the core. Knows nothing of ca
 """
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.plan import Plan, TakeOver
 from tests.rigs.executor import Shape
 from tests.rigs.page_pool import Slots
 from tests.simulation.faults import corrupt
@@ -36,9 +37,10 @@ class Fleet:
         self._num_workers = self._num_drains = 0
         # The worker that died last, with its undelivered results.
         self._dead: Worker | None = None
-        # By pool id: the memory of dead workers' pools, and the requests that the core has written their pages for.
+        # By pool id: the memory of dead workers' pools, and the requests that the core has written their pages for, with
+        # the first generation of each session that used the pool or was told to.
         self._shared: dict[bytes, Slots] = {}
-        self._writers: dict[bytes, dict[int, ev.Submit]] = {}
+        self._writers: defaultdict[bytes, list[tuple[int, dict[int, ev.Submit]]]] = defaultdict(list)
 
     # Joining and leaving -------------------------------------------------------------------------------------------
 
@@ -241,17 +243,14 @@ class Fleet:
                 assert not worker.is_standby or effect.plan.step == 1, "a worker on standby gets a request"
                 worker.inbox.append(effect.plan)
                 if effect.plan.take_over is not None:
-                    self._seen["pool taken over"] += 1
-                    worker.provenance.take_over(self._writers[effect.plan.take_over.pool_id])
-                    self._writers[effect.plan.take_over.pool_id] = worker.provenance.writers
+                    self._take_over(worker, effect.plan, effect.plan.take_over)
                 worker.provenance.follow(effect.plan, lambda row: submit_at(effect, row), self._seen)
-                # If it cannot take that pool over, it keeps its own.
-                self._writers[worker.joined_with] = worker.provenance.writers
             case fx.WorkerAccepted():
                 kept = worker.executor.labels.by_page if effect.keeps_pages else {}
                 worker.provenance.keep({page: page_hash for page, (page_hash, _) in kept.items()})
                 self._seen["pages kept"] += len(kept)
                 worker.joined_with = worker.executor.pool_id
+                self._writers[worker.joined_with].append((effect.generation, worker.provenance.writers))
                 worker.inbox.append(Joined(effect=effect))
             case fx.WorkerRefused():
                 assert effect.retry
@@ -265,3 +264,14 @@ class Fleet:
                     self._dead = self.workers.pop(worker.name)
             case fx.AskRejoin():
                 worker.wants_to_join = True
+
+    def _take_over(self, worker: Worker, plan: Plan, pool: TakeOver) -> None:
+        """Follows a worker that is told to take over a pool. The core means its content at the pool's generation."""
+        self._seen["pool taken over"] += 1
+        sessions = [session for session in self._writers[pool.pool_id] if session[0] <= pool.generation]
+        newest = max(since for since, _ in sessions)
+        worker.provenance.take_over([writers for since, writers in sessions if since == newest][-1])
+        # The new session is later than those that the pool's generation covers, although its worker may be older.
+        self._writers[pool.pool_id].append((max(plan.generation, pool.generation), worker.provenance.writers))
+        # If it cannot take that pool over, it keeps its own.
+        self._writers[worker.joined_with].append((plan.generation, worker.provenance.writers))

@@ -140,6 +140,17 @@ class Lane:
         take_over, self._next_take_over = self._next_take_over, None
         return take_over
 
+    @property
+    def pending_take_over(self) -> TakeOver | None:
+        """The pool that the worker has not been told to take over yet."""
+        return self._next_take_over
+
+    def drop_take_over(self) -> None:
+        """Leaves the worker, which was not told of another pool, its own; no page of it is cached."""
+        self._next_take_over = None
+        self.pool_id = self.info.pool_id
+        self.pool.evict_all()
+
     def take_over_ended(self, wanted: bytes, used: bytes) -> None:
         """Records the result of a plan that told the worker to take over pool `wanted`; it uses pool `used` now.
 

@@ -8,6 +8,7 @@ of its own. If the worker answers that it could not, the lane evicts all pages a
 A pool is dropped after `HOLD_SECONDS`, or if more than `MAX_HELD` are kept.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scheduler_svc.core.messages.plan import TakeOver
@@ -58,8 +59,10 @@ class HeldPools:
             return
         self._held.pop(pool_id, None)
         self._given.pop(pool_id, None)
+        # A lane whose worker was not told of the pool has not written to it.
+        take_over = lane.pending_take_over or TakeOver(pool_id=pool_id, generation=lane.generation)
         self._held[pool_id] = HeldPool(
-            take_over=TakeOver(pool_id=pool_id, generation=lane.generation),
+            take_over=take_over,
             pages=lane.pool,
             info=lane.info,
             until=now + HOLD_SECONDS,
@@ -104,9 +107,13 @@ class HeldPools:
             damaged_pages=self._num_damaged,
         )
 
-    def forget(self, pool_id: bytes) -> None:
-        """Drops the pool, because a worker that uses its memory has joined."""
+    def forget(self, pool_id: bytes, lanes: Iterable[Lane]) -> None:
+        """Drops the pool, because a worker that uses its memory has joined, also from lanes that would take it over."""
         self._held.pop(pool_id, None)
+        for lane in lanes:
+            if lane.pending_take_over is not None and lane.pending_take_over.pool_id == pool_id:
+                self._given.pop(pool_id, None)
+                lane.drop_take_over()
 
     def expire(self, now: float) -> None:
         """Drops the pools that were kept for `HOLD_SECONDS`."""

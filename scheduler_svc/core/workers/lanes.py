@@ -89,7 +89,7 @@ class Lanes:
         if len(self.by_worker) == MAX_LANES:
             reason = f"{MAX_LANES} workers serve already; this one is accepted when one of them leaves"
             return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
-        self.held_pools.forget(info.pool_id)
+        self.held_pools.forget(info.pool_id, self.by_worker.values())
         self._generation += 1
         lane = Lane(worker=worker, number=self._next_number, info=info, generation=self._generation, now=now)
         self._next_number += 1
