@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from tests.rigs import network
@@ -141,11 +142,16 @@ def test_strangers_on_the_port_harm_nobody_and_fill_no_log(rig: Rig) -> None:
     for length in range(300):
         with socket.create_connection((host, int(port)), 10) as stranger:
             stranger.sendall(os.urandom(length))
-    # A greeting of ZMTP without CURVE, and then a frame that claims to have 2^62 bytes.
-    with socket.create_connection((host, int(port)), 10) as stranger:
-        greeting = b"\xff" + b"\0" * 8 + b"\x7f\3\1NULL".ljust(23, b"\0") + b"\0" * 32
-        stranger.sendall(greeting + b"\x02" + (1 << 62).to_bytes(8, "big") + os.urandom(1000))
+    # Greetings of ZMTP, and then frames that claim to be large, for which no memory may be taken.
+    before = psutil.Process(scheduler.pid).memory_info().rss
+    for mechanism in (b"NULL", b"CURVE"):
+        for num_bytes in (1 << 62, *[100 << 20] * 10):
+            stranger = socket.create_connection((host, int(port)), 10)
+            greeting = b"\xff" + bytes(8) + b"\x7f\3\1" + mechanism.ljust(20, b"\0") + bytes(32)
+            stranger.sendall(greeting + b"\x06" + num_bytes.to_bytes(8, "big") + os.urandom(1000))
+            open_ones.append(stranger)
     check(asks, streams)
+    assert psutil.Process(scheduler.pid).memory_info().rss - before < 64 << 20
     for stranger in open_ones:
         stranger.close()
     caller.wait_idle()

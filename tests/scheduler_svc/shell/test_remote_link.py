@@ -169,6 +169,18 @@ def test_strangers_cost_one_line_and_no_probe(site: Site, caplog: pytest.LogCapt
     assert line.endswith(f" connections to {site.link.endpoint} ended before a worker joined")
 
 
+def test_a_frame_above_the_limit_ends_its_connection_alone(site: Site) -> None:
+    worker, other = site.worker("w-1", "far"), site.worker("w-2", "other")
+    for each in (worker, other):
+        each.send(b"hello")
+    site.frames(2)
+    worker.send(bytes(1 << 21))
+    until(site.link.has_disconnects)
+    assert site.link.unreachable(["w-1@far", "w-2@other"]) == [("w-1@far", "its connection ended")]
+    other.send(bytes(1 << 19))
+    assert site.frames(1) == [("w-2@other", bytes(1 << 19))]
+
+
 def test_the_log_names_few_of_many_refused_keys(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     public = (site.folder / "scheduler.public").read_bytes().strip()
     monitors = list[zmq.Socket[bytes]]()

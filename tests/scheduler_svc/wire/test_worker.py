@@ -119,6 +119,24 @@ def test_mutated_frames_never_break_the_core(seed: int) -> None:
     assert refused > 500
 
 
+def test_a_heartbeat_says_which_plan_was_answered_last() -> None:
+    beat = worker_pb2.Heartbeat(phase="stepping", num_in_flight=2, generation=3, last_step=7)
+    event = worker_wire.event_of(worker_pb2.WorkerToCore(heartbeat=beat), "w")
+    assert event == ev.WorkerAlive(worker="w", num_in_flight=2, done=(3, 7))
+
+
+def test_no_message_between_hosts_has_the_time_of_a_clock() -> None:
+    """Clocks of two hosts differ, so messages have durations only."""
+    named = [
+        f"{message.name}.{field.name}"
+        for message in worker_pb2.DESCRIPTOR.message_types_by_name.values()
+        for field in message.fields
+        if field.name.endswith(("_at", "_time", "time", "_until", "deadline", "timestamp"))
+    ]
+    # A number of tokens.
+    assert named == ["StartedRows.banned_until"]
+
+
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
