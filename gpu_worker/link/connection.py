@@ -34,6 +34,8 @@ class Connection:
         self.socket.setsockopt(zmq.ROUTING_ID, f"w-{host}{os.getpid()}-{secrets.token_hex(4)}".encode())
         if curve is not None:
             curve.configure(self.socket)
+            # Not for names: libzmq would try the first address alone, which is ::1 for localhost.
+            self.socket.setsockopt(zmq.IPV6, "[" in endpoint)
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)

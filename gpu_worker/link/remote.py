@@ -31,7 +31,6 @@ class CurveKeys:
 
     def configure(self, socket: "zmq.Socket[bytes]") -> None:
         """Sets the options of a socket before it connects."""
-        socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.scheduler)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
@@ -50,7 +49,10 @@ class CurveKeys:
                 f"it does not admit this worker's public key {self.public.decode('ascii')}; put the key into a file "
                 "NAME.public of its folder admitted/"
             )
-        return f"the handshake failed: {self.folder / SCHEDULER_PUBLIC} may be the key of another scheduler"
+        return (
+            f"the handshake failed: {self.folder / SCHEDULER_PUBLIC} may be the key of another scheduler, or the port "
+            "that of another program"
+        )
 
 
 class NoKey:

@@ -84,24 +84,22 @@ def make(folder: Path, names: list[str]) -> None:
         for each in (folder, folder / ADMITTED, folder / WORKERS):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_owner(each, each.stat(), 0o077)
+        of_workers = {name: (folder / WORKERS / name, folder / ADMITTED / f"{name}{PUBLIC_SUFFIX}") for name in names}
+        if taken := [path for paths in of_workers.values() for path in paths if path.exists()]:
+            raise KeyFileError(f"{taken[0]} exists; remove it for new keys, or choose another name")
         if not (folder / SCHEDULER_SECRET).exists():
-            _write_pair(folder / SCHEDULER_SECRET, folder / SCHEDULER_PUBLIC)
-        of_scheduler = public_key(folder / SCHEDULER_PUBLIC)
-        for name in names:
-            of_worker = folder / WORKERS / name
-            of_worker.mkdir(mode=0o700)
-            _write_pair(of_worker / WORKER_SECRET, folder / ADMITTED / f"{name}{PUBLIC_SUFFIX}")
-            _write(of_worker / SCHEDULER_PUBLIC, of_scheduler.encode("ascii"))
-    except FileExistsError as error:
-        raise KeyFileError(f"{error.filename} exists; remove it for new keys, or choose another name") from None
+            _write(folder / SCHEDULER_SECRET, zmq.curve_keypair()[1])
+        of_scheduler = zmq.curve_public(_read(folder / SCHEDULER_SECRET, is_secret=True))
+        if not (folder / SCHEDULER_PUBLIC).exists():
+            _write(folder / SCHEDULER_PUBLIC, of_scheduler)
+        for own, admitted in of_workers.values():
+            own.mkdir(mode=0o700)
+            public, secret = zmq.curve_keypair()
+            _write(own / WORKER_SECRET, secret)
+            _write(own / SCHEDULER_PUBLIC, of_scheduler)
+            _write(admitted, public)
     except OSError as error:
         raise KeyFileError(f"{error.filename or folder}: {error.strerror}") from None
-
-
-def _write_pair(secret_path: Path, public_path: Path) -> None:
-    public, secret = zmq.curve_keypair()
-    _write(secret_path, secret)
-    _write(public_path, public)
 
 
 def _write(path: Path, key: bytes) -> None:

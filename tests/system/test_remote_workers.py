@@ -161,6 +161,21 @@ def test_strangers_on_the_port_harm_nobody_and_fill_no_log(rig: Rig) -> None:
 
 
 @pytest.mark.long
+def test_a_scheduler_that_starts_again_at_its_address_is_joined_again(rig: Rig) -> None:
+    scheduler, worker, _, keys = serve(rig, None)
+    address = keys.worker_flags(scheduler, "far")[1]
+    num_lines = len(worker.lines)
+    scheduler.kill()
+    again = rig.scheduler("--workers-listen", address, "--workers-keys", str(keys.folder))
+    worker.wait_line("^joined", after=num_lines)
+    caller = rig.caller(again)
+    caller.wait_serving()
+    asks, streams = running(caller, 2, seed=7)
+    check(asks, streams)
+    caller.wait_idle()
+
+
+@pytest.mark.long
 def test_the_real_worker_serves_over_tcp_and_comes_back_after_a_pulled_cable(rig: Rig) -> None:
     """Its connection, its key and its Join; the tokens of a greedy request are the same before and after."""
     keys = RemoteKeys(rig, "far")

@@ -37,6 +37,11 @@ def test_a_second_call_adds_workers_and_keeps_the_keys_that_exist(folder: Path) 
     assert (scheduler_keys(folder), public_key(folder / ADMITTED / "gpu-1.public")) == before
     with pytest.raises(KeyFileError, match=r"workers/gpu-3 exists; remove it for new keys, or choose another name"):
         make(folder, ["gpu-3"])
+    # The folder was moved to the worker's host.
+    (folder / "workers" / "gpu-3").rename(folder / "moved")
+    with pytest.raises(KeyFileError, match=r"admitted/gpu-3.public exists; remove it"):
+        make(folder, ["gpu-4", "gpu-3"])
+    assert sorted(path.name for path in (folder / "workers").iterdir()) == ["gpu-1", "gpu-2"]
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "x" * 65, "a b", "w@x"])
