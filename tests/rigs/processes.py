@@ -217,10 +217,17 @@ class Rig:
         child.wait_line(_LISTENING.pattern, START_SECONDS)
         return child
 
-    def worker(self, *flags: str, late: bool = True, seed: int | None = None, within: Sequence[str] = ()) -> Child:
+    def worker(
+        self,
+        *flags: str,
+        late: bool = True,
+        seed: int | None = None,
+        within: Sequence[str] = (),
+        program: str = "tests.rigs.checking_worker",
+    ) -> Child:
         """Starts a worker without waiting for it. `late` makes it apply plans and answer with random delays."""
         self._seed += 1
-        arguments = ["tests.rigs.checking_worker", "--runtime-dir", str(self.runtime_dir)]
+        arguments = [program, "--runtime-dir", str(self.runtime_dir)]
         arguments += ["--violations", str(self.violations_file), "--exit-with-parent", *flags]
         if late:
             arguments += ["--lateness", str(self._seed if seed is None else seed)]

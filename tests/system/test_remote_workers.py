@@ -4,11 +4,13 @@ The tests of the cable have the worker in a network namespace of its own; the ot
 """
 
 import os
+import random
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import psutil
@@ -23,6 +25,8 @@ from tests.system.asks import Ask, random_asks
 
 SHAPE = ("--page-size", "4", "--num-pages", "1024", "--max-rows", "16", "--max-length", "1024", "--token-budget", "128")
 SLOW = ("--step-ms", "2")
+# The real worker's link around the executor of the checking one.
+LINKED = "tests.rigs.linked_worker"
 
 _WHY_NOT = network.why_not()
 needs_network = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "none")
@@ -35,14 +39,18 @@ def net() -> Iterator[Network]:
 
 
 def serve(
-    rig: Rig, net: Network | None, *scheduler_flags: str, worker_flags: tuple[str, ...] = ()
+    rig: Rig,
+    net: Network | None,
+    *scheduler_flags: str,
+    worker_flags: tuple[str, ...] = (),
+    program: str = "tests.rigs.checking_worker",
 ) -> tuple[SchedulerProcess, Child, Caller, RemoteKeys]:
     """A scheduler here, and a worker in the other namespace if there is one."""
     keys = RemoteKeys(rig, "far", "other")
     host = "127.0.0.1" if net is None else net.address
     scheduler = rig.scheduler(*keys.scheduler_flags(host), *scheduler_flags)
     flags = (*SHAPE, *SLOW, *worker_flags, *keys.worker_flags(scheduler, "far"))
-    worker = rig.worker(*flags, within=[] if net is None else net.within)
+    worker = rig.worker(*flags, within=[] if net is None else net.within, program=program)
     caller = rig.caller(scheduler)
     caller.wait_serving()
     return scheduler, worker, caller, keys
@@ -72,7 +80,7 @@ def check(asks: list[Ask], streams: list[Stream]) -> None:
 def test_a_pulled_cable_is_noticed_between_steps_and_costs_none_of_sixteen_streams(rig: Rig, net: Network) -> None:
     """At first neither a step nor the worker's own heartbeats could show it: both may take a minute."""
     slow = ("--silence-timeout-seconds", "60", "--step-timeout-seconds", "60")
-    scheduler, worker, caller, _ = serve(rig, net, *slow)
+    scheduler, worker, caller, _ = serve(rig, net, *slow, program=LINKED)
     net.cut()
     caller.wait_load(lambda load: load.workers == 0)
     scheduler.wait_line(r"worker w-\S+@far lost: its connection ended")
@@ -85,6 +93,28 @@ def test_a_pulled_cable_is_noticed_between_steps_and_costs_none_of_sixteen_strea
     restore(net, worker)
     check(asks, streams)
     assert all(stream.transcript.summary.timing.worker_changes == 1 for stream in streams)
+    caller.wait_idle()
+
+
+@pytest.mark.long
+@needs_network
+@pytest.mark.parametrize("program", [LINKED, "tests.rigs.checking_worker"])
+def test_a_cable_that_is_loose_costs_no_stream(rig: Rig, net: Network, program: str) -> None:
+    """Away for times around those after which both ends give the connection up, each at its own time."""
+    _, _, caller, _ = serve(rig, net, program=program)
+    rng = random.Random(8)
+    asks = random_asks(16, seed=8, prompts=(1, 40), outputs=(800, 900))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    for _ in range(8):
+        before = sum(len(stream.transcript.tokens) for stream in streams)
+        limit = time.monotonic() + 30.0
+        while sum(len(stream.transcript.tokens) for stream in streams) < before + 200:
+            assert time.monotonic() < limit, "no tokens flow"
+            time.sleep(0.01)
+        net.cut()
+        time.sleep(rng.choice([0.2, 1.0, *(rng.uniform(1.9, 3.0) for _ in range(4))]))
+        net.restore()
+    check(asks, streams)
     caller.wait_idle()
 
 
