@@ -32,8 +32,8 @@ def audit(core: Scheduler) -> None:
         assert all(held.pages is not lane.pool for lane in core.lanes.values()), "a pool is held and in use"
     for lane in core.lanes.values():
         pending, others = lane.pending_take_over, [other for other in core.lanes.values() if other is not lane]
-        assert pending is None or all(other.pool_id != pending.pool_id for other in others), (
-            f"{lane.worker} is to take over a pool that another worker uses"
+        assert pending is None or all(other.info.pool_id != pending.pool_id for other in others), (
+            f"{lane.worker} is to take over a pool with which another worker has joined"
         )
     for request in core.queue:
         if not request.row:
