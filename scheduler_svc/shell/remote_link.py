@@ -68,7 +68,7 @@ class RemoteLink(RouterLink):
                 self._end(source)
                 continue
             peer = f"{parts[0].bytes.decode('latin-1')}{SEPARATOR}{name}"
-            if self._sources.get(peer) != source:
+            if self._sources.get(peer) != source or self._peers.get(source.fd) != peer:
                 self._sources[peer], self._peers[source.fd] = source, peer
             yield peer, last.bytes if len(parts) == 2 else None
 
@@ -78,8 +78,11 @@ class RemoteLink(RouterLink):
             peer = self._peers.pop(fd, None)
             if peer is None:
                 self._num_strangers += 1
-            else:
-                self._gone.setdefault(peer, "its connection ended")
+                continue
+            self._gone.setdefault(peer, "its connection ended")
+            if (source := self._sources.get(peer)) is not None and source.fd == fd:
+                # The next connection of this peer may get the same descriptor.
+                del self._sources[peer]
         return bool(self._gone)
 
     def unreachable(self, peers: Iterable[str]) -> list[tuple[str, str]]:
