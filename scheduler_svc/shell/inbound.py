@@ -71,7 +71,7 @@ class Inbound:
             message = parsed(worker_pb2.WorkerToCore, _whole(frame))
             host = self._workers.host_of(peer)
             if host and message.HasField("join"):
-                as_guest(message.join, peer, host)
+                as_guest(message.join, peer)
             event = worker_wire.event_of(message, peer)
         except WireError as error:
             return self._refuse_worker(peer, str(error), f"it sent a malformed message: {error}")

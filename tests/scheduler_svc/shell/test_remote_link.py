@@ -5,17 +5,19 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import zmq
 import zmq.utils.monitor
 
+from scheduler_svc.flags import SettingError
 from scheduler_svc.remote.key_files import ADMITTED, make
 from scheduler_svc.remote.listener import RemoteListener
 from scheduler_svc.shell.remote_link import RemoteLink
 from scheduler_svc.shell.router_link import PeerLostError, RouterLink
-from scheduler_svc.shell.worker_links import WorkerLinks
+from scheduler_svc.shell.worker_links import WorkerLinks, with_remote
 
 WAIT_SECONDS = 20.0
 
@@ -172,6 +174,12 @@ def test_strangers_cost_one_line_and_no_probe(site: Site, caplog: pytest.LogCapt
     site.link.check([], 1.0)
     [line] = [record.getMessage() for record in caplog.records if "ended before a worker joined" in record.message]
     assert line.endswith(f" connections to {site.link.endpoint} ended before a worker joined")
+
+
+def test_a_taken_port_is_refused_and_leaves_nothing_open(site: Site) -> None:
+    listener = RemoteListener(site.link.endpoint, site.folder)
+    with ExitStack() as stack, pytest.raises(SettingError, match="cannot be bound: Address already in use"):
+        with_remote(site.link, listener, max_frame_bytes=1 << 20, stack=stack)
 
 
 def test_a_frame_above_the_limit_ends_its_connection_alone(site: Site) -> None:
