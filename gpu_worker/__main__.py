@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from gpu_worker import logs
 from gpu_worker.command_line import load_settings, variable_warnings
 from gpu_worker.failures import explain, is_expected
+from gpu_worker.link.remote import NoKey, read_keys
 from gpu_worker.link.runtime_dir import KeyFile, worker_endpoint
 from gpu_worker.native.build import build_ahead
 from gpu_worker.preflight import check_before_imports
@@ -27,7 +28,7 @@ from gpu_worker.version import version_line
 if TYPE_CHECKING:
     from tandem.internal.v1.worker_pb2 import Join
 
-    from gpu_worker.link.link import PlanRunner
+    from gpu_worker.link.plan_runner import PlanRunner
 
 log = logging.getLogger("gpu_worker")
 
@@ -87,9 +88,11 @@ def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
     from gpu_worker.link.link import Link
     from gpu_worker.step.runner import MAX_IN_FLIGHT
 
-    endpoint = worker_endpoint(settings.runtime_dir)
+    endpoint = settings.connect or worker_endpoint(settings.runtime_dir)
+    curve = read_keys(settings.keys, endpoint) if settings.connect else None
+    key = NoKey() if settings.connect else KeyFile(settings.runtime_dir)
     # Its sockets have threads, which get this thread's priority.
-    link = Link(endpoint, join, runner, key=KeyFile(settings.runtime_dir), max_in_flight=MAX_IN_FLIGHT)
+    link = Link(endpoint, join, runner, key=key, max_in_flight=MAX_IN_FLIGHT, curve=curve)
     log.info("waiting for a scheduler at %s", endpoint)
     link.serve()
 

@@ -27,7 +27,8 @@ _GROUPS = {
     "Memory": "page_size=N num_pages=N pool_bytes=SIZE keep_free_bytes=SIZE host_pool_bytes=SIZE shared_pool=WHEN",
     "Limits": "max_rows=N max_length=N token_budget=N window=N window_sinks=N",
     "Standby": "standby standby_pages=N standbys=N",
-    "Process": "runtime_dir=FOLDER exit_with_parent log_level=LEVEL log_format=FORMAT config=FILE",
+    "Scheduler": "runtime_dir=FOLDER connect=ADDRESS keys=FOLDER",
+    "Process": "exit_with_parent log_level=LEVEL log_format=FORMAT config=FILE",
 }
 _EPILOG = """\
 N is a whole number; SIZE is a number of bytes or has a unit: 512MiB, 2GiB.
@@ -39,6 +40,7 @@ Examples:
   python -m gpu_worker --model Qwen/Qwen3-0.6B --device cuda:0
   python -m gpu_worker --model ~/models/llama --dtype bfloat16 --pool-bytes 4GiB
   python -m gpu_worker --standby
+  python -m gpu_worker --connect tcp://scheduler-host:50060 --keys ~/gpu-1
 """
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpu_worker.checkpoint.locate import check_folder, locate
 from gpu_worker.geometry import Geometry, default_chunk_align
+from gpu_worker.link.remote import check_address, read_keys
 from gpu_worker.link.runtime_dir import KeyFile, own_runtime_dir
 from gpu_worker.memory.sizing import default_max_rows
 from gpu_worker.settings import SettingsRefused, WorkerSettings
@@ -22,10 +23,14 @@ def check_before_imports(settings: WorkerSettings) -> Path:
     try:
         _check_numbers(settings)
         check_threads(settings.threads)
+        if settings.connect:
+            check_address(settings.connect)
+            read_keys(settings.keys, settings.connect)
     except ValueError as error:
         raise SettingsRefused(str(error)) from error
     own_runtime_dir(settings.runtime_dir)
-    KeyFile(settings.runtime_dir).read()
+    if not settings.connect:
+        KeyFile(settings.runtime_dir).read()
     folder = locate(settings.model)
     check_folder(folder)
     return folder

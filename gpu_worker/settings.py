@@ -125,6 +125,12 @@ class WorkerSettings(BaseModel):
         default_factory=default_runtime_dir,
         description="folder of the sockets; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>",
     )
+    connect: str = Field(
+        "", description="tcp://HOST:PORT of a scheduler on another host; needs keys; default: the one of runtime_dir"
+    )
+    keys: Path | None = Field(
+        None, description="folder with this worker's CURVE keys, as `tandem keys` makes it; default: none"
+    )
     exit_with_parent: bool = Field(False, description="end when the process that started this one ends; default: no")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest level that is logged: debug, info, warning or error; default: info"
@@ -139,6 +145,17 @@ class WorkerSettings(BaseModel):
         given = [f"{name} is {value}" for name in POOL_SETTINGS if (value := getattr(self, name)) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}; set only one of them, because each decides the size of the pool")
+        return self
+
+    @model_validator(mode="after")
+    def _a_scheduler_on_another_host(self) -> Self:
+        if not self.connect and self.keys is not None:
+            raise ValueError(f"keys is {self.keys} and connect is not set; set connect to tcp://HOST:PORT too")
+        if self.connect and self.shared_pool == "on":
+            raise ValueError(
+                f"shared_pool is on and connect is {self.connect}; the pages of a worker on another host end with it: "
+                "leave shared_pool out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -51,7 +51,7 @@ from gpu_worker.wire.frames import join_frame
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 
 def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:

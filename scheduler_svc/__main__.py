@@ -37,11 +37,13 @@ from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.worker_key import NAME as KEY_NAME
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.opened import Recordings, flight_dir
+from scheduler_svc.remote.listener import listener_of
 from scheduler_svc.settings import SchedulerSettings, load, variable_warnings
 from scheduler_svc.shell.loop import Loop
 from scheduler_svc.shell.peers import Credentials
 from scheduler_svc.shell.router_link import RouterLink
 from scheduler_svc.shell.served_model import ServedModel
+from scheduler_svc.shell.worker_links import WorkersLink, with_remote
 
 log = logging.getLogger("tandem.core")
 
@@ -102,6 +104,7 @@ class _Service:
             missing=missing_flags(has_tls=settings.tls_cert is not None, has_tokens=settings.tokens is not None),
             health_listen=settings.health_listen,
         )
+        self._remote = listener_of(settings.workers_listen, settings.workers_keys)
         self._metrics: MetricsListener | None = None
         if settings.metrics_listen:
             self._metrics = MetricsListener(settings.metrics_listen, tokens=self._tokens, tls=tls)
@@ -142,9 +145,10 @@ class _Service:
             announce("metrics at %s", self._metrics.url)
         log.info("workers connect to %s", runtime_dir.worker_endpoint)
         with self._recordings.guarding(FrontendFailed):
-            self._loop(workers, frontends, wake).run(num_stop_requests)
+            every = with_remote(workers, self._remote, max_frame_bytes=_WORKER_FRAME_BYTES, stack=self._stack)
+            self._loop(every, frontends, wake).run(num_stop_requests)
 
-    def _loop(self, workers: RouterLink, frontends: RouterLink, wake: socket.socket) -> Loop:
+    def _loop(self, workers: WorkersLink, frontends: RouterLink, wake: socket.socket) -> Loop:
         settings, runtime_dir, journal = self._settings, self._runtime_dir, self._journal
         core = Scheduler(self._core_config)
         keeper = None

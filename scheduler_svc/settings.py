@@ -34,6 +34,8 @@ _WITHOUT_OLD_NAME = frozenset(
         "log_requests",
         "flight",
         "flight_dir",
+        "workers_listen",
+        "workers_keys",
     }
 )
 # Variables of the worker and of the client.
@@ -84,6 +86,12 @@ class SchedulerSettings(BaseModel):
             description="folder of the sockets, mode 0700 (default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>)",
         ),
     ]
+    workers_listen: Annotated[
+        str, Field(title="tcp://HOST:PORT", description="address for workers of other hosts; needs --workers-keys")
+    ] = ""
+    workers_keys: Annotated[
+        Path | None, Field(title="DIR", description="folder of CURVE keys that `tandem keys DIR` has made")
+    ] = None
     config: Annotated[Path | None, Field(title="FILE", description="TOML file with any of these settings")] = None
     frontends: Annotated[
         int,

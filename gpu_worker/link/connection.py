@@ -11,6 +11,8 @@ import socket
 import zmq
 import zmq.utils.monitor
 
+from gpu_worker.link.remote import CurveKeys
+
 # There are a few to a few thousand plans and results per second; a longer queue means that the peer is gone.
 HIGH_WATER_MARK = 64
 MAX_FRAME_BYTES = 64 << 20
@@ -24,9 +26,16 @@ _FAILED_HANDSHAKES = (
 class Connection:
     """Connects at once, and retries until a scheduler answers."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: CurveKeys | None = None) -> None:
+        """curve: the keys for a scheduler on another host."""
+        self._curve = curve
         self.socket = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.ROUTING_ID, f"w-{os.getpid()}-{secrets.token_hex(4)}".encode())
+        host = "" if curve is None else f"{socket.gethostname()[:64]}-"
+        self.socket.setsockopt(zmq.ROUTING_ID, f"w-{host}{os.getpid()}-{secrets.token_hex(4)}".encode())
+        if curve is not None:
+            curve.configure(self.socket)
+            # Not for names: libzmq would try the first address alone, which is ::1 for localhost.
+            self.socket.setsockopt(zmq.IPV6, "[" in endpoint)
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
@@ -41,6 +50,8 @@ class Connection:
         self.monitor_fd = int(self.monitor.getsockopt(zmq.FD))
         # Whether a scheduler is connected, and whether the connection has ended.
         self.is_open, self.has_ended = False, False
+        # Why the scheduler and the worker did not agree on a connection.
+        self.refusal = ""
         self.socket.connect(endpoint)
         # The descriptor becomes readable only after the monitor was once read until it was empty.
         self.read_monitor()
@@ -51,8 +62,10 @@ class Connection:
             event = zmq.utils.monitor.recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.is_open = True
-            else:
-                self.is_open, self.has_ended = False, True
+                continue
+            if self._curve is not None and not self.is_open and not self.refusal:
+                self.refusal = self._curve.why_refused(by_scheduler=event == zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+            self.is_open, self.has_ended = False, True
 
     def poller(self, wake: socket.socket) -> zmq.Poller:
         """A poller that wakes for frames, for the monitor's events, and for `wake`."""

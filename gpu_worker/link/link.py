@@ -8,17 +8,19 @@ Knows nothing of tensors; plans go to the runner unread.
 import logging
 import math
 import time
-from typing import Protocol
 
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection
+from gpu_worker.link.plan_runner import PlanRunner
 from gpu_worker.link.ready_lines import ReadyLines
+from gpu_worker.link.reconnects import FIRST_PAUSE_SECONDS, Reconnects
+from gpu_worker.link.remote import CurveKeys, NoKey
 from gpu_worker.link.runtime_dir import KeyFile
 from gpu_worker.link.signals import signals_wake
 from gpu_worker.logs import is_worth_a_line
-from gpu_worker.wire.frames import FrameError, Outcome, join_frame, parse_frame, result_frame
+from gpu_worker.wire.frames import FrameError, join_frame, parse_frame, result_frame
 
 log = logging.getLogger(__name__)
 
@@ -31,40 +33,36 @@ _BUSY_POLL_SECONDS = 50e-6
 _BUSY_MONITOR_SECONDS = 0.02
 # Pause before a Join that could not be sent is tried again.
 _JOIN_RETRY_SECONDS = 0.02
-# Pauses between connections that ended before a step succeeded on them.
-_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.02, 2.0
 
 
 class JoinRefused(RuntimeError):
     """The scheduler refuses this worker, and another try is pointless."""
 
 
-class PlanRunner(Protocol):
-    """The part of a runner that the link uses."""
-
-    @property
-    def num_in_flight(self) -> int: ...
-    @property
-    def pool_id(self) -> bytes: ...
-    def report_pages(self, join: pb.Join) -> None: ...
-    def join(self, message: pb.Joined) -> None: ...
-    def submit(self, message: pb.StepPlan) -> None: ...
-    def collect(self, *, wait: bool = True) -> Outcome | None: ...
-
-
 class Link:
     """Serves one scheduler after another until the process ends."""
 
-    def __init__(self, endpoint: str, join: pb.Join, runner: PlanRunner, *, key: KeyFile, max_in_flight: int) -> None:
-        """key: the key of a Join, read again for each Join. Raises ValueError if the Join is too large."""
-        self._endpoint, self._join, self._runner, self._key = endpoint, join, runner, key
+    def __init__(
+        self,
+        endpoint: str,
+        join: pb.Join,
+        runner: PlanRunner,
+        *,
+        key: KeyFile | NoKey,
+        max_in_flight: int,
+        curve: CurveKeys | None = None,
+    ) -> None:
+        """key: the key of a Join, read again for each Join. curve: the keys for a scheduler on another host.
+
+        Raises ValueError if the Join is too large.
+        """
+        self._endpoint, self._join, self._runner, self._key, self._curve = endpoint, join, runner, key, curve
         self._max_in_flight = max_in_flight
         self._join.max_frame_bytes = MAX_FRAME_BYTES
         join_frame(self._join)
         self._context = zmq.Context()
-        self._connection = Connection(self._context, endpoint)
-        # Connections that ended since a step succeeded.
-        self._num_ended = 0
+        self._connection = Connection(self._context, endpoint, curve)
+        self._reconnects = Reconnects(endpoint)
         self._next_look_at = 0.0
         # When the next Join is due; None: one was sent on this connection.
         self._join_at: float | None = 0.0
@@ -73,8 +71,10 @@ class Link:
         self._stopping = False
         # Number of the oldest plans in flight that belong to an ended session.
         self._num_void = 0
-        self._ready = ReadyLines()
+        self._ready = ReadyLines(endpoint if curve else "")
         self._num_bad_frames = 0
+        # Of the newest result that was sent.
+        self._done = pb.Heartbeat()
         # The last logged problem, so that it is logged once and not at every try.
         self._last_problem = ""
 
@@ -128,18 +128,11 @@ class Link:
         self._connection.close(linger_ms=0)
         self._void_session()
         self._last_problem = ""
-        self._num_ended += 1
-        if is_worth_a_line(self._num_ended):
-            times = f" {self._num_ended} times before a step succeeded" if self._num_ended > 1 else ""
-            log.warning("the connection to the scheduler ended%s; waiting for a scheduler at %s", times, self._endpoint)
-        pause = 0.0
-        if self._num_ended > 1:
-            pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._num_ended, 16), _LAST_PAUSE_SECONDS)
-        until = time.monotonic() + pause
+        until = time.monotonic() + self._reconnects.ended(self._connection.refusal)
         # A signal ends the pause early.
         while not self._stopping and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, _FIRST_PAUSE_SECONDS))
-        self._connection = Connection(self._context, self._endpoint)
+            time.sleep(min(left, FIRST_PAUSE_SECONDS))
+        self._connection = Connection(self._context, self._endpoint, self._curve)
 
     def _void_session(self) -> None:
         """Ends a session that the scheduler does not know: plans in flight get no answer, and a Join is due."""
@@ -158,8 +151,14 @@ class Link:
             if now >= self._join_at and self._connection.is_open:
                 self._send_join(now)
         elif now - self._last_sent >= HEARTBEAT_SECONDS:
-            phase = "stepping" if self._runner.num_in_flight else "ready"
-            self._send(pb.WorkerToCore(heartbeat=pb.Heartbeat(phase=phase)).SerializeToString())
+            if self._runner.num_in_flight == 0:
+                # A plan that has arrived must not count as lost.
+                self._take_frames()
+                if self._join_at is not None:
+                    return
+            self._done.num_in_flight = self._runner.num_in_flight
+            self._done.phase = "stepping" if self._done.num_in_flight else "ready"
+            self._send(pb.WorkerToCore(heartbeat=self._done).SerializeToString())
 
     def _send_join(self, now: float) -> None:
         try:
@@ -199,6 +198,7 @@ class Link:
                 self._runner.submit(message.plan)
         elif kind == "joined":
             self._joined, self._join_at, self._last_problem = True, None, ""
+            self._done.Clear()
             self._ready.joined(message.joined.listen, on_standby=self._join.standby)
             self._runner.join(message.joined)
             log.info("joined the scheduler; generation %d", message.joined.generation)
@@ -236,8 +236,9 @@ class Link:
                 self._num_void -= 1
                 continue
             self._send(result_frame(outcome))
+            self._done.generation, self._done.last_step = outcome.generation, outcome.step
             if outcome.status == pb.STEP_STATUS_OK:
-                self._num_ended = 0
+                self._reconnects.step_succeeded()
                 self._ready.step_succeeded()
 
     def _send(self, frame: bytes) -> bool:

@@ -23,7 +23,9 @@ def ready_line(listen: str) -> str:
 class ReadyLines:
     """Logs a line after the first step that succeeds since the worker joined or was seated."""
 
-    def __init__(self) -> None:
+    def __init__(self, remote: str = "") -> None:
+        """remote: the endpoint of a scheduler on another host, which says no address for callers of this host."""
+        self._remote = remote
         self._listen = ""
         # Logged after the next step that succeeds; empty if it was logged already.
         self._line = ""
@@ -49,4 +51,6 @@ class ReadyLines:
             self._line = ""
 
     def _serving_line(self) -> str:
+        if self._remote:
+            return f"ready: this worker serves the scheduler at {self._remote}"
         return ready_line(self._listen) if self._listen else ""

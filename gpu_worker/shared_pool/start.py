@@ -42,6 +42,8 @@ def open_pool(
     identity: str,
 ) -> WorkerPool | None:
     """Returns the shared pool, or None if the pool ends with the worker. Raises ValueError if shared_pool is on."""
+    if settings.connect:
+        log.info("the KV pool ends with this worker, because its scheduler is on another host")
     if not _is_wanted(settings, device):
         return None
     holder = HolderClient(settings.runtime_dir)
@@ -131,7 +133,7 @@ def _has_huge_pages() -> bool:
 
 def _is_wanted(settings: WorkerSettings, device: torch.device) -> bool:
     """Raises ValueError if shared_pool is on for a device without shared pools."""
-    if settings.shared_pool == "off":
+    if settings.shared_pool == "off" or settings.connect:
         return False
     if device.type not in ("cpu", "cuda"):
         if settings.shared_pool == "on":

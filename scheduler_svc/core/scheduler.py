@@ -17,6 +17,7 @@ from scheduler_svc.core.announcer import Announcer
 from scheduler_svc.core.draining.drains import Drains
 from scheduler_svc.core.faults.convictions import Convictions
 from scheduler_svc.core.faults.hung_workers import HungWorkers
+from scheduler_svc.core.faults.lost_frames import LostFrames
 from scheduler_svc.core.lingering.kept_requests import KeptRequests
 from scheduler_svc.core.lingering.lingering import Lingering
 from scheduler_svc.core.load import load_of
@@ -81,7 +82,7 @@ class Scheduler:
             ev.FrontendLost: self._on_frontend_lost,
             ev.WorkerJoined: self._lanes.join,
             ev.WorkerLost: self._on_worker_lost,
-            ev.WorkerAlive: self._on_worker_alive,
+            ev.WorkerAlive: LostFrames(self._lanes).heard,
             ev.StepDone: self._on_step_done,
             ev.TenantsChanged: self._on_tenants_changed,
             ev.Tick: self._on_tick,
@@ -267,13 +268,6 @@ class Scheduler:
         for request in self.queue:
             self._deadlines.update_worker_wait(request, now)
         return self._announcer.changed_model(self.frontends)
-
-    def _on_worker_alive(self, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
-        lane = self.lanes.get(event.worker)
-        if lane is None:
-            return [fx.AskRejoin(worker=event.worker)]
-        lane.clock.heard(now)
-        return []
 
     def _on_step_done(self, event: ev.StepDone, now: float) -> list[fx.Effect]:
         effects, delivery, endings = self._steps.read(event, self.frontends, now)

@@ -17,6 +17,7 @@ from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.router_link import PeerLostError, RouterLink
 from scheduler_svc.shell.served_model import ServedModel
+from scheduler_svc.shell.worker_links import WorkersLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
 
@@ -29,7 +30,7 @@ class EffectDispatcher:
     def __init__(
         self,
         *,
-        workers: RouterLink,
+        workers: WorkersLink,
         frontends: RouterLink,
         served_model: ServedModel,
         worker_processes: WorkerProcesses,
@@ -51,7 +52,7 @@ class EffectDispatcher:
         self._served_model = served_model
         self._worker_processes = worker_processes
         self._steps = steps
-        self.lost_peers: deque[tuple[RouterLink, str, str]] = deque()
+        self.lost_peers: deque[tuple[WorkersLink, str, str]] = deque()
 
     def answer_worker(self, effects: list[fx.Effect], join: worker_pb2.Join | None = None) -> list[fx.Effect]:
         """Answers a worker's message at once; returns the other effects. `join` is set if the message was a Join.
@@ -72,7 +73,9 @@ class EffectDispatcher:
                     )  # fmt: skip
                     self._workers.limit_frames(effect.worker, join.max_frame_bytes)
                     self._worker_processes.joined(effect.worker, join.pid)
-                    self.send(self._workers, effect.worker, worker_wire.joined_frame(effect, self._address()))
+                    self.send(
+                        self._workers, effect.worker, worker_wire.joined_frame(effect, self._address(effect.worker))
+                    )
                 case fx.WorkerProven():
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
@@ -117,7 +120,7 @@ class EffectDispatcher:
                 self._steps.add(report)
             self._steps.write_due()
 
-    def send(self, link: RouterLink, peer: str, frame: bytes) -> None:
+    def send(self, link: WorkersLink, peer: str, frame: bytes) -> None:
         """Sends a frame, or adds the peer to `lost_peers` if it cannot be reached."""
         try:
             link.send(peer, frame)
@@ -150,9 +153,9 @@ class EffectDispatcher:
                 frontend_wire.fill(message, effect)
         return frame.SerializeToString()
 
-    def _address(self) -> str:
-        """The address for the worker's own line, which is a command; empty if it needs more than the address."""
-        return self._listen() if self._ready.is_plain else ""
+    def _address(self, worker: str) -> str:
+        """The address for the worker's own line, a command; empty if that needs more, or is for another host."""
+        return self._listen() if self._ready.is_plain and not self._workers.host_of(worker) else ""
 
     def _announce_ready(self) -> None:
         """Logs a command that tries the service, once, when the first model is served."""

@@ -13,9 +13,11 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.metrics.core_meter import CoreMeter
+from scheduler_svc.remote.guest import as_guest
 from scheduler_svc.shell.dispatch import EffectDispatcher
 from scheduler_svc.shell.peers import Credentials, DroppedFrames
 from scheduler_svc.shell.router_link import RouterLink
+from scheduler_svc.shell.worker_links import WorkersLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
@@ -33,7 +35,7 @@ class Inbound:
         *,
         core: Scheduler,
         handle: Callable[..., list[fx.Effect]],
-        workers: RouterLink,
+        workers: WorkersLink,
         frontends: RouterLink,
         dispatcher: EffectDispatcher,
         credentials: Credentials,
@@ -67,6 +69,9 @@ class Inbound:
     def _from_worker(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
         try:
             message = parsed(worker_pb2.WorkerToCore, _whole(frame))
+            host = self._workers.host_of(peer)
+            if host and message.HasField("join"):
+                as_guest(message.join, peer)
             event = worker_wire.event_of(message, peer)
         except WireError as error:
             return self._refuse_worker(peer, str(error), f"it sent a malformed message: {error}")
@@ -74,7 +79,8 @@ class Inbound:
             self._metrics.step_arrived(event, self._core)
         if not message.HasField("join"):
             return self._dispatcher.answer_worker(self._handle(event, peer=peer, worker=message))
-        if not self._credentials.is_worker_key(message.join.key):
+        # CURVE has authenticated a worker on another host.
+        if not host and not self._credentials.is_worker_key(message.join.key):
             return self._refuse_worker(peer, self._credentials.refusal, "it sent a wrong key")
         # The key is neither recorded nor kept.
         message.join.ClearField("key")
@@ -134,7 +140,7 @@ class Inbound:
         elif peer not in self._core.frontends:
             raise WireError("it sent a message before its Hello")
 
-    def _peer_lost(self, link: RouterLink, peer: str, reason: str) -> list[fx.Effect]:
+    def _peer_lost(self, link: WorkersLink, peer: str, reason: str) -> list[fx.Effect]:
         lost = record_pb2.PeerLost(reason=reason)
         if link is self._workers:
             if peer not in self._core.lanes:

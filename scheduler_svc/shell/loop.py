@@ -32,6 +32,7 @@ from scheduler_svc.shell.peers import Credentials
 from scheduler_svc.shell.router_link import RouterLink
 from scheduler_svc.shell.served_model import ServedModel
 from scheduler_svc.shell.stop import Stop
+from scheduler_svc.shell.worker_links import WorkersLink
 from scheduler_svc.wire import tenants as tenants_wire
 
 log = logging.getLogger("tandem.core")
@@ -55,7 +56,7 @@ class Loop:
         self,
         *,
         core: Scheduler,
-        workers: RouterLink,
+        workers: WorkersLink,
         frontends: RouterLink,
         served_model: ServedModel,
         children: FrontendProcesses,
@@ -105,7 +106,8 @@ class Loop:
         self._stop = Stop(core, grace_seconds)
         # Not a zmq.Poller, which asks libzmq about each socket several times per call.
         self._poller = select.poll()
-        for fd in (workers.fd, frontends.fd, workers.monitor_fd, frontends.monitor_fd, wake.fileno()):
+        links = workers, frontends
+        for fd in (*(fd for link in links for fd in (*link.fds, *link.monitor_fds)), wake.fileno()):
             self._poller.register(fd, select.POLLIN)
 
     def run(self, num_stop_requests: Callable[[], int]) -> None:
@@ -185,7 +187,7 @@ class Loop:
     def _find_lost_peers(self, readable: Container[int], now: float) -> None:
         """Probes every known peer after any connection ended, because no link reports which peer it belonged to."""
         for link in (self._workers, self._frontends):
-            if link.monitor_fd in readable and link.has_disconnects():
+            if any(fd in readable for fd in link.monitor_fds) and link.has_disconnects():
                 self._probe_until = now + _PROBE_SECONDS
         if self._probe_at <= now < self._probe_until:
             # Probes are spaced, because a peer that reads slowly must not be lost to a flood of them.
@@ -218,7 +220,8 @@ class Loop:
     def _check(self, now: float) -> None:
         self._watch()
         self._inbound.dropped.report(now)
-        self._workers.keep_limits_of(self._core.lanes)
+        expelled = self._workers.check(self._core.lanes, now)
+        self._dispatcher.lost_peers += [(self._workers, peer, why) for peer, why in expelled]
         self._worker_processes.keep(self._core.lanes)
         if self._flight is not None:
             self._flight.check(now)

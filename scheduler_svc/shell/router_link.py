@@ -9,7 +9,7 @@ A peer's identity belongs to the connection that used it first: a second connect
 while the first one is open. So a peer that connects again must use a new identity.
 """
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 import zmq
 import zmq.utils.monitor
@@ -42,8 +42,12 @@ class RouterLink:
         *,
         max_frame_bytes: int,
         max_sent_bytes: int = MAX_SENT_BYTES,
+        configure: "Callable[[zmq.Socket[bytes]], None] | None" = None,
     ) -> None:
-        """`max_sent_bytes`: the largest frame to peers without a limit of their own (`limit_frames`)."""
+        """`max_sent_bytes`: the largest frame to peers without a limit of their own (`limit_frames`).
+
+        `configure` sets further options before the socket is bound.
+        """
         self._max_sent_bytes = max_sent_bytes
         self._limits: dict[str, int] = {}
         self.socket = context.socket(zmq.ROUTER)
@@ -54,6 +58,8 @@ class RouterLink:
         self.socket.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if configure is not None:
+            configure(self.socket)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError:
@@ -61,12 +67,16 @@ class RouterLink:
             self.close()
             raise
         # Both descriptors tell only of news since the sockets were last found empty (zmq_getsockopt, ZMQ_FD).
-        self.fd = int(self.socket.getsockopt(zmq.FD))
-        self.monitor_fd = int(self.monitor.getsockopt(zmq.FD))
+        self.fds = (int(self.socket.getsockopt(zmq.FD)),)
+        self.monitor_fds = (int(self.monitor.getsockopt(zmq.FD)),)
         self.has_disconnects()
 
+    def host_of(self, peer: str) -> str:
+        """Returns the name of the peer's host if it is another one; empty for a peer on this host."""
+        return ""
+
     def has_frames(self) -> bool:
-        """Whether a frame can be received. If not, `fd` becomes readable when this may have changed.
+        """Whether a frame can be received. If not, one of `fds` becomes readable when this may have changed.
 
         Any other call that uses the socket may take the news from the descriptor, so this is called before each wait.
         """
@@ -86,9 +96,13 @@ class RouterLink:
         if max_bytes:
             self._limits[peer] = max_bytes
 
-    def keep_limits_of(self, peers: Container[str]) -> None:
-        """Drops the limits of all other peers."""
+    def check(self, peers: Container[str], now: float) -> list[tuple[str, str]]:
+        """Keeps only what it knows of these peers; returns (peer, reason) of those that lost their right to connect.
+
+        Call it about once a second.
+        """
         self._limits = {peer: limit for peer, limit in self._limits.items() if peer in peers}
+        return []
 
     def send(self, peer: str, payload: bytes) -> None:
         """Queues a frame. Raises PeerLostError if the peer is gone or its queue is full, PeerFrameTooLargeError."""
@@ -96,7 +110,7 @@ class RouterLink:
         if len(payload) > limit:
             raise PeerFrameTooLargeError(f"a frame has {len(payload):,} bytes; the peer accepts at most {limit:,}")
         try:
-            self.socket.send(peer.encode("latin-1"), _AT_ONCE_WITH_MORE)
+            self.socket.send(self._routing_id(peer), _AT_ONCE_WITH_MORE)
             self.socket.send(payload, _AT_ONCE)
         except zmq.Again:
             raise PeerLostError(f"the peer has not read {_SEND_LIMIT} frames") from None
@@ -105,12 +119,18 @@ class RouterLink:
                 raise PeerLostError("its connection is gone") from None
             raise
 
+    def _routing_id(self, peer: str) -> bytes:
+        return peer.encode("latin-1")
+
     def has_disconnects(self) -> bool:
-        """Whether a connection ended since the last call. `monitor_fd` becomes readable when one did."""
-        found = False
+        """Whether a connection ended since the last call. One of `monitor_fds` becomes readable when one did."""
+        return bool(self._ended_connections())
+
+    def _ended_connections(self) -> list[int]:
+        """Returns the file descriptors of the connections that ended since the last call."""
+        found: list[int] = []
         while int(self.monitor.getsockopt(zmq.EVENTS)) & _READABLE:
-            zmq.utils.monitor.recv_monitor_message(self.monitor, zmq.NOBLOCK)
-            found = True
+            found.append(zmq.utils.monitor.recv_monitor_message(self.monitor, zmq.NOBLOCK)["value"])
         return found
 
     def unreachable(self, peers: Iterable[str]) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerIn
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 from scheduler_svc.wire.page_labels import fill_labels, kept_pages_of
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 # The members of both enums have the same names.
 _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status in ev.StepStatus}
@@ -34,7 +34,9 @@ def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
             info = _info(message.join)
             return ev.WorkerJoined(worker=worker, info=info, kept=kept_pages_of(message.join))
         case "heartbeat":
-            return ev.WorkerAlive(worker=worker)
+            beat = message.heartbeat
+            done = beat.generation, beat.last_step
+            return ev.WorkerAlive(worker=worker, num_in_flight=beat.num_in_flight, done=done)
         case "leave":
             return ev.WorkerLost(worker=worker, reason="it stops", is_orderly=True)
         case "result":

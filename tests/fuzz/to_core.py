@@ -58,11 +58,16 @@ class MemoryLink:
         # Only the well-behaved peers read.
         self.sent.setdefault(peer, deque(maxlen=10_000 if peer in ("w-good", "f-good") else 1)).append(payload)
 
+    def host_of(self, peer: str) -> str:
+        """Every peer is on this host."""
+        return ""
+
     def limit_frames(self, peer: str, max_bytes: int) -> None:
         """Nothing is limited."""
 
-    def keep_limits_of(self, peers: object) -> None:
-        """Nothing is limited."""
+    def check(self, peers: object, now: float) -> list[tuple[str, str]]:
+        """Nobody is expelled."""
+        return []
 
 
 class NoProcesses:

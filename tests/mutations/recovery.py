@@ -111,6 +111,48 @@ RECOVERY: tuple[Mutation, ...] = (
         replace("StepClock.paused", assigned("_paused_seconds"), "0.0"),
     ),
     _protection(
+        "lost-result-overlooked",
+        "a result that was lost on the way is missed until its step is overdue",
+        "core.faults.lost_frames",
+        f"{_CORE}/test_lost_frames.py::test_a_lost_result_is_noticed_by_the_next_heartbeat",
+        replace("_what_was_lost", comparison("generation"), "False"),
+    ),
+    _protection(
+        "lost-plan-overlooked",
+        "a plan that was lost on the way is missed until its step is overdue",
+        "core.faults.lost_frames",
+        f"{_CORE}/test_lost_frames.py::test_a_lost_plan_is_noticed_once_it_should_have_arrived",
+        replace("_what_was_lost", comparison("_PLAN_SECONDS"), "False"),
+    ),
+    _protection(
+        "plan-on-its-way-counts-as-lost",
+        "a heartbeat that was sent before a plan arrived resets the lane",
+        "core.faults.lost_frames",
+        f"{_CORE}/test_lost_frames.py::test_a_lost_plan_is_noticed_once_it_should_have_arrived",
+        replace("_what_was_lost", comparison("_PLAN_SECONDS"), "True"),
+    ),
+    _protection(
+        "plan-lost-in-a-pause",
+        "a heartbeat that waited while the scheduler stood still resets the lane",
+        "core.faults.lost_frames",
+        f"{_CORE}/test_lost_frames.py::test_a_heartbeat_that_is_read_after_a_pause_does_not_void_the_plan",
+        replace("_what_was_lost", call("began_at"), "oldest.sent_at"),
+    ),
+    _protection(
+        "removed-key-stays",
+        "a worker of another host whose key was removed goes on",
+        "shell.remote_link",
+        f"{_SHELL}/test_remote_link.py::test_a_removed_key_ends_its_connection_and_no_other",
+        replace("RemoteLink.check", assigned("expelled"), "[]"),
+    ),
+    _protection(
+        "every-key-admitted",
+        "whoever has the scheduler's public key joins as a worker",
+        "remote.key_check",
+        f"{_SHELL}/test_remote_link.py::test_the_log_names_few_of_many_refused_keys",
+        replace("KeyCheck._answer", comparison("names"), "True"),
+    ),
+    _protection(
         "no-kill",
         "a hung worker keeps running",
         "core.faults.hung_workers",
@@ -184,7 +226,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "unverified-pages-not-zeroed",
         "a page with values that are not finite is given to the next request as it is",
-        "core.state.page_pool",
+        "core.pages.page_pool",
         f"{_CORE}/test_worker_failures.py",
         replace("PagePool.take_unverified", returned, "[]"),
     ),
@@ -304,7 +346,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "label-of-an-unconfirmed-page",
         "a page whose step may never run is kept for the next scheduler",
-        "core.state.page_labels",
+        "core.pages.page_labels",
         _KEPT,
         insert_before(
             "LabelQueue.take", condition("_forget"), "self._pages.update(dict.fromkeys(pool.cached_pages()))"
@@ -328,14 +370,14 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "pages-not-kept-are-not-zeroed",
         "a page that a worker has not kept is given to a request as it is",
-        "core.state.page_pool",
+        "core.pages.page_pool",
         f"{_KEPT}::test_restored_requests_recompute_less_than_a_page_and_what_was_in_flight",
         drop("PagePool.restore", assigned("_unverified")),
     ),
     _protection(
         "labels-after-distrust",
         "a worker that was out of step keeps the labels of its pages",
-        "core.state.page_labels",
+        "core.pages.page_labels",
         f"{_KEPT}::test_a_worker_out_of_step_forgets_its_pages",
         drop("LabelQueue.lane_reset", assigned("_forget")),
     ),

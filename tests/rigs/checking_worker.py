@@ -46,12 +46,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Every setting has a default that suits a small test."""
     parser = argparse.ArgumentParser(prog="checking_worker", allow_abbrev=False)
     parser.add_argument("--runtime-dir", required=True)
+    parser.add_argument("--connect", help="tcp://HOST:PORT instead of the socket in the runtime folder")
+    parser.add_argument("--keys", type=Path, help="folder with worker.secret and scheduler.public, for --connect")
     parser.add_argument("--violations", type=Path)
     parser.add_argument("--exit-with-parent", action="store_true")
     parser.add_argument("--model", default="checking")
     parser.add_argument("--identity", help="default: a hash of what is served")
     parser.add_argument("--without-key", action="store_true", help="join as a stray process would")
-    parser.add_argument("--protocol", type=int, default=6)
+    parser.add_argument("--protocol", type=int, default=7)
     parser.add_argument("--standby", action="store_true", help="wait without requests until a worker is lost")
     shape = Shape()
     for name in _SHAPE_FLAGS:
@@ -116,7 +118,7 @@ def join_message(args: argparse.Namespace) -> pb.Join:
         max_frame_bytes=_MAX_MESSAGE_BYTES,
         device="none (content checking)",
         dtype="uint64",
-        key=b"" if args.without_key else worker_key(Path(args.runtime_dir)),
+        key=b"" if args.without_key or args.connect else worker_key(Path(args.runtime_dir)),
     )
 
 
@@ -169,7 +171,8 @@ def _session(args: argparse.Namespace) -> WorkerSession:
     )
 
 
-def open_dealer(context: zmq.Context, runtime_dir: str) -> zmq.Socket:
+def open_dealer(context: zmq.Context, args: argparse.Namespace) -> zmq.Socket:
+    """Connects under a new routing id."""
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.IDENTITY, f"w-{os.getpid()}-{secrets.token_hex(4)}".encode())
     dealer.setsockopt(zmq.LINGER, 200)
@@ -180,8 +183,54 @@ def open_dealer(context: zmq.Context, runtime_dir: str) -> zmq.Socket:
     dealer.setsockopt(zmq.IMMEDIATE, 1)
     dealer.setsockopt(zmq.RECONNECT_IVL, 20)
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-    dealer.connect(f"ipc://{runtime_dir}/worker.sock")
+    if args.connect:
+        dealer.curve_serverkey = (args.keys / "scheduler.public").read_bytes().strip()
+        secret = (args.keys / "worker.secret").read_bytes().strip()
+        dealer.curve_secretkey, dealer.curve_publickey = secret, zmq.curve_public(secret)
+        dealer.setsockopt(zmq.HEARTBEAT_IVL, 500)
+        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2000)
+        dealer.setsockopt(zmq.CONNECT_TIMEOUT, 1000)
+    dealer.connect(args.connect or f"ipc://{args.runtime_dir}/worker.sock")
     return dealer
+
+
+class Connection:
+    """The present DEALER. Over TCP a connection that ends is replaced, because its routing id may still be in use."""
+
+    def __init__(self, args: argparse.Namespace, wake: socket.socket) -> None:
+        self._args, self._wake = args, wake
+        self._context = zmq.Context()
+        self._open()
+
+    def _open(self) -> None:
+        self.dealer = open_dealer(self._context, self._args)
+        self._monitor = self.dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED) if self._args.connect else None
+        self._poller = zmq.Poller()
+        for each in filter(None, (self.dealer, self._wake, self._monitor)):
+            self._poller.register(each, zmq.POLLIN)
+
+    def has_ended(self) -> bool:
+        """Whether the connection has ended; then another one is opened."""
+        if self._monitor is None or not self._monitor.poll(0):
+            return False
+        self._close_dealer(linger=0)
+        # So that a refused worker does not occupy a core.
+        time.sleep(0.1)
+        self._open()
+        return True
+
+    def poll(self, wait: float | None) -> dict[object, int]:
+        return dict(self._poller.poll(None if wait is None else wait * 1000))
+
+    def close(self) -> None:
+        self._close_dealer(linger=None)
+        self._context.term()
+
+    def _close_dealer(self, linger: int | None) -> None:
+        if self._monitor is not None:
+            self.dealer.disable_monitor()
+            self._monitor.close(0)
+        self.dealer.close(linger)
 
 
 def _send(dealer: zmq.Socket, session: WorkerSession) -> None:
@@ -197,11 +246,13 @@ def _send(dealer: zmq.Socket, session: WorkerSession) -> None:
             session.join_unsent(now)
 
 
-def _serve(session: WorkerSession, dealer: zmq.Socket, wake: socket.socket, in_flight: InFlightWriter | None) -> int:
-    poller = zmq.Poller()
-    poller.register(dealer, zmq.POLLIN)
-    poller.register(wake, zmq.POLLIN)
+def _serve(
+    session: WorkerSession, connection: Connection, wake: socket.socket, in_flight: InFlightWriter | None
+) -> int:
     while True:
+        if connection.has_ended() and session.phase != Phase.HUNG:
+            session.link_lost(time.monotonic())
+        dealer = connection.dealer
         session.advance(time.monotonic())
         if session.phase == Phase.STOPPED:
             return 3
@@ -213,7 +264,7 @@ def _serve(session: WorkerSession, dealer: zmq.Socket, wake: socket.socket, in_f
             in_flight.write(session.num_unanswered, session.num_answered)
         _send(dealer, session)
         wait = session.wait_seconds(time.monotonic())
-        ready = dict(poller.poll(None if wait is None else wait * 1000))
+        ready = connection.poll(wait)
         if wake.fileno() in ready:
             dealer.send(pb.WorkerToCore(leave=pb.Leave()).SerializeToString(), zmq.NOBLOCK)
             return 0
@@ -239,18 +290,16 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(waker.fileno())
-    context = zmq.Context()
-    dealer = open_dealer(context, args.runtime_dir)
+    connection = Connection(args, wake)
     session = _session(args)
     _say("waits for a scheduler")
     try:
-        return _serve(session, dealer, wake, InFlightWriter(args.in_flight_file) if args.in_flight_file else None)
+        return _serve(session, connection, wake, InFlightWriter(args.in_flight_file) if args.in_flight_file else None)
     except zmq.Again:
         # SIGTERM while no core is there to be told.
         return 0
     finally:
-        dealer.close()
-        context.term()
+        connection.close()
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ class _Worker:
                 continue
             if now >= self._heartbeat_at:
                 self._heartbeat_at = now + _HEARTBEAT_SECONDS
-                self._send(pb.WorkerToCore(heartbeat=pb.Heartbeat(phase="ready")))
+                self._send(pb.WorkerToCore(heartbeat=pb.Heartbeat(phase="ready", num_in_flight=len(self._plans))))
             until = min(due, self._heartbeat_at) if self._plans else self._heartbeat_at
             if self._dealer.poll(max(0, 1e3 * (until - now))):
                 self._receive(self._dealer.recv(zmq.NOBLOCK))
@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = checking_worker.parse(rest)
     sent_at = np.full((flags.streams, flags.tokens), np.nan) if flags.sent_at else None
     context = zmq.Context()
-    dealer = checking_worker.open_dealer(context, args.runtime_dir)
+    dealer = checking_worker.open_dealer(context, args)
     worker = _Worker(
         dealer, checking_worker.join_message(args), InstantRows(args.max_rows, sent_at), args.step_ms / 1e3
     )

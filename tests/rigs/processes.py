@@ -47,14 +47,15 @@ class Child:
         *,
         environment: dict[str, str] | None = None,
         python: str = sys.executable,
+        within: Sequence[str] = (),
     ) -> None:
-        """Starts `python -m` with the arguments."""
+        """Starts `python -m` with the arguments. `within` comes before them: a command that becomes another one."""
         self.name = name
         self.lines: list[str] = []
         self.killed = False
         self._changed = threading.Condition()
         self._process = subprocess.Popen(
-            [python, "-m", *arguments],
+            [*within, python, "-m", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -216,14 +217,21 @@ class Rig:
         child.wait_line(_LISTENING.pattern, START_SECONDS)
         return child
 
-    def worker(self, *flags: str, late: bool = True, seed: int | None = None) -> Child:
+    def worker(
+        self,
+        *flags: str,
+        late: bool = True,
+        seed: int | None = None,
+        within: Sequence[str] = (),
+        program: str = "tests.rigs.checking_worker",
+    ) -> Child:
         """Starts a worker without waiting for it. `late` makes it apply plans and answer with random delays."""
         self._seed += 1
-        arguments = ["tests.rigs.checking_worker", "--runtime-dir", str(self.runtime_dir)]
+        arguments = [program, "--runtime-dir", str(self.runtime_dir)]
         arguments += ["--violations", str(self.violations_file), "--exit-with-parent", *flags]
         if late:
             arguments += ["--lateness", str(self._seed if seed is None else seed)]
-        child = Child(f"worker {self._seed}", arguments)
+        child = Child(f"worker {self._seed}", arguments, within=within)
         self.children.append(child)
         return child
 

@@ -79,6 +79,8 @@ class WorkerSession:
         self._heartbeat_at = 0.0
         # Results since the last Joined; the first one answers the plan that proves the worker.
         self.num_answered = 0
+        # Generation and step of the newest result on this connection.
+        self._done = 0, 0
 
     @property
     def num_unanswered(self) -> int:
@@ -93,7 +95,7 @@ class WorkerSession:
             case "joined":
                 self._forget_plans()
                 self._executor.joined(message.joined)
-                self.num_answered = 0
+                self.num_answered, self._done = 0, (0, 0)
                 self._enter(Phase.JOINED, f"generation={message.joined.generation}")
                 self._heartbeat_at = now
             case "refused":
@@ -143,11 +145,18 @@ class WorkerSession:
         while self._queued and now >= self._queued[0].apply_at and self.phase == Phase.JOINED:
             self._apply(self._queued.popleft(), now)
         while self._held and now >= self._held[0].release_at and self.phase == Phase.JOINED:
-            self.outgoing.append(pb.WorkerToCore(result=self._held.popleft().result))
+            result = self._held.popleft().result
+            self.outgoing.append(pb.WorkerToCore(result=result))
+            self._done = result.generation, result.step
             self.num_answered += 1
         if self.phase == Phase.JOINED and now >= self._heartbeat_at:
-            phase = "stepping" if self._queued or self._held else "ready"
-            self.outgoing.append(pb.WorkerToCore(heartbeat=pb.Heartbeat(phase=phase)))
+            beat = pb.Heartbeat(
+                phase="stepping" if self._queued or self._held else "ready",
+                num_in_flight=len(self._queued) + len(self._held),
+                generation=self._done[0],
+                last_step=self._done[1],
+            )
+            self.outgoing.append(pb.WorkerToCore(heartbeat=beat))
             self._heartbeat_at = now + self._heartbeat_seconds
 
     def wait_seconds(self, now: float) -> float | None:

@@ -37,8 +37,8 @@ class Fleet:
         self._num_workers = self._num_drains = 0
         # The worker that died last, with its undelivered results.
         self._dead: Worker | None = None
-        # By pool id: the memory of dead workers' pools, and the requests that the core has written their pages for, with
-        # the first generation of each session that used the pool or was told to.
+        # By pool id: the memory of dead workers' pools, and the requests that the core has written their pages for,
+        # with the first generation of each session that used the pool or was told to.
         self._shared: dict[bytes, Slots] = {}
         self._writers: defaultdict[bytes, list[tuple[int, dict[int, ev.Submit]]]] = defaultdict(list)
 
@@ -162,7 +162,11 @@ class Fleet:
         """Most workers send a heartbeat."""
         for worker in list(self.workers.values()):
             if not worker.is_hung and self._rng.random() < 0.8:
-                self._handle(ev.WorkerAlive(worker=worker.name))
+                self._beat(worker)
+
+    def _beat(self, worker: Worker) -> None:
+        for effect in self._handle(worker.alive()):
+            self._seen["lost frame noticed"] += isinstance(effect, fx.Note) and "was lost: " in effect.message
 
     def _any(self) -> Worker:
         return self._rng.choice(list(self.workers.values()))
@@ -203,9 +207,12 @@ class Fleet:
         if worker.is_hung or not worker.results:
             return False
         result = worker.results.popleft()
+        worker.done = result.generation, result.step
         if self._rng.random() < corrupt_share:
             match self._rng.choice(["lost", "twice", "corrupt"]):
                 case "lost":
+                    if self._rng.random() < 0.5:
+                        self._beat(worker)
                     return True
                 case "twice":
                     worker.results.appendleft(result)
@@ -249,7 +256,7 @@ class Fleet:
                 kept = worker.executor.labels.by_page if effect.keeps_pages else {}
                 worker.provenance.keep({page: page_hash for page, (page_hash, _) in kept.items()})
                 self._seen["pages kept"] += len(kept)
-                worker.joined_with = worker.executor.pool_id
+                worker.joined_with, worker.done = worker.executor.pool_id, (0, 0)
                 self._writers[worker.joined_with].append((effect.generation, worker.provenance.writers))
                 worker.inbox.append(Joined(effect=effect))
             case fx.WorkerRefused():

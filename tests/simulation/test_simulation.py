@@ -21,7 +21,7 @@ _MUST_BE_SEEN = (
     "core died", "core died before it sent", "core died without a journal", "resumed after the core's death",
     "reader lost", "suspects", "restored suspects", "page labelled", "pages kept", "pages kept over a death",
     "plan of a dead core was run", "plan of a dead core failed",
-    "worker hangs", "worker killed", "memory: smaller step", "memory: fewer rows", "token file",
+    "lost frame noticed", "worker hangs", "worker killed", "memory: smaller step", "memory: fewer rows", "token file",
 )  # fmt: skip
 
 

@@ -62,6 +62,8 @@ class Worker:
     is_dismissed: bool = False
     inbox: deque[Plan | Joined] = field(default_factory=deque[Plan | Joined])
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
+    # Generation and step of the last result that has left it, whether it arrived or was lost.
+    done: tuple[int, int] = 0, 0
     executor: Executor = field(init=False)
     provenance: Provenance = field(init=False)
 
@@ -81,6 +83,11 @@ class Worker:
         """The event of its Join. It carries out no plan that comes before the answer."""
         self.inbox.clear()
         return ev.WorkerJoined(worker=self.name, info=self.info, kept=reported_pages(self.executor))
+
+    def alive(self) -> ev.WorkerAlive:
+        """The event of its heartbeat, which comes right behind the last result that has left it."""
+        num_in_flight = len(self.results) + sum(isinstance(message, Plan) for message in self.inbox)
+        return ev.WorkerAlive(worker=self.name, num_in_flight=num_in_flight, done=self.done)
 
     def work(self) -> bool:
         """Handles its oldest message, encoded and parsed. Returns False without one, and while it hangs."""

@@ -8,6 +8,7 @@ import typer
 
 from tandem_client.cli.commands.drain import drain
 from tandem_client.cli.commands.generate import EXAMPLES, generate
+from tandem_client.cli.commands.keys import keys
 from tandem_client.cli.commands.plot import plot
 from tandem_client.cli.commands.queries import abort, detokenize, flush, quarantine, tokenize
 from tandem_client.cli.commands.serve import serve
@@ -76,9 +77,10 @@ for each in (tokenize, detokenize, abort):
 for each in (health, load, info, flush, quarantine, drain):
     _add(each, _SERVICE)
 _add(serve, _LOCAL, CheckoutCommand)
-# Its arguments are the simulator's to read, --help too.
+# Their arguments are the service's to read, --help too.
 _PASS_ON: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
 _add(simulate, _LOCAL, CheckoutCommand, context_settings=_PASS_ON)
+_add(keys, _LOCAL, CheckoutCommand, context_settings=_PASS_ON)
 _add(plot, _LOCAL)
 _tokens = typer.Typer(cls=TandemGroup, context_settings=_HELP, invoke_without_command=True, add_completion=False)
 _tokens.command(cls=TandemCommand, rich_help_panel=_LOCAL, context_settings=_HELP)(new)

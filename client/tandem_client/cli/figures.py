@@ -142,7 +142,9 @@ def of_model(model: ModelInfo) -> Iterator[str]:
 
 
 def _worker(worker: WorkerLoad, *, alone: bool) -> str:
-    name = ", ".join(filter(None, (f"pid {worker.pid}" if worker.pid else "", worker.device))) or "pid unknown"
+    # A worker on another host has no process id here.
+    own = f"pid {worker.pid}" if worker.pid else worker.name
+    name = ", ".join(filter(None, (own, worker.device))) or "pid unknown"
     if alone:
         return name
     if worker.is_standby:

@@ -102,6 +102,10 @@ class WorkerAlive:
     """A worker sent a heartbeat."""
 
     worker: str
+    num_in_flight: int = 0
+    """Plans that it has and has not answered."""
+    done: tuple[int, int] | None = None
+    """Generation and step of the plan that it answered last, (0, 0) before the first. None if it does not say."""
 
 
 class StepStatus(StrEnum):

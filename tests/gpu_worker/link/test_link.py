@@ -67,8 +67,8 @@ class LateRunner(EchoRunner):
 class Core:
     """A ROUTER that sends messages for the test."""
 
-    def __init__(self, endpoint: str) -> None:
-        self.socket = zmq.Context.instance().socket(zmq.ROUTER)
+    def __init__(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]] | None" = None) -> None:
+        self.socket = (context or zmq.Context.instance()).socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(endpoint)
         self.worker = b""

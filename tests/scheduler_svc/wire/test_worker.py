@@ -19,7 +19,7 @@ from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, array, packed, parsed
 
 JOIN = worker_pb2.Join(
-    protocol=6, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
+    protocol=7, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
     token_budget=12, chunk_align=2, logit_rows=8, eos_token_ids=[0], max_frame_bytes=64 << 20,
 )  # fmt: skip
 
@@ -119,10 +119,28 @@ def test_mutated_frames_never_break_the_core(seed: int) -> None:
     assert refused > 500
 
 
+def test_a_heartbeat_says_which_plan_was_answered_last() -> None:
+    beat = worker_pb2.Heartbeat(phase="stepping", num_in_flight=2, generation=3, last_step=7)
+    event = worker_wire.event_of(worker_pb2.WorkerToCore(heartbeat=beat), "w")
+    assert event == ev.WorkerAlive(worker="w", num_in_flight=2, done=(3, 7))
+
+
+def test_no_message_between_hosts_has_the_time_of_a_clock() -> None:
+    """Clocks of two hosts differ, so messages have durations only."""
+    named = [
+        f"{message.name}.{field.name}"
+        for message in worker_pb2.DESCRIPTOR.message_types_by_name.values()
+        for field in message.fields
+        if field.name.endswith(("_at", "_time", "time", "_until", "deadline", "timestamp"))
+    ]
+    # A number of tokens.
+    assert named == ["StartedRows.banned_until"]
+
+
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
-        ("protocol", 1, "it speaks protocol 1; this scheduler speaks 6"),
+        ("protocol", 1, "it speaks protocol 1; this scheduler speaks 7"),
         ("vocab_size", 0, "vocab_size is 0; it must be 1 to 16777216"),
         ("num_pages", 1, "num_pages is 1; it must be 2 to 1048576"),
         ("token_budget", 4, "token_budget is 4; it must be 5 to 16777216"),

@@ -1,0 +1,37 @@
+"""The part of a runner that the link uses. Owns nothing."""
+
+from typing import Protocol
+
+from tandem.internal.v1 import worker_pb2 as pb
+
+from gpu_worker.wire.frames import Outcome
+
+
+class PlanRunner(Protocol):
+    """Carries out plans: several may be in flight, and results come in the order of the plans."""
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans without a collected result."""
+        ...
+
+    @property
+    def pool_id(self) -> bytes:
+        """Names the memory of the KV pool; empty if it ends with the worker."""
+        ...
+
+    def report_pages(self, join: pb.Join) -> None:
+        """Adds the pages that were kept to a Join."""
+        ...
+
+    def join(self, message: pb.Joined) -> None:
+        """A session begins."""
+        ...
+
+    def submit(self, message: pb.StepPlan) -> None:
+        """Begins a plan."""
+        ...
+
+    def collect(self, *, wait: bool = True) -> Outcome | None:
+        """Returns the oldest result, None if none is there and `wait` is False."""
+        ...

@@ -1,0 +1,102 @@
+"""The real link of a worker around the content-checking executor: `python -m tests.rigs.linked_worker FLAGS`.
+
+The flags are the checking worker's. It prints `joined generation=N` for each session. A step takes --step-ms, in which
+the link goes on, as with a device. Owns the queue of results.
+"""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from tandem.internal.v1 import worker_pb2 as pb
+
+from gpu_worker import logs
+from gpu_worker.link.link import Link
+from gpu_worker.link.remote import NoKey, read_keys
+from gpu_worker.process.parent import die_with_parent
+from gpu_worker.wire.frames import Outcome
+from tests.rigs import checking_worker
+from tests.rigs.executor import Executor
+
+MAX_IN_FLIGHT = 2
+
+
+class ExecutorRunner:
+    """A runner whose results are due some time after their plans."""
+
+    pool_id = b""
+
+    def __init__(self, executor: Executor, step_seconds: float) -> None:
+        self._executor = executor
+        self._step_seconds = step_seconds
+        self._results: deque[tuple[float, pb.StepResult]] = deque()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._results)
+
+    def report_pages(self, join: pb.Join) -> None:
+        self._executor.report_pages(join)
+
+    def join(self, message: pb.Joined) -> None:
+        self._executor.joined(message)
+        print(f"joined generation={message.generation}", flush=True)
+
+    def submit(self, message: pb.StepPlan) -> None:
+        before = self._results[-1][0] if self._results else time.monotonic()
+        due = max(before, time.monotonic()) + self._step_seconds
+        self._results.append((due, self._executor.apply(message)))
+
+    def collect(self, *, wait: bool = True) -> Outcome | None:
+        if not self._results or (not wait and time.monotonic() < self._results[0][0]):
+            return None
+        _, result = self._results.popleft()
+        assert not result.HasField("logprobs") and not result.HasField("prompt_logprobs")
+        return Outcome(
+            generation=result.generation,
+            step=result.step,
+            status=result.status,
+            detail=result.detail,
+            tokens=np.frombuffer(result.tokens, "<i4"),
+            nonfinite=np.frombuffer(result.nonfinite, "<i4"),
+        )
+
+
+def _recorder(path: object) -> Callable[[str], None]:
+    def violated(line: str) -> None:
+        print(f"violation {line}", flush=True)
+        with open(str(path), "a") as file:
+            file.write(f"pid {os.getpid()}: {line}\n")
+
+    return violated
+
+
+def main(arguments: list[str]) -> int:
+    """Serves until SIGTERM."""
+    args = checking_worker.parse(arguments)
+    if args.exit_with_parent:
+        die_with_parent()
+    logs.start("info", "text")
+    executor = Executor(checking_worker.shape_of(args), on_violation=_recorder(args.violations))
+    runner = ExecutorRunner(executor, args.step_ms / 1e3)
+    curve = read_keys(args.keys, args.connect)
+    link = Link(
+        args.connect,
+        checking_worker.join_message(args),
+        runner,
+        key=NoKey(),
+        max_in_flight=MAX_IN_FLIGHT,
+        curve=curve,
+    )
+    try:
+        link.serve()
+    finally:
+        logs.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
