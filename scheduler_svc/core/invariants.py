@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from scheduler_svc.core.lingering.audit import audit_kept, audit_reader
+from scheduler_svc.core.pages.audit import audit_lane_pages
 from scheduler_svc.core.queue.audit import audit_tenants
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import Lane
@@ -30,11 +31,7 @@ def audit(core: Scheduler) -> None:
     for held in core.held_pools.pools:
         assert not held.pages.num_used, "a row holds a page of a lost worker"
         assert all(held.pages is not lane.pool for lane in core.lanes.values()), "a pool is held and in use"
-    for lane in core.lanes.values():
-        pending, others = lane.pending_take_over, [other for other in core.lanes.values() if other is not lane]
-        assert pending is None or all(other.info.pool_id != pending.pool_id for other in others), (
-            f"{lane.worker} is to take over a pool with which another worker has joined"
-        )
+    audit_lane_pages([lane.pages for lane in core.lanes.values()])
     for request in core.queue:
         if not request.row:
             plans = sum(records.plans[request.handle] for records in in_flight.values())

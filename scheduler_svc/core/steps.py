@@ -15,7 +15,7 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.schedule.placement import by_backlog
+from scheduler_svc.core.schedule.placement import Placement, by_backlog
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.schedule.probation import probation_plan
 from scheduler_svc.core.schedule.trials import is_apart, move_others, others_turn, trial_lane, turns
@@ -56,11 +56,13 @@ class Steps:
         suspects = self._lanes.suspects
         trial_on = trial_lane(suspects, proven, now) if len(suspects) else None
         turn = others_turn(suspects, trial_on, proven)
+        in_flight = self._config.plans_in_flight
+        placement = Placement(proven, self._lanes.page_index, now=now, plans_in_flight=in_flight)
         has_planned = True
         while has_planned:
             has_planned = False
             for lane in by_backlog(self._lanes.by_worker.values()):
-                if len(lane.in_flight) >= (1 if lane is trial_on else self._config.plans_in_flight):
+                if len(lane.in_flight) >= (1 if lane is trial_on else in_flight):
                     continue
                 if lane.proven_at is None:
                     if not lane.in_flight:
@@ -70,23 +72,23 @@ class Steps:
                 leaving = self._lanes.leaving.get(lane.worker)
                 if not lane.is_seated or (leaving is not None and leaving.is_paused):
                     continue
-                others = [other for other in proven if other is not lane]
                 if lane is trial_on:
-                    plan = self._plan_trial(lane, others, frontends, now)
+                    plan = self._plan_trial(lane, placement, frontends, now)
                 else:
-                    plan = self._plan(lane, others, NO_STARTS if leaving else turn, frontends, now)
+                    plan = self._plan(lane, placement, NO_STARTS if leaving else turn, frontends, now)
+                placement.end(lane)
                 if plan is not None:
                     effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     has_planned = True
         return effects
 
     def _plan(
-        self, lane: Lane, others: list[Lane], turn: Turn, frontends: Mapping[str, int], now: float
+        self, lane: Lane, placement: Placement, turn: Turn, frontends: Mapping[str, int], now: float
     ) -> Plan | None:
         return plan_step(
             lane=lane,
             queue=self._queue,
-            other_lanes=others,
+            placement=placement,
             frontend_idx=lambda frontend: frontends.get(frontend, DETACHED),
             counters=self._lanes.counters,
             policy=self._config.policy,
@@ -95,13 +97,14 @@ class Steps:
             turn=turn,
         )
 
-    def _plan_trial(self, lane: Lane, others: list[Lane], frontends: Mapping[str, int], now: float) -> Plan | None:
+    def _plan_trial(self, lane: Lane, placement: Placement, frontends: Mapping[str, int], now: float) -> Plan | None:
         """Returns the next plan of the lane of the current trial: the trial's, or one of other requests."""
         suspects = self._lanes.suspects
+        others = [other for other in placement.lanes if other is not lane]
         if is_apart(suspects, [lane, *others]):
             move_others(lane, self._queue, others, self._lanes.counters)
         for turn in turns(suspects, lane, others):
-            plan = self._plan(lane, others, turn, frontends, now)
+            plan = self._plan(lane, placement, turn, frontends, now)
             if plan is not None:
                 suspects.took_turn(is_trial=bool(turn.is_trial))
                 if turn.is_trial and suspects.lacks_control():

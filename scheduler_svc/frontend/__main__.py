@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from scheduler_svc import logs
+from scheduler_svc.frontend import memory
 from scheduler_svc.processes.frontend_process import ALIVE, FAILED, READY
 from scheduler_svc.processes.parent import die_with_parent
 from scheduler_svc.recording.flight import folder
@@ -31,6 +32,7 @@ def main() -> int:
     try:
         flags = parse_flags(sys.argv[1:])
         die_with_parent()
+        memory.use_one_heap()
         logs.start(flags.name, level=flags.log_level, log_format=flags.log_format)
         # gRPC logs useless debug lines at every call.
         logging.getLogger("grpc").setLevel(logging.INFO)

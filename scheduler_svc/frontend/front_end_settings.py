@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.door.tls_files import TlsFiles
 from scheduler_svc.frontend.request_log.request_log import LogRequests
-from scheduler_svc.frontend.rpc.calls import CallLimits
+from scheduler_svc.frontend.rpc.method import CallLimits
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 
 

@@ -8,7 +8,8 @@ import grpc.aio
 from scheduler_svc.frontend import methods
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.readiness import SERVICES
-from scheduler_svc.frontend.rpc.calls import CallLimits, Calls
+from scheduler_svc.frontend.rpc.calls import Calls
+from scheduler_svc.frontend.rpc.method import CallLimits
 from scheduler_svc.frontend.rpc.options import server_options
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.processes import address
@@ -26,7 +27,7 @@ class HealthListener:
         self._listen = listen
         # The port that was bound; 0 before the start.
         self.port = 0
-        self._calls = Calls(_LIMITS)
+        self._calls = Calls(_LIMITS, is_shared=False)
         options = server_options(
             max_message_bytes=MAX_SMALL_BYTES, share_port=share_port, max_connections=MAX_CONNECTIONS
         )

@@ -18,7 +18,8 @@ from scheduler_svc.frontend.door.entrance import Entrance, caller
 from scheduler_svc.frontend.door.methods import rights_of
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.calls import CallLog, Calls, Method
+from scheduler_svc.frontend.rpc.calls import Calls
+from scheduler_svc.frontend.rpc.method import CallLog, Method
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.rpc.turns import Turns
 from scheduler_svc.frontend.servicer import InferenceServicer

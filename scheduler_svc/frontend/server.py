@@ -53,8 +53,10 @@ class FrontEnd:
             if settings.health_listen:
                 self._probes = HealthListener(settings.health_listen, share_port=settings.share_port)
         self._readiness = Readiness(self._health, *([self._probes.health] if self._probes else []))
-        self._calls = Calls(settings.call_limits)
-        self._streams = StreamTable(self._link.send, settings.stream_limits, lambda: self._calls.num_unread)
+        self._calls = Calls(settings.call_limits, is_shared=settings.needs_tokens)
+        self._streams = StreamTable(
+            self._link.send, settings.stream_limits, self._calls.unread, is_shared=settings.needs_tokens
+        )
         self._queries = CoreQueries(self._link.send)
         self._drains = DrainWatches(self._link.send)
         self._meter = FrontMeter() if settings.measures else None

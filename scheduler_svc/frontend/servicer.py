@@ -66,7 +66,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def admit_generate(self) -> int:
         """The size limit of a request in bytes. Raises Refusal if no request is admitted now."""
         self._readiness.admit()
-        self._streams.check_room(1)
+        self._streams.check_room(caller().tenant, 1)
         return self._max_message_bytes
 
     def sizes(self) -> Sizes:
@@ -76,7 +76,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def admit_resume(self) -> int:
         """The size limit of a Resume in bytes. Raises Refusal without a model, or if too many streams are open."""
         self._readiness.model()
-        self._streams.check_room(1)
+        self._streams.check_room(caller().tenant, 1)
         return MAX_SMALL_BYTES
 
     def admit_tokenize(self) -> int:

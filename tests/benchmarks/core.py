@@ -20,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.core_bars import judged
+from scheduler_svc.core.messages.config import MAX_LANES
+from tests.benchmarks import many_lanes
+from tests.benchmarks.core_bars import judged, verdict
 from tests.benchmarks.machine import description
 from tests.benchmarks.percentiles import percentiles
 from tests.benchmarks.schedulers.__main__ import PEERS
@@ -161,7 +163,7 @@ def report(
         yield f"{line['peer']}, {line['rows']} rows: {line['step_us']:.1f} us per decode step{times} ({line['note']})"
         yield from _table(line)
     for bar in bars:
-        yield f"{bar['bar']}: {bar['value']:.4g}, {'met' if bar['met'] else 'MISSED'}"
+        yield verdict(bar)
 
 
 def _table(line: dict[str, Any]) -> Iterator[str]:
@@ -176,6 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument("--steps", type=int, default=320, help="measured decode steps per variant")
     parser.add_argument("--rows", type=lambda value: [int(rows) for rows in value.split(",")], default=list(ROWS))
+    parser.add_argument("--lanes", type=int, metavar="N", help="measure a core with N workers of 48 rows instead")
     parser.add_argument("--report-steps", action="store_true", help="make the reports of --steps FILE, too")
     parser.add_argument("--logprobs", type=int, metavar="K", help="every row requests logprobs with K alternatives")
     parser.add_argument("--profile", type=int, metavar="ROWS", help="profile a core with ROWS rows instead")
@@ -187,6 +190,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--steps is {args.steps}; it must be 1 to {_MOST_TURNS * _TURN}")
     if any(not 8 <= rows <= 16_384 for rows in args.rows):
         parser.error(f"--rows is {args.rows}; each must be 8 to 16384")
+    if args.lanes is not None:
+        if not 1 <= args.lanes <= MAX_LANES:
+            parser.error(f"--lanes is {args.lanes}; it must be 1 to {MAX_LANES}")
+        return many_lanes.run(args.lanes, as_json=args.json)
     if args.profile:
         profile(args.profile, args.steps)
         return 0

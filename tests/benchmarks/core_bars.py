@@ -35,3 +35,8 @@ def judged(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         growth = many["step_us"] / at["step_us"]
         hold(f"{GROWTH_ROWS} rows: at most {GROWTH} times a step of {STEP_ROWS}", growth, GROWTH)
     return bars
+
+
+def verdict(bar: dict[str, Any]) -> str:
+    """Returns a bar as text."""
+    return f"{bar['bar']}: {bar['value']:.4g}, {'met' if bar['met'] else 'MISSED'}"

@@ -71,10 +71,10 @@ def test_constants_change_in_every_importing_module_and_are_restored() -> None:
 
 
 def test_every_placement_serves_all_requests() -> None:
-    original = placement.OtherLanes.start_sooner
+    original = placement.Placement.starts_elsewhere
     with placed(Placement.ROUND_ROBIN):
-        assert placement.OtherLanes.start_sooner is not original
-    assert placement.OtherLanes.start_sooner is original
+        assert placement.Placement.starts_elsewhere is not original
+    assert placement.Placement.starts_elsewhere is original
     two = Scenario(name="two", words="", flags=SMALL.flags + " --workers 2", requests=40)
     found = {each: run(two, Variant(name=each, change=lambda each=each: placed(each)), 1) for each in Placement}
     assert len({figures["served_tokens"] for figures in found.values()}) == 1

@@ -45,7 +45,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "an-indexed-page-handed-out-and-still-named",
         "an allocated page stays in the index",
-        "state.page_pool",
+        "pages.page_pool",
         drop("PagePool.allocate", call("_drop_hash")),
     ),
     # Hits -------------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a-hit-one-page-too-long",
         "a prompt that ends with a page hits all of its pages",
         "schedule.prefix_match",
-        replace("_cached", difference("known"), "left"),
+        replace("cached_limit", difference("known"), "left"),
     ),
     _core(
         "a-hit-one-token-too-long",
@@ -77,7 +77,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "bypass-read-ignored",
         "a request with cache_read false hits cached pages",
         "schedule.prefix_match",
-        replace("match_prefix", condition("cache_read"), "True"),
+        replace("cached_limit", condition("cache_read"), "False"),
     ),
     _core(
         "bypass-write-ignored",
@@ -89,7 +89,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "prompt-logprobs-skipped-by-a-hit",
         "positions with wanted logprobs come from the cache",
         "schedule.prefix_match",
-        replace("_cached", difference("prompt_logprobs_from"), "left + lane.info.page_size"),
+        replace("cached_limit", difference("prompt_logprobs_from"), "left + page_size"),
     ),
     _core(
         "a-tenants-pages-found-by-others",
@@ -138,13 +138,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "zeroing-forgotten",
         "unverified pages are allocated without being zeroed",
-        "state.lane",
-        replace("Lane.allocate", assigned("_zero_pages"), "it and []"),
+        "pages.lane_pages",
+        replace("LanePages.allocate", assigned("_zero_pages"), "it and []"),
     ),
     _core(
         "zeroing-forgotten-by-a-reset",
         "pages that a void plan should have zeroed are not zeroed later",
-        "state.page_pool",
+        "pages.page_pool",
         replace("PagePool.take_unverified", constant(1), "1 - target"),
     ),
     _core(
@@ -176,8 +176,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "host-page-reused-before-its-load",
         "a host page stays in the index after another page was saved over it",
-        "state.host_pool",
-        replace("HostPool.store", call("popitem"), "next(iter(owner.items()))"),
+        "pages.host_pool",
+        replace("HostPool.store", call("evict"), "owner._free.append(next(iter(owner._pages.values())).slot)"),
     ),
     _core(
         "saves-of-no-plan",
@@ -294,6 +294,24 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a-zeroed-pool-taken-over",
         "a pool is kept although its worker joined again and zeroed it",
         "workers.held_pools",
-        replace("HeldPools.forget", call("pop"), "None"),
+        replace("HeldPools.forget", call("_held.pop"), "None"),
+    ),
+    _core(
+        "a-pool-in-use-promised-to-a-lane",
+        "a lane keeps the pool that it was to take over although its worker has joined again",
+        "workers.held_pools",
+        drop("HeldPools.forget", call("drop_take_over")),
+    ),
+    _core(
+        "an-evicted-page-in-the-index-of-lanes",
+        "the index of all lanes keeps a page that a lane has evicted",
+        "pages.page_pool",
+        drop("PagePool._drop_hash", call("_place.remove")),
+    ),
+    _core(
+        "a-suspect-in-two-groups",
+        "a suspect whose trial has moved is put into a second group",
+        "suspicion.suspects",
+        replace("Suspects._regroup", condition("trial"), "True"),
     ),
 )

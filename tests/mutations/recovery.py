@@ -226,7 +226,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "unverified-pages-not-zeroed",
         "a page with values that are not finite is given to the next request as it is",
-        "core.state.page_pool",
+        "core.pages.page_pool",
         f"{_CORE}/test_worker_failures.py",
         replace("PagePool.take_unverified", returned, "[]"),
     ),
@@ -346,7 +346,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "label-of-an-unconfirmed-page",
         "a page whose step may never run is kept for the next scheduler",
-        "core.state.page_labels",
+        "core.pages.page_labels",
         _KEPT,
         insert_before(
             "LabelQueue.take", condition("_forget"), "self._pages.update(dict.fromkeys(pool.cached_pages()))"
@@ -370,14 +370,14 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "pages-not-kept-are-not-zeroed",
         "a page that a worker has not kept is given to a request as it is",
-        "core.state.page_pool",
+        "core.pages.page_pool",
         f"{_KEPT}::test_restored_requests_recompute_less_than_a_page_and_what_was_in_flight",
         drop("PagePool.restore", assigned("_unverified")),
     ),
     _protection(
         "labels-after-distrust",
         "a worker that was out of step keeps the labels of its pages",
-        "core.state.page_labels",
+        "core.pages.page_labels",
         f"{_KEPT}::test_a_worker_out_of_step_forgets_its_pages",
         drop("LabelQueue.lane_reset", assigned("_forget")),
     ),

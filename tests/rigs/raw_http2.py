@@ -1,4 +1,4 @@
-"""A hostile gRPC caller that opens calls without sending their message and accepts no answers.
+"""A hostile gRPC caller that opens calls without sending their message, or only a part of it, and accepts no answers.
 
 Owns one connection and writes HTTP/2 frames (RFC 9113) itself, because a gRPC library obeys the protocol. Knows nothing
 of the methods.
@@ -6,12 +6,13 @@ of the methods.
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
 _INITIAL_WINDOW_SIZE = 4
+_FIRST_WINDOW, _FRAME_BYTES = 65_535, 16_384
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -35,14 +36,19 @@ class RawConnection:
         self._socket = socket.create_connection((host, int(port)), timeout=10)
         self._last_stream = -1
         self._received = b""
+        # What the server allows to send: on each new stream, on each stream, and on the connection (stream 0).
+        self._first_window = _FIRST_WINDOW
+        self._windows: dict[int, int] = {0: _FIRST_WINDOW}
         settings = struct.pack(">HI", _INITIAL_WINDOW_SIZE, window)
         self._socket.sendall(_PREFACE + _frame(SETTINGS, 0, 0, settings))
 
-    def call(self, method: str, message: bytes | None) -> int:
+    def call(self, method: str, message: bytes | None, token: str = "") -> int:
         """Opens a call; without a message it sends only the headers. Returns the stream's number."""
         self._last_stream += 2
         headers = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "x", "te": "trailers"}
         headers["content-type"] = "application/grpc"
+        if token:
+            headers["authorization"] = f"Bearer {token}"
         block = b"".join(b"\0" + _string(name) + _string(value) for name, value in headers.items())
         frames = _frame(HEADERS, _END_HEADERS, self._last_stream, block)
         if message is not None:
@@ -53,6 +59,43 @@ class RawConnection:
                 frames += _frame(DATA, flags, self._last_stream, part)
         self._socket.sendall(frames)
         return self._last_stream
+
+    def stall(self, streams: Sequence[int], num_bytes: int, *, quiet_seconds: float = 1.0) -> int:
+        """Sends `num_bytes` of a message of one byte more on each stream, as far as the server's windows allow.
+
+        Returns the bytes that the server let in when it has allowed no more for `quiet_seconds`. Streams that the
+        server ends get no more.
+        """
+        prefix = struct.pack(">BI", 0, num_bytes + 1)
+        left, num_sent = dict.fromkeys(streams, num_bytes), 0
+        for stream in streams:
+            self._windows.setdefault(stream, self._first_window)
+            self._socket.sendall(_frame(DATA, 0, stream, prefix))
+            self._take_windows(stream, len(prefix))
+        self._socket.settimeout(quiet_seconds)
+        try:
+            frames = self.frames()
+            while left:
+                for stream in list(left):
+                    while size := min(left[stream], _FRAME_BYTES, self._windows[stream], self._windows[0]):
+                        if size < 0:
+                            break
+                        self._socket.sendall(_frame(DATA, 0, stream, bytes(size)))
+                        self._take_windows(stream, size)
+                        left[stream] -= size
+                        num_sent += size
+                    if not left[stream]:
+                        del left[stream]
+                frame = next(frames, None)
+                if frame is None:
+                    break
+                if frame.ends_stream:
+                    left.pop(frame.stream, None)
+        except TimeoutError:
+            pass
+        finally:
+            self._socket.settimeout(10)
+        return num_sent
 
     def frames(self) -> Iterator[Frame]:
         """The frames until the server closes the connection; answers settings and pings. Times out after 10 s."""
@@ -71,6 +114,7 @@ class RawConnection:
             self._received = self._received[9 + size :]
             if kind in (SETTINGS, PING) and not flags & _ACK:
                 self._socket.sendall(_frame(kind, _ACK, 0, frame.payload if kind == PING else b""))
+            self._read_windows(frame)
             yield frame
 
     def wait_ends(self, count: int) -> list[Frame]:
@@ -85,6 +129,22 @@ class RawConnection:
 
     def close(self) -> None:
         self._socket.close()
+
+    def _take_windows(self, stream: int, size: int) -> None:
+        self._windows[stream] -= size
+        self._windows[0] -= size
+
+    def _read_windows(self, frame: Frame) -> None:
+        if frame.kind == WINDOW_UPDATE:
+            added = int.from_bytes(frame.payload, "big")
+            self._windows[frame.stream] = self._windows.get(frame.stream, self._first_window) + added
+        elif frame.kind == SETTINGS and not frame.flags & _ACK:
+            for at in range(0, len(frame.payload), 6):
+                name, value = struct.unpack(">HI", frame.payload[at : at + 6])
+                if name == _INITIAL_WINDOW_SIZE:
+                    for stream in self._windows.keys() - {0}:
+                        self._windows[stream] += value - self._first_window
+                    self._first_window = value
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

@@ -18,8 +18,8 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.page_hash import hash_pages
 from scheduler_svc.core.messages.reports import DrainReport, StepReport
 from scheduler_svc.core.messages.tenants import TenantsChanged
+from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.core.workers.standby import PATIENCE_SECONDS
 from scheduler_svc.recording.event_log import EffectsDigest
 from scheduler_svc.wire import worker as worker_wire

@@ -37,8 +37,8 @@ class Fleet:
         self._num_workers = self._num_drains = 0
         # The worker that died last, with its undelivered results.
         self._dead: Worker | None = None
-        # By pool id: the memory of dead workers' pools, and the requests that the core has written their pages for, with
-        # the first generation of each session that used the pool or was told to.
+        # By pool id: the memory of dead workers' pools, and the requests that the core has written their pages for,
+        # with the first generation of each session that used the pool or was told to.
         self._shared: dict[bytes, Slots] = {}
         self._writers: defaultdict[bytes, list[tuple[int, dict[int, ev.Submit]]]] = defaultdict(list)
 

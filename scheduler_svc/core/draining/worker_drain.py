@@ -97,7 +97,7 @@ def _heir(lanes: Lanes) -> Lane | None:
 
 def _can_hand_over(lane: Lane, heir: Lane) -> bool:
     """Returns whether the standby worker can continue from the pages of this one."""
-    return bool(lane.pool_id) and lane.pool.num_cached > 0 and fits(lane.info, heir.info)
+    return bool(lane.pages.pool_id) and lane.pool.num_cached > 0 and fits(lane.info, heir.info)
 
 
 def _move_rows(

@@ -17,6 +17,7 @@ import numpy as np
 from scheduler_svc.core.queue.deadline_heap import DeadlineHeap, DeadlineKind
 from scheduler_svc.core.queue.order import Entry, queue_key
 from scheduler_svc.core.queue.turns import Turns
+from scheduler_svc.core.queue.waiting_list import WINDOW
 from scheduler_svc.core.quotas.account import Account, Accounts
 from scheduler_svc.core.quotas.drain_rate import DrainRate
 from scheduler_svc.core.state.request import Phase, Request
@@ -116,16 +117,16 @@ class RequestQueue:
         if request.tenant:
             self.accounts.of(request.tenant).queues(count, tokens)
 
-    def first(self) -> list[Entry]:
-        """Returns the first `WINDOW` waiting requests in order. The list is valid until the queue changes."""
-        return self._turns.first()
+    def first(self, count: int = WINDOW) -> list[Entry]:
+        """Returns the first `count` waiting requests in order. The list is valid until the queue changes."""
+        return self._turns.first(count)
 
     def head(self) -> Request | None:
         """Returns the first waiting request, or None if no request waits in the queue."""
         return self._turns.head() if self.num_waiting else None
 
     def take(self, request: Request, now: float) -> None:
-        """Removes a waiting request that is about to be admitted: one of the first `WINDOW`, or one that is held."""
+        """Removes a waiting request that is about to be admitted: one of the `first`, or one that is held."""
         if request.handle in self._held:
             self._held_waiting.pop(request.handle, None)
         else:
@@ -165,7 +166,7 @@ class RequestQueue:
         self._count(request, -1, -request.known)
 
     def set_aside(self, request: Request) -> None:
-        """Takes one of the first `WINDOW` waiting requests out of the queue. It still counts as waiting."""
+        """Takes one of the `first` waiting requests out of the queue. It still counts as waiting."""
         self._turns.take(request)
         self._set_aside[request.handle] = request
 

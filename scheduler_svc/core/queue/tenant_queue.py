@@ -6,15 +6,13 @@ and if an urgent request gets a row, it takes the earliest turn of the less urge
 """
 
 import heapq
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from scheduler_svc.core.queue.fair_share import FairShare
-from scheduler_svc.core.queue.order import Entry, QueueKey, queue_key
-from scheduler_svc.core.queue.waiting_list import WaitingList
+from scheduler_svc.core.queue.order import Entry, queue_key
+from scheduler_svc.core.queue.waiting_list import WINDOW, WaitingList
 from scheduler_svc.core.state.request import Request
-
-_NO_KEY: QueueKey = (-(1 << 62), 0)
 
 
 class TenantQueue:
@@ -34,18 +32,18 @@ class TenantQueue:
         """Tokens of the turns of requests that have not ended."""
         # A heap of the turns that were paid for and are free: one for each waiting request that had a row before.
         self._free_turns: list[int] = []
-        # No running request has a larger queue key or a later turn.
-        self._last_key, self._last_turn = _NO_KEY, 0
+        # The running requests in the order of their queue keys, which is also that of their turns.
+        self._order: list[Entry] = []
 
     @property
     def used(self) -> int:
         """Virtual time of the requests that have ended."""
         return self.next_turn - self.reserved
 
-    def turns(self) -> Iterator[tuple[int, Entry]]:
-        """Yields the first waiting requests in order, each with the turn that it would get."""
+    def turns(self, count: int = WINDOW) -> Iterator[tuple[int, Entry]]:
+        """Yields the first `count` waiting requests in order, each with the turn that it would get."""
         free, following = sorted(self._free_turns), self.next_turn
-        for entry in self.waiting.first():
+        for entry in self.waiting.first(count):
             if entry[1].turn < 0:
                 insort(free, following)
                 following += entry[1].total_length
@@ -60,45 +58,51 @@ class TenantQueue:
         self.next_turn += max(0, virtual_time - self.used)
 
     def seated(self, request: Request) -> int:
-        """Gives a turn to a request that gets a row. Returns the turn."""
+        """Gives a turn to a request that gets a row. Returns the turn that was free."""
         if request.turn < 0:
             heapq.heappush(self._free_turns, self.next_turn)
             self.next_turn += request.total_length
             self.reserved += request.total_length
         turn = heapq.heappop(self._free_turns)
-        key = queue_key(request)
         self.running[request.handle] = request
-        request.take_turn(turn)
-        if key < self._last_key or turn < self._last_turn:
-            self._sort_turns()
-        self._last_key, self._last_turn = max(key, self._last_key), max(turn, self._last_turn)
+        entry = (queue_key(request), request)
+        at = bisect_left(self._order, entry[:1])
+        self._order.insert(at, entry)
+        self._place_turn(at, turn)
         return turn
 
-    def _sort_turns(self) -> None:
-        """Gives the turns of the running requests to them in the order of their keys."""
-        requests = sorted(self.running.values(), key=queue_key)
-        for request, turn in zip(requests, sorted(request.turn for request in requests), strict=True):
-            request.take_turn(turn)
+    def _place_turn(self, at: int, turn: int) -> None:
+        """Gives a turn to the request at a place of the order. Those between it and the turn's place move by one."""
+        order = self._order
+        while at + 1 < len(order) and order[at + 1][1].turn < turn:
+            order[at][1].take_turn(order[at + 1][1].turn)
+            at += 1
+        while at > 0 and order[at - 1][1].turn > turn:
+            order[at][1].take_turn(order[at - 1][1].turn)
+            at -= 1
+        order[at][1].take_turn(turn)
 
     def left_row(self, request: Request) -> bool:
         """Frees the turn of a request that lost its row. Returns False if it had none."""
         if self.running.pop(request.handle, None) is None:
             return False
         heapq.heappush(self._free_turns, request.turn)
-        self._forget_last()
+        self._leave_order(request)
         return True
 
-    def _forget_last(self) -> None:
-        if not self.running:
-            self._last_key, self._last_turn = _NO_KEY, 0
+    def _leave_order(self, request: Request) -> None:
+        at = bisect_left(self._order, (queue_key(request),))
+        assert self._order[at][1] is request, f"{request.request_id} is not in the order of its tenant's rows"
+        del self._order[at]
 
     def ended(self, request: Request) -> None:
         """Removes a request and its turn, and gives back the tokens that it did not use."""
         if request.turn < 0:
             return
-        if self.running.pop(request.handle, None) is None:
+        if self.running.pop(request.handle, None) is not None:
+            self._leave_order(request)
+        else:
             self._free_turns.remove(max(self._free_turns))
             heapq.heapify(self._free_turns)
-        self._forget_last()
         self.next_turn -= request.total_length - request.known
         self.reserved -= request.total_length

@@ -33,6 +33,7 @@ class Turns:
         self._virtual_time = 0
         # The first requests of all tenants in order; None after a change.
         self._merged: list[Entry] | None = None
+        self._num_merged = 0
 
     @property
     def is_shared(self) -> bool:
@@ -56,15 +57,15 @@ class Turns:
         queue.waiting.insert(request)
         self._merged = None
 
-    def first(self) -> list[Entry]:
-        """Returns the first `WINDOW` waiting requests of all tenants in order, valid until the next change."""
+    def first(self, count: int = WINDOW) -> list[Entry]:
+        """Returns the first `count` waiting requests of all tenants in order, valid until the next change."""
         queues = self._ready()
         if len(queues) == 1:
-            return queues[0].waiting.first()
-        if self._merged is None:
-            merged = heapq.merge(*(queue.turns() for queue in queues), key=_by_turn)
-            self._merged = [entry for _, entry in islice(merged, WINDOW)]
-        return self._merged
+            return queues[0].waiting.first(count)
+        if self._merged is None or self._num_merged < count:
+            merged = heapq.merge(*(queue.turns(count) for queue in queues), key=_by_turn)
+            self._merged, self._num_merged = [entry for _, entry in islice(merged, count)], count
+        return self._merged[:count]
 
     def head(self) -> Request | None:
         """Returns the first waiting request, or None if no request waits here."""

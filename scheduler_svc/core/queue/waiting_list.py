@@ -1,20 +1,20 @@
 """The waiting requests of one tenant in the order of their keys.
 
 The key of a request never changes, so a preempted request returns to its old place. Admission looks at the first
-`WINDOW` requests and may take them out of order, so these are a sorted list. All others are a heap.
+requests, `WINDOW` for each lane, and may take them out of order, so these are a sorted list. All others are a heap.
 
 **Lazy removal.** A request that stops waiting while it is in the list (it is cancelled, for example) leaves its entry
 behind. The entry is dropped when it reaches the front.
 """
 
 import heapq
-from bisect import insort
+from bisect import bisect_left, insort
 
 from scheduler_svc.core.queue.order import Entry, queue_key
 from scheduler_svc.core.state.request import Phase, Request
 
 WINDOW = 32
-"""Number of waiting requests, from the head of the queue, that admission looks at."""
+"""Number of waiting requests, from the head of the queue, that the plan of one lane looks at."""
 
 
 class WaitingList:
@@ -25,6 +25,8 @@ class WaitingList:
         self._front: list[Entry] = []
         self._rest: list[Entry] = []
         self._count = 0
+        # Whether an entry of `_front` may belong to a request that no longer waits.
+        self._has_left = False
 
     def __len__(self) -> int:
         return self._count
@@ -40,16 +42,17 @@ class WaitingList:
         if len(self._front) > WINDOW:
             heapq.heappush(self._rest, self._front.pop())
 
-    def first(self) -> list[Entry]:
-        """Returns the first `WINDOW` requests in order. The list is valid until the next change."""
+    def first(self, count: int = WINDOW) -> list[Entry]:
+        """Returns the first `count` requests in order. The list is valid until the next change."""
         front, rest = self._front, self._rest
-        if any(entry[1].phase is not Phase.WAITING for entry in front):
+        if self._has_left:
             front[:] = [entry for entry in front if entry[1].phase is Phase.WAITING]
-        while rest and len(front) < WINDOW:
+            self._has_left = False
+        while rest and len(front) < count:
             entry = heapq.heappop(rest)
             if entry[1].phase is Phase.WAITING:
                 front.append(entry)
-        return front
+        return front if len(front) <= count else front[:count]
 
     def head(self) -> Entry | None:
         """Returns the first entry, or None if no request waits."""
@@ -57,17 +60,17 @@ class WaitingList:
         return front[0] if front else None
 
     def take(self, request: Request) -> None:
-        """Removes one of the first `WINDOW` requests. Raises AssertionError for another one."""
-        for i, entry in enumerate(self._front):
-            if entry[1] is request:
-                del self._front[i]
-                self._count -= 1
-                return
-        raise AssertionError(f"request {request.request_id} is not among the first {WINDOW} that wait")
+        """Removes one of the requests that `first` returned. Raises AssertionError for another one."""
+        i = bisect_left(self._front, (queue_key(request),))
+        found = i < len(self._front) and self._front[i][1] is request
+        assert found, f"request {request.request_id} is not among the first that wait"
+        del self._front[i]
+        self._count -= 1
 
     def left(self) -> None:
         """Counts a request that no longer waits. Its entry is dropped later."""
         self._count -= 1
+        self._has_left = True
         if len(self._rest) > 2 * self._count + 64:
             self._rest[:] = [entry for entry in self._rest if entry[1].phase is Phase.WAITING]
             heapq.heapify(self._rest)

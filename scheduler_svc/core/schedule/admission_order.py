@@ -9,6 +9,8 @@ overtaken at most `MAX_PASSED_OVER` times.
 from itertools import takewhile
 
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.queue.waiting_list import WINDOW
+from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
@@ -17,8 +19,12 @@ from scheduler_svc.core.state.request import Request
 class AdmissionOrder:
     """The order for one plan of `lane`."""
 
-    def __init__(self, lane: Lane, queue: RequestQueue, *, cache_aware: bool) -> None:
-        self._lane, self._queue = lane, queue
+    def __init__(self, lane: Lane, queue: RequestQueue, placement: Placement, *, cache_aware: bool) -> None:
+        """The plan looks at the first `WINDOW` requests without those that `placement` has for other lanes."""
+        self._lane, self._queue, self._placement = lane, queue, placement
+        # The first requests for this lane, and those of them to consider. None: the queue has changed since then.
+        self._first: list[Request] | None = None
+        self._waiting: list[Request] = []
         self._skipped: set[int] = set()
         self._cached_pages: dict[int, int] = {}
         self._may_overtake = cache_aware
@@ -30,7 +36,10 @@ class AdmissionOrder:
 
     def next(self) -> Request | None:
         """Returns the request to consider now, or None if none is left among the first that wait."""
-        waiting = [entry[1] for entry in self._queue.first() if entry[1].handle not in self._skipped]
+        if self._first is None:
+            self._first = self._placement.first_of(self._lane, self._queue, WINDOW)
+            self._waiting = [request for request in self._first if request.handle not in self._skipped]
+        waiting = self._waiting
         if not waiting:
             return None
         head = waiting[0]
@@ -44,6 +53,11 @@ class AdmissionOrder:
     def skip(self, request: Request) -> None:
         """Leaves the request out of this plan, so that the next one is considered."""
         self._skipped.add(request.handle)
+        self._waiting.remove(request)
+
+    def queue_changed(self) -> None:
+        """Reads the queue again before the next request."""
+        self._first = None
 
     def stop_overtaking(self, request: Request) -> bool:
         """Returns to the order of the queue for the rest of the plan, because the chosen request does not fit.
@@ -55,7 +69,8 @@ class AdmissionOrder:
 
     def admitted(self, request: Request) -> None:
         """Counts one overtaking for each request of the same tenant that is ahead of this one in the queue."""
-        for _, other in self._queue.first():
+        first, self._first = self._first or (), None
+        for other in first:
             if other is request:
                 return
             if other.prefix_root == request.prefix_root and other.handle not in self._skipped:

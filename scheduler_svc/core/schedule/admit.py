@@ -3,10 +3,9 @@
 A request is admitted only if there are pages for all of its known tokens. If only its first chunk had to fit, prompts
 would preempt each other half-way. In addition, `policy.headroom` pages must stay free. If a request does not fit, no
 later request is admitted. A request is skipped if it waits for something that later requests do not need: logit rows,
-the prompt of a sibling (another sample of the same request), another lane.
+the prompt of a sibling (another sample of the same request), another lane (`placement`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,7 +13,7 @@ from scheduler_svc.core.messages.config import Policy
 from scheduler_svc.core.queue.order import trial_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.admission_order import AdmissionOrder
-from scheduler_svc.core.schedule.placement import OtherLanes
+from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import chunk_tokens, headroom, headroom_bound
 from scheduler_svc.core.schedule.prefix_match import NO_MATCH, PrefixMatch, match_prefix
@@ -40,9 +39,7 @@ class _Start:
     """Number of unused pages that it needs."""
 
 
-def admit(
-    builder: PlanBuilder, turn: Turn, other_lanes: Sequence[Lane], policy: Policy, *, tenant: str | None = None
-) -> None:
+def admit(builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy, *, tenant: str | None = None) -> None:
     """Gives rows to waiting requests, as far as rows, pages and budgets allow; only to `tenant` if it is given."""
     lane, queue = builder.lane, builder.queue
     if not queue.num_waiting or not lane.num_free_rows or builder.budget <= 0 or not lane.pool.num_unused:
@@ -51,9 +48,8 @@ def admit(
     if head is None or (lane.rows.num_seated and lane.schedule.still_blocks(head.handle, lane.pool.num_releases)):
         return
     lane.schedule.unblock()
-    order = AdmissionOrder(lane, queue, cache_aware=policy.cache_aware)
-    num_rows = lane.info.max_rows + sum(one.info.max_rows for one in other_lanes)
-    others = OtherLanes([one for one in other_lanes if one is not turn.closed and not one.is_overdue(builder.now)])
+    placement.begin(lane)
+    order = AdmissionOrder(lane, queue, placement, cache_aware=policy.cache_aware)
     while lane.num_free_rows and builder.budget > 0:
         request = order.next()
         if request is None or (tenant is not None and request.tenant != tenant):
@@ -61,14 +57,16 @@ def admit(
         if turn.stops_at is not None and trial_key(request) > turn.stops_at:
             return
         account = queue.account_of(request)
-        if account is not None and not account.may_take_row(queue.num_running(request.tenant), num_rows):
+        if account is not None and not account.may_take_row(queue.num_running(request.tenant), placement.num_rows):
             queue.park(request.tenant)
+            order.queue_changed()
             continue
-        verdict = _judge(builder, request, others, policy)
+        verdict = _judge(builder, request, placement, turn, policy)
         if verdict is _Refusal.SKIP:
             order.skip(request)
-            if not request.pending_plans and _is_misfit(request, lane, other_lanes):
+            if not request.pending_plans and not placement.holds(request):
                 queue.set_aside(request)
+                order.queue_changed()
         elif verdict is _Refusal.STOP:
             return
         elif not _has_room(lane, policy, verdict):
@@ -81,10 +79,13 @@ def admit(
             return
         else:
             order.admitted(request)
+            placement.started(lane, request.known - verdict.matched.first_position)
             _start(builder, request, verdict)
 
 
-def _judge(builder: PlanBuilder, request: Request, others: OtherLanes, policy: Policy) -> _Start | _Refusal:
+def _judge(
+    builder: PlanBuilder, request: Request, placement: Placement, turn: Turn, policy: Policy
+) -> _Start | _Refusal:
     """Returns how the request would start in this plan, or why it cannot. The caller checks the free pages."""
     lane = builder.lane
     if request.pending_plans:
@@ -97,7 +98,7 @@ def _judge(builder: PlanBuilder, request: Request, others: OtherLanes, policy: P
     siblings = builder.queue.by_request_id(request.request_id)
     newly_seated = [start.row for start in builder.starts] if len(siblings) > 1 else ()
     matched = match_prefix(lane, request, siblings, newly_seated)
-    if matched is None or others.start_sooner(lane, request, matched):
+    if matched is None or placement.starts_elsewhere(lane, request, matched, turn.closed):
         return _Refusal.SKIP
     if not builder.has_bytes_for(request, lane.pages_for(request.known)):
         return _Refusal.STOP  # the next plan starts it
@@ -148,16 +149,10 @@ def admit_suspects(builder: PlanBuilder, turn: Turn, policy: Policy) -> None:
 # The head of the queue -------------------------------------------------------------------------------------------
 
 
-def set_aside_misfits(queue: RequestQueue, lane: Lane, other_lanes: Sequence[Lane]) -> None:
+def set_aside_misfits(queue: RequestQueue, lane: Lane, placement: Placement) -> None:
     """Sets aside each request at the queue's head that no present lane can ever run."""
-    while (head := queue.head()) is not None and _is_misfit(head, lane, other_lanes):
+    while (head := queue.head()) is not None and not (lane.info.holds(head.total_length) or placement.holds(head)):
         queue.set_aside(head)
-
-
-def _is_misfit(request: Request, lane: Lane, other_lanes: Sequence[Lane]) -> bool:
-    if lane.info.holds(request.total_length):
-        return False
-    return not any(other.info.holds(request.total_length) for other in other_lanes)
 
 
 # Sizes -------------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
         all_rows, counts = np.concatenate([chunk_rows, decode]), np.concatenate([chunk_counts, counts])
         sampled = np.concatenate([chunk_samples.nonzero()[0], sampled])
     ends = rows.plan(all_rows, counts, sampled)
-    take_over = lane.next_take_over()
+    take_over = lane.pages.told()
     num_logprobs, wanted = None, ()
     if rows.num_with_logprobs:
         num_logprobs, wanted = _wanted_logprobs(rows, all_rows[sampled], chunks, chunk_starts)
@@ -55,7 +55,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
         )
     )
     append_rows, append_pages = _columns(builder.appends, 2)
-    zero_pages = lane.take_zero_pages()
+    zero_pages = lane.pages.take_zero_pages()
     return Plan(
         generation=lane.generation,
         step=lane.step,
@@ -71,7 +71,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
         decode_rows=decode.astype(np.int32),
         moves=_moves(builder),
         take_over=take_over,
-        labels=lane.labels.take(lane.pool, lane.in_flight) if lane.labels.is_on else None,
+        labels=lane.pages.labels.take(lane.pool, lane.in_flight) if lane.pages.labels.is_on else None,
     )
 
 

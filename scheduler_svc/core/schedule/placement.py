@@ -1,13 +1,22 @@
 """Chooses the lane that would give a waiting request its first token soonest.
 
-Requests wait in one queue and are not assigned to a lane. When a lane plans, it takes the next request unless another
-lane would start it sooner: backlog plus uncached tokens of the request are compared.
+Requests wait in one queue. In each tick one `Placement` assigns them: it compares backlog plus uncached tokens of the
+request over all lanes. A lane that plans takes the requests that no other lane would start sooner. It *leaves* the
+others to the lane that would; that lane looks at them in its own plan, and the remaining lanes skip them. So each tick
+looks at each request about twice, whatever the number of lanes. An assignment lasts for one tick, because steps end and
+requests arrive before the next one.
+
+The lanes are sorted by backlog, and `PageIndex` tells for all lanes at once how many pages of a request they have. The
+search for the best lane ends at the first lane whose backlog alone is too long.
 """
 
+from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core.schedule.prefix_match import PrefixMatch, match_prefix
+from scheduler_svc.core.pages.page_index import PageIndex
+from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.schedule.prefix_match import PrefixMatch, cached_limit, match_prefix
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
 
@@ -15,77 +24,174 @@ ROW_TOKENS = 32
 """Delay that a running row causes to a new request, in prompt tokens."""
 
 
-@dataclass(slots=True)
-class _LaneLoad:
-    """Backlog and free rows of another lane, including the requests that this plan leaves to it."""
+@dataclass(slots=True, eq=False)
+class _Load:
+    """Backlog and free rows of a lane when the tick began, with the requests that it starts and that are left to it.
 
+    What it starts still counts when it is planned, because computing it takes time.
+    """
+
+    lane: Lane
     backlog: int
     free_rows: int
 
-    def leave(self, tokens: int) -> None:
-        """Counts a request that this plan leaves to the lane, where it computes `tokens` before its first token."""
-        self.free_rows -= 1
-        self.backlog += tokens + ROW_TOKENS
+    def charge(self, tokens: int, count: int = 1) -> None:
+        """Counts `count` requests (-1: takes one back) that the lane starts with `tokens` left to compute."""
+        self.free_rows -= count
+        self.backlog += count * (tokens + ROW_TOKENS)
 
 
-class OtherLanes:
-    """The lanes that compete with the planning lane for waiting requests, for one plan.
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A request that the plan of lane number `by` has left to lane number `to`, where it computes `tokens`."""
 
-    When a request is left to a lane, its tokens are added to that lane's backlog. Otherwise one plan would leave every
-    waiting request to the lane that has the shortest backlog now.
+    by: int
+    to: int
+    tokens: int
+
+
+class Placement:
+    """The assignment of waiting requests to `lanes`, which serve, for the plans of one tick.
+
+    Call `begin` before a lane looks at the queue and `end` after its plan was made.
     """
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
-        self._lanes = lanes
-        self._loads: dict[int, _LaneLoad] = {}
+    def __init__(
+        self, lanes: Sequence[Lane], page_index: PageIndex | None = None, *, now: float = 0.0, plans_in_flight: int = 2
+    ) -> None:
+        """`page_index` has the pages of the lanes. A lane with `plans_in_flight` plans plans no more in this tick."""
+        self.lanes = lanes
+        self._page_index = PageIndex() if page_index is None else page_index
+        self._plans_in_flight, self._now = plans_in_flight, now
+        # Lanes of workers that take too long for a step are no alternative.
+        self._rivals = {lane.number: lane for lane in lanes if not lane.is_overdue(now)} if len(lanes) > 1 else {}
+        self._loads: dict[int, _Load] = {}
+        # The loads of `_rivals`, shortest backlog first.
+        self._order: list[_Load] = []
+        self._left: dict[int, _Left] = {}
+        self._num_rows = 0
 
-    def start_sooner(self, lane: Lane, request: Request, matched: PrefixMatch) -> bool:
-        """Returns whether another lane with room would start the request before `lane`; if so, leaves it to that lane.
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all lanes."""
+        self._num_rows = self._num_rows or sum(lane.info.max_rows for lane in self.lanes)
+        return self._num_rows
 
-        If lanes are equally fast, the one with the lowest number starts it.
+    def holds(self, request: Request) -> bool:
+        """Returns whether a lane is large enough for the request."""
+        return any(lane.info.holds(request.total_length) for lane in self.lanes)
+
+    def first_of(self, lane: Lane, queue: RequestQueue, count: int) -> list[Request]:
+        """Returns the first `count` waiting requests, in order, that no other lane has left to a third one."""
+        if not self._left:
+            return [request for _, request in queue.first(count)]
+        found: list[Request] = []
+        number, left_of = lane.number, self._left.get
+        for _, request in queue.first(count + len(self._left)):
+            left = left_of(request.handle)
+            if left is None or left.by == number or left.to == number:
+                found.append(request)
+                if len(found) == count:
+                    break
+        return found
+
+    # The plan of one lane --------------------------------------------------------------------------------------------
+
+    def begin(self, lane: Lane) -> None:
+        """Lets the lane consider again what was left to it, and what it has left to others."""
+        if not self._rivals:
+            return
+        if not self._loads:
+            for one in self.lanes:
+                load = self._loads[one.number] = _Load(one, backlog(one), one.num_free_rows)
+                if one.number in self._rivals:
+                    insort(self._order, load, key=_standing)
+        number = lane.number
+        self._take_back([handle for handle, left in self._left.items() if number in (left.by, left.to)])
+
+    def end(self, lane: Lane) -> None:
+        """Ends the lane's plan. What was left to it and did not start may start elsewhere."""
+        if self._left:
+            self._take_back([handle for handle, left in self._left.items() if left.to == lane.number])
+
+    def started(self, lane: Lane, tokens: int) -> None:
+        """Counts a request that the lane starts in the plan being made, with `tokens` left to compute."""
+        if self._rivals:
+            self._charge(self._loads[lane.number], tokens)
+
+    def starts_elsewhere(self, lane: Lane, request: Request, matched: PrefixMatch, closed: Lane | None) -> bool:
+        """Returns whether another lane with room would start the request sooner; if so, leaves it to that lane.
+
+        `closed` is no alternative. If lanes are equally fast, the one with the lowest number starts the request.
         """
-        if not self._lanes:
+        if not self._rivals:
             return False
-        best, chosen, tokens = (_delay(lane, request, matched), lane.number), None, 0
         known = request.known
-        for other in self._lanes:
-            load = self._load(other)
-            # At least one token is left to compute, so this check excludes most lanes at low cost.
-            if (load.backlog + 1, other.number) > best or load.free_rows <= 0:
+        best = self._loads[lane.number].backlog + known - matched.first_position, lane.number
+        chosen: _Load | None = None
+        depths = self._depths(request)
+        least = max(1, known - (depths[0][1] * lane.info.page_size if depths else 0))
+        for load in self._order:
+            other = load.lane
+            if (load.backlog + least, other.number) >= best:
+                break
+            if load.free_rows <= 0 or other is lane or other is closed or other.schedule.is_blocked:
                 continue
-            if other.schedule.is_blocked or not other.info.holds(request.total_length):
+            if not other.info.holds(request.total_length):
                 continue
-            first, num_pages = _lookup(other, request)
-            if other.info.pages_at_once(known) - num_pages > other.pool.num_unused:
+            depth = next((pages for lanes, pages in depths if lanes & other.pages.bit), 0)
+            if other.info.pages_at_once(known) - depth > other.pool.num_unused:
                 continue
-            remaining = known - first
-            key = (load.backlog + remaining, other.number)
+            key = load.backlog + known - depth * lane.info.page_size, other.number
             if key < best:
-                best, chosen, tokens = key, load, remaining
+                best, chosen = key, load
         if chosen is None:
             return False
-        chosen.leave(tokens)
+        tokens = best[0] - chosen.backlog
+        self._charge(chosen, tokens)
+        self._left[request.handle] = _Left(lane.number, chosen.lane.number, tokens)
         return True
 
-    def _load(self, lane: Lane) -> _LaneLoad:
-        load = self._loads.get(lane.number)
-        if load is None:
-            load = _LaneLoad(backlog=backlog(lane), free_rows=lane.num_free_rows)
-            self._loads[lane.number] = load
-        return load
+    def _depths(self, request: Request) -> list[tuple[int, int]]:
+        """Returns how many of its first pages each lane need not compute: (lanes as bits, pages), most first."""
+        page_size = self.lanes[0].info.page_size
+        limit = cached_limit(request, page_size)
+        if not limit:
+            return []
+        if not self.lanes[0].info.window:
+            return self._page_index.depths(request.page_hashes[:limit])
+        # A match needs only the pages in a window, so each lane with one of the pages is asked.
+        some = self._page_index.any_of(request.page_hashes[:limit])
+        asked = [lane for lane in self._rivals.values() if lane.pages.bit & some]
+        return sorted(((lane.pages.bit, _pages(lane, request)) for lane in asked), key=lambda found: -found[1])
+
+    # Loads -----------------------------------------------------------------------------------------------------------
+
+    def _take_back(self, handles: Sequence[int]) -> None:
+        for handle in handles:
+            left = self._left.pop(handle)
+            self._charge(self._loads[left.to], left.tokens, -1)
+
+    def _charge(self, load: _Load, tokens: int, count: int = 1) -> None:
+        is_rival = load.lane.number in self._rivals
+        if is_rival:
+            self._order.remove(load)
+        load.charge(tokens, count)
+        if is_rival:
+            insort(self._order, load, key=_standing)
 
 
-def _lookup(lane: Lane, request: Request) -> tuple[int, int]:
-    """Returns the position at which the request would start on another lane, and its number of matched pages there.
+def _standing(load: _Load) -> tuple[int, int]:
+    return load.backlog, load.lane.number
 
-    That lane keeps the answer until it plans or gets a result. Otherwise every lane would match every waiting request
-    on every other lane for each plan.
-    """
+
+def _pages(lane: Lane, request: Request) -> int:
+    """Returns the number of pages that a lane with a window need not compute. It keeps the answer until it plans."""
     found = lane.schedule.lookup(request.handle, request.known)
     if found is None:
         there = match_prefix(lane, request)
         assert there is not None, "match_prefix returns None only if siblings are passed"
-        found = there.first_position, len(there.pages)
+        found = len(there.pages)
         lane.schedule.store_lookup(request.handle, request.known, found)
     return found
 
@@ -95,11 +201,6 @@ def backlog(lane: Lane) -> int:
     rows = lane.rows
     seated = rows.seated()
     return int((rows.known[seated] - rows.planned[seated]).clip(0).sum()) + ROW_TOKENS * len(seated)
-
-
-def _delay(lane: Lane, request: Request, matched: PrefixMatch) -> int:
-    """Returns how many prompt tokens the lane would compute before the request's first token."""
-    return backlog(lane) + request.known - matched.first_position
 
 
 def by_backlog(lanes: Iterable[Lane]) -> list[Lane]:

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.plan import RowStart
+from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.logit_budget import LogitBudget
 from scheduler_svc.core.schedule.plan_size import start_bytes
 from scheduler_svc.core.schedule.policy import ending_budget, swapping_pays
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.row_pages import swap_out
@@ -80,7 +80,7 @@ class PlanBuilder:
             self.counters.admitted(request.prompt_tokens, request.cached_prompt_tokens)
         for page in matched.shared:
             lane.pool.share(page)
-        own = lane.allocate(lane.pages_for(end) - len(matched.pages) + matched.num_loaded)
+        own = lane.pages.allocate(lane.pages_for(end) - len(matched.pages) + matched.num_loaded)
         assert own is not None, f"request {request.request_id} was seated without pages"
         unused = iter(own)
         pages: list[int] = []
@@ -121,7 +121,7 @@ class PlanBuilder:
         missing = self.lane.pages_for(num_tokens) - int(rows.num_pages[row])
         if missing <= 0:
             return True
-        pages = self.lane.allocate(missing)
+        pages = self.lane.pages.allocate(missing)
         if pages is None:
             return False
         for page in pages:
@@ -131,7 +131,7 @@ class PlanBuilder:
 
     def grow_by_one(self, crossing: list[int]) -> bool:
         """Allocates the next page of each row in `crossing`. Returns False, without change, if too few are left."""
-        pages = self.lane.allocate(len(crossing))
+        pages = self.lane.pages.allocate(len(crossing))
         if pages is None:
             return False
         self.lane.rows.append_pages(crossing, pages)

@@ -17,6 +17,7 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.admit import admit, admit_suspects, set_aside_misfits
 from scheduler_svc.core.schedule.fair_rows import before_head, make_room
 from scheduler_svc.core.schedule.finish_plan import finish_plan
+from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import chunk_tokens, victim_key
 from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
@@ -32,7 +33,7 @@ def plan_step(
     *,
     lane: Lane,
     queue: RequestQueue,
-    other_lanes: Sequence[Lane],
+    placement: Placement,
     frontend_idx: Callable[[str], int],
     counters: Counters,
     policy: Policy,
@@ -42,10 +43,10 @@ def plan_step(
 ) -> Plan | None:
     """Returns the lane's next plan, or None if nothing can run. The lane already holds the record of the plan.
 
-    `other_lanes` compete for waiting requests. The rows that the plan starts have up to `max_bytes` encoded bytes.
+    `placement` assigns waiting requests to lanes. The rows that the plan starts have up to `max_bytes` encoded bytes.
     `turn` says whose plan it is while requests are suspected.
     """
-    set_aside_misfits(queue, lane, other_lanes)
+    set_aside_misfits(queue, lane, placement)
     builder = PlanBuilder(
         lane=lane,
         queue=queue,
@@ -57,7 +58,7 @@ def plan_step(
     )
     make_room(builder, turn)
     while True:
-        decode, is_starved = _decide(builder, turn, other_lanes, policy)
+        decode, is_starved = _decide(builder, turn, placement, policy)
         if builder.chunks or len(decode):
             lane.schedule.step_planned()
             plan = finish_plan(builder, decode)
@@ -74,7 +75,7 @@ def plan_step(
 
 
 def _decide(
-    builder: PlanBuilder, turn: Turn, other_lanes: Sequence[Lane], policy: Policy
+    builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy
 ) -> tuple[npt.NDArray[np.int64], bool]:
     """Returns the rows that decode, and whether a row in the middle of its prompt got no pages.
 
@@ -101,12 +102,12 @@ def _decide(
         is_starved = _continue_chunks(builder, before)
         if behind:
             if not builder.has_preempted and turn.admits and (head := builder.queue.head()) is not None:
-                admit(builder, turn, other_lanes, policy, tenant=head.tenant)
+                admit(builder, turn, placement, policy, tenant=head.tenant)
             is_starved |= _continue_chunks(builder, behind)
     if not builder.has_preempted and turn.is_trial:
         admit_suspects(builder, turn, policy)
     elif not builder.has_preempted and turn.admits:
-        admit(builder, turn, other_lanes, policy)
+        admit(builder, turn, placement, policy)
     if not policy.mixed_steps and not builder.chunks and not builder.fresh:
         decode = _grow_decoding(builder, decoding)
     if builder.fresh:

@@ -11,7 +11,7 @@ With a window, only the sink pages and the pages in the window of the first comp
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core.state.host_pool import HostPage
+from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
 
@@ -54,7 +54,7 @@ def match_prefix(
         forked = _forked(lane, request, siblings, newly_seated)
         if forked is not NO_MATCH:
             return forked
-    return _cached(lane, request) if request.cache_read else NO_MATCH
+    return _cached(lane, request)
 
 
 def _forked(
@@ -79,13 +79,20 @@ def _forked(
     return None if is_computing else NO_MATCH
 
 
-def _cached(lane: Lane, request: Request) -> PrefixMatch:
-    """Returns the match with the prefix cache and host memory."""
-    page_size = lane.info.page_size
+def cached_limit(request: Request, page_size: int) -> int:
+    """Returns how many of its pages a request, whose hashes are known, may take from a cache."""
+    if not request.cache_read:
+        return 0
     limit = min((request.known - 1) // page_size, len(request.page_hashes))
     if request.prompt_logprobs_from:
         # The first wanted logprob comes from the logits of the position before it, which must be computed.
         limit = min(limit, (request.prompt_logprobs_from - 1) // page_size)
+    return limit
+
+
+def _cached(lane: Lane, request: Request) -> PrefixMatch:
+    """Returns the match with the prefix cache and host memory."""
+    page_size, limit = lane.info.page_size, cached_limit(request, lane.info.page_size)
     if lane.info.window:
         return _cached_in_window(lane, request, limit)
     pages: list[int | HostPage | None] = []

@@ -10,6 +10,7 @@ import numpy as np
 from scheduler_svc.core.messages.config import Policy
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
@@ -43,7 +44,7 @@ def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
     plan = plan_step(
         lane=lane,
         queue=queue,
-        other_lanes=(),
+        placement=Placement((lane,)),
         frontend_idx=lambda _: 0,
         counters=Counters(),
         policy=Policy(),

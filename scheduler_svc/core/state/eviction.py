@@ -1,8 +1,8 @@
 """Evicts cached pages whose content nobody may rely on, on the device and in host memory."""
 
 from scheduler_svc.core.messages.plan import SentPlan
-from scheduler_svc.core.state.host_pool import HostPool
-from scheduler_svc.core.state.page_pool import PagePool
+from scheduler_svc.core.pages.host_pool import HostPool
+from scheduler_svc.core.pages.page_pool import PagePool
 from scheduler_svc.core.state.request import Request
 
 

@@ -23,11 +23,12 @@ from scheduler_svc.core.limits.step_clock import StepClock
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import SentPlan, TakeOver
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.pages.host_pool import HostPool
+from scheduler_svc.core.pages.lane_pages import LanePages
+from scheduler_svc.core.pages.page_index import PageIndex
+from scheduler_svc.core.pages.page_pool import PagePool
 from scheduler_svc.core.state.eviction import evict_pages_of
-from scheduler_svc.core.state.host_pool import HostPool
 from scheduler_svc.core.state.lane_schedule import LaneSchedule
-from scheduler_svc.core.state.page_labels import LabelQueue
-from scheduler_svc.core.state.page_pool import PagePool
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.rows import Rows
 
@@ -38,7 +39,17 @@ OVERDUE_SECONDS = 2.0
 class Lane:
     """The lane of one worker. It is created when the worker joins and dropped when the worker is lost."""
 
-    def __init__(self, *, worker: str, number: int, info: WorkerInfo, generation: int, now: float) -> None:
+    def __init__(
+        self,
+        *,
+        worker: str,
+        number: int,
+        info: WorkerInfo,
+        generation: int,
+        now: float,
+        page_index: PageIndex | None = None,
+    ) -> None:
+        """`page_index` has the cached pages of all lanes; a lane without one has an index of its own."""
         self.worker = worker
         self.number = number
         """Number of the lane, counted from the core's start. An older lane has a lower number."""
@@ -47,12 +58,7 @@ class Lane:
         self.failed_steps = 0
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
-        self.pool = PagePool(info.num_pages)
-        self.pool_id = info.pool_id
-        """Names the memory of the pages if it outlives the worker (`held_pools`). Empty otherwise."""
-        self._next_take_over: TakeOver | None = None
-        self.labels = LabelQueue()
-        self.host = HostPool(info.host_pages)
+        self.pages = LanePages(info, page_index)
         self.schedule = LaneSchedule()
         self.proven_at: float | None = None
         """When the worker's first step succeeded, or it joined with `prove_workers` off; None before."""
@@ -64,11 +70,21 @@ class Lane:
         self.generation = generation
         self.step = 0
         """Number of the last plan in this generation."""
-        self._zero_pages: list[int] = []
+        self.pages.plans_voided()
         self.schedule.reset()
         self.rows = Rows(self.info.max_rows, self.info.page_size)
         self.in_flight: deque[SentPlan] = deque()
         """Plans without a result, oldest first."""
+
+    @property
+    def pool(self) -> PagePool:
+        """The page pool that the worker uses."""
+        return self.pages.pool
+
+    @property
+    def host(self) -> HostPool:
+        """The pages in the worker's host memory."""
+        return self.pages.host
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 
@@ -90,13 +106,6 @@ class Lane:
         return max(0, min(self.rows.num_free, self.memory.max_rows - self.rows.num_seated))
 
     # Pages ---------------------------------------------------------------------------------------------------------
-
-    def allocate(self, count: int) -> list[int] | None:
-        """Allocates pages, or returns None if too few are unused. The next plan zeroes those that need it."""
-        pages = self.pool.allocate(count)
-        if pages is not None:
-            self._zero_pages += self.pool.take_unverified(pages)
-        return pages
 
     def held_pages(self, row: int) -> list[int]:
         """Returns the pages that the row holds, in logical order, without those behind the window."""
@@ -124,43 +133,15 @@ class Lane:
 
     # Plans and results ---------------------------------------------------------------------------------------------
 
-    def take_zero_pages(self) -> list[int]:
-        """Returns the pages that the next plan must zero, and clears the list."""
-        pages, self._zero_pages = self._zero_pages, []
-        return pages
-
     def take_over(self, pool: PagePool, take_over: TakeOver) -> None:
         """Replaces the page pool, which no row uses, by that of a lost worker. The next plan tells the worker."""
-        assert not self.pool.num_used and not self._zero_pages, "pages of the pool that is replaced are in use"
-        self.pool, self.pool_id, self._next_take_over = pool, take_over.pool_id, take_over
+        self.pages.take_over(pool, take_over)
         self.schedule.reset()
 
-    def next_take_over(self) -> TakeOver | None:
-        """Returns the pool that the plan being made tells the worker to take over, and clears it."""
-        take_over, self._next_take_over = self._next_take_over, None
-        return take_over
-
-    @property
-    def pending_take_over(self) -> TakeOver | None:
-        """The pool that the worker has not been told to take over yet."""
-        return self._next_take_over
-
-    def drop_take_over(self) -> None:
-        """Leaves the worker, which was not told of another pool, its own; no page of it is cached."""
-        self._next_take_over = None
-        self.pool_id = self.info.pool_id
-        self.pool.evict_all()
-
     def take_over_ended(self, wanted: bytes, used: bytes) -> None:
-        """Records the result of a plan that told the worker to take over pool `wanted`; it uses pool `used` now.
-
-        If these differ, no page has the content that its hash says, so all pages are evicted.
-        """
+        """Records the result of a plan that told the worker to take over pool `wanted`; it uses pool `used` now."""
         self.in_flight[0] = replace(self.in_flight[0], takes_over=b"")
-        if used != wanted:
-            self.pool.evict_all()
-            self.pool_id = self.info.pool_id if used == self.info.pool_id else b""
-        self.labels.add_cached(self.pool)
+        self.pages.answered(wanted, used)
 
     def plan_made(self, record: SentPlan) -> None:
         """Adds the record of a new plan to the plans in flight."""
@@ -252,10 +233,9 @@ class Lane:
             evict_pages_of(record, self.pool, self.host)
             if record.takes_over:
                 # Nobody knows which pool the worker uses, so a later worker cannot take it over.
-                self.pool_id = b""
+                self.pages.pool_id = b""
         if not keep_pages:
-            self.pool.evict_all()
-            self.host.evict_all()
-        self.labels.lane_reset(self.in_flight, keep_pages=keep_pages)
+            self.pages.evict_all()
+        self.pages.labels.lane_reset(self.in_flight, keep_pages=keep_pages)
         self._open(generation)
         return requests

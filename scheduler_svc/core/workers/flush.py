@@ -8,6 +8,6 @@ def flush(lanes: Lanes) -> int:
     count = lanes.held_pools.evict_all()
     for lane in lanes.by_worker.values():
         lane.schedule.clear_lookups()
-        lane.labels.forget()
+        lane.pages.labels.forget()
         count += lane.pool.evict_all() + lane.host.evict_all()
     return count

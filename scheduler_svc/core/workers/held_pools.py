@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from scheduler_svc.core.messages.plan import TakeOver
 from scheduler_svc.core.messages.reports import HeldPoolsLoad
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.pages.page_pool import PagePool
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.page_pool import PagePool
 
 HOLD_SECONDS = 300.0
 """The holder keeps the memory of an unused pool for longer than this."""
@@ -60,7 +60,7 @@ class HeldPools:
         self._held.pop(pool_id, None)
         self._given.pop(pool_id, None)
         # A lane whose worker was not told of the pool has not written to it.
-        take_over = lane.pending_take_over or TakeOver(pool_id=pool_id, generation=lane.generation)
+        take_over = lane.pages.pending or TakeOver(pool_id=pool_id, generation=lane.generation)
         self._held[pool_id] = HeldPool(
             take_over=take_over,
             pages=lane.pool,
@@ -111,9 +111,9 @@ class HeldPools:
         """Drops the pool, because a worker that uses its memory has joined, also from lanes that would take it over."""
         self._held.pop(pool_id, None)
         for lane in lanes:
-            if lane.pending_take_over is not None and lane.pending_take_over.pool_id == pool_id:
+            if lane.pages.pending is not None and lane.pages.pending.pool_id == pool_id:
                 self._given.pop(pool_id, None)
-                lane.drop_take_over()
+                lane.pages.drop_take_over()
 
     def expire(self, now: float) -> None:
         """Drops the pools that were kept for `HOLD_SECONDS`."""

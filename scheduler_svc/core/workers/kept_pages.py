@@ -1,6 +1,6 @@
 """Takes up the pages that a worker kept while it had no scheduler, or was given up.
 
-A worker has labels of its pages (`state/page_labels.py`). When it joins, it reports those whose pages were not written
+A worker has labels of its pages (`pages/page_labels.py`). When it joins, it reports those whose pages were not written
 since. They become cached pages of its new lane if they belong to the same root of page hashes and no plan of a newer
 generation than the lane's can have changed them. A core continues the root and the generations of an earlier one only
 with that one's journal, and only such a core gives the root a name.
@@ -16,7 +16,7 @@ def accept(lane: Lane, kept: KeptPages | None, config: CoreConfig) -> list[fx.Ef
     """Gives a new lane the pages that its worker has kept. Returns the answer to the worker, and a note."""
     if not config.page_root:
         return [fx.WorkerAccepted(worker=lane.worker, generation=lane.generation)]
-    lane.labels.turn_on()
+    lane.pages.labels.turn_on()
     keeps_pages = kept is not None and _agrees(lane, kept, config)
     accepted = fx.WorkerAccepted(
         worker=lane.worker, generation=lane.generation, page_root=config.page_root, keeps_pages=keeps_pages

@@ -16,6 +16,7 @@ from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
 from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
@@ -49,11 +50,10 @@ class Lanes:
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.suspects = Suspects(queue)
-        self.last_loss: tuple[float, str] | None = None
-        """Time and reason of the last loss of a worker."""
+        self.page_index = PageIndex()
+        self.last_loss: tuple[float, str] | None = None  # Time and reason of the last loss of a worker.
         self.counters = Counters()
-        # Whether a worker has been seated since the start.
-        self._was_seated = False
+        self._was_seated = False  # Whether a worker has been seated since the start.
         self.held_pools = HeldPools()
         self._generation, self._next_number = config.first_generation, 1
 
@@ -91,7 +91,8 @@ class Lanes:
             return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
         self.held_pools.forget(info.pool_id, self.by_worker.values())
         self._generation += 1
-        lane = Lane(worker=worker, number=self._next_number, info=info, generation=self._generation, now=now)
+        number, index = self._next_number, self.page_index
+        lane = Lane(worker=worker, number=number, info=info, generation=self._generation, now=now, page_index=index)
         self._next_number += 1
         self.by_worker[worker] = lane
         self._list_lanes()
@@ -99,9 +100,7 @@ class Lanes:
         if lane.is_seated:
             self._was_seated = True
             effects += self.report(lane, now)
-        if not self._config.prove_workers:
-            effects += self._prove(lane, now)
-        return effects
+        return effects if self._config.prove_workers else effects + self._prove(lane, now)
 
     def _prove(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Lets a seated lane get requests, and announces its sizes to callers. A standby lane may be seated at once."""
@@ -177,6 +176,7 @@ class Lanes:
         lane, leaving, in_trial = self.by_worker.pop(worker), self.leaving.pop(worker, None), False
         was_dismissed = leaving is not None and leaving.is_dismissed
         is_death &= not was_dismissed
+        lane.pages.close()
         self._list_lanes()
         if is_death and cause in _DEATHS and lane.serves:
             plans, num_lanes = lane.in_flight, len(self.serving) + 1
@@ -187,7 +187,7 @@ class Lanes:
             self.crash_loop.died(reason, now, in_trial=in_trial)
         if not lane.is_seated:
             return [fx.Note(message=f"worker {worker} lost: {reason}; it was on standby")]
-        pool_id = lane.pool_id if cause in (*_DEATHS, ResetCause.DRAINED) else b""
+        pool_id = lane.pages.pool_id if cause in (*_DEATHS, ResetCause.DRAINED) else b""
         effects = self.reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us, keep_pages=bool(pool_id))
         self.held_pools.keep(lane, pool_id, now)
         if not was_dismissed:

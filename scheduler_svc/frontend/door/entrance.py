@@ -67,8 +67,11 @@ class Entrance:
         now = self.table.of_proof(who.proof)
         return now is None or now.tenant != who.tenant or not who.rights <= now.rights
 
-    def enter(self, rights: Rights, context: Any) -> None:
-        """Makes the caller known to the running task. Raises Refusal unless the caller has one of these rights."""
+    def enter(self, rights: Rights, context: Any) -> str:
+        """Makes the caller known to the running task, and returns its tenant.
+
+        Raises Refusal unless the caller has one of these rights.
+        """
         found = self._caller(context) if self._needs_tokens else EVERYONE
         if rights.isdisjoint(found.rights):
             wanted = " or ".join(sorted(rights))
@@ -78,6 +81,7 @@ class Entrance:
                 grpc.StatusCode.PERMISSION_DENIED, f"{what}; the caller's token or certificate has {have}"
             )
         _caller.set(found)
+        return found.tenant
 
     def _caller(self, context: Any) -> Caller:
         if self.table is None:

@@ -16,6 +16,7 @@ from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.door.tenant import EVERYONE, Caller
 from scheduler_svc.frontend.core_link import CoreMessageTooLargeError
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.rpc.places import Places, share
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.step_output import StepOutputReader
 from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream
@@ -26,26 +27,30 @@ logger = logging.getLogger(__name__)
 class StreamTable:
     """All open streams of this front end.
 
-    `send` passes a message to the core and returns whether it could. `num_unread` returns the number of finished calls
-    with unread answers; these count as open streams.
+    `send` passes a message to the core and returns whether it could. `unread` are the finished calls with unread
+    answers; these count as open streams.
     """
 
     def __init__(
         self,
         send: Callable[[frontend_pb2.FrontendToCore], bool],
         limits: StreamLimits,
-        num_unread: Callable[[], int],
+        unread: Places,
+        *,
+        is_shared: bool = False,
     ) -> None:
+        """`is_shared`: whether several tenants call."""
         self._send = send
         self._limits = limits
-        self._num_unread = num_unread
+        self._unread = unread
+        self._is_shared = is_shared
         # In order of arrival.
         self._open: dict[RequestStream, None] = {}
         # By the number of each sample, which messages to and from the core call its stream.
         self._samples: dict[int, SampleStream] = {}
         self._last_id = 0
         # Samples of the open streams. A request that is not submitted yet counts as one.
-        self._num_reserved = 0
+        self._reserved = Places(limits.max_streams, is_shared=is_shared)
         self._output = StepOutputReader(self._samples, limits, self._fail_broken)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -61,7 +66,7 @@ class StreamTable:
 
     def open(self, caller: Caller = EVERYONE) -> RequestStream:
         """Opens a stream for the running task's request. Raises Refusal if too many are open."""
-        self._reserve(1)
+        self._reserve(caller.tenant, 1)
         stream = RequestStream(asyncio.current_task(), caller)
         self._open[stream] = None
         self._idle.clear()
@@ -69,7 +74,7 @@ class StreamTable:
 
     def submit(self, stream: RequestStream, submit: frontend_pb2.Submit) -> None:
         """Numbers the request's samples and sends the request to the core. Raises Refusal if that is not possible."""
-        self._reserve(submit.num_samples - 1)
+        self._reserve(stream.caller.tenant, submit.num_samples - 1)
         submit.stream = self._last_id + 1
         self._last_id += submit.num_samples
         stream.begin(submit.stream, submit)
@@ -106,7 +111,7 @@ class StreamTable:
         if stream not in self._open:
             return
         del self._open[stream]
-        self._num_reserved -= max(1, len(stream.samples))
+        self._reserved.add(stream.caller.tenant, -max(1, len(stream.samples)))
         self._output.forget(stream)
         self._cancel(stream)
         for sample in stream.samples:
@@ -118,12 +123,14 @@ class StreamTable:
         """Returns when no stream is open."""
         await self._idle.wait()
 
-    def check_room(self, num_samples: int) -> None:
-        """Raises Refusal if `num_samples` more samples exceed the limit."""
-        limit, num_unread = self._limits.max_streams, self._num_unread()
-        if self._num_reserved + num_unread + num_samples > limit:
+    def check_room(self, tenant: str, num_samples: int) -> None:
+        """Raises Refusal if `num_samples` more samples of the tenant exceed the limit."""
+        num_open, num_unread = self._reserved.of(tenant), self._unread.of(tenant)
+        num_of_others = self._reserved.num_taken + self._unread.num_taken - num_open - num_unread
+        limit = share(self._limits.max_streams, num_of_others, is_shared=self._is_shared)
+        if num_open + num_unread + num_samples > limit:
             unread = f", {num_unread} finished answers are unread" if num_unread else ""
-            message = f"{self._num_reserved} samples of requests are open{unread} and the request adds {num_samples}"
+            message = f"{num_open} samples of requests are open{unread} and the request adds {num_samples}"
             raise status.overloaded(f"{message}; the limit is {limit}")
 
     def fail(self, stream: RequestStream, failure: status.Refusal) -> None:
@@ -183,7 +190,7 @@ class StreamTable:
             return
         stream = placeholder.stream
         try:
-            self._reserve(len(message.samples) - 1)
+            self._reserve(stream.caller.tenant, len(message.samples) - 1)
         except status.Refusal as refusal:
             self.fail(stream, refusal)
             return
@@ -212,9 +219,9 @@ class StreamTable:
         """Passes a step's tokens and ends to their streams. Drops those of closed streams."""
         self._output.read(output)
 
-    def _reserve(self, num_samples: int) -> None:
-        self.check_room(num_samples)
-        self._num_reserved += num_samples
+    def _reserve(self, tenant: str, num_samples: int) -> None:
+        self.check_room(tenant, num_samples)
+        self._reserved.add(tenant, num_samples)
 
     def _fail_broken(self, stream: RequestStream, message: str) -> None:
         logger.error("request %s: %s", stream.request_id, message)

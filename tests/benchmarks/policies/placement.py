@@ -1,6 +1,6 @@
 """Ways to place requests on workers that ignore prefixes and load, as rivals of the core's placement.
 
-Owns the replacement of `OtherLanes.start_sooner` during a run.
+Owns the replacement of the core's `Placement.starts_elsewhere` during a run.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from scheduler_svc.core.schedule.placement import OtherLanes
+from scheduler_svc.core.schedule import placement as core
 
 
 class Placement(StrEnum):
@@ -24,10 +24,10 @@ class Placement(StrEnum):
 @contextmanager
 def placed(placement: Placement) -> Iterator[None]:
     """Places requests by the rule while the context lasts."""
-    original = OtherLanes.start_sooner
+    original = core.Placement.starts_elsewhere
 
-    def start_sooner(self, lane, request, begin) -> bool:
-        lanes = 1 + len(self._lanes)
+    def starts_elsewhere(self, lane, request, matched, closed) -> bool:
+        lanes = len(self.lanes)
         match placement:
             case Placement.ROUND_ROBIN:
                 return lane.number != 1 + request.handle % lanes
@@ -36,8 +36,8 @@ def placed(placement: Placement) -> Iterator[None]:
             case Placement.FIRST_FREE:
                 return False
 
-    OtherLanes.start_sooner = start_sooner
+    core.Placement.starts_elsewhere = starts_elsewhere
     try:
         yield
     finally:
-        OtherLanes.start_sooner = original
+        core.Placement.starts_elsewhere = original

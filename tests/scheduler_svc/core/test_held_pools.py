@@ -93,14 +93,14 @@ def test_a_worker_that_joins_again_keeps_its_pool_from_a_lane_that_would_take_it
     fleet = fleet_with_a_killed_worker()
     fleet.share("b")
     lane = fleet.lane_of("b")
-    while lane.pending_take_over is None:
+    while lane.pages.pending is None:
         fleet.deliver_from("b") if fleet.workers["b"].results else fleet.apply_plans("b") or fleet.tick(0.001)
     assert lane.pool.num_cached
     # It was only silent: its pool is its own again, and it has been told to zero it.
     worker = Worker(name="a", shape=SHAPE, faults=Faults(), pool_id=b"a", shared=fleet.memory)
     fleet.workers["a"] = worker
     fleet.handle(ev.WorkerJoined(worker="a", info=replace(worker.info, pool_bytes=POOL_BYTES)))
-    assert lane.pending_take_over is None and not lane.pool.num_cached and lane.pool_id == b"b"
+    assert lane.pages.pending is None and not lane.pool.num_cached and lane.pages.pool_id == b"b"
     fleet.lose("b")
     fleet.kill("a")
     assert fleet.held.pools == 0

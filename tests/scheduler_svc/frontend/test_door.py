@@ -19,6 +19,7 @@ from scheduler_svc.frontend import server
 from scheduler_svc.frontend.door.entrance import Entrance
 from scheduler_svc.frontend.door.methods import rights_of
 from scheduler_svc.frontend.rpc import calls as calls_module
+from scheduler_svc.frontend.rpc.method import CallLimits, Method
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, until
 
@@ -406,10 +407,11 @@ def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -
         def set_details(self, details: Any) -> None: ...
         def set_trailing_metadata(self, metadata: Any) -> None: ...
 
-    def enter(rights: bool) -> Callable[[Any], None]:
-        def check(_: Any) -> None:
+    def enter(rights: bool) -> Callable[[Any], str]:
+        def check(_: Any) -> str:
             if not rights:
                 raise Refusal(grpc.StatusCode.UNAUTHENTICATED, "no")
+            return ""
 
         return check
 
@@ -419,11 +421,11 @@ def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -
     async def no_turn(_: int) -> None: ...
 
     async def main() -> None:
-        calls = calls_module.Calls(calls_module.CallLimits(max_unread=2))
+        calls = calls_module.Calls(CallLimits(max_unread=2), is_shared=False)
         monkeypatch.setattr(calls._releaser, "release", lambda tasks: released.append(set(tasks)) or len(tasks))
 
         async def call(has_right: bool) -> None:
-            method = calls_module.Method(
+            method = Method(
                 request=health_pb2.HealthCheckRequest, enter=enter(has_right), admit=full,
                 scan=lambda _: None, turn=no_turn, answer=None, serialize=bytes,
             )  # pyright: ignore[reportArgumentType]  # fmt: skip
@@ -434,7 +436,7 @@ def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -
         tasks = [asyncio.create_task(call(number % 4 == 0)) for number in range(8)]
         await asyncio.sleep(0.01)
         calls.sweep()
-        assert calls.num_unread == 2
+        assert calls.unread.num_taken == 2
         assert released == [{task for number, task in enumerate(tasks) if number % 4}]
         for task in tasks:
             task.cancel()

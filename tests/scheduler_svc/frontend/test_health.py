@@ -13,7 +13,7 @@ from tandem.v1 import control_pb2
 
 from scheduler_svc.frontend import health, server
 from scheduler_svc.frontend.readiness import SERVICES
-from scheduler_svc.frontend.rpc.calls import CallLimits
+from scheduler_svc.frontend.rpc.method import CallLimits
 from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
 from tests.scheduler_svc.frontend.fake_core import Service, until

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tandem.internal.v1 import worker_pb2 as pb
 
+from scheduler_svc.core.pages.host_pool import HostPool
 from scheduler_svc.core.schedule.policy import swapping_pays
-from scheduler_svc.core.state.host_pool import HostPool
 from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults

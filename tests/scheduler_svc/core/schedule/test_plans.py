@@ -8,6 +8,7 @@ import pytest
 from scheduler_svc.core.messages.config import Admission, Policy
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.plan_builder import Counters
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.state.lane import Lane
@@ -281,7 +282,7 @@ def two_running_prompts(token_budget: int, prompt_logprobs_from: int = 0, spare_
     plan = plan_step(
         lane=lane,
         queue=queue,
-        other_lanes=(),
+        placement=Placement((lane,)),
         frontend_idx=lambda frontend: 1,
         counters=Counters(),
         policy=Policy(admission=Admission.KNOWN),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.core.state.page_pool import PagePool
+from scheduler_svc.core.pages.page_pool import PagePool
 
 TOKENS = b"tokens"
 

@@ -16,7 +16,8 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend import server, servicer
 from scheduler_svc.frontend.rpc import parsing
-from scheduler_svc.frontend.rpc.calls import CallLimits, is_not_of_a_lost_caller
+from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
+from scheduler_svc.frontend.rpc.method import CallLimits
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.text import tokenizer
@@ -161,12 +162,12 @@ def test_calls_without_their_message_time_out(run: Run, method: str):
             for _ in range(20):
                 caller.call(method, None)
             call = cast(Any, s.channel.stream_stream(method))(silence())
-            await until(lambda: s.front_end._calls.num_without_message == 21)
+            await until(lambda: s.front_end._calls.without_message.num_taken == 21)
             # The calls end with a status, not with a reset.
             assert {frame.kind for frame in await asyncio.to_thread(caller.wait_ends, 20)} == {HEADERS}
             assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert await call.details() == "the call sent no message for 0.2 s"
-            assert s.front_end._calls.num_without_message == 0
+            await until(lambda: s.front_end._calls.without_message.num_taken == 0)
             assert s.front_end._streams.num_open == 0
 
     run(scenario, call_limits=CallLimits(message_seconds=0.2))
@@ -177,7 +178,7 @@ def test_calls_without_their_message_above_the_limit_are_refused(run: Run):
         with raw_caller(s) as caller:
             for _ in range(3):
                 caller.call(GET_MODEL_INFO, None)
-            await until(lambda: s.front_end._calls.num_without_message == 3)
+            await until(lambda: s.front_end._calls.without_message.num_taken == 3)
             error = await failure(s.control.GetModelInfo(control_pb2.GetModelInfoRequest()))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert error.details() == "3 calls have not sent their request yet; the limit is 3"
@@ -205,7 +206,7 @@ def test_a_message_that_arrives_in_time_is_answered(run: Run):
 
         stub: Any = s.channel.stream_unary(GET_MODEL_INFO, response_deserializer=bytes)
         call = stub(late())
-        await until(lambda: s.front_end._calls.num_without_message == 1)
+        await until(lambda: s.front_end._calls.without_message.num_taken == 1)
         requests.put_nowait(b"")
         assert control_pb2.GetModelInfoResponse.FromString(await call).model == "toy"
 
@@ -253,20 +254,20 @@ def test_finished_calls_with_unread_answers_count_as_open_streams(run: Run, monk
         with raw_caller(s) as caller:
             for _ in range(3):
                 caller.call(GET_MODEL_INFO, b"")
-            await until(lambda: s.front_end._calls.num_unread == 3)
+            await until(lambda: s.front_end._calls.unread.num_taken == 3)
             error = await failure(s.generate())
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "3 finished answers are unread" in error.details()
             # The limit of unread answers applies to every method.
             caller.call(GET_MODEL_INFO, b"")
-            await until(lambda: s.front_end._calls.num_unread == 4)
+            await until(lambda: s.front_end._calls.unread.num_taken == 4)
             error = await failure(s.control.GetModelInfo(control_pb2.GetModelInfoRequest()))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "4 finished calls" in error.details()
             # Health has a reserve, so that callers that do not read cannot cause a restart of the service.
             await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
         # The calls end with their connection.
-        await until(lambda: s.front_end._calls.num_unread == 0)
+        await until(lambda: s.front_end._calls.unread.num_taken == 0)
         await s.start_stream()
 
     run(scenario, stream_limits=StreamLimits(max_streams=3), call_limits=CallLimits(max_unread=4))

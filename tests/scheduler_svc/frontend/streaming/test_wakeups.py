@@ -9,6 +9,7 @@ import numpy as np
 from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.rpc.places import Places
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
@@ -46,7 +47,7 @@ class Table:
 
     def __init__(self, num_streams: int, **limits: Any) -> None:
         self.sent: list[frontend_pb2.FrontendToCore] = []
-        self.table = StreamTable(self._send, StreamLimits(**limits), lambda: 0)
+        self.table = StreamTable(self._send, StreamLimits(**limits), Places(0, is_shared=False))
         self.arrived: dict[tuple[int, int], float] = {}
         # Per stream: time and tokens of each take.
         self.taken: dict[int, list[tuple[float, list[int]]]] = {}

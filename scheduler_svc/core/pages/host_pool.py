@@ -11,6 +11,8 @@ because the worker applies plans in order.
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from scheduler_svc.core.pages.page_index import Place
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPage:
@@ -32,6 +34,7 @@ class HostPool:
         self._free = list(range(num_slots - 1, -1, -1))
         # In eviction order: the least recently used page is the first.
         self._pages: OrderedDict[bytes, HostPage] = OrderedDict()
+        self._place = Place.alone()
 
     @property
     def num_used(self) -> int:
@@ -54,7 +57,10 @@ class HostPool:
         """
         if page_hash in self._pages or not self.num_slots:
             return None
-        slot = self._free.pop() if self._free else self._pages.popitem(last=False)[1].slot
+        if not self._free:
+            self.evict(next(iter(self._pages)))
+        slot = self._free.pop()
+        self._place.add(page_hash)
         self._pages[page_hash] = HostPage(slot=slot, tokens=tokens, unverified=unverified)
         return slot
 
@@ -62,6 +68,7 @@ class HostPool:
         """Removes the page with this hash, if it is stored."""
         found = self._pages.pop(page_hash, None)
         if found is not None:
+            self._place.remove(page_hash)
             self._free.append(found.slot)
 
     def is_unverified(self, page_hash: bytes) -> bool:
@@ -75,6 +82,17 @@ class HostPool:
         for page_hash in list(self._pages):
             self.evict(page_hash)
         return count
+
+    def move_to(self, place: Place) -> None:
+        """Moves the entries of all pages to another place of the index of all lanes."""
+        for page_hash in self._pages:
+            self._place.remove(page_hash)
+            place.add(page_hash)
+        self._place = place
+
+    def hashes(self) -> list[bytes]:
+        """Returns the hashes of all pages."""
+        return list(self._pages)
 
     def audit(self) -> None:
         """Raises AssertionError unless every slot is either free or holds exactly one page."""

@@ -22,11 +22,13 @@ it multiplies them by zero, and 0 * NaN is NaN. An unverified page must therefor
 
 from collections.abc import Iterable, Sequence
 
+from scheduler_svc.core.pages.page_index import Place
+
 
 class PagePool:
     """`num_pages` pages, page 0 included. At the start all but page 0 are unused, and none is cached."""
 
-    __slots__ = ("_hashes", "_next", "_page_by_hash", "_previous", "_references", "_tokens", "_unverified",
+    __slots__ = ("_hashes", "_next", "_page_by_hash", "_place", "_previous", "_references", "_tokens", "_unverified",
                  "num_evictable", "num_pages", "num_releases", "num_unused")  # fmt: skip
 
     def __init__(self, num_pages: int) -> None:
@@ -45,6 +47,7 @@ class PagePool:
         self._previous = [num_pages - 1, *range(num_pages - 1)]
         self._references = [0] * num_pages
         self._page_by_hash: dict[bytes, int] = {}
+        self._place = Place.alone()
         self._hashes: list[bytes | None] = [None] * num_pages
         self._tokens: list[bytes] = [b""] * num_pages
         # 1 if the page is unverified.
@@ -160,6 +163,7 @@ class PagePool:
         if page_hash in self._page_by_hash or self._hashes[page] is not None:
             return False
         self._page_by_hash[page_hash] = page
+        self._place.add(page_hash)
         self._hashes[page] = page_hash
         self._tokens[page] = tokens
         return True
@@ -179,6 +183,10 @@ class PagePool:
     def cached_pages(self) -> list[int]:
         """Returns the pages of the index, in the order in which they were cached."""
         return list(self._page_by_hash.values())
+
+    def cached_hashes(self) -> list[bytes]:
+        """Returns the hashes of the index."""
+        return list(self._page_by_hash)
 
     def restore(self, pages: Sequence[int], hashes: Sequence[bytes], tokens: Sequence[bytes]) -> None:
         """Caches pages of a new pool, whose values are finite. All others are unverified from now on.
@@ -206,10 +214,18 @@ class PagePool:
             self.evict(page)
         return count
 
+    def move_to(self, place: Place) -> None:
+        """Moves the entries of all cached pages to another place of the index of all lanes."""
+        for page_hash in self._page_by_hash:
+            self._place.remove(page_hash)
+            place.add(page_hash)
+        self._place = place
+
     def _drop_hash(self, page: int) -> None:
         page_hash = self._hashes[page]
         assert page_hash is not None
         del self._page_by_hash[page_hash]
+        self._place.remove(page_hash)
         self._hashes[page] = None
         self._tokens[page] = b""
 

@@ -1,0 +1,99 @@
+"""The pages of one lane's worker: page pool, host pool, labels, and the pool that the worker may take over.
+
+A worker may be told to take over the pool of a lost worker (`workers/held_pools.py`). The lane has that pool's pages at
+once; its next plan names the pool. If the worker answers that it could not, all pages are evicted.
+"""
+
+from scheduler_svc.core.messages.plan import TakeOver
+from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.pages.host_pool import HostPool
+from scheduler_svc.core.pages.page_index import PageIndex, Place
+from scheduler_svc.core.pages.page_labels import LabelQueue
+from scheduler_svc.core.pages.page_pool import PagePool
+
+
+class LanePages:
+    """The pages of one lane, from its opening to its close."""
+
+    def __init__(self, info: WorkerInfo, index: PageIndex | None = None) -> None:
+        """`index` has the cached pages of all lanes; a lane without one has an index of its own."""
+        self.own_pool_id = info.pool_id
+        """Names the memory of the worker's own pool if it outlives the worker. Empty otherwise."""
+        self.pool_id = info.pool_id
+        """The same for the pool that the worker uses. Empty also if that is unknown."""
+        self.pool = PagePool(info.num_pages)
+        self.host = HostPool(info.host_pages)
+        self.labels = LabelQueue()
+        self.index = PageIndex() if index is None else index
+        self.bit = self.index.open()
+        """The lane in the index."""
+        self._pending: TakeOver | None = None
+        self._zero_pages: list[int] = []
+        self._enter_index()
+
+    def _enter_index(self) -> None:
+        on_device, in_host_memory = self.index.places(self.bit)
+        self.pool.move_to(on_device)
+        self.host.move_to(in_host_memory)
+
+    def close(self) -> None:
+        """Takes the lane out of the index."""
+        self.pool.move_to(Place.alone())
+        self.host.move_to(Place.alone())
+        self.index.close(self.bit)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Allocates pages, or returns None if too few are unused. The next plan zeroes those that need it."""
+        pages = self.pool.allocate(count)
+        if pages is not None:
+            self._zero_pages += self.pool.take_unverified(pages)
+        return pages
+
+    def take_zero_pages(self) -> list[int]:
+        """Returns the pages that the next plan must zero, and clears the list."""
+        pages, self._zero_pages = self._zero_pages, []
+        return pages
+
+    def evict_all(self) -> None:
+        """Empties the prefix cache, because nobody knows what the pages contain."""
+        self.pool.evict_all()
+        self.host.evict_all()
+
+    def plans_voided(self) -> None:
+        """Forgets what a plan had to zero: no plan of the old generation follows."""
+        self._zero_pages = []
+
+    # The pool of a lost worker -------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> TakeOver | None:
+        """The pool that the worker has not been told to take over yet."""
+        return self._pending
+
+    def take_over(self, pool: PagePool, take_over: TakeOver) -> None:
+        """Replaces the page pool, which no row uses, by that of a lost worker. The next plan tells the worker."""
+        assert not self.pool.num_used and not self._zero_pages, "pages of the pool that is replaced are in use"
+        self.pool.move_to(Place.alone())
+        self.pool, self.pool_id, self._pending = pool, take_over.pool_id, take_over
+        self._enter_index()
+
+    def told(self) -> TakeOver | None:
+        """Returns the pool that the plan being made tells the worker to take over, and clears it."""
+        take_over, self._pending = self._pending, None
+        return take_over
+
+    def drop_take_over(self) -> None:
+        """Leaves the worker, which was not told of another pool, its own; no page of it is cached."""
+        self._pending = None
+        self.pool_id = self.own_pool_id
+        self.pool.evict_all()
+
+    def answered(self, wanted: bytes, used: bytes) -> None:
+        """Records the result of a plan that told the worker to take over pool `wanted`; it uses pool `used` now.
+
+        If these differ, no page has the content that its hash says, so all pages are evicted.
+        """
+        if used != wanted:
+            self.pool.evict_all()
+            self.pool_id = self.own_pool_id if used == self.own_pool_id else b""
+        self.labels.add_cached(self.pool)

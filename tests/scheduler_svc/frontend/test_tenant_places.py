@@ -1,0 +1,101 @@
+"""Two tenants: one takes all places that it can get, and the calls of the other one are served as before."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import inference_pb2
+
+from scheduler_svc.frontend.rpc.method import CallLimits
+from scheduler_svc.frontend.streaming.limits import StreamLimits
+from tests.rigs.raw_http2 import RawConnection
+from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
+from tests.scheduler_svc.frontend.fake_core import Service, until
+from tests.scheduler_svc.frontend.test_door import allow, bearer, listed
+
+Run = Callable[..., None]
+GENERATE = "/tandem.v1.InferenceService/Generate"
+GREEDY, POLITE = "greedy", "polite"
+
+
+async def allow_both(s: Service) -> None:
+    names = (GREEDY, POLITE)
+    both = [frontend_pb2.Tenant(name=name, tokens=[listed(name, "inference")]) for name in names]
+    await allow(s, frontend_pb2.Tenants(tenants=both))
+
+
+def generate(s: Service, name: str) -> Any:
+    request = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[1]))
+    return s.inference.Generate(request, metadata=bearer(name), timeout=20)
+
+
+async def stream(s: Service, name: str) -> Any:
+    """Returns a call that the core has admitted."""
+    call = generate(s, name)
+    assert (await s.core.admit()).tenant == name
+    return call
+
+
+async def is_refused(call: Any, message: str) -> None:
+    error = await failure(call)
+    assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+    assert_retry_hint(error, 0.5)
+
+
+def test_stalled_calls_of_one_tenant_leave_slots_to_the_other(run: Run):
+    async def scenario(s: Service) -> None:
+        await allow_both(s)
+        stalled = RawConnection(s.address)
+        for _ in range(20):
+            stalled.call(GENERATE, None, GREEDY)
+        await until(lambda: s.front_end._calls.without_message.num_taken == 20)
+        # No slow message has to yield for it: that would take 2 s.
+        async with asyncio.timeout(1.5):
+            await stream(s, POLITE)
+        assert s.front_end._calls.without_message.of(GREEDY) == 20
+        stalled.close()
+
+    run(scenario, needs_tokens=True, call_limits=CallLimits(max_reading=4))
+
+
+def test_calls_without_a_message_of_one_tenant_leave_places_to_the_other(run: Run):
+    async def scenario(s: Service) -> None:
+        await allow_both(s)
+        stalled = RawConnection(s.address)
+        for _ in range(20):
+            stalled.call(GENERATE, None, GREEDY)
+        assert len(await asyncio.to_thread(stalled.wait_ends, 16)) == 16
+        await is_refused(generate(s, GREEDY), "4 calls have not sent their request yet; the limit is 4")
+        await stream(s, POLITE)
+        stalled.close()
+
+    run(scenario, needs_tokens=True, call_limits=CallLimits(max_without_message=8))
+
+
+def test_streams_of_one_tenant_leave_places_to_the_other(run: Run):
+    async def scenario(s: Service) -> None:
+        await allow_both(s)
+        calls = [await stream(s, GREEDY) for _ in range(4)]
+        full = "4 samples of requests are open and the request adds 1; the limit is 4"
+        await is_refused(generate(s, GREEDY), full)
+        others = [await stream(s, POLITE) for _ in range(2)]
+        full = "2 samples of requests are open and the request adds 1; the limit is 2"
+        await is_refused(generate(s, POLITE), full)
+        calls.pop().cancel()
+        await s.core.expect("cancel")
+        # Half of the five that are not the other's.
+        others.append(await stream(s, POLITE))
+        await is_refused(generate(s, GREEDY), full.replace("2", "3"))
+
+    run(scenario, needs_tokens=True, stream_limits=StreamLimits(max_streams=8))
+
+
+def test_without_tokens_all_callers_share_all_places(run: Run):
+    async def scenario(s: Service) -> None:
+        for _ in range(8):
+            await s.start_stream()
+        await is_refused(s.generate(), "8 samples of requests are open and the request adds 1; the limit is 8")
+
+    run(scenario, stream_limits=StreamLimits(max_streams=8))
