@@ -4,7 +4,7 @@
   how many pages stay free when a request is admitted (`policy.headroom`).
 - The blocked head: the request at the head of the queue that could not be admitted, so that the lane does not check it
   again before pages are released.
-- Lookups: what other lanes found in this lane's prefix cache when they decided which lane starts a request sooner.
+- Lookups, with an attention window: how many pages of a request `placement` found in this lane's prefix cache.
 """
 
 FIRST_SHARE, SHARE_DECAY, SHARE_RAISE = 0.3, 0.998, 0.005
@@ -22,7 +22,7 @@ class LaneSchedule:
         """Share of its remaining output tokens that a running request is expected to produce, at most 1."""
         self._has_preempted = False
         self._blocked: tuple[int, int] | None = None
-        self._lookups: dict[tuple[int, int], tuple[int, int]] = {}
+        self._lookups: dict[tuple[int, int], int] = {}
 
     def reset(self) -> None:
         """Drops the data that depends on the lane's rows and cached pages."""
@@ -65,17 +65,14 @@ class LaneSchedule:
         """Returns whether the request need not be checked, because no page was released since it did not fit."""
         return self._blocked == (handle, num_releases)
 
-    # Lookups by other lanes ----------------------------------------------------------------------------------------
+    # Lookups -------------------------------------------------------------------------------------------------------
 
-    def lookup(self, handle: int, known: int) -> tuple[int, int] | None:
-        """Returns what another lane found here for the request: its first position and number of cached pages.
-
-        Returns None without a valid lookup. `known` is the request's number of known tokens.
-        """
+    def lookup(self, handle: int, known: int) -> int | None:
+        """Returns the stored lookup of a request with `known` known tokens. None without a valid one."""
         return self._lookups.get((handle, known))
 
-    def store_lookup(self, handle: int, known: int, found: tuple[int, int]) -> None:
-        """Stores a lookup. It is valid until the lane plans or a result arrives."""
+    def store_lookup(self, handle: int, known: int, found: int) -> None:
+        """Stores how many pages the lane has of a request. It is valid until the lane plans or a result arrives."""
         if len(self._lookups) >= _MAX_LOOKUPS:
             self._lookups.clear()
         self._lookups[handle, known] = found
