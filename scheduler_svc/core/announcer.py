@@ -12,6 +12,9 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import Served
 from scheduler_svc.core.workers.lanes import Lanes
 
+RETRY_CHANGE = 1.5
+"""The factor by which the estimated time in a full queue changes before front ends are told again."""
+
 
 class Announcer:
     """Makes announcements from the queue and the lanes, and does not change them."""
@@ -21,8 +24,9 @@ class Announcer:
         self._queue = queue
         self._lanes = lanes
         self._sent_served: Served | None = None
-        # Why the queue is full, why the core does not serve (empty if it does not apply), number of workers.
-        self._sent_status = ("", "", 0)
+        # Why the queue is full, why the core does not serve (empty if it does not apply), number of workers, and when
+        # a request that is refused because the queue is full may be sent again.
+        self._sent_status = ("", "", 0, 0.0)
 
     def greeting(self, frontend: str) -> list[Effect]:
         """Returns the announcements for a front end that joins."""
@@ -39,14 +43,17 @@ class Announcer:
     def changed_status(self, frontends: Iterable[str], now: float) -> list[Effect]:
         """Returns the core's status for every front end, if it changed.
 
-        A status is sent when a reason appears or disappears, because the numbers in the reasons change constantly.
+        A status is sent when a reason appears or disappears, because the numbers in the reasons change constantly;
+        and when the estimated time in the queue has changed by RETRY_CHANGE.
         """
         queue_full, not_serving = self._queue_full(), self._lanes.crash_loop.cause(now)
-        before = self._sent_status
+        before, queue = self._sent_status, self._queue
+        seconds = queue.drain.seconds(queue.num_waiting, queue.waiting_tokens, now) if queue_full else 0.0
         is_same = (bool(queue_full), bool(not_serving)) == (bool(before[0]), bool(before[1]))
-        if is_same and before[2] == len(self._lanes.seated):
+        is_near = before[3] <= seconds * RETRY_CHANGE and seconds <= before[3] * RETRY_CHANGE
+        if is_same and is_near and before[2] == len(self._lanes.seated):
             return []
-        self._sent_status = (queue_full, not_serving, len(self._lanes.seated))
+        self._sent_status = (queue_full, not_serving, len(self._lanes.seated), seconds)
         effects: list[Effect] = [self._status(frontend) for frontend in frontends]
         if bool(not_serving) != bool(before[1]):
             message = f"not serving: {not_serving}" if not_serving else "serving again after a crash loop"
@@ -69,8 +76,14 @@ class Announcer:
         return ""
 
     def _status(self, frontend: str) -> CoreStatus:
-        queue_full, not_serving, workers = self._sent_status
-        return CoreStatus(frontend=frontend, queue_full=queue_full, not_serving=not_serving, workers=workers)
+        queue_full, not_serving, workers, seconds = self._sent_status
+        return CoreStatus(
+            frontend=frontend,
+            queue_full=queue_full,
+            not_serving=not_serving,
+            workers=workers,
+            retry_seconds=seconds,
+        )
 
 
 def _model(frontend: str, served: Served | None) -> ModelServed:

@@ -6,7 +6,7 @@ delays no other. All services of a front end have the same health. An unknown se
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,6 +14,8 @@ import grpc
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
 
+from scheduler_svc.door.tenant import EVERYONE, Caller
+from scheduler_svc.frontend.door.entrance import caller
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.sizes.limits import MAX_SERVICE_NAME_CHARS
@@ -28,6 +30,8 @@ class _WatchCall:
     """One Watch call."""
 
     task: "asyncio.Task[Any] | None"
+    caller: Caller = EVERYONE
+    is_revoked: bool = False
     # The loop's time at which the current write began; 0 between writes.
     blocked_since: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -67,6 +71,16 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         before = asyncio.get_running_loop().time() - seconds
         return {watch.task for watch in self._watches if watch.task and 0 < watch.blocked_since <= before}
 
+    def end_revoked(self, is_revoked: Callable[[Caller], bool]) -> None:
+        """Ends the watches of callers whose token or certificate was revoked."""
+        for watch in self._watches:
+            if not watch.is_revoked and is_revoked(watch.caller):
+                watch.is_revoked = True
+                watch.changed.set()
+                if watch.blocked_since and watch.task is not None:
+                    # The write may never end.
+                    watch.task.cancel()
+
     async def Check(self, request: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
         """Returns the health of one service. NOT_FOUND if the name is unknown."""
         check_name(request.service)
@@ -92,7 +106,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         request.Clear()
         # Several calls may have been admitted while they waited for their messages.
         self.admit_watch()
-        watch, sent = _WatchCall(asyncio.current_task()), None
+        watch, sent = _WatchCall(asyncio.current_task(), caller()), None
         self._watches[watch] = None
         try:
             while True:
@@ -103,5 +117,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
                     await context.write(pb.HealthCheckResponse(status=state))
                     watch.blocked_since = 0.0
                 await watch.changed.wait()
+                if watch.is_revoked:
+                    raise status.revoked()
         finally:
             del self._watches[watch]

@@ -95,6 +95,7 @@ class Readiness:
 
     def _publish(self) -> None:
         why, full = self.why_not_serving, self._core_status.queue_full
-        self._refusal = status.not_ready(why) if why else status.overloaded(full) if full else None
+        seconds = self._core_status.retry_seconds or status.QUEUE_FULL_RETRY_SECONDS
+        self._refusal = status.not_ready(why) if why else status.overloaded(full, seconds) if full else None
         for health in self._healths:
             health.set(is_serving=not why)

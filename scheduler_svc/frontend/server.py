@@ -209,6 +209,7 @@ class FrontEnd:
             self._request_log.report(asyncio.get_running_loop().time())
             if self._settings.needs_tokens:
                 self._streams.end_revoked(self._entrance.is_revoked)
+                self._health.end_revoked(self._entrance.is_revoked)
             if self._probes is not None:
                 self._probes.sweep()
             self._calls.sweep(self._health.stalled(self._settings.call_limits.answer_seconds))

@@ -152,6 +152,7 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             message.core_status.queue_full = effect.queue_full
             message.core_status.not_serving = effect.not_serving
             message.core_status.workers = effect.workers
+            message.core_status.retry_seconds = effect.retry_seconds
         case fx.AnnounceDrain():
             message.draining.SetInParent()
         case DrainReport():

@@ -14,6 +14,7 @@ from tandem_client.async_client import AsyncClient
 from tandem_client.errors import TandemError
 from tandem_client.services.child import Child
 from tandem_client.services.log_lines import parse
+from tandem_client.services.probe import with_probe
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import Supervisor
 from tandem_client.services.workers import Workers
@@ -45,18 +46,6 @@ def flags(**values: object) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
 
 
-def _with_probe(scheduler_flags: Sequence[str]) -> tuple[list[str], bool]:
-    """Returns the flags, with an address for health if the service asks for proofs, and whether it does.
-
-    This process has no token, and sees the service's health only.
-    """
-    names = {flag.partition("=")[0] for flag in scheduler_flags}
-    if names.isdisjoint(("--tokens", "--tls-cert")):
-        return list(scheduler_flags), False
-    own = [] if "--health-listen" in names else ["--health-listen=127.0.0.1:0"]
-    return [*scheduler_flags, *own], True
-
-
 class ServicePair:
     """All processes. Workers stop last, because streams that finish within the scheduler's grace need them."""
 
@@ -77,7 +66,7 @@ class ServicePair:
         `holder_flags`: of the process that keeps the KV pools of dead workers (gpu_worker/holder); None starts none.
         """
         self._on_line = on_line
-        scheduler_flags, self._has_door = _with_probe(scheduler_flags)
+        scheduler_flags, self._has_door = with_probe(scheduler_flags)
         # Where the health of a scheduler is asked that wants TLS or tokens.
         self._probe = ""
         # The address of the running scheduler. Another service may answer at the address of the flags.

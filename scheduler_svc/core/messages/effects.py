@@ -163,6 +163,8 @@ class CoreStatus:
     """One sentence while the workers crash in a loop, otherwise empty."""
     workers: int
     """Number of workers that have joined, without those on standby."""
+    retry_seconds: float
+    """In how many seconds a full queue will have emptied, as the core estimated when it sent this; 0 if not full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

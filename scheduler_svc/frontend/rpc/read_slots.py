@@ -18,6 +18,7 @@ from scheduler_svc.frontend.rpc.places import Places
 
 # A message of 4 MB is here in that time at 16 Mbit/s.
 YIELD_SECONDS = 2.0
+YIELD_LOOKS = 2
 
 
 @dataclass(slots=True)
@@ -26,6 +27,8 @@ class _Read:
     # On the loop's clock.
     arrived_at: float
     began_at: float
+    # How often it was found unfinished. After a pause of the process its bytes may be here, unread.
+    num_looks: int = 0
     is_ending: bool = False
 
 
@@ -69,11 +72,11 @@ class ReadSlots:
         return found + self._yielding(now)
 
     def _yielding(self, now: float) -> list[tuple[Any, status.Refusal]]:
-        slow = {
-            context: read
-            for context, read in self._reads.items()
-            if not read.is_ending and now - read.began_at >= YIELD_SECONDS
-        }
+        slow: dict[Any, _Read] = {}
+        for context, read in self._reads.items():
+            read.num_looks += 1
+            if not read.is_ending and read.num_looks >= YIELD_LOOKS and now - read.began_at >= YIELD_SECONDS:
+                slow[context] = read
         found: list[tuple[Any, status.Refusal]] = []
         for waiting, turns in self._waiting.items():
             for _ in [turn for turn in turns if not turn.done()]:

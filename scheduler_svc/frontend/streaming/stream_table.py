@@ -17,6 +17,7 @@ from scheduler_svc.door.tenant import EVERYONE, Caller
 from scheduler_svc.frontend.core_link import CoreMessageTooLargeError
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.places import Places, share
+from scheduler_svc.frontend.streaming.detached import Detached
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.step_output import StepOutputReader
 from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream
@@ -44,6 +45,7 @@ class StreamTable:
         self._limits = limits
         self._unread = unread
         self._is_shared = is_shared
+        self._detached = Detached(send)
         # In order of arrival.
         self._open: dict[RequestStream, None] = {}
         # By the number of each sample, which messages to and from the core call its stream.
@@ -92,6 +94,7 @@ class StreamTable:
         first = self._last_id + 1
         self._last_id += MAX_NUM_SAMPLES
         stream.begin_resume(first, request_id)
+        self._detached.forget(tenant, request_id)
         self._samples[first] = stream.samples[0]
         resume = frontend_pb2.Resume(stream=first, request_id=request_id, secret_hash=secret_hash, tenant=tenant)
         if not self._send(frontend_pb2.FrontendToCore(resume=resume)):
@@ -152,7 +155,8 @@ class StreamTable:
                 self.fail(stream, failure())
 
     def end_revoked(self, is_revoked: Callable[[Caller], bool]) -> None:
-        """Ends the streams of callers whose token or certificate was revoked. The owner calls this once a second."""
+        """Ends the requests of callers whose token or certificate was revoked. The owner calls this once a second."""
+        self._detached.end_revoked(is_revoked)
         for stream in [each for each in self._open if each.failure is None and is_revoked(each.caller)]:
             logger.warning("request %s was ended: its caller's token or certificate was revoked", stream.request_id)
             self.give_up(stream, status.revoked())
@@ -233,6 +237,7 @@ class StreamTable:
             if live and stream.is_resumable:
                 detach = frontend_pb2.Cancel(stream=stream.samples[0].id, detach=True)
                 self._send(frontend_pb2.FrontendToCore(cancel=detach))
+                self._detached.add(stream.request_id, stream.caller)
                 live = []
             for sample_id in live:
                 self._send(frontend_pb2.FrontendToCore(cancel=frontend_pb2.Cancel(stream=sample_id)))

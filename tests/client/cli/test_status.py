@@ -15,6 +15,7 @@ LOAD = control_pb2.GetLoadResponse(
     preemptions=1, lane_resets=2, output_tokens=9_876, pages_cached=12, prompt_tokens=800, cached_prompt_tokens=200,
     per_worker=[control_pb2.WorkerLoad(pid=31896, running=3, pages_used=46, pages_total=1024, device="cpu")],
 )  # fmt: skip
+HEALTH_ALONE = "this address serves health alone; the address of --listen tells more"
 
 
 @pytest.fixture
@@ -40,6 +41,7 @@ def lost(**values: object) -> control_pb2.GetLoadResponse:
         (lost(waiting=3), "serving; 0 workers, 3 requests wait, last worker lost 12 s ago: it was killed"),
         (lost(waiting=1, workers=1), "serving; 1 worker, 1 request waits"),
         (grpc.StatusCode.UNAVAILABLE, "serving; the load is not known: the scheduler's core cannot be reached"),
+        (grpc.StatusCode.UNIMPLEMENTED, f"serving; the load is not known: {HEALTH_ALONE}"),
     ],
 )
 def test_health_counts_workers_and_waiting_requests(
@@ -56,6 +58,7 @@ def test_health_counts_workers_and_waiting_requests(
         (control_pb2.GetLoadResponse(not_serving="no worker has joined yet"), "no worker has joined yet"),
         (control_pb2.GetLoadResponse(), "the service gives no reason"),
         (grpc.StatusCode.UNAVAILABLE, "the scheduler's core cannot be reached"),
+        (grpc.StatusCode.UNIMPLEMENTED, HEALTH_ALONE),
     ],
 )
 def test_health_prints_the_reason_for_not_serving(

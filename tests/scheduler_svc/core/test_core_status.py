@@ -1,5 +1,6 @@
 """The core's status, by which front ends refuse requests: a full queue, workers that crash in a loop."""
 
+from scheduler_svc.core.announcer import RETRY_CHANGE
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.workers.crash_loop import DEATHS, WINDOW_SECONDS
@@ -37,6 +38,26 @@ def test_the_start_and_end_of_a_full_queue_are_announced_once() -> None:
     world.run()
     assert [status.queue_full for status in statuses(world)] == [""]
     world.check_all_ended()
+
+
+def test_the_estimated_time_in_a_full_queue_is_told_and_told_again_when_it_has_changed() -> None:
+    world = World(TWO_ROWS, config=greedy(max_waiting=4))
+    for i in range(6):
+        world.submit([i], max_new_tokens=40, ignore_eos=True)
+        world.step(0.1)
+    [full] = [status for status in statuses(world) if status.queue_full]
+    assert full.retry_seconds == world.core.queue.drain.seconds(4, 4, world.now)
+    # Two requests have left the queue, and no other one does for a long time.
+    told = [full.retry_seconds]
+    for _ in range(30):
+        world.step(0.5)
+        told += [status.retry_seconds for status in statuses(world)]
+        now = world.core.queue.drain.seconds(4, 4, world.now)
+        assert now / RETRY_CHANGE <= told[-1] <= now * RETRY_CHANGE
+    assert 5 <= len(told) <= 10
+    assert told == sorted(told)
+    world.run()
+    assert [status.retry_seconds for status in statuses(world) if not status.queue_full] == [0.0]
 
 
 def test_many_waiting_tokens_fill_the_queue() -> None:

@@ -81,7 +81,7 @@ def greeting(world: World, frontend: str = FRONTEND) -> list[fx.Effect]:
     info = world.info()
     return [
         fx.ModelServed(frontend=frontend, info=info, recent_max_length=info.max_length),
-        fx.CoreStatus(frontend=frontend, queue_full="", not_serving="", workers=1),
+        fx.CoreStatus(frontend=frontend, queue_full="", not_serving="", workers=1, retry_seconds=0.0),
     ]
 
 
@@ -104,7 +104,7 @@ def test_front_ends_get_the_model_when_a_worker_joins() -> None:
     world = World(join=False)
     assert world.effects == [
         fx.ModelServed(frontend=FRONTEND, info=None, recent_max_length=0),
-        fx.CoreStatus(frontend=FRONTEND, queue_full="", not_serving="", workers=0),
+        fx.CoreStatus(frontend=FRONTEND, queue_full="", not_serving="", workers=0, retry_seconds=0.0),
     ]
     world.handle(ev.FrontendJoined(frontend="f-2"))
     world.effects.clear()

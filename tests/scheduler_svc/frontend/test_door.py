@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from grpc_health.v1 import health_pb2
+from google.protobuf import message_factory
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
@@ -104,6 +105,27 @@ def test_every_method_is_closed_unless_a_right_opens_it(run: Run) -> None:
                 assert "tandem_" not in details
 
     run(scenario, needs_tokens=True, reflection=True)
+
+
+def test_a_token_for_inference_opens_two_methods_of_control(run: Run) -> None:
+    """Whole calls with a valid message; the core learns of none. Abort and GetModelInfo are about the caller's own."""
+    service = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
+    closed = [each for each in service.methods if each.name not in ("Abort", "GetModelInfo")]
+
+    async def scenario(s: Service) -> None:
+        await allow(s, tenants())
+        for method in closed:
+            message = message_factory.GetMessageClass(method.input_type)().SerializeToString()
+            call: Any = s.channel.unary_stream(f"/{service.full_name}/{method.name}")(
+                message, metadata=bearer(token_of("inference")), timeout=20
+            )
+            assert await call.code() == grpc.StatusCode.PERMISSION_DENIED, method.name
+            wanted = "this method needs the right control; the caller's token or certificate has inference"
+            assert await call.details() == wanted
+        assert await s.core.is_silent()
+
+    assert {"GetLoad", "ListQuarantine", "ClearQuarantine", "Drain", "FlushCache"} <= {each.name for each in closed}
+    run(scenario, needs_tokens=True)
 
 
 def test_the_descriptors_have_methods_of_all_services() -> None:
@@ -226,6 +248,47 @@ def test_the_streams_of_a_revoked_token_end(run: Run, monkeypatch: pytest.Monkey
             await s.core.output(stream, [65], "LENGTH")
             assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
         assert await s.core.is_silent()
+
+    run(scenario, needs_tokens=True)
+
+
+def test_detached_requests_and_health_watches_of_a_revoked_token_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
+
+    def listing(*names: str) -> frontend_pb2.Tenants:
+        tokens = [listed(name, "inference") for name in names]
+        return frontend_pb2.Tenants(tenants=[frontend_pb2.Tenant(name="t", tokens=tokens)])
+
+    async def scenario(s: Service) -> None:
+        await allow(s, listing("kept", "lost"))
+        resume = inference_pb2.ResumeParams(linger_seconds=60)
+        for request_id, token in (("a", "kept"), ("b", "lost"), ("c", "lost"), ("d", "lost")):
+            ids = inference_pb2.TokenIds(ids=[1, 2])
+            request = inference_pb2.GenerateRequest(request_id=request_id, token_ids=ids, resume=resume)
+            call = s.inference.Generate(request, metadata=bearer(token), timeout=20)
+            submit = await s.core.admit()
+            await s.core.output(submit.stream, [65])
+            assert [(await call.read()).WhichOneof("event") for _ in range(2)] == ["accepted", "delta"]
+            call.cancel()
+            assert (await s.core.expect("cancel")).detach
+        # Another token of the tenant takes one of them over.
+        resuming = inference_pb2.ResumeRequest(request_id="c", resume_secret=b"s")
+        taken = s.inference.Resume(resuming, metadata=bearer("kept"), timeout=20)
+        await s.core.expect("resume")
+        stub = health_pb2_grpc.HealthStub(s.channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest(), metadata=bearer(name)) for name in ("kept", "lost")]
+        for watch in watches:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        await allow(s, listing("kept"))
+        abort = await s.core.expect("abort")
+        assert (list(abort.request_ids), abort.tenant, abort.all_tenants) == (["b", "d"], "t", False)
+        assert await watches[1].code() == grpc.StatusCode.UNAUTHENTICATED
+        assert await watches[1].details() == "the token or certificate of this call was revoked"
+        assert not watches[0].done()
+        assert not taken.done()
+        assert await s.core.is_silent()
+        taken.cancel()
+        watches[0].cancel()
 
     run(scenario, needs_tokens=True)
 

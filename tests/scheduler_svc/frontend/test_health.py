@@ -11,7 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2
 
+from scheduler_svc.door.tenant import ALL_RIGHTS
 from scheduler_svc.frontend import health, server
+from scheduler_svc.frontend.door.entrance import Entrance
 from scheduler_svc.frontend.readiness import SERVICES
 from scheduler_svc.frontend.rpc.method import CallLimits
 from tests.rigs.raw_http2 import RawConnection
@@ -61,6 +63,7 @@ def test_a_stalled_watch_gets_only_the_newest_state(run: Run, monkeypatch: pytes
                 await may_write.wait()
                 written.append(message.status)
 
+        Entrance(needs_tokens=False).enter(ALL_RIGHTS, None)
         watching = asyncio.create_task(s.front_end._health.Watch(health_pb2.HealthCheckRequest(), Stalled()))
         await asyncio.sleep(0)
         for sentence in ("a", "", "b", "", "c"):

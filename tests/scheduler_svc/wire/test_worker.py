@@ -417,8 +417,11 @@ def test_a_load_without_a_lost_worker_leaves_its_seconds_unset() -> None:
 
 
 def test_the_core_status_is_sent() -> None:
-    status = told(fx.CoreStatus(frontend="f", queue_full="full", not_serving="a loop", workers=3)).core_status
+    status = told(
+        fx.CoreStatus(frontend="f", queue_full="full", not_serving="a loop", workers=3, retry_seconds=2.5)
+    ).core_status
     assert (status.queue_full, status.not_serving, status.workers) == ("full", "a loop", 3)
+    assert status.retry_seconds == 2.5
 
 
 def test_a_flush_and_its_reply_round_trip() -> None:

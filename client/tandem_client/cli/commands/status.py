@@ -7,6 +7,7 @@ import dataclasses
 import json
 from typing import Annotated
 
+import grpc
 import typer
 
 from tandem_client.cli import figures
@@ -19,6 +20,7 @@ from tandem_client.sync_client import Client
 
 # The limit for GetLoad, which only adds details to the health.
 _LOAD_SECONDS = 2.0
+_HEALTH_ALONE = "this address serves health alone; the address of --listen tells more"
 
 
 @connects
@@ -81,7 +83,9 @@ def check(client: Client, *, timeout: float | None) -> Health:
     try:
         load = client.load(timeout=_LOAD_SECONDS)
     except TandemError as error:
-        return Health(state=state, reason=error.message)
+        # An address of --health-listen.
+        is_health_alone = error.code == grpc.StatusCode.UNIMPLEMENTED
+        return Health(state=state, reason=_HEALTH_ALONE if is_health_alone else error.message)
     reason = load.not_serving or "the service gives no reason"
     return Health(
         state=state,

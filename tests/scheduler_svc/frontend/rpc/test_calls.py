@@ -110,6 +110,17 @@ def test_a_full_queue_refuses_before_any_work_on_the_request(run: Run, monkeypat
     run(scenario)
 
 
+def test_a_full_queue_says_when_to_try_again(run: Run):
+    async def scenario(s: Service) -> None:
+        for seconds in (7.5, 30.25):
+            status = frontend_pb2.CoreStatus(queue_full=FULL, workers=1, retry_seconds=seconds)
+            await s.core.send(core_status=status)
+            await until(lambda seconds=seconds: s.front_end._readiness._core_status.retry_seconds == seconds)
+            assert_retry_hint(await failure(s.generate()), seconds)
+
+    run(scenario)
+
+
 def test_a_rejected_request_builds_no_stop_string_automaton(run: Run, monkeypatch: pytest.MonkeyPatch):
     counted = Counted(monkeypatch)
 
@@ -170,7 +181,7 @@ def test_calls_without_their_message_time_out(run: Run, method: str):
             await until(lambda: s.front_end._calls.without_message.num_taken == 0)
             assert s.front_end._streams.num_open == 0
 
-    run(scenario, call_limits=CallLimits(message_seconds=0.2))
+    run(scenario, call_limits=CallLimits(message_seconds=0.2, max_reading_reserved=32))
 
 
 def test_calls_without_their_message_above_the_limit_are_refused(run: Run):

@@ -122,6 +122,7 @@ def test_a_slow_message_yields_to_a_call_that_waits(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(read_slots, "YIELD_SECONDS", 0.0)
 
     async def scenario() -> None:
+        # The process may have been paused, so nothing yields when it is looked at for the first time.
         takers = Takers(ReadSlots(4, 10.0, is_shared=True))
         await takers.start("b0", "a0", "a1", "c0")
         assert takers.slots.ending() == []

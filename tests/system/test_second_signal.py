@@ -1,0 +1,128 @@
+"""`tandem serve` with real streams: the first signal drains it, the second one ends it and all its processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tandem_client import Client
+from tandem_client.errors import TandemError, Unavailable
+from tests.rigs.processes import START_SECONDS, child_environment
+
+# In place of the real worker, which takes seconds to start: a step of 20 ms, for streams of 80 s.
+WORKER = """\
+import runpy, sys
+[folder] = [word.partition("=")[2] for word in sys.argv if word.startswith("--runtime-dir=")]
+shape = ["--max-length", "4096", "--page-size", "16", "--num-pages", "1100"]
+sys.argv = ["worker", "--runtime-dir", folder, "--step-ms", "20", *shape]
+runpy.run_module("tests.rigs.checking_worker", run_name="__main__")
+"""
+OUTPUT_TOKENS = 4000
+# The service's own grace is 30 s.
+SECONDS = 20.0
+ENDED = "(the output has ended)"
+
+
+class Stream:
+    """A stream that a thread reads."""
+
+    def __init__(self, client: Client, number: int) -> None:
+        self.error: TandemError | None = None
+        self._changed = threading.Condition()
+        self._num_tokens = 0
+        options = {"max_new_tokens": OUTPUT_TOKENS, "ignore_eos": True}
+        self._stream = client.generate([number, 7], **options)
+        self.thread = threading.Thread(target=self._read)
+        self.thread.start()
+
+    def wait_more(self, count: int) -> None:
+        """Waits until so many more tokens have come."""
+        with self._changed:
+            wanted = self._num_tokens + count
+            assert self._changed.wait_for(lambda: self._num_tokens >= wanted or self.error, SECONDS)
+            assert self.error is None
+
+    def _read(self) -> None:
+        try:
+            for delta in self._stream:
+                with self._changed:
+                    self._num_tokens += len(delta.token_ids)
+                    self._changed.notify_all()
+        except TandemError as error:
+            with self._changed:
+                self.error = error
+                self._changed.notify_all()
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_ends_all_streams_and_processes(tmp_path: Path, second: signal.Signals) -> None:
+    (tmp_path / "gpu_worker.py").write_text(WORKER)
+    (tmp_path / "run").mkdir(mode=0o700)
+    flags = ["--listen", "127.0.0.1:0", "--shared-pool", "off", "--runtime-dir", str(tmp_path / "run")]
+    # The folder comes before the repository, which has a real worker.
+    environment = child_environment()
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
+    serve = subprocess.Popen(
+        [sys.executable, "-m", "tandem_client.cli", "serve", *flags],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    lines: list[str] = []
+    changed = threading.Condition()
+
+    def read() -> None:
+        for line in serve.stdout or ():
+            with changed:
+                lines.append(line.rstrip())
+                changed.notify_all()
+        with changed:
+            lines.append(ENDED)
+            changed.notify_all()
+
+    def wait_line(text: str, seconds: float = SECONDS) -> str:
+        with changed:
+            changed.wait_for(lambda: any(text in line or line == ENDED for line in lines), seconds)
+            found = [line for line in lines if text in line]
+            assert found, "\n".join(lines)
+            return found[0]
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    left: list[psutil.Process] = []
+    try:
+        wait_line("ready: tandem generate", START_SECONDS)
+        left = psutil.Process(serve.pid).children(recursive=True)
+        assert len(left) >= 3  # scheduler, front end, worker
+        with Client(wait_line("frontend listening on").split()[-1], max_retries=0) as client:
+            streams = [Stream(client, number) for number in range(4)]
+            for stream in streams:
+                stream.wait_more(5)
+            serve.send_signal(signal.SIGTERM)
+            wait_line("stopping: new requests are refused")
+            for stream in streams:
+                stream.wait_more(20)
+            with pytest.raises(Unavailable):
+                list(client.generate([1], max_new_tokens=1))
+            serve.send_signal(second)
+            begun = time.monotonic()
+            assert serve.wait(SECONDS) == 0
+            _, alive = psutil.wait_procs(left, timeout=SECONDS)
+            print(f"all processes had ended after {time.monotonic() - begun:.2f} s")
+            assert alive == []
+            for stream in streams:
+                stream.thread.join(SECONDS)
+                assert isinstance(stream.error, Unavailable), stream.error
+        wait_line("stopping now: all requests end")
+    finally:
+        for process in (psutil.Process(serve.pid) if serve.poll() is None else None, *left):
+            if process is not None and process.is_running():
+                process.kill()
+        serve.wait()
+        reader.join()
+        if serve.stdout is not None:
+            serve.stdout.close()
