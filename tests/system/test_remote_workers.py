@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -188,6 +189,22 @@ def test_strangers_on_the_port_harm_nobody_and_fill_no_log(rig: Rig) -> None:
     assert caller.load().workers == 1
     about = [line for line in scheduler.lines if re.search(r"refused|ended before a worker joined", line)]
     assert len(about) < 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("which", ["worker", "scheduler"])
+def test_a_process_that_stood_still_for_five_seconds_costs_no_stream(rig: Rig, which: str) -> None:
+    """Its threads stand still too, so the other end gives the connection up; it learns that when it goes on."""
+    scheduler, worker, caller, _ = serve(rig, None, program=LINKED)
+    asks, streams = running(caller, 16, seed=9)
+    frozen = worker if which == "worker" else scheduler
+    num_lines = len(worker.lines)
+    frozen.signal(signal.SIGSTOP)
+    time.sleep(5.0)
+    frozen.signal(signal.SIGCONT)
+    worker.wait_line("^joined", after=num_lines)
+    check(asks, streams)
+    caller.wait_idle()
 
 
 @pytest.mark.long
