@@ -194,6 +194,15 @@ def open_dealer(context: zmq.Context, args: argparse.Namespace) -> zmq.Socket:
     return dealer
 
 
+# After a refused handshake libzmq does not always connect again, nor report a disconnection.
+_ENDS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
 class Connection:
     """The present DEALER. Over TCP a connection that ends is replaced, because its routing id may still be in use."""
 
@@ -204,7 +213,7 @@ class Connection:
 
     def _open(self) -> None:
         self.dealer = open_dealer(self._context, self._args)
-        self._monitor = self.dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED) if self._args.connect else None
+        self._monitor = self.dealer.get_monitor_socket(_ENDS) if self._args.connect else None
         self._poller = zmq.Poller()
         for each in filter(None, (self.dealer, self._wake, self._monitor)):
             self._poller.register(each, zmq.POLLIN)

@@ -50,6 +50,8 @@ def test_neither_texts_nor_secrets_are_logged(tmp_path: Path, log_format: str) -
             client.wait_ready(timeout=60)
             texts, secret = _traffic(client, wrong)
             _kill_the_worker_of_a_stream(rig, client, workers)
+            # Its line is written after the call has ended.
+            until(lambda: any("worker_changes=1" in line or '"worker_changes": 1' in line for line in scheduler.lines))
             before = scheduler.frontend_pid()
             os.kill(before, signal.SIGABRT)
             until(lambda: any("crash-frontend" in line for line in scheduler.lines))

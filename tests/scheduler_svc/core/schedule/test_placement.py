@@ -75,18 +75,18 @@ def test_one_and_two_lanes_start_the_requests_that_the_reference_starts(
     num_lanes: int, has_window: bool, tenants: int
 ) -> None:
     num_starts = 0
-    for seed in range(4):
+    for seed in range(3):
         seats, _ = play(seed, num_lanes, has_window=has_window, tenants=tenants)
         with pairwise():
             expected, _ = play(seed, num_lanes, has_window=has_window, tenants=tenants)
         assert seats == expected, f"seed {seed}"
         num_starts += sum(len(starts) for _, _, starts, _, _ in seats)
-    assert num_starts > 150
+    assert num_starts > 100
 
 
 @pytest.mark.parametrize("reference", [False, True])
 def test_many_lanes_serve_all_requests(reference: bool) -> None:
-    for seed in range(4):
+    for seed in range(2):
         with pairwise() if reference else nullcontext():
             _, fleet = play(seed, 7, has_window=False, tenants=seed % 2 * 2)
         fleet.check_content()
