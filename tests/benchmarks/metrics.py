@@ -1,6 +1,7 @@
 """Measures what the metrics page costs where it is measured: `python -m tests.benchmarks.metrics [--json] [--steps N]`.
 
-`step_us` is what a step adds to the core's thread: the figures of its result, and of the turn. `look_us` and
+`step_us` is what a step adds to the core's thread: the figures of its result, and of the turn. `flight_us` is what the
+flight recorder adds besides: a result and a tick, each with its effects. `look_us` and
 `report_us` come once a second, the latter per front end. `delta_us` is what a delta adds to a front end, `request_us`
 what a request adds besides. `page_ms` is the time to make the text, without its pauses. Figures are wall time of one
 thread, medians.
@@ -8,8 +9,10 @@ thread, medians.
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from scheduler_svc.metrics import page as page_module
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.metrics.page import Page
+from scheduler_svc.recording.flight.recorder import FlightRecorder
 from tests.benchmarks.front.figures import Bar
 from tests.benchmarks.machine import description
 from tests.benchmarks.schedulers.loaded_core import LoadedCore
@@ -36,8 +40,12 @@ class MeasuredCore(LoadedCore):
     def __init__(self, num_steps: int) -> None:
         self.meter = CoreMeter()
         self.step_us: list[float] = []
+        self.flight_us: list[float] = []
+        # It writes to its folder only after a death.
+        self._flight, self._flight_ns = FlightRecorder(Path(os.devnull)), 0
         super().__init__(ROWS, CONTEXT, num_steps)
         self.step_us.clear()
+        self.flight_us.clear()
 
     def _handle(self, event: ev.Event) -> Any:
         if isinstance(event, ev.StepDone):
@@ -45,7 +53,14 @@ class MeasuredCore(LoadedCore):
             self.meter.step_arrived(event, self._core)
             self.meter.turned(self._core, 0.0)
             self.step_us.append((time.perf_counter_ns() - begun) / 1e3)
-        return super()._handle(event)
+        effects = super()._handle(event)
+        begun = time.perf_counter_ns()
+        self._flight.observe(self._now, event, effects)
+        self._flight_ns += time.perf_counter_ns() - begun
+        if isinstance(event, ev.Tick):
+            self.flight_us.append(self._flight_ns / 1e3)
+            self._flight_ns = 0
+        return effects
 
     def look_us(self) -> float:
         """The time of a look at the core."""
@@ -98,6 +113,7 @@ def measure(num_steps: int) -> dict[str, float]:
     return {
         "step_us": float(np.median(core.step_us)),
         "step_us_p99": float(np.percentile(core.step_us, 99)),
+        "flight_us": float(np.median(core.flight_us)),
         "look_us": core.look_us(),
         "report_us": _us_each(lambda: core.meter.reported("f-1", report)),
         **of_front,
@@ -123,6 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures = measure(args.steps)
     bars = [
         Bar(name="us of core time per step", value=figures["step_us"], limit=STEP_BAR_US),
+        Bar(name="us per step for the flight recorder", value=figures["flight_us"], limit=STEP_BAR_US),
         Bar(name="us of front end time per delta", value=figures["delta_us"], limit=DELTA_BAR_US),
     ]
     about = description()
