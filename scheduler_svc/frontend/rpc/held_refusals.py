@@ -15,8 +15,8 @@ from scheduler_svc.frontend.rpc.places import Places
 # Most retry hints are longer.
 MAX_HOLD_SECONDS = 2.0
 # Refusals of one tenant that are answered at once: per second, and after a pause.
-PER_SECOND = 20
-BURST = 40
+PER_SECOND = 10
+BURST = 20
 # Each takes about 60 KB; the next one is answered at once.
 MAX_HELD = 1024
 

@@ -16,11 +16,9 @@ async def refuse(held: HeldRefusals, tenant: str | None, count: int, refusal: st
     tasks = [asyncio.create_task(held.hold(tenant, refusal)) for _ in range(count)]
     await settle()
     num_held = sum(not task.done() for task in tasks)
-    assert num_held == held._held.num_taken
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert held._held.num_taken == 0
     return num_held
 
 
@@ -61,8 +59,9 @@ def test_held_calls_are_bounded_and_tenants_share_the_bound(monkeypatch: pytest.
         monkeypatch.setattr(held_refusals, "MAX_HELD", 8)
         held = HeldRefusals(is_shared=True)
         await refuse(held, "greedy", BURST)
-        # Half of the places; the others are refused at once.
-        assert await refuse(held, "greedy", 20) == 4
+        # Half of the places; the others are refused at once. Callers that leave give theirs back.
+        for _ in range(3):
+            assert await refuse(held, "greedy", 20) == 4
 
     in_loop(scenario)
 
