@@ -1,4 +1,4 @@
-"""Owns how fast a tenant is refused for want of room: beyond a rate, its refusals are held for up to two seconds.
+"""Owns how fast a tenant is refused for want of room: beyond a rate, its refusals are held for up to three seconds.
 
 gRPC accepts the calls of all tenants one after the other, each in a turn of the event loop. A tenant whose many callers
 send again at once, whatever the retry hint says, would fill that line, and others would wait in it. While a refusal is
@@ -6,6 +6,7 @@ held, its caller does not send. Held calls are bounded, and tenants share the bo
 """
 
 import asyncio
+import random
 
 import grpc
 
@@ -13,7 +14,7 @@ from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.places import Places
 
 # Most retry hints are longer.
-MAX_HOLD_SECONDS = 2.0
+MAX_HOLD_SECONDS, LEAST_SHARE = 3.0, 0.5
 # Refusals of one tenant that are answered at once: per second, and after a pause.
 PER_SECOND = 10
 BURST = 20
@@ -33,7 +34,8 @@ class HeldRefusals:
         self._whole_at: dict[str, float] = {}
 
     async def hold(self, tenant: str | None, refusal: status.Refusal) -> None:
-        """Returns when the call may be refused: at once, or after the time of its retry hint, at most MAX_HOLD_SECONDS.
+        """Returns when the call may be refused: at once, or after a random part of the time of its retry hint,
+        LEAST_SHARE at least, and of at most MAX_HOLD_SECONDS.
 
         `tenant`: None if it is unknown.
         """
@@ -43,7 +45,9 @@ class HeldRefusals:
             return
         self._held.add(tenant, 1)
         try:
-            await asyncio.sleep(min(MAX_HOLD_SECONDS, refusal.retry_after_seconds or 0.0))
+            # Calls that came together do not return together.
+            share = random.uniform(LEAST_SHARE, 1.0)
+            await asyncio.sleep(share * min(MAX_HOLD_SECONDS, refusal.retry_after_seconds or 0.0))
         finally:
             self._held.add(tenant, -1)
 
