@@ -1,4 +1,4 @@
-"""Owns how fast a tenant is refused for want of room: beyond a rate, its refusals are held for up to three seconds.
+"""Owns how fast a tenant is refused for want of room: beyond a rate, its refusals are held for up to five seconds.
 
 gRPC accepts the calls of all tenants one after the other, each in a turn of the event loop. A tenant whose many callers
 send again at once, whatever the retry hint says, would fill that line, and others would wait in it. While a refusal is
@@ -14,7 +14,7 @@ from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.places import Places
 
 # Most retry hints are longer.
-MAX_HOLD_SECONDS, LEAST_SHARE = 3.0, 0.5
+MAX_HOLD_SECONDS, LEAST_SHARE = 5.0, 0.5
 # Refusals of one tenant that are answered at once: per second, and after a pause.
 PER_SECOND = 10
 BURST = 20
