@@ -25,6 +25,9 @@ from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.device import choose_device
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
+from gpu_worker.group.launch import pid_of
+from gpu_worker.group.ranks import SINGLE, Ranks
+from gpu_worker.group.start import Together, device_of_rank, facts_of_rank, least_sizes, meet, threads_of_rank
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.logs import log_slow_phase, phase
 from gpu_worker.memory.costs import Costs
@@ -54,13 +57,13 @@ log = logging.getLogger(__name__)
 PROTOCOL = 7
 
 
-def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
-    """The warm runner of the model in `folder`, and its Join message.
+def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tuple[Runner, pb.Join]:
+    """The warm runner of the model in `folder`, or of this rank's part of it, and its Join message.
 
     Raises ModelRefused or ValueError, which name the setting and a valid value, and passes on errors of the machine.
     """
-    device = choose_device(settings.device)
-    set_threads(settings.threads)
+    device = device_of_rank(choose_device(settings.device), ranks)
+    set_threads(settings.threads or (threads_of_rank(ranks) if ranks.is_group else None))
     if settings.native_kernels == "off":
         leave_out_kernels()
     usual = "float32" if device.type == "cpu" else "bfloat16"
@@ -77,7 +80,8 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
             ", ".join(files.unsupported)[:500],
         )
     with phase("compatibility check"):
-        facts = model_facts(files.config, dtype=dtype, packs=can_pack(device, dtype))
+        whole = model_facts(files.config, dtype=dtype, packs=can_pack(device, dtype) and not ranks.is_group)
+        facts = facts_of_rank(files.config, whole, ranks, dtype)
         layers, costs, merged = facts.layers, facts.costs, facts.merged
         if device.type == "cuda":
             check_cuda_shapes(layers, dtype)
@@ -85,8 +89,10 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     bound = with_window(settings, layers, length)
     reach = bound.within(length).reach
     sizes = plan_memory(settings, costs, device, reach)
-    model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged)
-    if device.type == "cpu" and settings.threads is None:
+    together = meet(ranks, device)
+    model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged, ranks)
+    sizes = least_sizes(sizes, together)
+    if device.type == "cpu" and settings.threads is None and not ranks.is_group:
         linears = [each for each in model.modules() if type(each) is PackedLinear and each.is_native]
         choose_or_follow(linears, settings, f"{files.folder} in {costs.dtype}")
     with phase("check that rows are independent"):
@@ -95,13 +101,18 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     for name in pinned:
         log.info("the rotary table of type %s is fixed for sequences of %d tokens", name, sizes.geometry.max_length)
     log.info("linear layers with a common input: %d groups are merged", len(merged))
-    fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and device.type == "cuda")
-    graphs = graphs_for(settings, device)
+    fused = settings.fused_layers == "on" or (
+        settings.fused_layers == "auto" and device.type == "cuda" and not ranks.is_group
+    )
+    # Collective calls are not among those that a CPU records.
+    graphs = None if ranks.is_group and device.type == "cpu" else graphs_for(settings, device)
     with phase("identity"):
         hashed = identity_of(settings, files, sizes.geometry)
-    pool = open_pool(settings, bound, sizes.geometry, dtype=dtype, device=device, identity=hashed)
+    pool = None
+    if not ranks.is_group:
+        pool = open_pool(settings, bound, sizes.geometry, dtype=dtype, device=device, identity=hashed)
     runner, measured = warm_runner(
-        model, bound, sizes.geometry, device, dtype, graphs, costs.captures, fused=fused, pool=pool
+        model, bound, sizes.geometry, device, dtype, graphs, costs.captures, fused=fused, pool=pool, together=together
     )
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
@@ -109,11 +120,11 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     for line in ledger(sizes, str(device), costs.dtype, measured):
         log.info("%s", line)
     with phase("timing of prompts and page copies"):
-        timings = take_timings(runner)
+        timings = take_timings(runner, together.of_leader)
     log.info("a prompt takes %.3g us per token", timings.token_us)
     if runner.geometry.host_pages:
         log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
-    return runner, join_message(settings, files, runner, timings, device, dtype, identity=hashed)
+    return runner, join_message(settings, files, runner, timings, device, dtype, identity=hashed, ranks=ranks)
 
 
 def identity_of(settings: WorkerSettings, files: ModelFiles, geometry: Geometry) -> str:
@@ -144,10 +155,11 @@ def load(
     dtype: torch.dtype,
     reach: tuple[int, int] = (0, 0),
     merged: Groups = (),
+    ranks: Ranks = SINGLE,
 ) -> tuple[PreTrainedModel, Sizes]:
     """Loads the model. Chooses sizes again on a GPU, because its context and other processes take memory meanwhile."""
     with phase(f"weights, {costs.dtype} on {device}"):
-        model = load_weights(files, device=device, dtype=dtype, merged=merged)
+        model = load_weights(files, device=device, dtype=dtype, merged=merged, ranks=ranks.size)
     if device.type == "cuda":
         now = machine_of(settings, device)
         free = min(sizes.free, now.free + costs.weights)
@@ -166,10 +178,12 @@ def warm_runner(
     *,
     fused: bool = False,
     pool: WorkerPool | None = None,
+    together: Together | None = None,
 ) -> tuple[Runner, Measured]:
     """The runner with every kernel compiled and steps captured, and its measured memory, the largest step included.
 
     captures: whether a shape is captured. fused: decoder layers are compiled too. pool: the memory of the KV pool.
+    together: agrees with the other ranks of a group.
     """
     before = _allocated(device)
     with phase("page pool and tables"):
@@ -178,6 +192,8 @@ def warm_runner(
         )
         if fused:
             runner.on_device.fuse_layers()
+        if together is not None:
+            runner.on_device.share_tokens(together.share_tokens)
     pool_bytes = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     # Torch does not count a shared pool.
     tables = None if before is None else _allocated(device) - before - (pool_bytes if pool is None else 0)
@@ -223,6 +239,7 @@ def join_message(
     dtype: torch.dtype,
     *,
     identity: str,
+    ranks: Ranks = SINGLE,
 ) -> pb.Join:
     """The Join message with the model and the sizes; the link adds the fields of the connection."""
     own_name = "bundled" if files.folder == BUNDLED_MODEL.resolve() else Path(settings.model).name
@@ -237,9 +254,9 @@ def join_message(
         defaults=pb.GenerationDefaults(**files.defaults),
         tokenizer_json=files.tokenizer_json,
         chat_template=files.chat_template,
-        pid=os.getpid(),
+        pid=pid_of(ranks),
         standby=settings.standby,
-        device=f"{device}{card}",
+        device=f"{ranks.size} x {device.type}{card}" if ranks.is_group else f"{device}{card}",
         dtype=str(dtype).removeprefix("torch."),
         pool_id=runner.pool.pool_id,
         pool_layout=runner.pool.layout,

@@ -41,11 +41,12 @@ def loads_to_device(device: torch.device) -> bool:
 
 
 def load_weights(
-    files: ModelFiles, *, device: torch.device, dtype: torch.dtype, merged: Groups = ()
+    files: ModelFiles, *, device: torch.device, dtype: torch.dtype, merged: Groups = (), ranks: int = 1
 ) -> PreTrainedModel:
     """The model on its device, in evaluation mode, with paged attention. Raises ModelRefused.
 
-    merged: groups of linear layers that are merged into one.
+    merged: groups of linear layers that are merged into one. ranks: of the group that shares the model; this process
+    reads its part only. Transformers calls torch.distributed, which the caller has set up.
     """
     register()
     progress = Progress.of_this_process("weights", files.weights.num_bytes)
@@ -57,7 +58,8 @@ def load_weights(
                 dtype=dtype,
                 use_safetensors=True,
                 attn_implementation=ATTENTION_NAME,
-                device_map={"": device} if loads_to_device(device) else None,
+                device_map={"": device} if loads_to_device(device) and ranks == 1 else None,
+                **_sharing(ranks),
                 trust_remote_code=False,
                 # Different shapes are collected with other faults, and refused below.
                 ignore_mismatched_sizes=True,
@@ -77,7 +79,18 @@ def load_weights(
     finally:
         progress.close()
     check_complete(found)
+    if ranks > 1:
+        # The layers' forwards are Transformers' own, which contain the collective calls.
+        return model.to(device).eval().requires_grad_(False)
     return prepare(model, device=device, dtype=dtype, merged=merged)
+
+
+def _sharing(ranks: int) -> dict[str, Any]:
+    if ranks == 1:
+        return {}
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=ranks)}
 
 
 def prepare(

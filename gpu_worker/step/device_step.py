@@ -35,6 +35,7 @@ from gpu_worker.process.lean_imports import compiler_is_loaded
 from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.output import DeviceSampler, StepOutput
+from gpu_worker.step.sharing import ShareTokens
 from gpu_worker.step.staging import Staging
 from gpu_worker.step.static_step import StaticOutput, StaticStep
 from gpu_worker.wire.page_orders import PageOrders
@@ -93,6 +94,10 @@ class DeviceStep:
         self.last_logits: Tensor | None = None
         self.pool_is_zero = True
         self.may_compile = True
+
+    def share_tokens(self, share: ShareTokens) -> None:
+        """Lets the ranks of a group agree on tokens from now on; before steps are captured."""
+        self._sampler.share_tokens = self._static_step.share_tokens = share
 
     def fuse_layers(self) -> None:
         """Lets the decoder layers compile during warm-up."""
