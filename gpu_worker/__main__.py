@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from gpu_worker import logs
 from gpu_worker.command_line import load_settings, variable_warnings
 from gpu_worker.failures import explain, is_expected
-from gpu_worker.group.launch import launch, pid_of
-from gpu_worker.group.ranks import Ranks, is_rank, ranks_of
+from gpu_worker.group.failures import is_lost_peer
+from gpu_worker.group.launch import launch
 from gpu_worker.group.words import GROUP_LOST, RankLost
 from gpu_worker.link.remote import NoKey, read_keys
 from gpu_worker.link.runtime_dir import KeyFile, worker_endpoint
@@ -26,6 +26,7 @@ from gpu_worker.preflight import check_before_imports
 from gpu_worker.process.lean_imports import import_transformers, keep_objects, without_collections
 from gpu_worker.process.parent import die_with_parent
 from gpu_worker.process.priority import at_low_priority
+from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_of
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gpu_worker")
 
+# A follower waits so long before it says why it cannot serve.
+_LEADER_FIRST_SECONDS = 1.0
 # Torch reads all of them, in 2.11 and in 2.13; the first is for every kind of accelerator.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if settings.exit_with_parent:
         die_with_parent()
-    logs.start(settings.log_level, settings.log_format)
+    start_log(settings)
     for line in variable_warnings(os.environ):
         log.warning("%s", line)
     try:
@@ -78,6 +81,12 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
         log.warning("this rank ends: %s", error)
         return GROUP_LOST
     except Exception as error:
+        if settings.ranks > 1 and is_lost_peer(error):
+            log.debug("this rank ends with another one: %s", error)
+            return GROUP_LOST
+        if settings.ranks > 1 and is_rank() and not ranks_of(settings.ranks).is_leader:
+            # The leader says what all ranks find, and the launcher then ends this one.
+            time.sleep(_LEADER_FIRST_SECONDS)
         if not is_expected(error):
             log.exception("the worker stops because of an unexpected error")
         last_line(explain(error), settings.log_format)
@@ -86,7 +95,7 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
     return 0
 
 
-def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks) -> None:
+def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = SINGLE) -> None:
     """Starts and serves until a signal. Passes on fatal exceptions.
 
     A standby worker leaves the CPU to the serving one while it starts; then this thread serves at the normal priority.
@@ -122,7 +131,7 @@ def leading(
         return
     from gpu_worker.group.leader import LeadingRunner
 
-    leader = LeadingRunner(runner, ranks, settings.runtime_dir, pid_of(ranks))
+    leader = LeadingRunner(runner, ranks, settings.runtime_dir, group_name())
     try:
         yield leader, leader.forward
     finally:
@@ -134,7 +143,7 @@ def follow(runner: "PlanRunner", ranks: Ranks, settings: WorkerSettings) -> None
     from gpu_worker.group.follower import Follower
     from gpu_worker.step.runner import MAX_IN_FLIGHT
 
-    Follower(runner, ranks, settings.runtime_dir, pid_of(ranks), MAX_IN_FLIGHT).serve()
+    Follower(runner, ranks, settings.runtime_dir, group_name(), max_in_flight=MAX_IN_FLIGHT).serve()
 
 
 def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks) -> "tuple[PlanRunner, Join]":
@@ -157,6 +166,14 @@ def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks)
     keep_objects()
     logs.log_phase("whole start", time.perf_counter() - begun)
     return runner, join
+
+
+def start_log(settings: WorkerSettings) -> None:
+    """A follower logs what differs from its leader's start: warnings, and its own end."""
+    follows = settings.ranks > 1 and is_rank() and not ranks_of(settings.ranks).is_leader
+    process = f"worker rank {ranks_of(settings.ranks).rank}" if follows else "worker"
+    level = "warning" if follows and settings.log_level == "info" else settings.log_level
+    logs.start(level, settings.log_format, process=process)
 
 
 def last_line(cause: str, log_format: str) -> None:

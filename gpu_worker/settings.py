@@ -46,10 +46,6 @@ Threads = Annotated[PositiveInt | None, BeforeValidator(_threads_or_none)]
 DeviceName = Annotated[str, AfterValidator(_device_name)]
 
 
-def _word(value: object) -> str:
-    return "on" if value is True else str(value)
-
-
 class SettingsRefused(ValueError):
     """Settings are invalid; the message names each of them."""
 
@@ -167,10 +163,10 @@ class WorkerSettings(BaseModel):
 
     @model_validator(mode="after")
     def _what_a_group_cannot_have(self) -> Self:
-        if self.ranks > 1:
-            for name, refused in (("shared_pool", "on"), ("fused_layers", "on"), ("standby", True)):
-                if getattr(self, name) == refused:
-                    raise ValueError(f"ranks is {self.ranks} and {name} is {_word(refused)}; a group has none: leave it out")
+        for name, refused in (("shared_pool", "on"), ("fused_layers", "on"), ("standby", True)):
+            if self.ranks > 1 and getattr(self, name) == refused:
+                found = "on" if refused is True else refused
+                raise ValueError(f"ranks is {self.ranks} and {name} is {found}; a group has none: leave {name} out")
         return self
 
     @model_validator(mode="after")

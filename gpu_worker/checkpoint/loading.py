@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import is_accelerate_available
 from transformers.utils import logging as transformers_logging
@@ -110,7 +110,12 @@ def prepare(
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of the weights, a tied one counted once, packed ones where they now are."""
     packed = sum(module.num_bytes for module in model.modules() if isinstance(module, PackedLinear))
-    return packed + sum(parameter.nbytes for parameter in model.parameters())
+    return packed + sum(_own_part(parameter).nbytes for parameter in model.parameters())
+
+
+def _own_part(parameter: nn.Parameter) -> Tensor:
+    """What this process stores of a parameter that the ranks of a group share."""
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 def check_complete(found: Mapping[str, Any]) -> None:

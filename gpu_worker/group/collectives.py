@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gpu_worker.group.ranks import Ranks
+from gpu_worker.process.ranks import Ranks
 
 # Loading may differ between ranks by as much.
 START_SECONDS = 600.0
@@ -20,7 +20,9 @@ _PORT_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 
 
 class Collectives:
-    """What the ranks of one group decide together."""
+    """What the ranks of one group decide together (`start.Together`)."""
+
+    is_group = True
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
         """Waits until all ranks are here. Raises RuntimeError if they are not after START_SECONDS."""
@@ -46,10 +48,6 @@ class Collectives:
         found = torch.tensor([value], dtype=torch.float64)
         dist.broadcast(found, 0, group=self._hosts)
         return float(found)
-
-    def meet(self) -> None:
-        """Waits until all ranks are here."""
-        self.least([0])
 
     def share_tokens(self, tokens: Tensor) -> None:
         """Overwrites the tokens with the leader's, in the stream of the step.

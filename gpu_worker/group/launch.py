@@ -1,9 +1,9 @@
 """Starts the ranks of a group on this host, and starts all of them again if one is lost.
 
-Torch's elastic agent, which torchrun is a command line of, starts the processes, notices within 0.1 s that one has ended,
-and then ends the others. Owns the decision what follows: a refused start ends the launcher with the exit code of the
-rank that refused; anything else is a loss, after which the group starts again. A group over several hosts is started by
-torchrun itself on each (README).
+Torch's elastic agent, which torchrun is a command line of, starts the processes, notices within 0.1 s that one has
+ended, and then ends the others. Owns the decision what follows: a refused start ends the launcher with the exit code of
+the rank that refused; anything else is a loss, after which the group starts again. A group over several hosts is
+started by torchrun itself on each (README).
 """
 
 import logging
@@ -13,8 +13,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from gpu_worker.group.ranks import Ranks
 from gpu_worker.group.words import GROUP_LOST
+from gpu_worker.process.ranks import RUN_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -22,28 +22,21 @@ log = logging.getLogger(__name__)
 _SHUTDOWN_SECONDS = 1
 _MONITOR_SECONDS = 0.1
 # Between starts that end before they serve, growing.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
 _SERVED_SECONDS = 60.0
-LAUNCHER_VARIABLE = "TANDEM_GROUP_LAUNCHER"
 REFUSED_CODES = (1, 2)
 
 
-def pid_of(ranks: Ranks) -> int:
-    """The process that stands for this worker: a group's launcher, with which all ranks end."""
-    return int(os.environ.get(LAUNCHER_VARIABLE, os.getpid())) if ranks.is_group else os.getpid()
-
-
-def launch(size: int, arguments: Sequence[str]) -> int:
-    """Runs `python -m gpu_worker ARGUMENTS` as `size` ranks until they end in order. Returns the exit code."""
+def launch(size: int, arguments: Sequence[str], program: str = "gpu_worker") -> int:
+    """Runs `python -m PROGRAM ARGUMENTS` as `size` ranks until they end in order. Returns the exit code."""
     # Read when torch is imported.
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_SHUTDOWN_SECONDS)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     pause = _FIRST_PAUSE
     while True:
         begun = time.monotonic()
-        code = _run_once(size, arguments)
+        code = _run_once(size, [program, *arguments])
         if code == 0 or code in REFUSED_CODES:
             return code
         if code < 0 and -code in (signal.SIGTERM, signal.SIGINT):
@@ -53,7 +46,7 @@ def launch(size: int, arguments: Sequence[str]) -> int:
         time.sleep(pause)
 
 
-def _run_once(size: int, arguments: Sequence[str]) -> int:
+def _run_once(size: int, command: Sequence[str]) -> int:
     """The exit code of the rank that ended the group; 0 if all ended in order, negative for a signal."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -63,14 +56,14 @@ def _run_once(size: int, arguments: Sequence[str]) -> int:
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=size,
-        run_id=f"tandem-{os.getpid()}",
+        run_id=f"{RUN_PREFIX}{os.getpid()}",
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=_MONITOR_SECONDS,
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "gpu_worker", *arguments)
+        elastic_launch(config, sys.executable)("-m", *command)
     except ChildFailedError as error:
         codes = [failure.exitcode for failure in error.failures.values()]
         log.debug("exit codes of the failed ranks: %s", codes)

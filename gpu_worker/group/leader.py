@@ -1,7 +1,7 @@
 """The leader's side of a group: passes the scheduler's frames to the other ranks before it acts on them itself.
 
-Owns the sockets to the followers and the record of when each was heard. A follower that is silent while the leader is
-not in a step is lost, and with it the group.
+Owns the socket to the followers. It asks for no answer: its own step cannot end before every rank has made the step's
+collective calls.
 """
 
 import os
@@ -12,20 +12,10 @@ from pathlib import Path
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.group.ranks import Ranks
-from gpu_worker.group.words import (
-    BEAT,
-    BEAT_SECONDS,
-    FRAME,
-    HIGH_WATER_MARK,
-    SILENCE_SECONDS,
-    STOP,
-    RankLost,
-    endpoint_of,
-    name_of,
-    rank_of,
-)
+from gpu_worker.group.pulse import Pulse
+from gpu_worker.group.words import FRAME, HIGH_WATER_MARK, STOP, RankLost, endpoint_of, name_of, rank_of
 from gpu_worker.link.plan_runner import PlanRunner
+from gpu_worker.process.ranks import Ranks
 from gpu_worker.wire.frames import Outcome
 
 # Followers connect once their own start has ended.
@@ -33,41 +23,35 @@ _CONNECT_SECONDS = 60.0
 
 
 class LeadingRunner:
-    """The runner of rank 0 as the link uses it (`PlanRunner`); what it is told, the followers are told first."""
+    """The runner of rank 0 as the link uses it (`PlanRunner`). `forward` gets what the followers shall do too."""
 
-    def __init__(self, runner: PlanRunner, ranks: Ranks, runtime_dir: Path, launcher_pid: int) -> None:
+    def __init__(self, runner: PlanRunner, ranks: Ranks, runtime_dir: Path, group: str) -> None:
         """Waits for the followers. Raises RankLost."""
         self._runner, self._ranks = runner, ranks
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        for option, value in (
-            (zmq.ROUTER_MANDATORY, 1),
-            (zmq.SNDHWM, HIGH_WATER_MARK),
-            (zmq.RCVHWM, 0),
-            (zmq.MAXMSGSIZE, 4096),
-            (zmq.LINGER, 200),
-        ):
-            self._socket.setsockopt(option, value)
-        self._path = Path(endpoint_of(runtime_dir, launcher_pid).removeprefix("ipc://"))
-        self._path.unlink(missing_ok=True)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 4096)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        endpoint = endpoint_of(runtime_dir, group, "frames")
+        self._path = Path(endpoint.removeprefix("ipc://"))
         before = os.umask(0o177)
         try:
-            self._socket.bind(f"ipc://{self._path}")
+            self._socket.bind(endpoint)
+            self._pulse = Pulse(ranks, endpoint_of(runtime_dir, group, "signs"))
+            self._await_followers()
+            self._pulse.start()
         finally:
             os.umask(before)
-        # By rank.
-        self._heard: dict[int, float] = {}
-        self._beat_at = 0.0
-        self._await_followers()
 
     def _await_followers(self) -> None:
-        until = time.monotonic() + _CONNECT_SECONDS
-        while len(self._heard) < self._ranks.size - 1:
+        missing, until = set(range(1, self._ranks.size)), time.monotonic() + _CONNECT_SECONDS
+        while missing:
             left = until - time.monotonic()
             if left <= 0 or not self._socket.poll(left * 1e3):
-                missing = sorted(set(range(1, self._ranks.size)) - self._heard.keys())
-                raise RankLost(f"ranks {missing} of {self._ranks.size} have not connected in {_CONNECT_SECONDS:g} s")
-            self._hear()
+                raise RankLost(f"ranks {sorted(missing)} have not connected in {_CONNECT_SECONDS:g} s")
+            missing.discard(rank_of(self._socket.recv_multipart()[0]) or 0)
 
     @property
     def num_in_flight(self) -> int:
@@ -85,21 +69,18 @@ class LeadingRunner:
 
     def join(self, message: pb.Joined) -> None:
         """As `PlanRunner`."""
-        self._runner.join(message)
-        self._in_a_step()
+        with self._pulse.step():
+            self._runner.join(message)
 
     def submit(self, message: pb.StepPlan) -> None:
-        """As `PlanRunner`."""
-        self._runner.submit(message)
-        self._in_a_step()
+        """As `PlanRunner`. Raises RankLost."""
+        with self._pulse.step():
+            self._runner.submit(message)
 
     def collect(self, *, wait: bool = True) -> Outcome | None:
-        """As `PlanRunner`. The link calls it in every turn, so the signs of life pass here. Raises RankLost."""
-        outcome = self._runner.collect(wait=wait)
-        if outcome is not None:
-            self._in_a_step()
-        self._keep_in_touch()
-        return outcome
+        """As `PlanRunner`. The link calls it in every turn of its loop."""
+        self._pulse.turn()
+        return self._runner.collect(wait=wait)
 
     def forward(self, frame: bytes) -> None:
         """Sends a frame of the scheduler to every follower. Raises RankLost."""
@@ -107,16 +88,12 @@ class LeadingRunner:
 
     def close(self) -> None:
         """Tells the followers to end, if they still take frames, and closes the socket."""
+        self._pulse.stop()
         with suppress(RankLost):
             self._tell(STOP)
         self._socket.close()
         self._context.term()
         self._path.unlink(missing_ok=True)
-
-    def _in_a_step(self) -> None:
-        """Until now this rank could not listen, and the others could not speak: all were in the same step."""
-        now = time.monotonic()
-        self._heard = dict.fromkeys(self._heard, now)
 
     def _tell(self, *parts: bytes) -> None:
         for rank in range(1, self._ranks.size):
@@ -124,20 +101,3 @@ class LeadingRunner:
                 self._socket.send_multipart([name_of(rank), *parts], zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 raise RankLost(f"rank {rank} of {self._ranks.size} does not take frames: {error}") from error
-
-    def _keep_in_touch(self) -> None:
-        now = time.monotonic()
-        if now < self._beat_at:
-            return
-        self._beat_at = now + BEAT_SECONDS
-        self._tell(BEAT)
-        self._hear()
-        for rank, heard in self._heard.items():
-            if now - heard > SILENCE_SECONDS:
-                raise RankLost(f"rank {rank} of {self._ranks.size} was silent for {now - heard:.1f} s")
-
-    def _hear(self) -> None:
-        while self._socket.poll(0):
-            rank = rank_of(self._socket.recv_multipart()[0])
-            if rank is not None and 0 < rank < self._ranks.size:
-                self._heard[rank] = time.monotonic()

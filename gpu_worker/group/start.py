@@ -1,6 +1,7 @@
 """What of a worker's start the ranks of a group do together: their sizes, their times, their tokens.
 
-`Alone` is the same for a worker of one process. Owns the choice between both; imports torch.distributed for a group only.
+`Alone` is the same for a worker of one process. Owns the choice between both; imports torch.distributed for a group
+only.
 """
 
 from collections.abc import Sequence
@@ -11,17 +12,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from gpu_worker.group.ranks import Ranks
 from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.memory.sizes import Sizes
 from gpu_worker.process.cpus import usable_cpus
-from gpu_worker.step.sharing import keep_tokens
+from gpu_worker.process.ranks import Ranks
+from gpu_worker.sampling.shared_tokens import keep_tokens
 
 _SHARED_SIZES = ("num_pages", "host_pages", "max_rows", "max_length", "token_budget")
 
 
 class Together(Protocol):
     """What ranks decide together."""
+
+    # Whether there are several.
+    is_group: bool
 
     def least(self, values: Sequence[int]) -> list[int]:
         """The smallest of each value over the ranks."""
@@ -38,6 +42,8 @@ class Together(Protocol):
 
 class Alone:
     """One process has nobody to agree with."""
+
+    is_group = False
 
     def least(self, values: Sequence[int]) -> list[int]:
         """As `Together`."""

@@ -30,8 +30,7 @@ REFUSED_RETRY_SECONDS = 0.5
 # Time for the last frames when the worker ends: its last results and Leave.
 _LINGER_MS = 500
 # While the device computes: the pause between reads of the socket, and between reads of the monitor.
-_BUSY_POLL_SECONDS = 50e-6
-_BUSY_MONITOR_SECONDS = 0.02
+_BUSY_POLL_SECONDS, _BUSY_MONITOR_SECONDS = 50e-6, 0.02
 # Pause before a Join that could not be sent is tried again.
 _JOIN_RETRY_SECONDS = 0.02
 
@@ -78,8 +77,7 @@ class Link:
         self._num_bad_frames = 0
         # Of the newest result that was sent.
         self._done = pb.Heartbeat()
-        # The last logged problem, so that it is logged once and not at every try.
-        self._last_problem = ""
+        self._last_problem = ""  # the last one in the log, so that it is logged once and not at every try
 
     def serve(self) -> None:
         """Serves until a signal.
@@ -109,8 +107,7 @@ class Link:
                 self._context.term()
 
     def _stop(self) -> None:
-        # The handler of a signal interrupts any line, also one of the log, so `serve` logs.
-        self._stopping = True
+        self._stopping = True  # `serve` logs: the handler of a signal interrupts any line, also one of the log
 
     def _wait(self, poller: zmq.Poller) -> None:
         for readable, _ in poller.poll(self._idle_ms()):

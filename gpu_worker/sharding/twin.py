@@ -22,13 +22,13 @@ from transformers.distributed.utils import TransformersDeviceMesh
 from gpu_worker.attention.kv_cache import pool_bytes
 from gpu_worker.attention.layers import AttentionLayer, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.compatibility.check_model import in_bfloat16, meta_model_of
+from gpu_worker.compatibility.check_model import meta_model_of
 from gpu_worker.compatibility.probe import Recorded, calls_without_masks
 from gpu_worker.failures import first_line
-from gpu_worker.group.ranks import Ranks
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.estimate import pool_slices, pool_tensors
 from gpu_worker.memory.model_facts import ModelFacts
+from gpu_worker.process.ranks import Ranks
 
 # Tokens of the meta model's step; no model has a dimension of this size.
 _NUM_TOKENS = 13
@@ -50,11 +50,8 @@ def sharded_facts(config: PreTrainedConfig, whole: ModelFacts, ranks: Ranks, *, 
             f"the tensor-parallel plan of {type(model).__name__} leaves {kept / total:.0%} of the weights on each of "
             f"{ranks.size} ranks; set ranks to 1"
         )
-    layers = LayerMap(
-        layers=tuple(
-            _local(layer, call.query[1], call.key[1]) for layer, call in zip(whole.layers.layers, recorded.calls, strict=True)
-        )
-    )
+    pairs = zip(whole.layers.layers, recorded.calls, strict=True)
+    layers = LayerMap(layers=tuple(_local(layer, call.query[1], call.key[1]) for layer, call in pairs))
     return ModelFacts(layers=layers, costs=_costs(whole.costs, layers, kept, dtype), merged=())
 
 
@@ -105,8 +102,8 @@ def _calls(model: PreTrainedModel, ranks: Ranks) -> Recorded:
         recorded, _ = calls_without_masks(model, _NUM_TOKENS)
     except Exception as error:  # any error of the model's own code
         raise ModelRefused(
-            f"{type(model).__name__} does not run on {ranks.size} ranks: {_in_short(error)}; its heads may not divide by "
-            f"{ranks.size}, set ranks to a divisor of them"
+            f"{type(model).__name__} does not run on {ranks.size} ranks: {_in_short(error)}; set ranks to a divisor of "
+            "its KV heads"
         ) from error
     return recorded
 

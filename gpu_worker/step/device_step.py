@@ -32,10 +32,10 @@ from gpu_worker.layout.samples import SampleExtras, Samples
 from gpu_worker.layout.shapes import MAX_SHAPES, Shapes, StepShape
 from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, allocated, blank
 from gpu_worker.process.lean_imports import compiler_is_loaded
+from gpu_worker.sampling.shared_tokens import ShareTokens
 from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.output import DeviceSampler, StepOutput
-from gpu_worker.step.sharing import ShareTokens
 from gpu_worker.step.staging import Staging
 from gpu_worker.step.static_step import StaticOutput, StaticStep
 from gpu_worker.wire.page_orders import PageOrders

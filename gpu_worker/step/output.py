@@ -12,8 +12,8 @@ from gpu_worker.sampling.dense import EditedLogits, revise
 from gpu_worker.sampling.logits import edited
 from gpu_worker.sampling.logprobs import LogprobTensors, logprobs_of
 from gpu_worker.sampling.sampler import sample
+from gpu_worker.sampling.shared_tokens import ShareTokens, keep_tokens
 from gpu_worker.sampling.token_history import TokenHistory
-from gpu_worker.step.sharing import ShareTokens, keep_tokens
 from gpu_worker.step.static_step import StaticOutput
 from gpu_worker.trees import leaves, mapped
 

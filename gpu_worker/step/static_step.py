@@ -14,9 +14,9 @@ from gpu_worker.attention.operator import StepContext
 from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.sampling.dense import choose
 from gpu_worker.sampling.greedy import greedy_tokens
+from gpu_worker.sampling.shared_tokens import ShareTokens, keep_tokens
 from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.sharing import ShareTokens, keep_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# Torchrun's name for the group; that of our launcher contains its process's number.
+RUN_VARIABLE, RUN_PREFIX = "TORCHELASTIC_RUN_ID", "tandem-"
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
@@ -56,3 +58,14 @@ def ranks_of(size: int, environment: Mapping[str, str] = os.environ) -> Ranks:
     if not 0 <= local_rank < local_size or not 0 <= rank < size:
         raise NotInGroup(f"torchrun's variables contradict each other: rank {rank} of {size}, {local_rank} here")
     return Ranks(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+
+
+def group_name(environment: Mapping[str, str] = os.environ) -> str:
+    """The name of this process's group on this host: torchrun's run id and its port."""
+    return f"{environment.get(RUN_VARIABLE, '')}-{environment.get('MASTER_PORT', '')}"
+
+
+def pid_of(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> int:
+    """The process that stands for this worker: a group's launcher, with which all ranks end."""
+    launcher = environment.get(RUN_VARIABLE, "").removeprefix(RUN_PREFIX)
+    return int(launcher) if ranks.is_group and launcher.isdigit() else os.getpid()
