@@ -30,7 +30,7 @@ help: ## List the targets
 	@echo "  Settings of run-worker:    MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES="
 	@echo "                             KEEP_FREE_BYTES= HOST_POOL_BYTES= WINDOW= WINDOW_SINKS="
 	@echo "                             MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= GRAPHS= FUSED_LAYERS= THREADS="
-	@echo "                             NATIVE_KERNELS= RUNTIME_DIR= CONFIG= CONNECT= KEYS="
+	@echo "                             NATIVE_KERNELS= RUNTIME_DIR= CONFIG= CONNECT= KEYS= RANKS="
 	@echo "  Any other flag: ARGS=\"--log-format json\""
 
 # Install and build

@@ -94,15 +94,14 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     for name in pinned:
         log.info("the rotary table of type %s is fixed for sequences of %d tokens", name, sizes.geometry.max_length)
     log.info("linear layers with a common input: %d groups are merged", len(merged))
-    can_fuse = device.type == "cuda" and not ranks.is_group
-    fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and can_fuse)
+    fuses = device.type == "cuda" and not ranks.is_group
+    fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and fuses)
     # Collective calls are not among those that a CPU records.
     graphs = None if ranks.is_group and device.type == "cpu" else graphs_for(settings, device)
     with phase("identity"):
         hashed = identity_of(settings, files, sizes.geometry)
-    pool = None
-    if not ranks.is_group:
-        pool = open_pool(settings, bound, sizes.geometry, dtype=dtype, device=device, identity=hashed)
+    pooled = settings.model_copy(update={"shared_pool": "off"}) if ranks.is_group else settings
+    pool = open_pool(pooled, bound, sizes.geometry, dtype=dtype, device=device, identity=hashed)
     runner, measured = warm_runner(
         model, bound, sizes.geometry, device, dtype, graphs, costs.captures, fused=fused, pool=pool, together=together
     )

@@ -18,8 +18,6 @@ from gpu_worker.process.ranks import RUN_PREFIX
 
 log = logging.getLogger(__name__)
 
-# Ranks that do not end by themselves, because they are stopped or in a collective call, are then killed.
-_SHUTDOWN_SECONDS = 1
 _MONITOR_SECONDS = 0.1
 # Between starts that end before they serve, growing.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
@@ -29,8 +27,6 @@ REFUSED_CODES = (1, 2)
 
 def launch(size: int, arguments: Sequence[str], program: str = "gpu_worker") -> int:
     """Runs `python -m PROGRAM ARGUMENTS` as `size` ranks until they end in order. Returns the exit code."""
-    # Read when torch is imported.
-    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_SHUTDOWN_SECONDS)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     pause = _FIRST_PAUSE

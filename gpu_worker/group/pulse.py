@@ -1,18 +1,20 @@
 """Signs of life between the ranks of a group: a thread in each rank says how its serving loop fares.
 
 The thread alone would go on in a process whose loop hangs, so a sign contains the loop's age: the time since its last
-turn, or since the begin of its step. A rank without signs is stopped or dead; one whose loop does not turn between steps
-hangs. Either way the group is lost, and this process ends at once, because its own loop may be in a collective call that
-waits for the lost rank. Owns the thread and its sockets.
+turn, or since the begin of its step. A rank without signs is stopped or dead; one whose loop does not turn between
+steps hangs. Either way the group is lost. This process then ends at once, because its own loop may be in a collective
+call that waits for the lost rank, and kills the others, because torch's agent would wait 30 s for one that is stopped.
+Owns the thread and its sockets.
 """
 
 import logging
 import os
+import signal
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 import zmq
 
@@ -25,23 +27,26 @@ SIGN_SECONDS = 0.5
 SILENCE_SECONDS = 2.0
 # Longer than any step; the scheduler's limit for a step is shorter, and it knows the step.
 STEP_SECONDS = 120.0
-# Seconds since the loop's last turn, and since its step began (0: it is in none).
-_SIGN = struct.Struct("<dd")
+# Seconds since the loop's last turn, and since its step began (0: it is in none); the process.
+_SIGN = struct.Struct("<ddq")
 # So that the line is written.
 _LOG_SECONDS = 0.2
 
 
-def _end(reason: str) -> None:
+def _end(reason: str, others: Iterable[int]) -> None:
     log.warning("this rank ends: %s", reason)
     time.sleep(_LOG_SECONDS)
+    for pid in others:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     os._exit(GROUP_LOST)
 
 
 class Pulse:
     """`turn` and `step` are called by the serving loop; the thread runs until the process ends."""
 
-    def __init__(self, ranks: Ranks, endpoint: str, end: Callable[[str], None] = _end) -> None:
-        """end: called once, with the reason, when another rank is lost."""
+    def __init__(self, ranks: Ranks, endpoint: str, end: Callable[[str, Iterable[int]], None] = _end) -> None:
+        """end: called once, with the reason and the processes of the other ranks, when one of them is lost."""
         self._ranks, self._endpoint, self._end = ranks, endpoint, end
         self._turned_at, self._step_since = time.monotonic(), 0.0
         self._stopping = threading.Event()
@@ -83,6 +88,7 @@ class Pulse:
         others = range(1, self._ranks.size) if self._ranks.is_leader else [0]
         # A rank that has sent nothing yet still starts; the launcher sees its end.
         heard: dict[int, float] = {}
+        self._pids: dict[int, int] = {}
         while not self._stopping.wait(0):
             reason = self._listen(socket, heard)
             for rank in others:
@@ -92,7 +98,7 @@ class Pulse:
             if silent:
                 reason = f"rank {silent[0]} of {self._ranks.size} was silent for {now - heard[silent[0]]:.1f} s"
             if reason:
-                self._end(reason)
+                self._end(reason, self._pids.values())
                 break
         socket.close()
         context.term()
@@ -108,7 +114,7 @@ class Pulse:
             if rank is None or len(sign) != _SIGN.size:
                 continue
             heard[rank] = time.monotonic()
-            turned, in_step = _SIGN.unpack(sign)
+            turned, in_step, self._pids[rank] = _SIGN.unpack(sign)
             if not in_step and turned > SILENCE_SECONDS:
                 return f"rank {rank} of {self._ranks.size} hangs: its loop has not turned for {turned:.1f} s"
             if in_step > STEP_SECONDS:
@@ -117,7 +123,7 @@ class Pulse:
 
     def _say(self, socket: zmq.Socket[bytes], rank: int) -> None:
         now, since = time.monotonic(), self._step_since
-        sign = _SIGN.pack(now - self._turned_at, now - since if since else 0.0)
+        sign = _SIGN.pack(now - self._turned_at, now - since if since else 0.0, os.getpid())
         try:
             socket.send_multipart([name_of(rank), sign] if self._ranks.is_leader else [sign], zmq.NOBLOCK)
         except zmq.Again:

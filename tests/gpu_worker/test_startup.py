@@ -17,7 +17,7 @@ from gpu_worker import __main__ as program
 from gpu_worker import startup
 from gpu_worker.device import choose_device
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.link import link
+from gpu_worker.link import join_message, link
 from gpu_worker.memory import machine
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.memory.sizing import DoesNotFit

@@ -61,8 +61,15 @@ def test_two_ranks_compute_the_tokens_of_the_whole_model(served: Served) -> None
     assert_equal_but_for_ties(served, list(range(64)), [output.tokens for output in outputs])
 
 
-@pytest.mark.parametrize("rank", [1, 0])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("rank", "how"),
+    [
+        (1, signal.SIGKILL),
+        pytest.param(0, signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.long),
+        pytest.param(0, signal.SIGSTOP, marks=pytest.mark.long),
+    ],
+)
 def test_a_lost_rank_changes_no_stream(served: Served, rank: int, how: signal.Signals) -> None:
     numbers = list(range(12))
     reading = served.service.read([served.cases[number] for number in numbers])
@@ -79,11 +86,12 @@ def test_a_lost_rank_changes_no_stream(served: Served, rank: int, how: signal.Si
     assert not {each.pid for each in before} & {each.pid for each in ranks(worker)}
 
 
+@pytest.mark.long
 def test_a_rank_that_stops_between_steps_is_noticed(served: Served) -> None:
     worker = served.service.roomy
     num_lines = len(worker.lines)
     os.kill(ranks(worker)[1].pid, signal.SIGSTOP)
     begun = time.monotonic()
-    worker.wait_line(r"rank 1 of 2 was silent for 2\.\d s", TIMEOUT_SECONDS, after=num_lines)
+    worker.wait_line(r"rank 1 of 2 (was silent for 2\.\d s|hangs)", TIMEOUT_SECONDS, after=num_lines)
     print(f"noticed after {time.monotonic() - begun:.1f} s")
     assert different(served.cases[:1], served.service.read(served.cases[:1]).result()) == []
