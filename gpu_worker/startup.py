@@ -86,8 +86,7 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged, ranks)
     sizes = least_sizes(sizes, together)
     if device.type == "cpu" and settings.threads is None and not ranks.is_group:
-        linears = [each for each in model.modules() if type(each) is PackedLinear and each.is_native]
-        choose_or_follow(linears, settings, f"{files.folder} in {costs.dtype}")
+        _choose_threads(model, settings, f"{files.folder} in {costs.dtype}")
     with phase("check that rows are independent"):
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)
@@ -116,6 +115,11 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     if runner.geometry.host_pages:
         log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
     return runner, join_message(settings, files, runner, timings, device, dtype, identity=hashed, ranks=ranks)
+
+
+def _choose_threads(model: PreTrainedModel, settings: WorkerSettings, about: str) -> None:
+    linears = [each for each in model.modules() if type(each) is PackedLinear and each.is_native]
+    choose_or_follow(linears, settings, about)
 
 
 def _warn_of(files: ModelFiles) -> None:
