@@ -29,6 +29,7 @@ from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.estimate import pool_slices, pool_tensors
 from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.process.ranks import Ranks
+from gpu_worker.sharding.proven import check_proven
 
 # Tokens of the meta model's step; no model has a dimension of this size.
 _NUM_TOKENS = 13
@@ -36,13 +37,17 @@ _NUM_TOKENS = 13
 _MOST_KEPT = 0.95
 
 
-def sharded_facts(config: PreTrainedConfig, whole: ModelFacts, ranks: Ranks, *, dtype: torch.dtype) -> ModelFacts:
+def sharded_facts(
+    config: PreTrainedConfig, whole: ModelFacts, ranks: Ranks, *, dtype: torch.dtype, trusts: bool = False
+) -> ModelFacts:
     """The facts of this rank's part of the model. Raises ModelRefused.
 
-    whole: those of the whole model. No linear layers are merged.
+    whole: those of the whole model. No linear layers are merged. trusts: a plan need not be proven.
     """
     with _alone(ranks):
-        model = _sharded(config, ranks, dtype=dtype)
+        model = _sharded(config, ranks)
+        if not trusts:
+            check_proven(model)
         kept, total = _weight_elements(model, config)
         recorded = _calls(model, ranks)
     if kept > _MOST_KEPT * total:
@@ -64,12 +69,13 @@ def _alone(ranks: Ranks) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _sharded(config: PreTrainedConfig, ranks: Ranks, *, dtype: torch.dtype) -> PreTrainedModel:
+def _sharded(config: PreTrainedConfig, ranks: Ranks) -> PreTrainedModel:
     own = copy.deepcopy(config)
     # Transformers shards before it ties, and a tied head has no name of its own.
     for each in (own, own.get_text_config()):
         each.tie_word_embeddings = False
-    model = meta_model_of(own, dtype=dtype)
+    # Torch's grouped matrix product runs on the meta device in bfloat16 alone.
+    model = meta_model_of(own, dtype=torch.bfloat16)
     names = ("pp", "dp_replicate", "fsdp", "tp"), ("pp", "dp_replicate", "efsdp", "ep")
     dense = init_device_mesh("cpu", (1, 1, 1, ranks.size), mesh_dim_names=names[0])
     experts = init_device_mesh("cpu", (1, 1, ranks.size, 1), mesh_dim_names=names[1])
