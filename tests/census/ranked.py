@@ -82,7 +82,7 @@ def run_shared(member: Member, ranks: Ranks, folder: Path) -> Shared:
         where = traceback.extract_tb(error.__traceback__)[-1]
         first = (str(error).strip().splitlines() or [""])[0]
         detail = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {first}"
-        return Shared(model_type=name, result="wrong", detail=detail)
+        return Shared(model_type=name, result="wrong", detail=detail, plan=plan_hash(eager))
     finally:
         dist.destroy_process_group()
     splits = own.layers.elements_per_token < whole.layers.elements_per_token

@@ -95,3 +95,13 @@ def test_a_rank_that_stops_between_steps_is_noticed(served: Served) -> None:
     worker.wait_line(r"rank 1 of 2 (was silent for 2\.\d s|hangs)", TIMEOUT_SECONDS, after=num_lines)
     print(f"noticed after {time.monotonic() - begun:.1f} s")
     assert different(served.cases[:1], served.service.read(served.cases[:1]).result()) == []
+
+
+def test_more_ranks_than_heads_are_refused_once_with_a_hint() -> None:
+    with Rig() as rig:
+        flags = ["gpu_worker", "--ranks", "4", "--device", "cpu", "--runtime-dir", str(rig.runtime_dir)]
+        child = Child("group", flags, environment={"OMP_NUM_THREADS": "1"})
+        assert child.wait(TIMEOUT_SECONDS) == 1
+        child.join_output()
+        last = [line for line in child.lines if line.startswith("gpu_worker: ")]
+        assert len(last) == 1 and "set ranks to a divisor of its KV heads" in last[0], child.output()
