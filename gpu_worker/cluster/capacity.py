@@ -16,8 +16,8 @@ class Node:
 
 def why_too_small(nodes: Sequence[Node], bundle: Mapping[str, float], count: int) -> str:
     """Why `count` bundles do not fit on the nodes, even on empty ones; an empty string if they do."""
-    room = {node.name: _room(node, bundle) for node in nodes}
-    total = sum(room.values())
+    # Nodes may have the same name.
+    total = sum(_room(node, bundle) for node in nodes)
     if total >= count:
         return ""
     held = ", ".join(f"{node.name} has {amounts(node.resources)}" for node in nodes) or "none is there"

@@ -42,19 +42,19 @@ class Fleet:
     """A scheduler of this machine, and workers of the cluster. Leaving the context ends these."""
 
     def __init__(self, rig: Rig, cluster: LocalCluster, count: int, *flags: str) -> None:
-        self._rig, self._cluster, self._count, self._flags = rig, cluster, count, flags
+        self._rig, self._cluster, self.count, self._flags = rig, cluster, count, flags
 
     def __enter__(self) -> "Fleet":
         self.keys = RemoteKeys(self._rig, "far")
         self.scheduler = self._rig.scheduler(*self.keys.scheduler_flags())
         own = ("--runtime-dir", str(self._rig.runtime_dir), "--violations", str(self._rig.violations_file))
-        place = ("--workers", str(self._count), *self.keys.worker_flags(self.scheduler, "far"), *LINKED, *self._flags)
+        place = ("--workers", str(self.count), *self.keys.worker_flags(self.scheduler, "far"), *LINKED, *self._flags)
         begun = time.monotonic()
         output = self._cluster.command("up", *place, "--", *own, *SHAPE, "--step-ms", "2")
-        say(f"{self._count} workers placed and joined after", time.monotonic() - begun)
-        assert f"{self._count} of {self._count} workers serve" in output
+        say(f"{self.count} workers placed and joined after", time.monotonic() - begun)
+        assert f"{self.count} of {self.count} workers serve" in output
         self.caller = self._rig.caller(self.scheduler)
-        self.caller.wait_load(lambda load: load.workers == self._count)
+        self.caller.wait_load(lambda load: load.workers == self.count)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,7 +64,7 @@ class Fleet:
         """The reports once all of its workers serve, none of them with one of these process ids."""
 
         def is_full(found: list[dict[str, Any]]) -> bool:
-            return len(found) == self._count and all(
+            return len(found) == self.count and all(
                 each["state"] == "serving" and each["pid"] not in without for each in found
             )
 
@@ -76,7 +76,7 @@ def say(what: str, seconds: float) -> None:
 
 
 def running(caller: Caller, seed: int) -> tuple[list[Ask], list[Stream]]:
-    asks = random_asks(NUM_STREAMS, seed=seed, prompts=(1, 40), outputs=(600, 800))
+    asks = random_asks(NUM_STREAMS, seed=seed, prompts=(1, 40), outputs=(800, 900))
     streams = [caller.generate(ask.request()) for ask in asks]
     for stream in streams:
         stream.wait_tokens(5)
@@ -93,12 +93,13 @@ def survive(fleet: Fleet, cause: str, seed: int, lose: Callable[[], Sequence[int
     asks, streams = running(fleet.caller, seed)
     begun = time.monotonic()
     lost = lose()
+    fleet.caller.wait_load(lambda load: load.workers < fleet.count)
+    say(f"{cause}: the scheduler noticed after", time.monotonic() - begun)
+    fleet.caller.wait_load(lambda load: load.workers == fleet.count, 60.0)
+    say(f"{cause}: all workers have joined again after", time.monotonic() - begun)
     check(asks, streams)
     gaps = [after - before for stream in streams for before, after in itertools.pairwise(stream.times) if after > begun]
     say(f"{cause}: the longest pause of {NUM_STREAMS} streams was", max(gaps))
-    # Serving first, so that the time is that of the service and not of the questions.
-    fleet.caller.wait_load(lambda load: load.workers == fleet._count, 60.0)
-    say(f"{cause}: all workers serve again after", time.monotonic() - begun)
     fleet.serving(without=lost)
     fleet.caller.wait_idle()
 

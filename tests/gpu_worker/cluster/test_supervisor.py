@@ -170,6 +170,8 @@ def test_nodes_that_are_too_small_are_listed() -> None:
         "add nodes, or place fewer"
     )
     assert why_too_small(nodes[1:], {"CPU": 1.0, "GPU": 1.0}, 1).endswith("workers without a GPU need --device cpu")
+    # Nodes may have the same name.
+    assert why_too_small([nodes[0], replace(nodes[1], name="a")], {"CPU": 1.0}, 12) == ""
     # A worker of several ranks needs them all on one node.
     assert "room for 0" in why_too_small(nodes, {"GPU": 4.0}, 1)
     assert why_not_placed(1, 2, {"GPU": 1.0}, {"CPU": 3.0}).startswith("1 of 2 workers found 1 GPU free on a node")
