@@ -6,12 +6,14 @@ Owns the commands' output and exit codes: 0 done, 1 failed, 2 wrong arguments, 1
 import argparse
 import importlib.util
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 
 from gpu_worker.cluster.arguments import fleet_of_flags, parse
 from gpu_worker.cluster.fleet import FleetRefused
+from gpu_worker.cluster.head import HeadFailed, node_hint, start_head, use_token
 from gpu_worker.cluster.reports import FAILED_STATES, Report, State, line_of, summary_of
 
 _LOOK_SECONDS = 0.5
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         return _failed(_NEEDS_RAY, 1)
     if parsed.command == "head":
         return _head(parsed)
+    use_token(os.environ)
     from gpu_worker.cluster import ray_workers
 
     try:
@@ -51,12 +54,15 @@ def _failed(why: str, code: int) -> int:
 
 
 def _head(parsed: argparse.Namespace) -> int:
-    from gpu_worker.cluster.head import node_hint, start_head
-
-    code = start_head(parsed.port)
-    if code == 0:
-        print(f"\non each other node, with a copy of ~/.ray/auth_token:\n  {node_hint(f'THIS_HOST:{parsed.port}')}")
-    return code
+    try:
+        address = start_head(parsed.port)
+    except HeadFailed as error:
+        return _failed(str(error), 1)
+    print(
+        f"the head of a cluster runs at {address}; `ray stop` ends it\n"
+        f"on each other node, with a copy of ~/.ray/auth_token (mode 0600):\n  {node_hint(address)}"
+    )
+    return 0
 
 
 def _up(parsed: argparse.Namespace) -> int:

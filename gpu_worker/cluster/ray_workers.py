@@ -74,8 +74,9 @@ def connect(address: str, fleet: str) -> None:
             configure_logging=True,
         )
     except (RayError, ConnectionError, RuntimeError, ValueError, OSError, AssertionError) as error:
+        token = "" if os.environ.get("RAY_AUTH_MODE") == "token" else ", with the token that the cluster may ask for"
         raise ClusterFailed(
-            f"cannot join the cluster at {found}: {_first_line(error)}; this host must be one of its nodes: "
+            f"cannot join the cluster at {found}: {_first_line(error)}; this host must be one of its nodes{token}: "
             "`ray start` makes it one, `python -m gpu_worker.cluster head` starts a cluster"
         ) from error
 

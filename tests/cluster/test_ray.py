@@ -21,7 +21,7 @@ from tests.rigs.streams import Caller, Stream
 from tests.system.asks import Ask, random_asks
 
 NUM_STREAMS = 16
-SHAPE = ("--page-size", "4", "--num-pages", "1024", "--max-rows", "16", "--max-length", "1024", "--token-budget", "128")
+SHAPE = ("--page-size", "4", "--num-pages", "8192", "--max-rows", "16", "--max-length", "1024", "--token-budget", "128")
 # The real worker's link around the executor of the checking one.
 LINKED = ("--module", "tests.rigs.linked_worker", "--gpus", "0")
 
@@ -72,7 +72,7 @@ class Fleet:
 
 
 def say(what: str, seconds: float) -> None:
-    print(f"\n{what} {seconds:.1f} s", flush=True)
+    print(f"\n{what} {seconds:.2f} s", flush=True)
 
 
 def running(caller: Caller, seed: int) -> tuple[list[Ask], list[Stream]]:

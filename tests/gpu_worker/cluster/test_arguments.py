@@ -1,5 +1,6 @@
 """The command line of the cluster's commands, and the command of a worker: what needs no Ray."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from gpu_worker.cluster import __main__ as program
 from gpu_worker.cluster.arguments import fleet_of_flags, parse
 from gpu_worker.cluster.fleet import Fleet, FleetRefused
-from gpu_worker.cluster.head import environment, head_command, node_hint
+from gpu_worker.cluster.head import HeadFailed, environment, head_command, node_hint, start_head, use_token
 from tests.architecture.source import ROOT
 
 UP = ("up", "--connect", "tcp://scheduler:50060", "--keys", "/etc/tandem/gpu")
@@ -119,6 +120,27 @@ def test_the_head_checks_its_nodes_often_and_asks_for_a_token() -> None:
     assert variables["RAY_AUTH_MODE"] == "token"
     assert head_command("/bin/ray", 6380)[:4] == ["/bin/ray", "start", "--head", "--port=6380"]
     assert "RAY_AUTH_MODE=token" in node_hint("head:6380") and node_hint("head:6380").endswith("--address=head:6380")
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(HeadFailed, match=f"port {port} is in use"):
+            start_head(port)
+
+
+def test_a_token_of_this_user_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    variables: dict[str, str] = {}
+    use_token(variables)
+    assert variables == {}
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("x")
+    use_token(variables)
+    assert variables == {"RAY_AUTH_MODE": "token"}
+    variables = {"RAY_AUTH_MODE": "disabled"}
+    use_token(variables)
+    assert variables == {"RAY_AUTH_MODE": "disabled"}
 
 
 def test_ray_is_imported_by_one_module() -> None:
