@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 # A load is looked up again after so many seconds; a cell that failed is avoided for as long.
 LOOK_SECONDS = 1.0
-_LOAD_FACTOR = 1.25
+LOAD_FACTOR = 1.25
 # A cell with fewer requests per worker than this is not overloaded, whatever the others have.
 _FEW_PER_WORKER = 8
 MAX_REMEMBERED = 65_536
@@ -76,7 +76,7 @@ class Router:
         # Those to which a request could go; a cell without workers has no share.
         total = sum(cell.load for cell in self._cells)
         workers = max(1, sum(cell.workers for cell in self._cells))
-        share = math.ceil(_LOAD_FACTOR * (total + 1) * cell.workers / workers)
+        share = math.ceil(LOAD_FACTOR * (total + 1) * cell.workers / workers)
         return cell.load < max(share, _FEW_PER_WORKER * cell.workers)
 
     def ended(self, number: int) -> None:
