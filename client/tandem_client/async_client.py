@@ -6,7 +6,7 @@ reads a completion.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Self, TypeVar, Unpack
 
 import grpc
@@ -35,7 +35,7 @@ _Response = TypeVar("_Response")
 
 
 class AsyncClient(ClientBase):
-    """Talks to one service, on the event loop that first uses this object. It may be made before that loop runs.
+    """Talks to one service or several (cells/README.md), on the event loop that first uses it; may be made before.
 
     A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
     Every call takes `timeout`, in seconds, for all its tries together; None: no end.
@@ -43,7 +43,7 @@ class AsyncClient(ClientBase):
 
     def __init__(
         self,
-        address: str = DEFAULT_ADDRESS,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
         *,
         max_retries: int = 3,
         token: str | None = None,
@@ -71,7 +71,7 @@ class AsyncClient(ClientBase):
         ids of `traceparent`, a W3C trace context.
         """
         request, recovery = lingering_request(prompt, resume=resume, **options)
-        return self._stream(request, FIELD_KEYWORDS, timeout, recovery, self._traced(traceparent))
+        return self._stream(request, FIELD_KEYWORDS, timeout, recovery, self._metadata_of(request, traceparent))
 
     def resume(
         self,

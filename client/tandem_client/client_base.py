@@ -2,15 +2,17 @@
 
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2
 from tandem.v1 import inference_pb2
 
+from tandem_client.cells.access import access_of
+from tandem_client.cells.affinity import METADATA_KEY, affinity_of
 from tandem_client.connection import DEFAULT_ADDRESS, Tries
-from tandem_client.credentials import Access, Metadata, TlsSettings
+from tandem_client.credentials import Metadata, TlsSettings
 from tandem_client.errors import DeadlineExceeded, Unavailable
 from tandem_client.recovery import LINGER_SECONDS, Recovery
 from tandem_client.types import SampleOffset
@@ -24,31 +26,32 @@ _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class ClientBase:
-    """The address, the number of retries and the access, which all calls of a client share."""
+    """The address or addresses, the number of retries and the access, which all calls of a client share."""
 
     def __init__(
         self,
-        address: str = DEFAULT_ADDRESS,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
         *,
         max_retries: int = 3,
         token: str | None = None,
         tls: TlsSettings | None = None,
     ) -> None:
-        self.address = address
-        self._access = Access(address=address, token=token, tls=tls)
+        self._access = access_of(address, token, tls)
+        self.address = self._access.address
         self._metadata = self._access.metadata
         self._max_retries = max_retries
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}>"
 
-    def _traced(self, traceparent: str | None) -> Metadata | None:
+    def _metadata_of(self, request: inference_pb2.GenerateRequest, traceparent: str | None) -> Metadata:
         """Returns the metadata of a call in this trace. Raises ValueError if the traceparent is malformed."""
+        metadata = (*(self._metadata or ()), (METADATA_KEY, affinity_of(request)))
         if traceparent is None:
-            return self._metadata
+            return metadata
         if _TRACEPARENT.fullmatch(traceparent) is None:
             raise ValueError("traceparent must have the form 00-<32 digits>-<16 digits>-<2 digits>, hexadecimal")
-        return (*(self._metadata or ()), ("traceparent", traceparent))
+        return (*metadata, ("traceparent", traceparent))
 
     def _tries(self, timeout: float | None) -> Tries:
         return Tries(retries_left=self._max_retries, timeout=timeout)

@@ -33,7 +33,7 @@ def is_local(address: str) -> bool:
         return False
 
 
-def channel_options(address: str) -> Sequence[tuple[str, int]]:
+def channel_options(address: str, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) -> Sequence[tuple[str, int]]:
     """Returns limits of messages, quick reconnects, and no HTTP proxy for addresses of this machine."""
     return [
         # Each client has its own connection; by default gRPC shares one among all channels of a process. Several front
@@ -43,7 +43,7 @@ def channel_options(address: str) -> Sequence[tuple[str, int]]:
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_FIRST_MS),
         # Despite its name, this is the time limit of one attempt to connect.
-        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
+        ("grpc.min_reconnect_backoff_ms", connect_timeout_ms),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_LAST_MS),
         ("grpc.enable_http_proxy", 0 if is_local(address) else 1),
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from tandem_client.connection import channel_options, is_local
+from tandem_client.connection import CONNECT_TIMEOUT_MS, channel_options, is_local
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -43,6 +43,7 @@ class Access:
     address: str
     token: str | None = None
     tls: TlsSettings | None = None
+    connect_timeout_ms: int = CONNECT_TIMEOUT_MS
 
     def __post_init__(self) -> None:
         """Raises ValueError if the token would be sent in plaintext to another machine, or is no header's value."""
@@ -74,7 +75,7 @@ class Access:
         return grpc.aio.secure_channel(self.address, self.tls.credentials(), options=self._options())
 
     def _options(self) -> Sequence[tuple[str, int | str]]:
-        options: list[tuple[str, int | str]] = list(channel_options(self.address))
+        options: list[tuple[str, int | str]] = list(channel_options(self.address, self.connect_timeout_ms))
         if self.tls is not None and self.tls.server_name is not None:
             options.append(("grpc.ssl_target_name_override", self.tls.server_name))
         return options

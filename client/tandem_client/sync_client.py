@@ -5,7 +5,7 @@ reads a completion.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack, cast
 
 import grpc
@@ -35,7 +35,7 @@ _Response = TypeVar("_Response")
 
 
 class Client(ClientBase):
-    """Talks to one service. Threads may share it.
+    """Talks to one service, or to several (`cells/README.md`). Threads may share it.
 
     A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
     Every call takes `timeout`, in seconds, for all its tries together; None: no end.
@@ -43,7 +43,7 @@ class Client(ClientBase):
 
     def __init__(
         self,
-        address: str = DEFAULT_ADDRESS,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
         *,
         max_retries: int = 3,
         token: str | None = None,
@@ -74,7 +74,7 @@ class Client(ClientBase):
         ids of `traceparent`, a W3C trace context.
         """
         request, recovery = lingering_request(prompt, resume=resume, **options)
-        return self._stream(request, FIELD_KEYWORDS, timeout, recovery, self._traced(traceparent))
+        return self._stream(request, FIELD_KEYWORDS, timeout, recovery, self._metadata_of(request, traceparent))
 
     def resume(
         self,

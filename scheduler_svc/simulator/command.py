@@ -56,7 +56,8 @@ def _check(options: Options) -> None:
 
 def _title(setup: Setup, workload: Workload, how: str) -> str:
     workers = f", {setup.workers} workers" if setup.workers > 1 else ""
-    return f"{setup.cost.name}{workers}: {workload.name} {how}"
+    cells = f", {setup.cells} cells by {setup.spread}" if setup.cells > 1 else ""
+    return f"{setup.cost.name}{workers}{cells}: {workload.name} {how}"
 
 
 def _simulate(options: Options, setup: Setup, workload: Workload) -> None:
@@ -100,7 +101,7 @@ def _run(options: Options, setup: Setup, workload: Workload) -> Figures:
     simulation = Simulation(setup, arrivals, tally, concurrency=options.concurrency or 0)
     steps = StepsFile(options.steps, clock=lambda: simulation.now) if options.steps else None
     if steps is not None:
-        simulation.on_step = steps.add
+        simulation.watch_steps(steps.add)
     simulation.run(Progress(workload.num_requests))
     if steps is not None:
         steps.close()

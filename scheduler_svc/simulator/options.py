@@ -17,6 +17,7 @@ from scheduler_svc import flags
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig, Policy
 from scheduler_svc.flags import file, number, one_of
 from scheduler_svc.simulator.cost.hardware import MACHINES, MODELS
+from scheduler_svc.simulator.spread import Spread
 from scheduler_svc.simulator.workload.lengths import GRAMMAR, Lengths, parse_lengths
 from scheduler_svc.simulator.workload.synthetic import Spacing
 from scheduler_svc.simulator.workload.traces import TraceFormat
@@ -41,6 +42,7 @@ def _values(default: object) -> Sequence[object]:
 COMPARABLE: Mapping[str, Sequence[object]] = {
     **{field.name.replace("_", "-"): _values(field.default) for field in fields(Policy)},
     "prefix-sharing": (True, False),
+    "spread": tuple(Spread),
 }
 """The policies that --compare takes, and their values."""
 
@@ -78,6 +80,14 @@ class WorkerOptions(BaseModel):
     model: Annotated[str, one_of(MODELS)] = Field("llama-3.1-8b", title="NAME", description=", ".join(MODELS))
     devices: int = number(1, 1, 64, "N", "devices of one worker, tensor parallel")
     workers: int = number(1, 1, MAX_LANES, "N", "identical workers")
+    cells: int = number(1, 1, 256, "N", "services, each with a core and workers of its own")
+    cell_lanes: int | None = number(None, 1, MAX_LANES, "N", "workers of each service; default: --workers")
+    spread: Spread = Field(
+        Spread.HASH, description="several services: a request goes to one by the hash of its beginning"
+    )
+    core_us: float = number(0.0, 0, 1e6, "US", "time of a core for each request and for each step of a worker")
+    kill_lane_every: float = number(0.0, 0, 1e9, "SECONDS", "kill a worker each time; 0: none")
+    restart: float = number(10.0, 0, 1e9, "SECONDS", "time after which a killed worker joins again")
     value_bytes: int = number(2, 1, 4, "N", "bytes per weight and cache entry")
     fit: Path | None = file("fit step times to a file of the service's --steps; default: a roofline")
     page_size: int = number(128, 1, 1024, "N", "tokens per page")

@@ -1,33 +1,30 @@
 """Runs the real core on virtual time: arrivals go in, simulated workers take the plans, results return when due.
 
-Owns the clock, which jumps from one event to the next. The simulation uses the core as the service's loop does: it
-hands in the events that are due, then a Tick lets the core plan. Setup and arrivals alone decide a run.
+Owns the clock, which jumps from one event to the next. The simulation uses a core as the service's loop does: it hands
+in the events that are due, then a Tick lets the core plan. Setup and arrivals alone decide a run.
 """
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
-from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.messages.reports import Load, StepReport
-from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.simulator.cell import FRONTEND, Cell
+from scheduler_svc.simulator.spread import Router
 from scheduler_svc.simulator.tally import Tally
-from scheduler_svc.simulator.worker import SLOT_MASK, Setup, SimulatedWorker
+from scheduler_svc.simulator.worker import SLOT_MASK, Setup
 from scheduler_svc.simulator.workload.request_source import Arrival
 
-_FRONTEND = "simulator"
 # The service draws its root at start. This one is constant, so that runs repeat exactly.
 _CACHE_ROOT = b"tandem simulate"
-# Wake-ups beyond this time are timeouts, which no virtual worker reaches.
-_NEVER = 1e14
-_TURNS_PER_LOAD_QUERY = 8
 _TURNS_PER_PROGRESS = 256
 
 
 class Simulation:
-    """One run of the core over the arrivals."""
+    """One run of the core over the arrivals, or of several cores."""
 
     def __init__(self, setup: Setup, arrivals: Iterator[Arrival], tally: Tally, *, concurrency: int = 0) -> None:
         """If `concurrency` is not 0, requests ignore their times: one is submitted when fewer than that are live."""
@@ -38,64 +35,94 @@ class Simulation:
         self._next_arrival = next(arrivals, None)
         self._concurrency = concurrency or math.inf
         self._is_closed = concurrency > 0
-        self.on_step: Callable[[StepReport], None] | None = None
-        """Receives the report of every step, if the core's config asks for reports."""
         self._targets: dict[int, int] = {}
-        self._core = Scheduler(setup.config)
-        self.load: Load | None = None
-        """The core's last load report."""
-        self.workers = {
-            name: SimulatedWorker(name, setup, self._targets)
-            for name in (f"worker-{number}" for number in range(1, setup.workers + 1))
-        }
+        self.cells = [Cell(setup, self._targets, tally, 1 + number * setup.workers) for number in range(setup.cells)]
+        self._router = Router(setup.spread, setup.cells, setup.workers, setup.seed)
+        self._homes = [(cell, name) for cell in self.cells for name in cell.workers]
+        self.num_deaths = 0
+        self.num_submitted = [0] * setup.cells
+        """Requests, by cell."""
+        self.workers = {name: worker for cell in self.cells for name, worker in cell.workers.items()}
+
+    def watch_steps(self, on_step: Callable[[StepReport], None]) -> None:
+        """`on_step` receives the report of every step, if the core's config asks for reports."""
+        for cell in self.cells:
+            cell.on_step = on_step
+
+    @property
+    def load(self) -> Load | None:
+        """The last load reports of all cores together."""
+        loads = [cell.load for cell in self.cells if cell.load is not None]
+        if not loads:
+            return None
+        sums = {name: sum(int(getattr(load, name)) for load in loads) for name in _SUMMED}
+        return replace(loads[0], **sums)
 
     def run(self, on_turn: Callable[["Simulation"], bool] | None = None) -> bool:
         """Runs until the last request has ended. Returns False if `on_turn`, called now and then, returned False."""
-        self._handle(ev.FrontendJoined(frontend=_FRONTEND))
-        for worker in self.workers.values():
-            self._handle(ev.WorkerJoined(worker=worker.name, info=self._setup.info))
-        turns, was_idle = 0, True
+        for cell in self.cells:
+            cell.begin()
+        turns = 0
         while (at := self._next_moment()) is not None:
             self.now = max(self.now, at)
-            self._deliver()
-            self._submit_due()
-            self._handle(ev.Tick())
+            self._kill_due()
+            self._turn()
             turns += 1
-            is_idle = not any(worker.results for worker in self.workers.values())
-            # The tally holds a load until the next one, so both ends of an idle time need one.
-            if is_idle != was_idle or turns % _TURNS_PER_LOAD_QUERY == 0:
-                self._handle(ev.LoadQuery(frontend=_FRONTEND, query=0))
-            was_idle = is_idle
             if on_turn is not None and turns % _TURNS_PER_PROGRESS == 0 and not on_turn(self):
                 return False
         assert not self.tally.live, f"{self.tally.live} requests are live and no event is due"
-        self._handle(ev.LoadQuery(frontend=_FRONTEND, query=0))
+        for cell in self.cells:
+            cell.report_load(self.now)
+        self._observe()
         return True
+
+    def _turn(self) -> None:
+        """The cores that have something to do do it."""
+        due = [cell for cell in self.cells if cell.is_due(self.now)]
+        for cell in due:
+            cell.deliver(self.now)
+        self._submit_due()
+        for cell in self.cells:
+            if cell in due or cell.is_due(self.now):
+                before = cell.load
+                cell.plan(self.now)
+                if cell.load is not before:
+                    self._observe()
+
+    def _observe(self) -> None:
+        if (load := self.load) is not None:
+            self.tally.observe(load, self.now)
 
     def _next_moment(self) -> float | None:
         """Returns the time of the next event, None if none is due."""
-        moments = [worker.results[0][0] for worker in self.workers.values() if worker.results]
+        moments = [moment for cell in self.cells if (moment := cell.next_moment(self.now)) is not None]
         if self._next_arrival is not None and self.tally.live < self._concurrency:
             moments.append(self.now if self._is_closed else self._next_arrival.at)
-        wake = self._core.next_wake()
-        if wake is not None and wake < _NEVER:
-            # The core was already called at this time, so the next call is the smallest step later.
-            moments.append(wake if wake > self.now else math.nextafter(self.now, math.inf))
+        if self._setup.kill_seconds and (self.tally.live or self._next_arrival is not None):
+            moments.append(self._next_death)
         return min(moments, default=None)
 
-    def _deliver(self) -> None:
-        for worker in self.workers.values():
-            while worker.results and worker.results[0][0] <= self.now:
-                self._handle(worker.results.popleft()[1])
+    @property
+    def _next_death(self) -> float:
+        return (self.num_deaths + 1) * self._setup.kill_seconds
+
+    def _kill_due(self) -> None:
+        """Kills the workers one after the other, at equal times."""
+        while self._setup.kill_seconds and self._next_death <= self.now:
+            cell, name = self._homes[self.num_deaths % len(self._homes)]
+            self.num_deaths += 1
+            cell.kill(name, self.now)
 
     def _submit_due(self) -> None:
         while (arrival := self._next_arrival) is not None and self.tally.live < self._concurrency:
             if not self._is_closed and arrival.at > self.now:
                 return
-            self._submit(arrival)
+            cell = self._router.choose(arrival.prompt, arrival.tenant, [cell.live for cell in self.cells])
+            self.cells[cell].submit(self._request(arrival))
+            self.num_submitted[cell] += 1
             self._next_arrival = next(self._arrivals, None)
 
-    def _submit(self, arrival: Arrival) -> None:
+    def _request(self, arrival: Arrival) -> ev.Submit:
         setup, info = self._setup, self._setup.info
         prompt = arrival.prompt
         stream = self.tally.enter(self.now, arrival.tenant)
@@ -103,43 +130,28 @@ class Simulation:
         # A request may not ask for more than the model's context holds.
         max_new_tokens = max(arrival.output_tokens, min(setup.ask_tokens, info.max_length - len(prompt)))
         root = _root(arrival.tenant)
-        self._handle(
-            ev.Submit(
-                frontend=_FRONTEND,
-                stream=stream,
-                request_id=str(stream),
-                prompt=prompt,
-                sampling=stream.to_bytes(8, "little"),
-                max_new_tokens=max_new_tokens,
-                min_new_tokens=0,
-                stop_token_ids=(),
-                ignore_eos=not setup.ask_tokens,
-                priority=0,
-                max_time_seconds=0.0,
-                deadline_seconds=0.0,
-                prefix_root=root,
-                page_hashes=hash_pages(root, prompt, info.page_size),
-                cache_read=setup.shares_prefixes,
-                cache_write=setup.shares_prefixes,
-            )
+        return ev.Submit(
+            frontend=FRONTEND,
+            stream=stream,
+            request_id=str(stream),
+            prompt=prompt,
+            sampling=stream.to_bytes(8, "little"),
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=0,
+            stop_token_ids=(),
+            ignore_eos=not setup.ask_tokens,
+            priority=0,
+            max_time_seconds=0.0,
+            deadline_seconds=0.0,
+            prefix_root=root,
+            page_hashes=hash_pages(root, prompt, info.page_size),
+            cache_read=setup.shares_prefixes,
+            cache_write=setup.shares_prefixes,
         )
 
-    def _handle(self, event: ev.Event) -> None:
-        for effect in self._core.handle(event, self.now):
-            match effect:
-                case fx.SendPlan():
-                    self.workers[effect.worker].take(effect.plan, self.now)
-                case fx.StepOutput():
-                    self.tally.take(effect, self.now)
-                case fx.Rejected():
-                    self.tally.reject(effect)
-                case fx.LoadReply():
-                    self.load = effect.load
-                    self.tally.observe(effect.load, self.now)
-                case StepReport() if self.on_step is not None:
-                    self.on_step(effect)
-                case _:
-                    pass
+
+# The figures of a load that the report and the tally read.
+_SUMMED = ("running", "waiting", "pages_used", "pages_cached", "preemptions")
 
 
 @cache

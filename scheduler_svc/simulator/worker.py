@@ -17,6 +17,7 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan, RowStart
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.simulator.cost.step_cost import CostModel, IntArray, StepShape
+from scheduler_svc.simulator.spread import Spread
 from scheduler_svc.simulator.workload.tokens import eos_of
 
 # The low bits of a request's stream and seed are its slot, the bits above them its serial number.
@@ -31,7 +32,9 @@ class Setup:
 
     `ask_tokens` is the max_new_tokens of every request, and EOS ends the output before it. If it is 0, each request
     asks for exactly the tokens it gets. A step's tokens are padded to a multiple of `token_multiple`. `shares_prefixes`
-    switches the prefix cache on. `link_seconds` is the delay between core and worker, each way.
+    switches the prefix cache on. `link_seconds` is the delay between core and worker, each way. Each of `cells`
+    services has a core and `workers` workers; a core takes `core_seconds` for each request and each step of a worker.
+    Every `kill_seconds`, a worker dies, 0: none does; it joins again after `restart_seconds`.
     """
 
     config: CoreConfig
@@ -42,6 +45,12 @@ class Setup:
     token_multiple: int = 1
     ask_tokens: int = 0
     shares_prefixes: bool = True
+    cells: int = 1
+    spread: Spread = Spread.HASH
+    core_seconds: float = 0.0
+    kill_seconds: float = 0.0
+    restart_seconds: float = 10.0
+    seed: int = 0
 
 
 class SimulatedWorker:

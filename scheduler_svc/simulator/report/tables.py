@@ -16,6 +16,8 @@ _PERCENTS = (50, 90, 99)
 # Only 0 is blank.
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 48
+# A core that is busy for longer than this lets its workers wait.
+_FULL_CORE = 0.9
 _WASTE = ("recomputed", "discarded", "padding")
 
 
@@ -63,6 +65,11 @@ def figures_of(simulation: Simulation, setup: Setup) -> Figures:
             for point in tally.timeline.points
         ],
     }
+    if len(simulation.cells) > 1 or setup.core_seconds:
+        core = [_share(cell.core_seconds, seconds) for cell in simulation.cells]
+        figures["cells"] = {"count": len(core), "busiest_core": max(core), "requests": simulation.num_submitted}
+    if setup.kill_seconds:
+        figures["deaths"] = simulation.num_deaths
     if tally.groups:
         first, others = tally.groups
         figures["first_tenant"], figures["other_tenants"] = _latencies(first), _latencies(others)
@@ -106,6 +113,7 @@ def table(figures: Figures) -> str:
         ),
         _line("hit rate", f"{figures['hit_rate']:.1%} of prompt tokens were cached"),
         _line("preemptions", f"{figures['preemptions']:,} of {figures['preempted_requests']:,} requests"),
+        *_cell_lines(figures),
         _line("running", f"{figures['running_mean']:,.1f} requests (mean)"),
         _line(
             "waste",
@@ -115,6 +123,19 @@ def table(figures: Figures) -> str:
         *_over_time(figures),
     ]
     return "\n".join(lines)
+
+
+def _cell_lines(figures: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = []
+    if (cells := figures.get("cells")) is not None:
+        most = max(cells["requests"]) * cells["count"] / max(1, sum(cells["requests"]))
+        busy = cells["busiest_core"]
+        verdict = "; it cannot steer its workers" if busy > _FULL_CORE else ""
+        lines.append(_line("cells", f"{cells['count']}; requests of the fullest {most:.0%} of the mean"))
+        lines.append(_line("core", f"the busiest takes {busy:.1%} of the time{verdict}"))
+    if "deaths" in figures:
+        lines.append(_line("deaths", f"{figures['deaths']:,} workers were killed"))
+    return lines
 
 
 def _latency_lines(figures: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -60,7 +60,7 @@ def test_policy_switches_reach_the_core(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_every_policy_of_the_core_is_a_switch_that_can_be_compared() -> None:
     names = {field.name.replace("_", "-") for field in dataclasses.fields(Policy)}
-    assert names | {"prefix-sharing"} == set(options.COMPARABLE)
+    assert names | {"prefix-sharing", "spread"} == set(options.COMPARABLE)
     chosen = options.read(["--no-cache-aware", "--admission", "known", "--compare", "fair-share"])
     assert chosen.policy == Policy(cache_aware=False, admission=Admission.KNOWN)
     assert [variant.policy.fair_share for _, variant in chosen.variants()] == [True, False]

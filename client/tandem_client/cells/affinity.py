@@ -1,0 +1,25 @@
+"""The key by which requests that begin alike are kept together: a hash of the salt and of a prompt's beginning.
+
+Clients of several cells choose by it, and send it to proxies in the metadata `tandem-affinity`.
+"""
+
+import hashlib
+
+from tandem.v1 import inference_pb2
+
+METADATA_KEY = "tandem-affinity"
+# The beginning of a prompt: as much as system prompts have in common, and no more than the first turn of most chats.
+_CHARACTERS, _TOKEN_IDS = 1024, 256
+_KEY_BYTES = 8
+
+
+def affinity_of(request: inference_pb2.GenerateRequest) -> str:
+    """16 hexadecimal digits, equal for requests of equal salt and beginning. It does not reveal the salt."""
+    hashed = hashlib.blake2b(digest_size=_KEY_BYTES, person=b"tandem-affinity")
+    if request.HasField("token_ids"):
+        start = ",".join(map(str, request.token_ids.ids[:_TOKEN_IDS])).encode()
+    else:
+        start = request.text[:_CHARACTERS].encode()
+    for part in (request.cache.salt.encode(), start):
+        hashed.update(len(part).to_bytes(8, "big") + part)
+    return hashed.hexdigest()

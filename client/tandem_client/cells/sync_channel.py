@@ -1,0 +1,194 @@
+"""A channel to several cells, for blocking code: it has the calls of one channel, and sends each to the right cell.
+
+Owns the channels to the cells. Stubs are made from it as from any channel, so a client has the same code for one cell
+and for several.
+"""
+
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+from tandem.v1 import control_pb2, control_pb2_grpc
+
+from tandem_client.cells import calls
+from tandem_client.cells.abort import Abort, results
+from tandem_client.cells.router import LOOK_SECONDS, Router
+from tandem_client.cells.ways import GenerateWay, ResumeWay, worst
+from tandem_client.credentials import Metadata
+from tandem_client.errors import TandemError
+from tandem_client.wire.rpc_errors import ErrorReader
+
+_Way = GenerateWay | ResumeWay
+
+
+class CellsChannel:
+    """The part of grpc.Channel that generated stubs and a client use."""
+
+    def __init__(self, addresses: Sequence[str], channels: Sequence[grpc.Channel]) -> None:
+        self.addresses, self._channels = addresses, channels
+        self.router = Router(addresses)
+        self.errors = [ErrorReader(address=address, timeout=None) for address in addresses]
+        self._loads = [control_pb2_grpc.ControlServiceStub(channel).GetLoad for channel in channels]
+        self._looks: set[object] = set()
+
+    def unary_unary(self, method: str, *serializers: Any, **more: Any) -> Any:
+        """The call to one cell or to several."""
+        inner = [channel.unary_unary(method, *serializers, **more) for channel in self._channels]
+        match calls.name_of(method):
+            case calls.ABORT:
+                return Abort(self.router, inner)
+            case calls.CHECK:
+                return functools.partial(self._check, inner)
+            case name if name in calls.OF_ANY_CELL:
+                return functools.partial(self._any, inner)
+            case _:
+                return functools.partial(self._refuse, method)
+
+    def unary_stream(self, method: str, *serializers: Any, **more: Any) -> Any:
+        """The call to the cell of the request."""
+        inner = [channel.unary_stream(method, *serializers, **more) for channel in self._channels]
+        match calls.name_of(method):
+            case calls.GENERATE:
+                return functools.partial(self._generate, inner)
+            case calls.RESUME:
+                return functools.partial(self._resume, inner)
+            case calls.WATCH:
+                return self._watch
+            case _:
+                return functools.partial(self._refuse, method)
+
+    def close(self) -> None:
+        """Closes the connections to all cells."""
+        for channel in self._channels:
+            channel.close()
+
+    def _refuse(self, method: str, *_: object, **__: object) -> Any:
+        raise calls.of_one_cell(method, self.addresses)
+
+    def _generate(self, inner: Sequence[Any], request: Any, timeout: float | None = None, metadata: Any = None) -> Any:
+        self._look(metadata)
+        return CellsCall(self, inner, GenerateWay(self.router, request, metadata or ()), request, timeout, metadata)
+
+    def _resume(self, inner: Sequence[Any], request: Any, timeout: float | None = None, metadata: Any = None) -> Any:
+        return CellsCall(self, inner, ResumeWay(self.router, len(inner), request), request, timeout, metadata)
+
+    def _any(self, inner: Sequence[Any], request: Any, timeout: float | None = None, metadata: Any = None) -> Any:
+        """Asks one cell after the other until one answers."""
+        failed: list[grpc.RpcError] = []
+        read: list[TandemError] = []
+        for call, errors in zip(inner, self.errors, strict=True):
+            try:
+                return call(request, timeout=timeout, metadata=metadata)
+            except grpc.RpcError as error:
+                failed.append(error)
+                read.append(errors.read(error))
+                if not calls.try_next(read[-1]):
+                    raise
+        raise worst(failed, read)
+
+    def _check(self, inner: Sequence[Any], request: Any, timeout: float | None = None, metadata: Any = None) -> Any:
+        """Asks all cells at once whether they serve."""
+        limit = calls.CHECK_SECONDS if timeout is None else min(timeout, calls.CHECK_SECONDS)
+        futures = [call.future(request, timeout=limit, metadata=metadata) for call in inner]
+        answers, failed = results(futures)
+        if (answer := calls.serving(answers)) is None:
+            raise failed[0]
+        return answer
+
+    def _watch(
+        self, request: Any, timeout: float | None = None, metadata: Any = None
+    ) -> Iterator[health_pb2.HealthCheckResponse]:
+        """Looks at all cells until the caller leaves; a client that waits takes the first that serves."""
+        check = self.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        until = None if timeout is None else time.monotonic() + timeout
+        while until is None or time.monotonic() < until:
+            yield check(request, timeout=None if until is None else until - time.monotonic(), metadata=metadata)
+            time.sleep(calls.WATCH_SECONDS)
+
+    def _look(self, metadata: Metadata | None) -> None:
+        """Asks the cells for their load, once a second, without waiting."""
+        if not self.router.is_look_due(time.monotonic()):
+            return
+        own = tuple((name, value) for name, value in metadata or () if name == "authorization")
+        for number, call in enumerate(self._loads):
+            look = call.future(control_pb2.GetLoadRequest(), timeout=LOOK_SECONDS, metadata=own)
+            # A call whose future is dropped is cancelled.
+            self._looks.add(look)
+            look.add_done_callback(functools.partial(self._looked, number))
+
+    def _looked(self, number: int, look: Any) -> None:
+        self._looks.discard(look)
+        if look.cancelled():
+            return
+        try:
+            calls.note_load(self.router, number, look.result(), time.monotonic())
+        except grpc.RpcError as error:
+            calls.note_no_load(self.router, number, self.errors[number].read(error), time.monotonic())
+
+
+class CellsCall:
+    """A stream of messages from the first cell that accepts the request."""
+
+    def __init__(
+        self, channel: CellsChannel, inner: Sequence[Any], way: _Way, request: Any, timeout: float | None, metadata: Any
+    ) -> None:
+        self._channel, self._inner, self._way = channel, inner, way
+        self._request, self._metadata = request, metadata
+        self._until = None if timeout is None else time.monotonic() + timeout
+        self._began = self._cancelled = False
+        self._failed: list[grpc.RpcError] = []
+        self._read: list[TandemError] = []
+        self._start()
+
+    def _start(self) -> bool:
+        """Sends the request to the next cell. Returns whether there is one."""
+        number = self._way.next_cell()
+        if number is None:
+            return False
+        left = None if self._until is None else max(0.0, self._until - time.monotonic())
+        self._number = number
+        self._call = self._inner[number](self._request, timeout=left, metadata=self._metadata)
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        while True:
+            try:
+                message = next(self._call)
+            except StopIteration:
+                self._way.ended()
+                raise
+            except grpc.RpcError as error:
+                self._go_on(error)
+                continue
+            if not self._began:
+                self._began = True
+                self._way.began()
+            return message
+
+    def _go_on(self, error: grpc.RpcError) -> None:
+        """Starts the call at another cell, or raises."""
+        if self._began or self._cancelled:
+            self._way.ended()
+            raise error
+        self._failed.append(error)
+        self._read.append(self._channel.errors[self._number].read(error))
+        if not self._way.goes_on(self._read[-1]):
+            raise error
+        if not self._start():
+            raise worst(self._failed, self._read)
+
+    def cancel(self) -> bool:
+        """Ends the call."""
+        self._cancelled = True
+        self._way.ended()
+        return self._call.cancel()
