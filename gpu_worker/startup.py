@@ -20,6 +20,7 @@ from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_
 from gpu_worker.checkpoint.merged import Groups
 from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.independence import check_independence
+from gpu_worker.compatibility.new_weights import WeightsLoader
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.device import choose_device
@@ -51,7 +52,7 @@ from gpu_worker.wire.frames import join_frame
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 7
+PROTOCOL = 8
 
 
 def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
@@ -72,10 +73,8 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     if not files.tokenizer_json:
         log.warning("%s has no tokenizer.json: prompts and outputs are token ids only", files.folder)
     if files.unsupported:
-        log.warning(
-            "generation_config.json contains %s, which is not supported; it is ignored",
-            ", ".join(files.unsupported)[:500],
-        )
+        names = ", ".join(files.unsupported)[:500]
+        log.warning("generation_config.json contains %s, which is not supported; it is ignored", names)
     with phase("compatibility check"):
         facts = model_facts(files.config, dtype=dtype, packs=can_pack(device, dtype))
         layers, costs, merged = facts.layers, facts.costs, facts.merged
@@ -105,6 +104,7 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     )
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
+    runner.weights = WeightsLoader(model, files, runner, dtype=dtype, layers=layers)
     log.info("self-check passed: logits differ from eager attention's by %.2g", error)
     for line in ledger(sizes, str(device), costs.dtype, measured):
         log.info("%s", line)

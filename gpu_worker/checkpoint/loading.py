@@ -47,6 +47,15 @@ def load_weights(
 
     merged: groups of linear layers that are merged into one.
     """
+    target = device if loads_to_device(device) else None
+    return prepare(load_plain(files, dtype=dtype, device=target), device=device, dtype=dtype, merged=merged)
+
+
+def load_plain(files: ModelFiles, *, dtype: torch.dtype, device: torch.device | None = None) -> PreTrainedModel:
+    """The model as Transformers loads it, complete. Raises ModelRefused.
+
+    device: where each tensor goes as it is read. None: to host memory, or it stays in its mapped file.
+    """
     register()
     progress = Progress.of_this_process("weights", files.weights.num_bytes)
     try:
@@ -57,7 +66,7 @@ def load_weights(
                 dtype=dtype,
                 use_safetensors=True,
                 attn_implementation=ATTENTION_NAME,
-                device_map={"": device} if loads_to_device(device) else None,
+                device_map=None if device is None else {"": device},
                 trust_remote_code=False,
                 # Different shapes are collected with other faults, and refused below.
                 ignore_mismatched_sizes=True,
@@ -77,7 +86,7 @@ def load_weights(
     finally:
         progress.close()
     check_complete(found)
-    return prepare(model, device=device, dtype=dtype, merged=merged)
+    return model
 
 
 def prepare(

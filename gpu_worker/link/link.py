@@ -13,6 +13,7 @@ import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection
+from gpu_worker.link.new_weights import answer_of
 from gpu_worker.link.plan_runner import PlanRunner
 from gpu_worker.link.ready_lines import ReadyLines
 from gpu_worker.link.reconnects import FIRST_PAUSE_SECONDS, Reconnects
@@ -73,8 +74,7 @@ class Link:
         self._num_void = 0
         self._ready = ReadyLines(endpoint if curve else "")
         self._num_bad_frames = 0
-        # Of the newest result that was sent.
-        self._done = pb.Heartbeat()
+        self._done = pb.Heartbeat()  # Of the newest result that was sent.
         # The last logged problem, so that it is logged once and not at every try.
         self._last_problem = ""
 
@@ -211,6 +211,8 @@ class Link:
             # After a lost connection this worker joins as one that serves.
             self._join.standby = False
             self._ready.seated()
+        elif kind == "load_weights" and self._joined:
+            self._send(answer_of(message.load_weights, self._runner, self._join))
         elif kind == "dismissed":
             log.info("the scheduler has drained this worker; it ends")
             self._stopping = True

@@ -34,6 +34,7 @@ from gpu_worker.step.refusals import OutOfSync, refusal_of
 from gpu_worker.step.saved_pages import SavedPages
 from gpu_worker.step.warm_up import warm_up
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
+from gpu_worker.wire.new_weights import WeightsLoader
 
 MAX_IN_FLIGHT = 2
 
@@ -87,8 +88,8 @@ class Runner:
         self._in_flight: deque[InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
         self._saved = SavedPages(geometry.host_pages)
-        # Why the device is unusable; empty if it is usable.
-        self._lost = ""
+        self.weights: WeightsLoader | None = None
+        self._lost = ""  # Why the device is unusable; empty if it is usable.
 
     @property
     def num_in_flight(self) -> int:

@@ -15,9 +15,9 @@ from tandem.internal.v1 import worker_pb2
 from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.operators import TenantsChanged
 from scheduler_svc.core.messages.page_hash import hash_pages
 from scheduler_svc.core.messages.reports import DrainReport, StepReport
-from scheduler_svc.core.messages.tenants import TenantsChanged
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.workers.standby import PATIENCE_SECONDS

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, replace
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
-from scheduler_svc.core.messages.tenants import TenantLimits
+from scheduler_svc.core.messages.operators import TenantLimits
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 
