@@ -14,6 +14,7 @@ import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from tests.rigs.faults import Faults
+from tests.rigs.hashing import salt_of
 from tests.rigs.page_labels import Labels
 from tests.rigs.page_pool import PagePool, Slots
 from tests.rigs.plan_arrays import Chunk, PlanArrays, PlanError, StartedRow, read_plan
@@ -87,6 +88,18 @@ class Executor:
         self._generation = 0
         self._step = 0
         self._broken = False
+        self.version = self.weights_folder = ""
+        self._salt = 0
+
+    def load_weights(self, order: pb.LoadWeights, *, refusal: str = "") -> pb.WeightsLoaded:
+        """Pages of other weights are no longer the row's own: reading one breaks the contract."""
+        if not refusal:
+            self.version, self.weights_folder, self._salt = order.version, order.folder, salt_of(order.version)
+            self.labels.by_page.clear()
+            if not order.keep_rows:
+                # The self-check uses rows and pages.
+                self._tables.reset()
+        return pb.WeightsLoaded(version=order.version, ok=not refusal, detail=refusal)
 
     @property
     def tables(self) -> dict[int, tuple[int, list[int]]]:
@@ -325,7 +338,7 @@ class Executor:
 
     def _read(self, row: Row, position: int) -> list[int]:
         """What the row's query at this position sees of its past, which must stand there; the positions not finite."""
-        row.hash_up_to(position)
+        row.hash_up_to(position, self._salt)
         first, bad = self.shape.first_read(position), list[int]()
         for span in (slice(0, min(self.shape.sink_tokens, first)), slice(first, position)):
             if span.start < span.stop:
@@ -336,7 +349,7 @@ class Executor:
         row, start, end = item.row, item.start, item.start + item.count
         outcome, bad = _Outcome(), self._read(row, start)
         computed = row.tokens[start:end].tolist()
-        row.hash_up_to(end)
+        row.hash_up_to(end, self._salt)
         written = self._not_finite(start, computed, bad)
         bad += written
         self._tell_prompt(item, bad, outcome)

@@ -53,11 +53,11 @@ class Row:
     page_set: set[int] = field(default_factory=set)
     page_terms: int = 0
 
-    def hash_up_to(self, length: int) -> None:
-        """Fills in the hashes of the first `length` tokens."""
+    def hash_up_to(self, length: int, salt: int = 0) -> None:
+        """Fills in the hashes of the first `length` tokens; those that are new with this salt of the weights."""
         history = int(self.hashes[self.num_hashed])
         for n in range(self.num_hashed, length):
-            history = extend(history, int(self.tokens[n]))
+            history = extend(history, int(self.tokens[n]), salt)
             self.hashes[n + 1] = history
         self.num_hashed = max(self.num_hashed, length)
 

@@ -65,11 +65,32 @@ def expected(changed: Path) -> list[Case]:
         return cases_of(process, PROMPTS)
 
 
-@pytest.fixture
-def service(rig: Rig, changed: Path) -> Iterator[Updatable]:
-    service = Updatable(rig, changed.parent)
-    yield service
-    service.client.close()
+@pytest.fixture(scope="module")
+def service(changed: Path) -> Iterator[Updatable]:
+    with Rig() as rig:
+        service = Updatable(rig, changed.parent)
+        yield service
+        service.client.close()
+
+
+def test_a_wrong_folder_is_refused_and_nothing_changes(service: Updatable, changed: Path, tmp_path: Path) -> None:
+    before, _ = service.tokens(PROMPTS[0])
+    with pytest.raises(InvalidArgument, match="is not in one of the folders of --weights-folders"):
+        list(service.client.update_weights("/etc", version="x"))
+    link = changed.parent / "link"
+    link.symlink_to(tmp_path)
+    for folder, why in ((link, "which is not in one of"), (changed.parent / "none", "cannot be opened")):
+        *_, last = service.client.update_weights(folder, version="x")
+        assert last.state is UpdateState.REFUSED and why in last.detail
+    other = changed.parent / "other"
+    shutil.copytree(changed, other)
+    tensors = load_file(other / "model.safetensors")
+    name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
+    tensors[name] = tensors[name][:-1].contiguous()
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    *_, last = service.client.update_weights(other, version="x")
+    assert last.state is UpdateState.REFUSED and name in last.detail
+    assert service.tokens(PROMPTS[0])[0] == before
 
 
 def test_the_service_computes_with_new_weights_and_so_does_its_next_worker(
@@ -95,23 +116,3 @@ def test_the_service_computes_with_new_weights_and_so_does_its_next_worker(
     again.wait_line("weights 'v2' from", TIMEOUT_SECONDS)
     assert service.tokens(PROMPTS[0])[0] == expected[0].tokens
     assert [worker.weights_version for worker in service.client.load().per_worker] == ["v2"]
-
-
-def test_a_wrong_folder_is_refused_and_nothing_changes(service: Updatable, changed: Path, tmp_path: Path) -> None:
-    before, _ = service.tokens(PROMPTS[0])
-    with pytest.raises(InvalidArgument, match="is not in one of the folders of --weights-folders"):
-        list(service.client.update_weights("/etc", version="x"))
-    link = changed.parent / "link"
-    link.symlink_to(tmp_path)
-    for folder, why in ((link, "which is not in one of"), (changed.parent / "none", "cannot be opened")):
-        *_, last = service.client.update_weights(folder, version="x")
-        assert last.state is UpdateState.REFUSED and why in last.detail
-    other = changed.parent / "other"
-    shutil.copytree(changed, other)
-    tensors = load_file(other / "model.safetensors")
-    name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
-    tensors[name] = tensors[name][:-1].contiguous()
-    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
-    *_, last = service.client.update_weights(other, version="x")
-    assert last.state is UpdateState.REFUSED and name in last.detail
-    assert service.tokens(PROMPTS[0])[0] == before

@@ -72,6 +72,8 @@ class Updates:
         )
         if refusal is not None:
             return [refusal]
+        for lane in self._lanes.by_worker.values():
+            lane.weights.retry_at, lane.weights.refusal = 0.0, ""
         self._update = Update(
             weights=event.weights,
             running=event.running,
