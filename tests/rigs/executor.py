@@ -68,8 +68,11 @@ class Executor:
         on_violation: Callable[[str], None] | None = None,
         pool_id: bytes = b"",
         shared: dict[bytes, Slots] | None = None,
+        tokens_by_version: bool = True,
     ) -> None:
-        """`shared`: the memory of pools whose workers are dead, by id."""
+        """`shared`: the memory of pools whose workers are dead, by id. `tokens_by_version`: whether tokens, not only
+        pages, depend on the version of the weights."""
+        self._tokens_by_version = tokens_by_version
         self.shape = shape
         self.pool_id = pool_id
         self._shared = {} if shared is None else shared
@@ -356,7 +359,8 @@ class Executor:
         self._pool.write(row.idx, row.pages, start, computed, row.hashes[start + 1 : end + 1], written)
         if not item.samples:
             return outcome
-        started, history = row.started, int(row.hashes[end])
+        hashes = row.hashes if self._tokens_by_version or row.plain is None else row.plain
+        started, history = row.started, int(hashes[end])
         banned = row.never | started.banned if end < started.banned_until else row.never
         allowed = started.settings.allowed
         token = draw(history, row.key, vocab=self.shape.sampled_vocab, allowed=allowed, banned=banned)
@@ -392,7 +396,8 @@ class Executor:
         row = item.row
         top_k = max(0, row.started.num_logprobs - 1)
         for position in item.told_positions():
-            history, token = int(row.hashes[position]), int(row.tokens[position])
+            hashes = row.hashes if self._tokens_by_version or row.plain is None else row.plain
+            history, token = int(hashes[position]), int(row.tokens[position])
             logprob = None if self._sees(position - 1, bad) else self._logprob(history, token, top_k)
             outcome.prompt_logprobs.append((logprob, top_k))
 

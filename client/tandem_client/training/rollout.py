@@ -44,7 +44,8 @@ class TandemRollout:
         self.synchronize(trainer)
         groups = [(prompt, len(list(same))) for prompt, same in groupby(prompts)]
         with ThreadPoolExecutor(min(_MAX_THREADS, len(groups))) as pool:
-            results = list(pool.map(lambda each: self._samples(each[0], each[1], trainer), enumerate(groups)))
+            waiting = [pool.submit(self._samples, idx, group, trainer) for idx, group in enumerate(groups)]
+            results = [each.result() for each in waiting]
         columns: dict[str, list[Any]] = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
         for result in results:
             for name, values in result.items():
@@ -52,7 +53,7 @@ class TandemRollout:
         return columns
 
     def synchronize(self, trainer: Any) -> None:
-        """Lets the service load the trainer's weights, if they are others than at the last call. Raises UpdateFailed."""
+        """Lets the service load the trainer's weights, if they have changed. Raises UpdateFailed."""
         step = int(trainer.state.global_step)
         if step == self._step:
             return

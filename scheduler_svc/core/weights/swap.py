@@ -4,7 +4,7 @@ No page that older weights computed is found afterwards: all pages leave the cac
 rows cache no page and share none with their siblings until they start again.
 """
 
-from collections.abc import Callable
+from typing import Protocol
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.operators import Running, Weights
@@ -13,11 +13,15 @@ from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.workers.lanes import Lanes
 
-End = Callable[[Request, float], None]
+
+class End(Protocol):
+    """Ends a live request."""
+
+    def __call__(self, request: Request, now: float, *, reason: fx.EndReason | None = None) -> None: ...
 
 
-def swapped(lane: Lane, lanes: Lanes, weights: Weights, abort: End, now: float) -> list[fx.Effect]:
-    """Applies the lane's new weights to the core's state. `abort` ends a request with ABORTED."""
+def swapped(lane: Lane, lanes: Lanes, weights: Weights, end: End, now: float) -> list[fx.Effect]:
+    """Applies the lane's new weights to the core's state. `end` ends a live request."""
     running = lane.weights.running
     lane.take_weights(weights)
     lane.schedule.clear_lookups()
@@ -35,6 +39,6 @@ def swapped(lane: Lane, lanes: Lanes, weights: Weights, abort: End, now: float) 
         ]
     if running is Running.ABORT:
         for request in requests:
-            abort(request, now)
+            end(request, now, reason=fx.EndReason.ABORTED)
     what = f"worker {lane.worker} has weights {weights.version!r}"
     return lanes.reset(lane, what, now, ResetCause.NEW_WEIGHTS, 0, keep_pages=False)

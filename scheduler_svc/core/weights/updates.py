@@ -12,7 +12,6 @@ is in `swap.py`. If it refuses, its lane goes on as it was.
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
@@ -20,9 +19,8 @@ from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weight
 from scheduler_svc.core.messages.reports import Load, UpdateState
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.weights.ask import refusal_of
-from scheduler_svc.core.weights.swap import swapped
+from scheduler_svc.core.weights.swap import End, swapped
 from scheduler_svc.core.weights.update import MAX_LOSSES, Update
 from scheduler_svc.core.workers.lanes import Lanes
 
@@ -34,17 +32,11 @@ MAX_WATCHERS = 64
 MAX_VERSIONS = 1024
 
 
-class _End(Protocol):
-    """Ends a live request."""
-
-    def __call__(self, request: Request, now: float, *, reason: fx.EndReason | None = None) -> None: ...
-
-
 class Updates:
     """`frontends` has the connected front ends, `end` ends a live request."""
 
     def __init__(
-        self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, frontends: Mapping[str, int], end: _End
+        self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, frontends: Mapping[str, int], end: End
     ) -> None:
         self._config, self._queue, self._lanes, self._frontends, self._end = config, queue, lanes, frontends, end
         self.current: Weights | None = None
@@ -102,16 +94,13 @@ class Updates:
         if not event.ok:
             return self._refused(lane, weights, event.detail, now)
         marks.refusal = ""
-        effects = swapped(lane, self._lanes, weights, self._abort, now)
+        effects = swapped(lane, self._lanes, weights, self._end, now)
         update = self._update
         if update is not None and update.weights == weights and not update.is_committed:
             update.is_committed, update.detail = True, "the other workers load the weights"
             self._take(weights)
             effects.append(fx.WeightsChanged(weights=weights))
         return effects
-
-    def _abort(self, request: Request, now: float) -> None:
-        self._end(request, now, reason=fx.EndReason.ABORTED)
 
     def _take(self, weights: Weights) -> None:
         self.current, self._is_uneven = weights, True
@@ -247,5 +236,7 @@ class Updates:
             is_emptied = self._is_behind(lane) and self._is_updated_by(update, lane, lanes)
             admits = is_current and not is_emptied and not lane.weights.is_held
             if admits and not lane.weights.admits:
-                lane.schedule.clear_lookups()
+                # Requests that no other lane could hold wait apart.
+                self._queue.restore_set_aside()
+                self._queue.unpark_all()
             lane.weights.admits = admits
