@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import is_accelerate_available
 from transformers.utils import logging as transformers_logging
@@ -41,20 +41,28 @@ def loads_to_device(device: torch.device) -> bool:
 
 
 def load_weights(
-    files: ModelFiles, *, device: torch.device, dtype: torch.dtype, merged: Groups = ()
+    files: ModelFiles, *, device: torch.device, dtype: torch.dtype, merged: Groups = (), ranks: int = 1
 ) -> PreTrainedModel:
     """The model on its device, in evaluation mode, with paged attention. Raises ModelRefused.
 
-    merged: groups of linear layers that are merged into one.
+    merged: groups of linear layers that are merged into one. ranks: of the group that shares the model; this process
+    reads its part only. Transformers calls torch.distributed, which the caller has set up.
     """
-    target = device if loads_to_device(device) else None
-    return prepare(load_plain(files, dtype=dtype, device=target), device=device, dtype=dtype, merged=merged)
+    target = device if loads_to_device(device) and ranks == 1 else None
+    model = load_plain(files, dtype=dtype, device=target, ranks=ranks)
+    if ranks > 1:
+        # The layers' forwards are Transformers' own, which contain the collective calls.
+        return model.to(device).eval().requires_grad_(False)
+    return prepare(model, device=device, dtype=dtype, merged=merged)
 
 
-def load_plain(files: ModelFiles, *, dtype: torch.dtype, device: torch.device | None = None) -> PreTrainedModel:
+def load_plain(
+    files: ModelFiles, *, dtype: torch.dtype, device: torch.device | None = None, ranks: int = 1
+) -> PreTrainedModel:
     """The model as Transformers loads it, complete. Raises ModelRefused.
 
-    device: where each tensor goes as it is read. None: to host memory, or it stays in its mapped file.
+    device: where each tensor goes as it is read. None: to host memory, or it stays in its mapped file. ranks: as in
+    `load_weights`.
     """
     register()
     progress = Progress.of_this_process("weights", files.weights.num_bytes)
@@ -67,6 +75,7 @@ def load_plain(files: ModelFiles, *, dtype: torch.dtype, device: torch.device | 
                 use_safetensors=True,
                 attn_implementation=ATTENTION_NAME,
                 device_map=None if device is None else {"": device},
+                **_sharing(ranks),
                 trust_remote_code=False,
                 # Different shapes are collected with other faults, and refused below.
                 ignore_mismatched_sizes=True,
@@ -89,6 +98,14 @@ def load_plain(files: ModelFiles, *, dtype: torch.dtype, device: torch.device | 
     return model
 
 
+def _sharing(ranks: int) -> dict[str, Any]:
+    if ranks == 1:
+        return {}
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=ranks)}
+
+
 def prepare(
     model: PreTrainedModel, *, device: torch.device, dtype: torch.dtype, merged: Groups = ()
 ) -> PreTrainedModel:
@@ -106,7 +123,12 @@ def prepare(
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of the weights, a tied one counted once, packed ones where they now are."""
     packed = sum(module.num_bytes for module in model.modules() if isinstance(module, PackedLinear))
-    return packed + sum(parameter.nbytes for parameter in model.parameters())
+    return packed + sum(_own_part(parameter).nbytes for parameter in model.parameters())
+
+
+def _own_part(parameter: nn.Parameter) -> Tensor:
+    """What this process stores of a parameter that the ranks of a group share."""
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 def check_complete(found: Mapping[str, Any]) -> None:

@@ -85,11 +85,11 @@ class Runner:
         if self.shapes.is_padded:
             allocate = partial(torch.zeros, dtype=torch.int64, pin_memory=device.type == "cuda")
             self._results = ResultRing(num_buffers=MAX_IN_FLIGHT + 1, num_tokens=geometry.max_rows, allocate=allocate)
-        self._in_flight: deque[InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
-        self._saved = SavedPages(geometry.host_pages)
+        self._saved, self._in_flight = SavedPages(geometry.host_pages), deque[InFlight]()
         self.weights: WeightsLoader | None = None
-        self._lost = ""  # Why the device is unusable; empty if it is usable.
+        # Why the device is unusable, empty if it is usable; and what a plan is answered whose step raised an exception.
+        self._lost, self.refusal_of = "", refusal_of
 
     @property
     def num_in_flight(self) -> int:
@@ -153,7 +153,7 @@ class Runner:
             self.on_device.free_memory()
 
     def _answer(self, message: pb.StepPlan, error: Exception) -> None:
-        status, detail = refusal_of(error, message.step)
+        status, detail = self.refusal_of(error, message.step)
         if isinstance(error, torch.AcceleratorError) and status != pb.STEP_STATUS_OUT_OF_MEMORY:
             self._lost = detail
         self._refuse(message, status, detail, damaged_pages=int(isinstance(error, PageDamaged)))
