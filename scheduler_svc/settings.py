@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from scheduler_svc import flags
 from scheduler_svc.flags import SettingError
@@ -23,21 +23,10 @@ OLD_PREFIX = "TANDEM_"
 SHARED_SETTINGS = frozenset({"exit_with_parent", "log_format", "log_level", "runtime_dir"})
 """The worker has these settings too: TANDEM_RUNTIME_DIR sets it for both programs, without a warning."""
 # Younger than the prefix, so they have no old names. TANDEM_TLS_CERT is the client's.
-_WITHOUT_OLD_NAME = frozenset(
-    {
-        "tokens",
-        "tls_cert",
-        "tls_key",
-        "tls_client_ca",
-        "health_listen",
-        "metrics_listen",
-        "log_requests",
-        "flight",
-        "flight_dir",
-        "workers_listen",
-        "workers_keys",
-    }
-)
+_WITHOUT_OLD_NAME = frozenset((
+    "tokens", "tls_cert", "tls_key", "tls_client_ca", "health_listen", "metrics_listen", "log_requests", "flight",
+    "flight_dir", "workers_listen", "workers_keys", "weights_folders",
+))  # fmt: skip
 # Variables of the worker and of the client.
 _OTHER_PROGRAMS = ("TANDEM_WORKER_", "TANDEM_ADDRESS", "TANDEM_TLS_")
 _OF_CLIENT = ("TANDEM_TLS", "TANDEM_TOKEN", "TANDEM_TOKEN_FILE")
@@ -53,6 +42,13 @@ def default_runtime_dir() -> Path:
     """Returns the default folder of the sockets: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "tandem" if base else Path(f"/tmp/tandem-{os.getuid()}")
+
+
+def _absolute_folders(text: str) -> str:
+    for folder in filter(None, text.split(",")):
+        if not folder.startswith("/") or ".." in folder.split("/"):
+            raise ValueError(f"{folder!r} must be an absolute path without '..'")
+    return text
 
 
 class SchedulerSettings(BaseModel):
@@ -125,6 +121,14 @@ class SchedulerSettings(BaseModel):
     max_message_bytes: Annotated[
         int, Field(ge=1024, le=1 << 30, title="BYTES", description="largest gRPC message that is accepted")
     ] = 4 << 20
+    weights_folders: Annotated[
+        str,
+        AfterValidator(_absolute_folders),
+        Field(
+            title="DIR[,DIR]",
+            description="workers may be told to load new weights from here; default: updates of weights are off",
+        ),
+    ] = ""
     reflection: Annotated[bool, Field(description="serve gRPC reflection")] = False
     record: Annotated[
         Path | None, Field(title="FILE", description="write every event of the scheduler to this new file")

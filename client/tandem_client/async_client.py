@@ -6,7 +6,7 @@ reads a completion.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Self, TypeVar, Unpack
 
 import grpc
@@ -18,6 +18,7 @@ from tandem_client.async_stream import AsyncCall, AsyncGenerateStream, AsyncStub
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request, resumed_request
 from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS
 from tandem_client.credentials import Metadata, TlsSettings
+from tandem_client.operations.asynchronous import AsyncOperations
 from tandem_client.recovery import Recovery
 from tandem_client.wire import messages
 from tandem_client.wire.request import (
@@ -34,7 +35,7 @@ from tandem_client.wire.rpc_errors import ErrorReader
 _Response = TypeVar("_Response")
 
 
-class AsyncClient(ClientBase):
+class AsyncClient(AsyncOperations, ClientBase):
     """Talks to one service or several (cells/README.md), on the event loop that first uses it; may be made before.
 
     A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
@@ -164,17 +165,6 @@ class AsyncClient(ClientBase):
         """Ends the quarantine of the requests with these keys, of all without keys; the number of requests."""
         request = control_pb2.ClearQuarantineRequest(keys=keys)
         return (await self._call(self._stubs.control.ClearQuarantine, request, timeout)).removed
-
-    async def drain(
-        self, worker: str = "", *, max_seconds: float = 0.0, force: bool = False, timeout: float | None = None
-    ) -> AsyncIterator[types.DrainProgress]:
-        """Empties a worker, or the service without a name, and ends it; see `Client.drain`."""
-        request = control_pb2.DrainRequest(worker=worker, max_seconds=max_seconds, force=force)
-        try:
-            async for message in self._stubs.control.Drain(request, timeout=timeout, metadata=self._metadata):
-                yield messages.drain_progress(message)
-        except grpc.RpcError as error:
-            raise ErrorReader(address=self.address, timeout=timeout).read(error) from None
 
     async def health(self, *, timeout: float | None = None) -> bool:
         """Whether the service is ready. Raises Unavailable if it cannot be reached."""

@@ -20,6 +20,8 @@ class WorkerLoad:
     # What `Client.drain` takes; a worker that joins again has another name.
     name: str = ""
     is_draining: bool = False
+    # The version of its weights; empty for those that it was started with.
+    weights_version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,8 @@ class Load:
     # Size of the scheduler's journal, 0 without one; and why it cannot be written at the moment, otherwise empty.
     journal_bytes: int
     journal_suspended: str
+    # The version of the last update of weights; empty without one.
+    weights_version: str = ""
 
     @property
     def hit_rate(self) -> float:
@@ -123,6 +127,37 @@ class DrainProgress:
     # Requests that were moved to other workers.
     moved: int
     # Since the drain began.
+    seconds: float
+    # One sentence.
+    detail: str
+
+
+class UpdateState(StrEnum):
+    """The state of an update of weights; all known ones but the first are final."""
+
+    UPDATING = "updating"
+    DONE = "done"
+    # The first worker refused the folder, or two were lost while they loaded it; nothing has changed.
+    REFUSED = "refused"
+    TIME_LIMIT = "time_limit"
+    # Some workers could not load the weights; they try again.
+    INCOMPLETE = "incomplete"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateProgress:
+    """The progress of an update of weights."""
+
+    version: str
+    state: UpdateState
+    # Connected workers, and how many of them have the new weights.
+    workers: int
+    workers_updated: int
+    # Requests of the service.
+    running: int
+    waiting: int
+    # Since the update began.
     seconds: float
     # One sentence.
     detail: str

@@ -5,7 +5,7 @@ reads a completion.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack, cast
 
 import grpc
@@ -16,6 +16,7 @@ from tandem_client import types
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request, resumed_request
 from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS
 from tandem_client.credentials import Metadata, TlsSettings
+from tandem_client.operations.blocking import Operations
 from tandem_client.recovery import Recovery
 from tandem_client.sync_stream import Aborting, Call, GenerateStream, wait_for
 from tandem_client.wire import messages
@@ -34,7 +35,7 @@ _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 
-class Client(ClientBase):
+class Client(Operations, ClientBase):
     """Talks to one service, or to several (`cells/README.md`). Threads may share it.
 
     A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
@@ -176,24 +177,6 @@ class Client(ClientBase):
         """Ends the quarantine of the requests with these keys, of all without keys; the number of requests."""
         request = control_pb2.ClearQuarantineRequest(keys=keys)
         return self._call(self._control.ClearQuarantine, request, timeout).removed
-
-    def drain(
-        self, worker: str = "", *, max_seconds: float = 0.0, force: bool = False, timeout: float | None = None
-    ) -> Iterator[types.DrainProgress]:
-        """Empties a worker, or the service without a name, and ends it; yields the progress about once a second.
-
-        `worker`: its `name` or `pid` in `load().per_worker`. `max_seconds`: the time for the drain; 0: no limit for a
-        worker, `grace_seconds` for the service. `force`: also the last worker that serves. The drain goes on if the
-        iteration is left early. NotFound: there is no such worker; InvalidArgument: it is the last one.
-        """
-        request = control_pb2.DrainRequest(worker=worker, max_seconds=max_seconds, force=force)
-        call = self._control.Drain(request, timeout=timeout, metadata=self._metadata)
-        try:
-            yield from map(messages.drain_progress, call)
-        except grpc.RpcError as error:
-            raise ErrorReader(address=self.address, timeout=timeout).read(error) from None
-        finally:
-            call.cancel()
 
     def health(self, *, timeout: float | None = None) -> bool:
         """Whether the service is ready. Raises Unavailable if it cannot be reached."""

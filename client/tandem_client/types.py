@@ -11,6 +11,8 @@ from tandem_client.load_types import DrainState as DrainState
 from tandem_client.load_types import HeldPools as HeldPools
 from tandem_client.load_types import Incidents as Incidents
 from tandem_client.load_types import Load as Load
+from tandem_client.load_types import UpdateProgress as UpdateProgress
+from tandem_client.load_types import UpdateState as UpdateState
 from tandem_client.load_types import WorkerLoad as WorkerLoad
 
 
@@ -152,11 +154,23 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsSpan:
+    """The output tokens of a sample from `from_token` to the next span were sampled with these weights."""
+
+    from_token: int
+    # Empty for the weights that the workers were started with.
+    version: str
+    sample_idx: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """The last message of a stream, for all its samples together."""
 
     usage: Usage
     timing: Timing
+    # Which weights computed the output; a sample without a span has those that the workers were started with.
+    weights: tuple[WeightsSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

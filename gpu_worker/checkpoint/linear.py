@@ -44,6 +44,18 @@ class PackedLinear(nn.Module):
             return self._packed.to_dense()
         return self._kernel.unpack(self._packed, self.out_features, self.in_features)
 
+    @torch.no_grad()
+    def replace(self, leaf: str, value: Tensor) -> None:
+        """Replaces W (`leaf` is "weight") or b ("bias") in the same memory, but for oneDNN's layout, which is new."""
+        if leaf == "bias":
+            assert self.bias is not None and self._bias is not None
+            self.bias.copy_(value)
+            self._bias[: self.out_features].copy_(value)
+        elif self._kernel is None:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(value.to(self.dtype).contiguous())
+        else:
+            self._kernel.pack(value.to(self.dtype).contiguous(), self._packed.view(-1))
+
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return torch.ops.tandem.packed_linear(x, self._packed, self._bias, self.out_features)

@@ -48,6 +48,22 @@ def load_weights(
     merged: groups of linear layers that are merged into one. ranks: of the group that shares the model; this process
     reads its part only. Transformers calls torch.distributed, which the caller has set up.
     """
+    target = device if loads_to_device(device) and ranks == 1 else None
+    model = load_plain(files, dtype=dtype, device=target, ranks=ranks)
+    if ranks > 1:
+        # The layers' forwards are Transformers' own, which contain the collective calls.
+        return model.to(device).eval().requires_grad_(False)
+    return prepare(model, device=device, dtype=dtype, merged=merged)
+
+
+def load_plain(
+    files: ModelFiles, *, dtype: torch.dtype, device: torch.device | None = None, ranks: int = 1
+) -> PreTrainedModel:
+    """The model as Transformers loads it, complete. Raises ModelRefused.
+
+    device: where each tensor goes as it is read. None: to host memory, or it stays in its mapped file. ranks: as in
+    `load_weights`.
+    """
     register()
     progress = Progress.of_this_process("weights", files.weights.num_bytes)
     try:
@@ -58,7 +74,7 @@ def load_weights(
                 dtype=dtype,
                 use_safetensors=True,
                 attn_implementation=ATTENTION_NAME,
-                device_map={"": device} if loads_to_device(device) and ranks == 1 else None,
+                device_map=None if device is None else {"": device},
                 **_sharing(ranks),
                 trust_remote_code=False,
                 # Different shapes are collected with other faults, and refused below.
@@ -79,10 +95,7 @@ def load_weights(
     finally:
         progress.close()
     check_complete(found)
-    if ranks > 1:
-        # The layers' forwards are Transformers' own, which contain the collective calls.
-        return model.to(device).eval().requires_grad_(False)
-    return prepare(model, device=device, dtype=dtype, merged=merged)
+    return model
 
 
 def _sharing(ranks: int) -> dict[str, Any]:

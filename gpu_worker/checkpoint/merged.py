@@ -39,6 +39,16 @@ class MergedLinear(nn.Module):
             product.first = self
 
     @property
+    def whole(self) -> nn.Module:
+        """The layer that has the merged W and b."""
+        return self._product.first.merged
+
+    @property
+    def begin(self) -> int:
+        """The first row of W that is this layer's."""
+        return self._begin
+
+    @property
     def weight(self) -> Tensor:
         """This layer's part of W."""
         weight: Tensor = self._product.first.merged.weight

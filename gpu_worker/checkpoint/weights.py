@@ -97,6 +97,13 @@ def _refuse_other_formats(folder: Path) -> NoReturn:
     raise ModelRefused(f"{folder} has no weights: no {_SINGLE} and no {_INDEX}; {_AGAIN}")
 
 
+def tensor_types(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Tensor name → dtype as safetensors names it, and shape. The file was checked before."""
+    with path.open("rb") as file:
+        entries = json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
+    return {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items() if name != "__metadata__"}
+
+
 def _tensor_bytes(path: Path) -> dict[str, int]:
     """Tensor name → bytes, from the header. Raises ModelRefused if the file is incomplete."""
     size = path.stat().st_size

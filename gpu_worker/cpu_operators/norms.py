@@ -24,9 +24,15 @@ _SCALES = (1e-3, 1.0, 30.0)
 class NativeNorm(NativeForward):
     """In place of the forward of an RMS norm."""
 
-    def __init__(self, module: nn.Module, weight: Tensor, epsilon: float) -> None:
+    def __init__(self, module: nn.Module, weight: Tensor, epsilon: float, *, offset: float) -> None:
+        """offset: what the factor `weight` adds to the module's parameter."""
         super().__init__(module)
-        self._weight, self._epsilon = weight, epsilon
+        self._weight, self._epsilon, self._offset = weight, epsilon, offset
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Takes the module's parameter again, which has changed, into the same memory."""
+        self._weight.copy_(next(self._module.parameters(recurse=False)).float() + self._offset)
 
     def __call__(self, x: Tensor, *args: Any, **options: Any) -> Any:
         found = None if args or options else rms_norm(x, self._weight, self._epsilon)
@@ -43,9 +49,10 @@ def native_norm(module: nn.Module) -> NativeNorm | None:
     weight = parameters[0].detach().float().contiguous()
     epsilons = {value for value in vars(module).values() if isinstance(value, float) and 0 < value < _LARGEST_EPSILON}
     for epsilon in epsilons:
-        for factor in (weight, 1 + weight):
+        for offset in (0.0, 1.0):
+            factor = weight + offset if offset else weight
             if _is_equal(module, factor, epsilon):
-                return NativeNorm(module, factor, epsilon)
+                return NativeNorm(module, factor, epsilon, offset=offset)
     return None
 
 

@@ -14,6 +14,7 @@ import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection
+from gpu_worker.link.new_weights import answer_of
 from gpu_worker.link.plan_runner import PlanRunner
 from gpu_worker.link.ready_lines import ReadyLines
 from gpu_worker.link.reconnects import FIRST_PAUSE_SECONDS, Reconnects
@@ -27,12 +28,10 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.8
 REFUSED_RETRY_SECONDS = 0.5
-# Time for the last frames when the worker ends: its last results and Leave.
-_LINGER_MS = 500
+_LINGER_MS = 500  # for the last frames when the worker ends: its last results and Leave
 # While the device computes: the pause between reads of the socket, and between reads of the monitor.
 _BUSY_POLL_SECONDS, _BUSY_MONITOR_SECONDS = 50e-6, 0.02
-# Pause before a Join that could not be sent is tried again.
-_JOIN_RETRY_SECONDS = 0.02
+_JOIN_RETRY_SECONDS = 0.02  # the pause before a Join that could not be sent is tried again
 
 
 class JoinRefused(RuntimeError):
@@ -75,8 +74,7 @@ class Link:
         self._num_void = 0
         self._ready = ReadyLines(endpoint if curve else "")
         self._num_bad_frames = 0
-        # Of the newest result that was sent.
-        self._done = pb.Heartbeat()
+        self._done = pb.Heartbeat()  # Of the newest result that was sent.
         self._last_problem = ""  # the last one in the log, so that it is logged once and not at every try
 
     def serve(self) -> None:
@@ -213,6 +211,8 @@ class Link:
             # After a lost connection this worker joins as one that serves.
             self._join.standby = False
             self._ready.seated()
+        elif kind == "load_weights" and self._joined:
+            self._send(answer_of(message.load_weights, self._runner, self._join))
         elif kind == "dismissed":
             log.info("the scheduler has drained this worker; it ends")
             self._stopping = True

@@ -5,6 +5,7 @@ from typing import Protocol
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.wire.frames import Outcome
+from gpu_worker.wire.new_weights import WeightsLoader
 
 
 class PlanRunner(Protocol):
@@ -18,6 +19,11 @@ class PlanRunner(Protocol):
     @property
     def pool_id(self) -> bytes:
         """Names the memory of the KV pool; empty if it ends with the worker."""
+        ...
+
+    @property
+    def weights(self) -> WeightsLoader | None:
+        """Loads new weights; None if this worker cannot."""
         ...
 
     def report_pages(self, join: pb.Join) -> None:

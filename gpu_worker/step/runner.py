@@ -34,6 +34,7 @@ from gpu_worker.step.refusals import OutOfSync, refusal_of
 from gpu_worker.step.saved_pages import SavedPages
 from gpu_worker.step.warm_up import warm_up
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
+from gpu_worker.wire.new_weights import WeightsLoader
 
 MAX_IN_FLIGHT = 2
 
@@ -84,9 +85,9 @@ class Runner:
         if self.shapes.is_padded:
             allocate = partial(torch.zeros, dtype=torch.int64, pin_memory=device.type == "cuda")
             self._results = ResultRing(num_buffers=MAX_IN_FLIGHT + 1, num_tokens=geometry.max_rows, allocate=allocate)
-        self._in_flight: deque[InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
-        self._saved = SavedPages(geometry.host_pages)
+        self._saved, self._in_flight = SavedPages(geometry.host_pages), deque[InFlight]()
+        self.weights: WeightsLoader | None = None
         # Why the device is unusable, empty if it is usable; and what a plan is answered whose step raised an exception.
         self._lost, self.refusal_of = "", refusal_of
 

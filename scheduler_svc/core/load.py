@@ -68,4 +68,5 @@ def _of_lane(lane: Lane, leaving: Container[str]) -> WorkerLoad:
         is_standby=not lane.is_seated,
         name=lane.worker,
         is_draining=lane.worker in leaving,
+        weights_version=lane.info.weights_version,
     )

@@ -38,6 +38,7 @@ from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update.output_collector import OutputCollector
 from scheduler_svc.core.update.results import Ending
 from scheduler_svc.core.update.stats import stats_of
+from scheduler_svc.core.weights.updates import Updates
 from scheduler_svc.core.workers.flush import flush
 from scheduler_svc.core.workers.held_pools import HeldPools
 from scheduler_svc.core.workers.lanes import Lanes
@@ -65,6 +66,7 @@ class Scheduler:
         self._refusals = Refusals(config, self.queue, self._lanes, self.convictions)
         self._lingering = Lingering(config, self.queue, self._lanes, self._remove)
         self.drains = Drains(config, self.queue, self._lanes, self.frontends, self._end)
+        self.weights = Updates(config, self.queue, self._lanes, self.frontends, self._end)
         self.outputs_of = self._lingering.outputs_of
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
@@ -90,6 +92,9 @@ class Scheduler:
             ev.Drain: self.drains.begin,
             ev.DrainStarted: self.drains.started,
             ev.DrainEnded: self.drains.ended,
+            ev.UpdateWeights: self.weights.asked,
+            ev.WeightsLoaded: self.weights.loaded,
+            ev.WeightsRestored: self.weights.restored,
         }
 
     @property
@@ -136,7 +141,12 @@ class Scheduler:
     def next_wake(self) -> float | None:
         """Time of the next Tick if no event arrives before it; None if nothing is due."""
         lanes, first = self._lanes, self._hung.next_timeout()
-        of_lanes = lanes.next_seating(), lanes.worker_infos.next_expiry(), lanes.suspects.waits_until
+        of_lanes = (
+            self.weights.next_wake(),
+            lanes.next_seating(),
+            lanes.worker_infos.next_expiry(),
+            lanes.suspects.waits_until,
+        )
         for at in (self.queue.next_deadline(), self._lingering.next_expiry(), self.drains.next_wake(), *of_lanes):
             if at is not None and (first is None or at < first):
                 first = at
@@ -247,6 +257,7 @@ class Scheduler:
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:
         load = load_of(self._lanes, self.queue, self._steps.step_ms, self.output_tokens, len(self.suspects), now)
+        load = self.weights.described(load)
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 
     def _on_flush_cache(self, event: ev.FlushCache, now: float) -> list[fx.Effect]:
@@ -294,6 +305,7 @@ class Scheduler:
         effects += self._hung.give_up(now)
         effects += self._lanes.seat_due(now)
         effects += self.drains.advance(now)
+        effects += self.weights.advance(now)
         if self._lanes.suspects.has_convicted:
             effects += self._end_convicted(now)
         effects += self._steps.plan(self.frontends, now)

@@ -52,7 +52,7 @@ class Steps:
     def plan(self, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
         """Makes plans until each lane has `plans_in_flight` plans in flight or nothing can run."""
         effects: list[fx.Effect] = []
-        proven = self._lanes.serving
+        proven = [lane for lane in self._lanes.serving if lane.weights.admits]
         suspects = self._lanes.suspects
         trial_on = trial_lane(suspects, proven, now) if len(suspects) else None
         turn = others_turn(suspects, trial_on, proven)
@@ -62,7 +62,7 @@ class Steps:
         while has_planned:
             has_planned = False
             for lane in by_backlog(self._lanes.by_worker.values()):
-                if len(lane.in_flight) >= (1 if lane is trial_on else in_flight):
+                if lane.weights.is_held or len(lane.in_flight) >= (1 if lane is trial_on else in_flight):
                     continue
                 if lane.proven_at is None:
                     if not lane.in_flight:
@@ -72,10 +72,11 @@ class Steps:
                 leaving = self._lanes.leaving.get(lane.worker)
                 if not lane.is_seated or (leaving is not None and leaving.is_paused):
                     continue
+                is_open = leaving is None and lane.weights.admits
                 if lane is trial_on:
                     plan = self._plan_trial(lane, placement, frontends, now)
                 else:
-                    plan = self._plan(lane, placement, NO_STARTS if leaving else turn, frontends, now)
+                    plan = self._plan(lane, placement, turn if is_open else NO_STARTS, frontends, now)
                 placement.end(lane)
                 if plan is not None:
                     effects.append(fx.SendPlan(worker=lane.worker, plan=plan))

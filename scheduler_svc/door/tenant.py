@@ -6,7 +6,7 @@ A tenant is who pays. A token or a client's certificate belongs to one tenant an
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from scheduler_svc.core.messages.tenants import TenantLimits
+from scheduler_svc.core.messages.operators import TenantLimits
 
 HASH_BYTES = 32
 # Without a token file every request may have a priority of this range.

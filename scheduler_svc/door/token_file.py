@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
-from scheduler_svc.core.messages.tenants import TenantLimits
+from scheduler_svc.core.messages.operators import TenantLimits
 from scheduler_svc.door.places import TOKEN_PREFIX, line_of, shown
 from scheduler_svc.door.tenant import MAX_PRIORITY, CallerLimits, Certificate, Right, Rights, Tenant, Token
 

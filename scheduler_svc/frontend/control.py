@@ -14,12 +14,13 @@ from tandem.v1 import control_pb2, control_pb2_grpc
 
 from scheduler_svc.door.tenant import Right
 from scheduler_svc.frontend.door.entrance import caller
-from scheduler_svc.frontend.drain_watches import DrainWatches
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes.limits import MAX_ABORT_IDS, MAX_QUARANTINE_KEYS, QUARANTINE_KEY_CHARS
 from scheduler_svc.frontend.sizes.told import told
 from scheduler_svc.frontend.validate import checks
+from scheduler_svc.frontend.watches.drains import DrainWatches
+from scheduler_svc.frontend.watches.weights import WeightsWatches
 
 MAX_QUERIES = 1024
 REPLY_SECONDS = 5.0
@@ -85,11 +86,17 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     """Serves operators: inspects the service and controls it."""
 
     def __init__(
-        self, readiness: Readiness, queries: CoreQueries, drains: DrainWatches, *, max_message_bytes: int
+        self,
+        readiness: Readiness,
+        queries: CoreQueries,
+        drains: DrainWatches,
+        updates: WeightsWatches,
+        *,
+        max_message_bytes: int,
     ) -> None:
         self._readiness = readiness
         self._queries = queries
-        self._drains = drains
+        self._drains, self._updates = drains, updates
         self._max_message_bytes = max_message_bytes
 
     async def Abort(self, request: control_pb2.AbortRequest, context: Any) -> control_pb2.AbortResponse:
@@ -161,3 +168,9 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     ) -> None:
         """Drains a worker or the service, and writes the progress until the end."""
         await self._drains.serve(request, context)
+
+    async def UpdateWeights(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: control_pb2.UpdateWeightsRequest, context: Any
+    ) -> None:
+        """Lets all workers load new weights, and writes the progress until the end."""
+        await self._updates.serve(request, context)

@@ -17,7 +17,6 @@ from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.door.entrance import Entrance
 from scheduler_svc.frontend.door.tls import Certificates
-from scheduler_svc.frontend.drain_watches import DrainWatches
 from scheduler_svc.frontend.front_end_settings import FrontEndSettings
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.health_listener import HealthListener
@@ -29,6 +28,8 @@ from scheduler_svc.frontend.rpc.event_loop import patient_threads
 from scheduler_svc.frontend.rpc.options import allow_connections, server_options
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
+from scheduler_svc.frontend.watches.drains import DrainWatches
+from scheduler_svc.frontend.watches.weights import WeightsWatches
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes import address
 
@@ -58,7 +59,7 @@ class FrontEnd:
             self._link.send, settings.stream_limits, self._calls.unread, is_shared=settings.needs_tokens
         )
         self._queries = CoreQueries(self._link.send)
-        self._drains = DrainWatches(self._link.send)
+        self._drains, self._updates = DrainWatches(self._link.send), WeightsWatches(self._link.send)
         self._meter = FrontMeter() if settings.measures else None
         self._request_log = RequestLog(settings.log_requests)
         self._server = self._make_server(max_connections)
@@ -127,6 +128,8 @@ class FrontEnd:
                 self._queries.answer(getattr(message, kind))
             case "drain_reply":
                 self._drains.answer(message.drain_reply)
+            case "update_weights_reply":
+                self._updates.answer(message.update_weights_reply)
             case "model_state":
                 self._take_model(message.model_state)
             case "core_status":
@@ -153,6 +156,7 @@ class FrontEnd:
         self._streams.fail_all(lambda: status.not_ready("the scheduler's core is gone", reason="core_lost"))
         self._queries.fail_all()
         self._drains.fail_all()
+        self._updates.fail_all()
 
     def _bind(self) -> str:
         listen = self._settings.listen
@@ -233,7 +237,11 @@ class FrontEnd:
             self._readiness, self._streams, max_message_bytes=settings.max_message_bytes, meter=self._meter
         )
         control = ControlServicer(
-            self._readiness, self._queries, self._drains, max_message_bytes=settings.max_message_bytes
+            self._readiness,
+            self._queries,
+            self._drains,
+            self._updates,
+            max_message_bytes=settings.max_message_bytes,
         )
         methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, self._request_log)
         if settings.reflection:

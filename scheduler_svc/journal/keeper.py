@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
-from tandem.internal.v1 import record_pb2
+from tandem.internal.v1 import journal_pb2, record_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -62,22 +62,21 @@ class JournalKeeper:
         `on_steady` is called once, when the scheduler has run for a while or ends in order.
         """
         self._saved = saved
-        self._cache_root = cache_root
-        self._next_generation = next_generation
+        self._state = journal_pb2.JournalState(
+            cache_root=cache_root, identity=saved.identity, next_generation=next_generation
+        )
+        records.fill_weights(self._state, saved.weights)
         self._outputs_of = outputs_of
         self._suspicion = suspicion
         self._make_writer = make_writer
         self._on_steady: Callable[[], None] | None = on_steady
         self._steady_at = 0.0
         self._clock = clock
-        self._identity = saved.identity
         self._next_number = saved.next_number
         self._by_id: dict[str, _Kept] = {}
         self._streams: dict[str, KeptStreams[_Kept]] = {}
         self._payloads: list[bytes] = []
-        self._drops = False
-        # The core's clock at the last write.
-        self._now = 0.0
+        self._drops, self._now = False, 0.0  # The core's clock at the last write.
         self._writer: JournalWriter | None = None
 
     def restore(self, handle: Callable[..., list[fx.Effect]], now: float) -> list[fx.Effect]:
@@ -90,6 +89,9 @@ class JournalKeeper:
         if saved.quarantine.entries:
             quarantine = record_pb2.RestoredQuarantine(quarantine=saved.quarantine, unix_now=self._clock())
             effects += handle(quarantine_event(quarantine), quarantine_restored=quarantine)
+        if saved.weights is not None:
+            weights = record_pb2.WeightsRestored(version=saved.weights.version, folder=saved.weights.folder)
+            effects += handle(ev.WeightsRestored(weights=saved.weights), weights_restored=weights)
         for request, entry in wanted(saved, self._clock()):
             self._by_id[request.submit.request_id] = _Kept(
                 number=request.number,
@@ -127,9 +129,12 @@ class JournalKeeper:
                 case fx.Forgotten():
                     self._forget(effect.request_id)
                 case fx.ModelServed():
-                    if effect.info is not None and effect.info.identity != self._identity:
-                        self._identity = effect.info.identity
-                        self._payloads.append(self._state())
+                    if effect.info is not None and effect.info.identity != self._state.identity:
+                        self._state.identity = effect.info.identity
+                        self._payloads.append(records.state_record(self._state))
+                case fx.WeightsChanged():
+                    records.fill_weights(self._state, effect.weights)
+                    self._payloads.append(records.state_record(self._state))
                 case _:
                     pass
 
@@ -147,9 +152,9 @@ class JournalKeeper:
             self._steady()
 
     def _steady(self) -> None:
-        if self._on_steady is not None:
-            self._on_steady()
-            self._on_steady = None
+        on_steady, self._on_steady = self._on_steady, None
+        if on_steady is not None:
+            on_steady()
 
     def described(self, effects: list[fx.Effect]) -> list[fx.Effect]:
         """Returns the effects; each LoadReply also has the state of the journal."""
@@ -172,7 +177,7 @@ class JournalKeeper:
     def snapshot(self) -> Iterator[bytes]:
         """Yields the records of a file that contains only what is kept now, this turn included."""
         self._payloads.clear()
-        yield self._state()
+        yield records.state_record(self._state)
         yield from self._suspicion.snapshot(self._number_of, self._now, self._clock())
         for request_id, kept in self._by_id.items():
             outputs = self._outputs_of(request_id)
@@ -181,11 +186,6 @@ class JournalKeeper:
     def _number_of(self, request: Request) -> int | None:
         kept = self._by_id.get(request.request_id) if request.lingers else None
         return None if kept is None else kept.number + request.sample_idx
-
-    def _state(self) -> bytes:
-        return records.state_record(
-            cache_root=self._cache_root, identity=self._identity, next_generation=self._next_generation
-        )
 
     def _accepted(self, submit: ev.Submit) -> None:
         kept = _Kept(

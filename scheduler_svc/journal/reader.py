@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tandem.internal.v1 import journal_pb2
 
 from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.flags import SettingError
 from scheduler_svc.journal import framing, records
 from scheduler_svc.journal.folder import JournalFolder
@@ -36,6 +37,7 @@ class SavedCore:
     cache_root: bytes = b""
     identity: str = ""
     next_generation: int = 0
+    weights: Weights | None = None
     next_number: int = 1
     requests: list[SavedRequest] = field(default_factory=list[SavedRequest])
     """Live and lingering requests, in the order of arrival."""
@@ -170,6 +172,7 @@ class _Collected:
             cache_root=state.cache_root,
             identity=state.identity,
             next_generation=state.next_generation,
+            weights=_weights(state),
             next_number=self._next_number,
             suspects=self._suspects,
             quarantine=self._quarantine,
@@ -199,6 +202,12 @@ class _Collected:
         bounds = [*first.tolist(), len(order)]
         parts = {number: order[bounds[i] : bounds[i + 1]] for i, number in enumerate(found.tolist())}
         return {number: (offsets[part], tokens[part]) for number, part in parts.items()}
+
+
+def _weights(state: journal_pb2.JournalState) -> Weights | None:
+    if not state.weights_version:
+        return None
+    return Weights(version=state.weights_version, folder=state.weights_folder)
 
 
 def _whole_output(first: Int32Array, later: tuple[Int32Array, Int32Array] | None, end: SampleEnd | None) -> Int32Array:

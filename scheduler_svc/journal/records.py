@@ -11,6 +11,7 @@ from tandem.internal.v1 import frontend_pb2, journal_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire.arrays import WireError, array, packed
 from scheduler_svc.wire.saved import end_of as decoded_end
@@ -47,9 +48,14 @@ class SavedRequest:
         return range(self.number, self.number + self.submit.num_samples)
 
 
-def state_record(*, cache_root: bytes, identity: str, next_generation: int) -> bytes:
+def fill_weights(state: journal_pb2.JournalState, weights: Weights | None) -> None:
+    """Fills in the newest weights, if there are some."""
+    if weights is not None:
+        state.weights_version, state.weights_folder = weights.version, weights.folder
+
+
+def state_record(state: journal_pb2.JournalState) -> bytes:
     """Encodes a JournalState."""
-    state = journal_pb2.JournalState(cache_root=cache_root, identity=identity, next_generation=next_generation)
     return journal_pb2.JournalRecord(state=state).SerializeToString()
 
 

@@ -29,6 +29,7 @@ from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
+from scheduler_svc.wire.weights import restored_of
 
 log = logging.getLogger("tandem.core")
 
@@ -156,6 +157,8 @@ def event_of(entry: pb.RecordedEvent) -> ev.Event:
             return quarantine_event(entry.quarantine_restored)
         case "tenants_changed":
             return tenants_wire.event_of(entry.tenants_changed)
+        case "weights_restored":
+            return restored_of(entry.weights_restored)
         case "tick" | "drain_started" | "drain_ended" as kind:
             return _WITHOUT_FIELDS[kind]
         case _:

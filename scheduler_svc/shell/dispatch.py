@@ -20,6 +20,7 @@ from scheduler_svc.shell.served_model import ServedModel
 from scheduler_svc.shell.worker_links import WorkersLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
+from scheduler_svc.wire.weights import load_frame
 
 log = logging.getLogger("tandem.core")
 
@@ -99,6 +100,8 @@ class EffectDispatcher:
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
                     self._turn_away(effect)
+                case fx.LoadWeights():
+                    self.send(self._workers, effect.worker, load_frame(effect))
                 case fx.DismissWorker():
                     self.send(self._workers, effect.worker, worker_wire.dismissed_frame())
                 case fx.KillWorker():
@@ -107,7 +110,7 @@ class EffectDispatcher:
                     log.warning("%s", effect.message)
                 case StepReport():
                     reports.append(effect)
-                case fx.Detached() | fx.Forgotten() | fx.StepOutput(frontend=""):
+                case fx.Detached() | fx.Forgotten() | fx.WeightsChanged() | fx.StepOutput(frontend=""):
                     pass  # Only a journal reads these.
                 case fx.WorkerAccepted():
                     raise AssertionError(f"{effect} does not answer a worker's message")

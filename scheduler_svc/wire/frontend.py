@@ -14,7 +14,16 @@ from scheduler_svc.core.messages.quarantine import (
     QuarantineQuery,
     QuarantineReply,
 )
-from scheduler_svc.core.messages.reports import DrainReport, DrainState, HeldPoolsLoad, Incidents, Load, WorkerLoad
+from scheduler_svc.core.messages.reports import (
+    DrainReport,
+    DrainState,
+    HeldPoolsLoad,
+    Incidents,
+    Load,
+    WeightsReport,
+    WorkerLoad,
+)
+from scheduler_svc.wire import weights as weights_wire
 from scheduler_svc.wire.arrays import WireError, fields, packed
 from scheduler_svc.wire.submit import TENANT_END, core_id, resume_of, submit_of
 
@@ -68,6 +77,8 @@ def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
             return ClearQuarantine(frontend=frontend, query=clear.query, keys=tuple(clear.keys))
         case "drain":
             return _drain_of(message.drain, frontend)
+        case "update_weights":
+            return weights_wire.update_of(message.update_weights, frontend)
         case _:
             raise WireError("the message is empty")
 
@@ -99,6 +110,8 @@ FrontendEffect = (
     | fx.AnnounceDrain
     | DrainReport
     | fx.DrainRefused
+    | WeightsReport
+    | fx.UpdateRefused
     | fx.Resumed
     | fx.Replaced
 )
@@ -164,6 +177,8 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             message.drain_reply.query = effect.query
             message.drain_reply.refusal = _REJECT[effect.code]
             message.drain_reply.message = effect.message
+        case WeightsReport() | fx.UpdateRefused():
+            weights_wire.fill_reply(message.update_weights_reply, effect, _REJECT)
         case fx.Resumed():
             _fill_resumed(message.resumed, effect)
         case fx.Replaced():
@@ -204,6 +219,7 @@ def _fill_end(item: pb.End, end: fx.End) -> None:
     item.stream = end.stream
     item.usage.CopyFrom(inference_pb2.Usage(**usage))
     item.timing.CopyFrom(inference_pb2.Timing(**timing))
+    weights_wire.fill_spans(item.weights, end.stats.weights)
     if end.reason is not None:
         item.reason = _REASON[end.reason]
     if end.stop_token_id is not None:

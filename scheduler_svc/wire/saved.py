@@ -9,6 +9,7 @@ from tandem.v1 import inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.wire import weights as weights_wire
 from scheduler_svc.wire.arrays import WireError, fields, packed
 from scheduler_svc.wire.submit import core_id
 
@@ -41,6 +42,7 @@ def fill_end(out: pb.End, end: fx.End) -> None:
     out.stream = end.stream
     out.usage.MergeFrom(inference_pb2.Usage(**fields(end.stats, _USAGE)))
     out.timing.MergeFrom(inference_pb2.Timing(**fields(end.stats, _TIMING)))
+    weights_wire.fill_spans(out.weights, end.stats.weights)
     if end.reason is not None:
         out.reason = _REASON[end.reason]
     if end.stop_token_id is not None:
@@ -60,11 +62,12 @@ def end_of(message: pb.End) -> fx.End:
     reason = _REASON_OF.get(message.reason)
     if (reason is None) == (failure is None):
         raise WireError(f"an End has the reason {message.reason}, which is unknown or does not fit a failure")
+    spans = weights_wire.spans_of(message.weights)
     has_stop_token = reason in (fx.EndReason.EOS, fx.EndReason.STOP_TOKEN)
     return fx.End(
         stream=message.stream,
         reason=reason,
         failure=failure,
         stop_token_id=message.stop_token_id if has_stop_token else None,
-        stats=fx.Stats(**fields(message.usage, _USAGE), **fields(message.timing, _TIMING)),
+        stats=fx.Stats(**fields(message.usage, _USAGE), **fields(message.timing, _TIMING), weights=spans),
     )

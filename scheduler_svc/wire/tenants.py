@@ -8,7 +8,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.internal.v1 import record_pb2 as pb
 
 from scheduler_svc.core.messages.events import TenantsChanged
-from scheduler_svc.core.messages.tenants import TenantLimits
+from scheduler_svc.core.messages.operators import TenantLimits
 from scheduler_svc.door.tenant import CallerLimits, Certificate, Right, Rights, Tenant, Token
 
 _NAMES = tuple(TenantLimits.__slots__)

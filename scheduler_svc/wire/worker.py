@@ -13,10 +13,11 @@ from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, RowStart
 from scheduler_svc.core.messages.worker_effects import WorkerAccepted
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
+from scheduler_svc.wire import weights as weights_wire
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 from scheduler_svc.wire.page_labels import fill_labels, kept_pages_of
 
-PROTOCOL = 7
+PROTOCOL = 8
 
 # The members of both enums have the same names.
 _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status in ev.StepStatus}
@@ -41,6 +42,8 @@ def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
             return ev.WorkerLost(worker=worker, reason="it stops", is_orderly=True)
         case "result":
             return _step_done(message.result, worker)
+        case "weights_loaded":
+            return weights_wire.loaded_of(message.weights_loaded, worker)
         case _:
             raise WireError("the message is empty")
 
@@ -72,6 +75,7 @@ def _info(join: pb.Join) -> WorkerInfo:
     for name, text in (("identity", join.identity), ("model", join.model)):
         if not 1 <= len(text) <= _MAX_NAME:
             raise WireError(f"{name} has {len(text)} characters; it must have 1 to {_MAX_NAME}")
+    weights_wire.check_join(join)
     for name, data in (("pool_id", join.pool_id), ("pool_layout", join.pool_layout)):
         if len(data) > _MAX_POOL_BYTES:
             raise WireError(f"{name} has {len(data)} bytes; the limit is {_MAX_POOL_BYTES}")

@@ -14,6 +14,7 @@ import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from tests.rigs.faults import Faults
+from tests.rigs.hashing import salt_of
 from tests.rigs.page_labels import Labels
 from tests.rigs.page_pool import PagePool, Slots
 from tests.rigs.plan_arrays import Chunk, PlanArrays, PlanError, StartedRow, read_plan
@@ -67,8 +68,11 @@ class Executor:
         on_violation: Callable[[str], None] | None = None,
         pool_id: bytes = b"",
         shared: dict[bytes, Slots] | None = None,
+        tokens_by_version: bool = True,
     ) -> None:
-        """`shared`: the memory of pools whose workers are dead, by id."""
+        """`shared`: the memory of pools whose workers are dead, by id. `tokens_by_version`: whether tokens, not only
+        pages, depend on the version of the weights."""
+        self._tokens_by_version = tokens_by_version
         self.shape = shape
         self.pool_id = pool_id
         self._shared = {} if shared is None else shared
@@ -87,6 +91,18 @@ class Executor:
         self._generation = 0
         self._step = 0
         self._broken = False
+        self.version = self.weights_folder = ""
+        self._salt = 0
+
+    def load_weights(self, order: pb.LoadWeights, *, refusal: str = "") -> pb.WeightsLoaded:
+        """Pages of other weights are no longer the row's own: reading one breaks the contract."""
+        if not refusal:
+            self.version, self.weights_folder, self._salt = order.version, order.folder, salt_of(order.version)
+            self.labels.by_page.clear()
+            if not order.keep_rows:
+                # The self-check uses rows and pages.
+                self._tables.reset()
+        return pb.WeightsLoaded(version=order.version, ok=not refusal, detail=refusal)
 
     @property
     def tables(self) -> dict[int, tuple[int, list[int]]]:
@@ -325,7 +341,7 @@ class Executor:
 
     def _read(self, row: Row, position: int) -> list[int]:
         """What the row's query at this position sees of its past, which must stand there; the positions not finite."""
-        row.hash_up_to(position)
+        row.hash_up_to(position, self._salt)
         first, bad = self.shape.first_read(position), list[int]()
         for span in (slice(0, min(self.shape.sink_tokens, first)), slice(first, position)):
             if span.start < span.stop:
@@ -336,14 +352,15 @@ class Executor:
         row, start, end = item.row, item.start, item.start + item.count
         outcome, bad = _Outcome(), self._read(row, start)
         computed = row.tokens[start:end].tolist()
-        row.hash_up_to(end)
+        row.hash_up_to(end, self._salt)
         written = self._not_finite(start, computed, bad)
         bad += written
         self._tell_prompt(item, bad, outcome)
         self._pool.write(row.idx, row.pages, start, computed, row.hashes[start + 1 : end + 1], written)
         if not item.samples:
             return outcome
-        started, history = row.started, int(row.hashes[end])
+        hashes = row.hashes if self._tokens_by_version or row.plain is None else row.plain
+        started, history = row.started, int(hashes[end])
         banned = row.never | started.banned if end < started.banned_until else row.never
         allowed = started.settings.allowed
         token = draw(history, row.key, vocab=self.shape.sampled_vocab, allowed=allowed, banned=banned)
@@ -379,7 +396,8 @@ class Executor:
         row = item.row
         top_k = max(0, row.started.num_logprobs - 1)
         for position in item.told_positions():
-            history, token = int(row.hashes[position]), int(row.tokens[position])
+            hashes = row.hashes if self._tokens_by_version or row.plain is None else row.plain
+            history, token = int(hashes[position]), int(row.tokens[position])
             logprob = None if self._sees(position - 1, bad) else self._logprob(history, token, top_k)
             outcome.prompt_logprobs.append((logprob, top_k))
 

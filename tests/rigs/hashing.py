@@ -4,6 +4,8 @@ Owns pure functions on 64-bit integers. Knows nothing of pages, rows, plans or s
 share this module and `sampling`, and nothing else.
 """
 
+from hashlib import sha256
+
 import numpy as np
 
 MASK = (1 << 64) - 1
@@ -27,9 +29,14 @@ def mix_array(values: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def extend(prefix: int, token: int) -> int:
+def salt_of(version: str) -> int:
+    """What the weights of this version change in each hash; 0 for those of the start."""
+    return int.from_bytes(sha256(version.encode()).digest()[:8], "little") if version else 0
+
+
+def extend(prefix: int, token: int, salt: int = 0) -> int:
     """The hash of a history with one more token."""
-    return mix(prefix ^ mix(token + 1))
+    return mix(prefix ^ mix(token + 1) ^ salt)
 
 
 def extend_array(prefixes: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.rigs.hashing import ROOT, extend
+from tests.rigs.hashing import ROOT, extend, salt_of
 from tests.rigs.sampling import Logprob, Settings, draw, logprob_of
 
 
@@ -67,8 +67,15 @@ def logprobs(tokens: Sequence[int], *, start: int, vocab_size: int, top_k: int) 
     return out
 
 
-def _history(tokens: Sequence[int]) -> int:
+def next_token(tokens: Sequence[int], *, num_prompt: int, settings: Settings, vocab: int, version: str) -> int:
+    """Returns the token after `tokens`, all of which the weights of this version compute."""
+    key, banned = settings.key(num_prompt), settings.banned()
+    history = _history(tokens, salt_of(version))
+    return draw(history, key, vocab=vocab, allowed=settings.allowed, banned=banned)
+
+
+def _history(tokens: Sequence[int], salt: int = 0) -> int:
     history = ROOT
     for token in tokens:
-        history = extend(history, token)
+        history = extend(history, token, salt)
     return history

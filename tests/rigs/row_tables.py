@@ -51,13 +51,22 @@ class Row:
     key: int
     never: frozenset[int]
     page_set: set[int] = field(default_factory=set)
+    # The hashes as all weights would have them; None while they are the same.
+    plain: np.ndarray | None = None
     page_terms: int = 0
 
-    def hash_up_to(self, length: int) -> None:
-        """Fills in the hashes of the first `length` tokens."""
+    def hash_up_to(self, length: int, salt: int = 0) -> None:
+        """Fills in the hashes of the first `length` tokens; those that are new with this salt of the weights."""
+        if salt and self.plain is None:
+            self.plain = self.hashes.copy()
+        if self.plain is not None:
+            history = int(self.plain[self.num_hashed])
+            for n in range(self.num_hashed, length):
+                history = extend(history, int(self.tokens[n]))
+                self.plain[n + 1] = history
         history = int(self.hashes[self.num_hashed])
         for n in range(self.num_hashed, length):
-            history = extend(history, int(self.tokens[n]))
+            history = extend(history, int(self.tokens[n]), salt)
             self.hashes[n + 1] = history
         self.num_hashed = max(self.num_hashed, length)
 

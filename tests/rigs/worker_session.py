@@ -113,6 +113,11 @@ class WorkerSession:
             case "dismissed":
                 self._forget_plans()
                 self._enter(Phase.LEAVING, "drained")
+            case "load_weights":
+                loaded = self._executor.load_weights(message.load_weights)
+                self._join.weights_version = self._executor.version
+                self._join.weights_folder = self._executor.weights_folder
+                self.outgoing.append(pb.WorkerToCore(weights_loaded=loaded))
             case "plan":
                 self._queue(message.plan, now)
             case None:

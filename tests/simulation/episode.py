@@ -7,6 +7,7 @@ and every request must be answered.
 import random
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from tandem.internal.v1 import worker_pb2
 from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.operators import TenantsChanged
 from scheduler_svc.core.messages.page_hash import hash_pages
-from scheduler_svc.core.messages.reports import DrainReport, StepReport
-from scheduler_svc.core.messages.tenants import TenantsChanged
+from scheduler_svc.core.messages.reports import DrainReport, StepReport, WeightsReport
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.workers.standby import PATIENCE_SECONDS
@@ -54,8 +55,9 @@ _PROBATION = ev.Submit(
 class Episode:
     """`run` raises AssertionError, with the seed in its notes, if a check fails."""
 
-    def __init__(self, seed: int, *, operations: int = 1000) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, *, operations: int = 1000, updates: bool = False) -> None:
+        """`updates`: workers load new weights, too; that empties all caches, so most episodes go without."""
+        self.seed, self.updates = seed, updates
         self.operations = operations
         self.num_handled = 0
         self.seen: Counter[str] = Counter()
@@ -106,6 +108,7 @@ class Episode:
             (load.frontend_joins, 0.4), (load.frontend_dies, 0.2),
             (load.frontend_restarts, 0.05), (load.query_load, 0.5),
             (load.lingering.connection_breaks, 0.8), (load.caller_returns, 0.8),
+            *([(lambda: fleet.update_weights(list(self.core.frontends)), 0.8)] if self.updates else []),
             (self._flush, self.setting.flush_share),
             (self._tenants_change, 0.5 if any(self.setting.tenants) else 0),
         ]  # fmt: skip
@@ -183,7 +186,7 @@ class Episode:
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
             leaving, turns = self.core.drains.leaving, self.core.queue.turns
-            may_start = [lane for lane in lanes if lane.worker not in leaving]
+            may_start = [lane for lane in lanes if lane.worker not in leaving and lane.weights.admits]
             # A tenant may have all its rows on a worker that was told to leave.
             waiting = [one for one in self.core.queue.waiting() if not (leaving and turns.of(one.tenant).is_parked)]
             assert not any(lane.info.holds(request.total_length) for request in waiting for lane in may_start), (
@@ -209,6 +212,7 @@ class Episode:
                 | fx.AskRejoin()
                 | fx.KillWorker()
                 | fx.DismissWorker()
+                | fx.LoadWeights()
             ):
                 self.fleet.take(effect, self._submit_at)
                 if isinstance(effect, fx.SendPlan):
@@ -219,9 +223,12 @@ class Episode:
                 self.seen["standby seated" if effect.was_standby else "worker proven"] += 1
                 self.fleet.take(effect, self._submit_at)
             case fx.Admitted() | fx.Rejected() | fx.StepOutput():
+                self._check_spans(effect)
                 self.load.take(effect, self.now)
             case fx.Detached() | fx.Forgotten() | fx.Resumed() | fx.Replaced():
                 self.load.lingering.take(effect)
+            case WeightsReport():
+                self.seen[f"update: {effect.state}"] += 1
             case DrainReport():
                 self.seen[f"drain: {effect.state}"] += 1
                 self.seen["request moved"] += effect.moved
@@ -229,6 +236,15 @@ class Episode:
                 self.seen[f"reset: {effect.cause}"] += 1
             case _:
                 pass
+
+    def _check_spans(self, effect: fx.Effect) -> None:
+        """Asserts that the spans of an ended output are those of other versions, in order, from its beginning."""
+        for end in effect.ends if isinstance(effect, fx.StepOutput) else ():
+            spans = end.stats.weights
+            starts = [span.from_token for span in spans]
+            assert starts == sorted(set(starts)) and (not spans or starts[0] == 0)
+            assert all(one.version != other.version for one, other in pairwise(spans))
+            self.seen["output of several versions"] += len(spans) > 1
 
     def _submit_at(self, sent: fx.SendPlan, row: int) -> ev.Submit:
         """The request that owns this row of a plan that was just made."""
@@ -278,6 +294,7 @@ class Episode:
         """Stops all faults and runs until every request has ended; asserts that no page and no row is held then."""
         core, fleet = self.core, self.fleet
         fleet.workers_wake()
+        fleet.workers_load()
         if self.rng.random() < 0.1:
             self.handle(ev.DrainEnded())
         fleet.full_size_worker_joins()

@@ -8,15 +8,21 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
+from tandem.internal.v1 import worker_pb2 as pb
+
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.operators import Running, Weights
 from scheduler_svc.core.messages.plan import Plan, TakeOver
+from scheduler_svc.wire.weights import load_frame
 from tests.rigs.executor import Shape
 from tests.rigs.page_pool import Slots
 from tests.simulation.faults import corrupt
-from tests.simulation.setting import Setting, draw_faults, draw_worker_shape
+from tests.simulation.setting import WEIGHTS_ROOT, Setting, draw_faults, draw_worker_shape
 from tests.simulation.worker import Joined, Worker
 
+# Share of workers that refuse an update of weights.
+_REFUSAL_SHARE = 0.1
 Handle = Callable[[ev.Event], list[fx.Effect]]
 # Share of lost workers whose shared pool is gone when another worker wants it.
 _LOST_POOL_SHARE = 0.1
@@ -34,7 +40,7 @@ class Fleet:
         self._setting = setting
         self._handle = handle
         self._seen = seen
-        self._num_workers = self._num_drains = 0
+        self._num_workers = self._num_drains = self._num_updates = 0
         # The worker that died last, with its undelivered results.
         self._dead: Worker | None = None
         # By pool id: the memory of dead workers' pools, and the requests that the core has written their pages for,
@@ -131,6 +137,29 @@ class Fleet:
                 )
             )
 
+    def update_weights(self, frontends: list[str]) -> None:
+        """An operator lets all workers load new weights, and some refuse."""
+        self._num_updates += 1
+        for worker in self.workers.values():
+            worker.refusal = "no space" if self._rng.random() < _REFUSAL_SHARE else ""
+        weights = Weights(version=f"v{self._num_updates}", folder=f"{WEIGHTS_ROOT}/v{self._num_updates}")
+        self._handle(
+            ev.UpdateWeights(
+                frontend=self._rng.choice([*frontends, "gone"]),
+                query=self._num_updates,
+                weights=weights,
+                # With ABORT streams would end that nobody aborted.
+                running=self._rng.choice([Running.FINISH, Running.RECOMPUTE, Running.CONTINUE]),
+                in_turn=self._rng.random() < 0.5,
+                max_seconds=self._rng.choice([600.0, 5.0, 0.05]),
+            )
+        )
+
+    def workers_load(self) -> None:
+        """From now on no worker refuses weights."""
+        for worker in self.workers.values():
+            worker.refusal = ""
+
     def dismissed_leave(self) -> None:
         """Workers that were drained end in order. Another one is started in place of some."""
         for worker in [worker for worker in self.workers.values() if worker.is_dismissed and not worker.is_hung]:
@@ -204,8 +233,12 @@ class Fleet:
         return any(busy)
 
     def _deliver(self, worker: Worker, *, corrupt_share: float) -> bool:
-        if worker.is_hung or not worker.results:
+        if worker.is_hung or not (worker.results or worker.answers):
             return False
+        if not worker.results:
+            self._seen["weights loaded" if worker.answers[0].ok else "weights refused"] += 1
+            self._handle(worker.answer())
+            return True
         result = worker.results.popleft()
         worker.done = result.generation, result.step
         if self._rng.random() < corrupt_share:
@@ -233,6 +266,7 @@ class Fleet:
             | fx.AskRejoin
             | fx.KillWorker
             | fx.DismissWorker
+            | fx.LoadWeights
         ),
         submit_at: SubmitAt,
     ) -> None:
@@ -259,6 +293,8 @@ class Fleet:
                 worker.joined_with, worker.done = worker.executor.pool_id, (0, 0)
                 self._writers[worker.joined_with].append((effect.generation, worker.provenance.writers))
                 worker.inbox.append(Joined(effect=effect))
+            case fx.LoadWeights():
+                worker.inbox.append(pb.CoreToWorker.FromString(load_frame(effect)).load_weights)
             case fx.WorkerRefused():
                 assert effect.retry
                 worker.wants_to_join = True

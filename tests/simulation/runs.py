@@ -14,6 +14,8 @@ from functools import partial
 from tests.simulation.deaths import Deaths
 from tests.simulation.episode import Episode
 
+UPDATES_EVERY = 6
+"""Every such seed also runs with updates of weights."""
 DEATHS_EVERY = 4
 """Every such seed also runs over several lives of the scheduler, with this part of its operations."""
 
@@ -32,6 +34,10 @@ def _run(operations: int, seed: int) -> Run:
     episode, failure = Episode(seed, operations=operations), ""
     try:
         episode.run()
+        if seed % UPDATES_EVERY == 0:
+            updated = Episode(seed, operations=operations, updates=True)
+            updated.run()
+            episode.seen.update(updated.seen)
         if seed % DEATHS_EVERY == 0:
             deaths = Deaths(seed, operations=operations // DEATHS_EVERY)
             deaths.run()

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, replace
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
-from scheduler_svc.core.messages.tenants import TenantLimits
+from scheduler_svc.core.messages.operators import TenantLimits
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 
@@ -15,6 +15,7 @@ from tests.rigs.faults import Faults
 # kills its worker.
 POISON, KILLER, LETHAL = 272, 273, 274
 _MAX_FAULTY_STEP = 400
+WEIGHTS_ROOT = "/weights"
 # Share of episodes with long outputs in a pool that fits few of them, with host memory: preempted requests must resume.
 _CROWDED_SHARE = 0.25
 _SHARED_POOL_SHARE = 0.5
@@ -112,6 +113,7 @@ def _draw_config(rng: random.Random, crowded: bool) -> CoreConfig:
         predict_steps=rng.random() < 0.6,
         report_steps=True,
         report_detached=True,
+        weights_folders=(WEIGHTS_ROOT,),
         max_kept_requests=rng.choice([0, 2, 1000]),
         page_root=rng.choice(["", "ab" * 16]),
         policy=Policy(

@@ -22,6 +22,8 @@ _MUST_BE_SEEN = (
     "reader lost", "suspects", "restored suspects", "page labelled", "pages kept", "pages kept over a death",
     "plan of a dead core was run", "plan of a dead core failed",
     "lost frame noticed", "worker hangs", "worker killed", "memory: smaller step", "memory: fewer rows", "token file",
+    "weights loaded", "weights refused", "update: done", "update: refused", "update: time limit",
+    "output of several versions",
 )  # fmt: skip
 
 

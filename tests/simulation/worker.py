@@ -60,7 +60,11 @@ class Worker:
     is_poisoned: bool = False
     # The core has drained it.
     is_dismissed: bool = False
-    inbox: deque[Plan | Joined] = field(default_factory=deque[Plan | Joined])
+    inbox: deque[Plan | Joined | pb.LoadWeights] = field(default_factory=deque[Plan | Joined | pb.LoadWeights])
+    # Answers to orders to load weights.
+    answers: deque[pb.WeightsLoaded] = field(default_factory=deque[pb.WeightsLoaded])
+    # Why it refuses the next weights; empty: it loads.
+    refusal: str = ""
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
     # Generation and step of the last result that has left it, whether it arrived or was lost.
     done: tuple[int, int] = 0, 0
@@ -68,7 +72,9 @@ class Worker:
     provenance: Provenance = field(init=False)
 
     def __post_init__(self) -> None:
-        self.executor = Executor(self.shape, faults=self.faults, pool_id=self.pool_id, shared=self.shared)
+        self.executor = Executor(
+            self.shape, faults=self.faults, pool_id=self.pool_id, shared=self.shared, tokens_by_version=False
+        )
         self.provenance = Provenance(self.shape.page_size)
 
     @property
@@ -76,12 +82,18 @@ class Worker:
         """The info that its Join carries."""
         pool_id = self.executor.pool_id
         return replace(
-            info_of(self.shape), is_standby=self.is_standby, pool_id=pool_id, pool_layout=b"layout" if pool_id else b""
+            info_of(self.shape),
+            is_standby=self.is_standby,
+            pool_id=pool_id,
+            pool_layout=b"layout" if pool_id else b"",
+            weights_version=self.executor.version,
+            weights_folder=self.executor.weights_folder,
         )
 
     def joining(self) -> ev.WorkerJoined:
         """The event of its Join. It carries out no plan that comes before the answer."""
         self.inbox.clear()
+        self.answers.clear()
         return ev.WorkerJoined(worker=self.name, info=self.info, kept=reported_pages(self.executor))
 
     def alive(self) -> ev.WorkerAlive:
@@ -97,6 +109,9 @@ class Worker:
         if isinstance(message, Joined):
             self.executor.joined(message.message)
             return True
+        if isinstance(message, pb.LoadWeights):
+            self.answers.append(self.executor.load_weights(message, refusal=self.refusal))
+            return True
         try:
             result = self.executor.apply(pb.CoreToWorker.FromString(worker_wire.plan_frame(message)).plan)
         except Poisoned:
@@ -105,6 +120,11 @@ class Worker:
         self.results.append(result)
         assert not self.executor.violations, f"{self.name}: {self.executor.violations[0]}"
         return True
+
+    def answer(self) -> ev.Event:
+        """The event that the core receives for its oldest answer."""
+        message = pb.WorkerToCore(weights_loaded=self.answers.popleft())
+        return worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), self.name)
 
     def event_of(self, result: pb.StepResult) -> ev.Event:
         """The event that the core receives for this result."""

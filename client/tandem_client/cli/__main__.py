@@ -15,6 +15,7 @@ from tandem_client.cli.commands.serve import serve
 from tandem_client.cli.commands.simulate import simulate
 from tandem_client.cli.commands.status import health, info, load
 from tandem_client.cli.commands.token import new
+from tandem_client.cli.commands.update_weights import update_weights
 from tandem_client.cli.program import CheckoutCommand, TandemCommand, TandemGroup
 from tandem_client.cli.reporting import Exit
 from tandem_client.version import version
@@ -74,7 +75,7 @@ def _add(
 _add(generate, _TEXT, epilog=EXAMPLES)
 for each in (tokenize, detokenize, abort):
     _add(each, _TEXT)
-for each in (health, load, info, flush, quarantine, drain):
+for each in (health, load, info, flush, quarantine, drain, update_weights):
     _add(each, _SERVICE)
 _add(serve, _LOCAL, CheckoutCommand)
 # Their arguments are the service's to read, --help too.

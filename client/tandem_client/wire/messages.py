@@ -25,6 +25,10 @@ _DRAIN_STATES = {
     number: types.DrainState(name.removeprefix("DRAIN_STATE_").lower())
     for name, number in control_pb2.DrainState.items()[1:]
 }
+_UPDATE_STATES = {
+    number: types.UpdateState(name.removeprefix("UPDATE_STATE_").lower())
+    for name, number in control_pb2.UpdateState.items()[1:]
+}
 _Value = TypeVar("_Value")
 
 
@@ -84,7 +88,9 @@ def finished(message: inference_pb2.Finished) -> types.Finished:
 
 def summary(message: inference_pb2.Summary) -> types.Summary:
     """The value of a Summary message."""
-    return types.Summary(usage=_value(types.Usage, message.usage), timing=_value(types.Timing, message.timing))
+    weights = tuple(_value(types.WeightsSpan, span) for span in message.weights)
+    usage, timing = _value(types.Usage, message.usage), _value(types.Timing, message.timing)
+    return types.Summary(usage=usage, timing=timing, weights=weights)
 
 
 def model_info(message: control_pb2.GetModelInfoResponse) -> types.ModelInfo:
@@ -127,3 +133,9 @@ def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, types.AbortO
 def drain_progress(message: control_pb2.DrainResponse) -> types.DrainProgress:
     """The value of one of Drain's answers."""
     return _value(types.DrainProgress, message, state=_DRAIN_STATES.get(message.state, types.DrainState.UNKNOWN))
+
+
+def update_progress(message: control_pb2.UpdateWeightsResponse) -> types.UpdateProgress:
+    """The value of one of UpdateWeights' answers."""
+    state = _UPDATE_STATES.get(message.state, types.UpdateState.UNKNOWN)
+    return _value(types.UpdateProgress, message, state=state)

@@ -29,7 +29,10 @@ class HungWorkers:
             return []
         config, effects = self._config, list[fx.Effect]()
         for lane in [lane for lane in self._lanes.by_worker.values() if now >= lane.timeout(config)]:
-            reason = lane.clock.why_given_up(lane.in_flight, config, now)
+            if lane.weights.loading is None:
+                reason = lane.clock.why_given_up(lane.in_flight, config, now)
+            else:
+                reason = f"it has not loaded weights {lane.weights.loading.version!r} in time"
             self._lanes.counters.worker_hung()
             effects += self._lanes.close(lane.worker, reason, now, ResetCause.WORKER_SILENT)
             effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]
@@ -39,3 +42,4 @@ class HungWorkers:
         """Excuses all workers for a time in which the scheduler did not run."""
         for lane in self._lanes.by_worker.values():
             lane.clock.paused(seconds, is_working=bool(lane.in_flight))
+            lane.weights.paused(seconds)

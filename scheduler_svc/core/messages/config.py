@@ -71,6 +71,8 @@ class CoreConfig:
     page_root: str = ""
     """Names the root of page hashes (`page_hash.root_name`), if workers may keep their pages for a later core that has
     the same root and continues the generations. Empty otherwise; plans then have no labels of pages."""
+    weights_folders: tuple[str, ...] = ()
+    """Workers may be told to load new weights from these folders and those below them. Empty: updates are refused."""
     report_steps: bool = False
     """Whether the core emits a StepReport for every step, every lane reset and every worker that joins."""
     policy: Policy = field(default_factory=Policy)

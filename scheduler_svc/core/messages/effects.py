@@ -18,12 +18,14 @@ from scheduler_svc.core.messages.ends import Failure as Failure
 from scheduler_svc.core.messages.ends import FailureCode as FailureCode
 from scheduler_svc.core.messages.ends import Stats as Stats
 from scheduler_svc.core.messages.quarantine import QuarantineReply
-from scheduler_svc.core.messages.reports import DrainReport, Load, StepReport
+from scheduler_svc.core.messages.reports import DrainReport, Load, StepReport, WeightsReport
 from scheduler_svc.core.messages.worker_effects import (
     AskRejoin,
     DismissWorker,
     KillWorker,
+    LoadWeights,
     SendPlan,
+    WeightsChanged,
     WorkerAccepted,
     WorkerProven,
     WorkerRefused,
@@ -187,6 +189,17 @@ class DrainRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRefused:
+    """An UpdateWeights does not begin. This is the only answer."""
+
+    frontend: str
+    query: int
+    code: RejectCode
+    message: str
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """A line for the operator's log."""
 
@@ -210,6 +223,10 @@ Effect = (
     | DismissWorker
     | KillWorker
     | SendPlan
+    | LoadWeights
+    | WeightsChanged
+    | WeightsReport
+    | UpdateRefused
     | AnnounceDrain
     | DrainReport
     | DrainRefused

@@ -36,6 +36,14 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsSpan:
+    """The output tokens from `from_token` to the next span were sampled with these weights."""
+
+    from_token: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """Tokens and times of one request, sent at its end."""
 
@@ -61,6 +69,8 @@ class Stats:
     preemptions: int
     worker_changes: int
     """Lane resets while the request was running."""
+    weights: tuple[WeightsSpan, ...] = ()
+    """Which weights computed the output; empty if only those did that the workers were started with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from scheduler_svc.core.messages.arrays import NO_FLOATS, NO_IDS, Float32Array, Int32Array
+from scheduler_svc.core.messages.operators import Drain as Drain
+from scheduler_svc.core.messages.operators import DrainEnded as DrainEnded
+from scheduler_svc.core.messages.operators import DrainStarted as DrainStarted
+from scheduler_svc.core.messages.operators import TenantsChanged as TenantsChanged
+from scheduler_svc.core.messages.operators import UpdateWeights as UpdateWeights
+from scheduler_svc.core.messages.operators import WeightsLoaded as WeightsLoaded
+from scheduler_svc.core.messages.operators import WeightsRestored as WeightsRestored
 from scheduler_svc.core.messages.page_labels import KeptPages
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.submit import Restored as Restored
 from scheduler_svc.core.messages.submit import Resume as Resume
 from scheduler_svc.core.messages.submit import Submit as Submit
-from scheduler_svc.core.messages.tenants import TenantsChanged as TenantsChanged
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 
@@ -172,32 +178,6 @@ class Paused:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
-    """An operator drains a worker, or the service if `worker` is empty. `query` identifies the answers."""
-
-    frontend: str
-    query: int
-    worker: str
-    """The name of a worker, or its process id."""
-    max_seconds: float
-    """0 means no limit for a worker, and that of the shell for the service."""
-    force: bool = False
-    """Also the last worker that serves."""
-    stop_replies: bool = False
-    """The operator has left, so there are no further answers. The drain goes on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainStarted:
-    """The service begins to shut down: the core rejects new requests."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainEnded:
-    """The shutdown's grace period is over: the core ends all live requests."""
-
-
 Event = (
     Submit
     | Resume
@@ -222,4 +202,7 @@ Event = (
     | Drain
     | DrainStarted
     | DrainEnded
+    | UpdateWeights
+    | WeightsLoaded
+    | WeightsRestored
 )

@@ -18,6 +18,7 @@ class WorkerLoad:
     """Whether the worker waits without requests until a serving worker is lost."""
     name: str = ""
     is_draining: bool = False
+    weights_version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,8 @@ class Load:
     held_pools: HeldPoolsLoad
     journal_bytes: int = 0
     """Size of the journal, 0 without one. The shell sets this and the next field."""
+    weights_version: str = ""
+    """The version of the last update of weights; empty without one."""
     journal_suspended: str = ""
     """Why the journal cannot be written at the moment, otherwise empty."""
 
@@ -122,6 +125,32 @@ class DrainReport:
     detail: str
 
 
+class UpdateState(StrEnum):
+    """The state of an update of weights; all but the first are final."""
+
+    UPDATING = "updating"
+    DONE = "done"
+    REFUSED = "refused"
+    TIME_LIMIT = "time limit"
+    INCOMPLETE = "incomplete"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsReport:
+    """The progress of an update, for one operator. The fields are those of UpdateWeightsResponse in control.proto."""
+
+    frontend: str
+    query: int
+    version: str
+    state: UpdateState
+    workers: int
+    workers_updated: int
+    running: int
+    waiting: int
+    seconds: float
+    detail: str
+
+
 class StepKind(StrEnum):
     """What a StepReport reports: the type of a step, a lane reset, or a worker that joined or was seated."""
 
@@ -144,6 +173,7 @@ class ResetCause(StrEnum):
     MALFORMED = "malformed result"
     WRONG_STEP = "wrong step"
     DRAINED = "drained"
+    NEW_WEIGHTS = "new weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

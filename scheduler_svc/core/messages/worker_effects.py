@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.core.messages.plan import Plan
 
 
@@ -61,3 +62,22 @@ class SendPlan:
 
     worker: str
     plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadWeights:
+    """The worker, which has no plan in flight, is to load these weights."""
+
+    worker: str
+    weights: Weights
+    roots: tuple[str, ...]
+    """`CoreConfig.weights_folders`."""
+    keep_rows: bool = False
+    """Rows and pages stay as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsChanged:
+    """A worker has loaded new weights, which are now those of the service. Only the journal reads this."""
+
+    weights: Weights

@@ -59,6 +59,10 @@ class WorkerInfo:
     """Hash of the layout of that memory. Only a worker with an equal hash can take its pages over."""
     device: str = ""
     """Human-readable description."""
+    weights_version: str = ""
+    """The version of the weights; empty for those that the worker was started with, to which `identity` belongs."""
+    weights_folder: str = ""
+    """The folder that they came from; empty with `weights_version`."""
     is_standby: bool = False
     """Whether the worker gets no request before a serving worker is lost."""
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)

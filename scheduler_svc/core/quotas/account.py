@@ -5,7 +5,7 @@ The empty tenant (no token file) has no account and no limits. There are as many
 
 from collections.abc import Iterable, Mapping
 
-from scheduler_svc.core.messages.tenants import TenantLimits
+from scheduler_svc.core.messages.operators import TenantLimits
 from scheduler_svc.core.quotas.bucket import Bucket
 from scheduler_svc.core.quotas.drain_rate import DrainRate
 

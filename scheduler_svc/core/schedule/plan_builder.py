@@ -176,7 +176,7 @@ class PlanBuilder:
         if start + count == lane.rows.known[row]:
             self._end_soon()
         request, page_size = lane.rows.request_at(row), lane.info.page_size
-        if not request.cache_write:
+        if not request.cache_write or request.weights.keeps_pages:
             return
         pages, hashes, pool = lane.rows.pages[row], request.page_hashes, lane.pool
         for page_idx in range(start // page_size, min((start + count) // page_size, len(hashes))):

@@ -67,7 +67,7 @@ def _forked(
     (full, rest), seen = divmod(last, page_size), lane.first_seen_page(last)
     is_computing = False
     for sibling in siblings:
-        if sibling.phase is not Phase.RUNNING or sibling.worker != lane.worker:
+        if sibling.phase is not Phase.RUNNING or sibling.worker != lane.worker or sibling.weights.keeps_pages:
             continue
         row = sibling.row
         if rows.planned[row] < last:

@@ -21,6 +21,7 @@ from dataclasses import replace
 from scheduler_svc.core.limits.memory_limit import MemoryLimit
 from scheduler_svc.core.limits.step_clock import StepClock
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.core.messages.plan import SentPlan, TakeOver
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.host_pool import HostPool
@@ -29,6 +30,7 @@ from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.pages.page_pool import PagePool
 from scheduler_svc.core.state.eviction import evict_pages_of
 from scheduler_svc.core.state.lane_schedule import LaneSchedule
+from scheduler_svc.core.state.lane_weights import LaneWeights
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.rows import Rows
 
@@ -59,7 +61,7 @@ class Lane:
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
         self.pages = LanePages(info, page_index)
-        self.schedule = LaneSchedule()
+        self.schedule, self.weights = LaneSchedule(), LaneWeights()
         self.proven_at: float | None = None
         """When the worker's first step succeeded, or it joined with `prove_workers` off; None before."""
         self.is_seated = not info.is_standby
@@ -129,6 +131,7 @@ class Lane:
         """
         request.move(Move.ADMIT)
         request.worker = self.worker
+        request.weights.begin(self.info.weights_version, request.num_outputs)
         return self.rows.seat(request, pages, frontend_idx, first_position=first_position, held_from=held_from)
 
     # Plans and results ---------------------------------------------------------------------------------------------
@@ -175,6 +178,10 @@ class Lane:
         """Records that requests may run on this standby worker."""
         self.is_seated = True
 
+    def take_weights(self, weights: Weights) -> None:
+        """Records that the worker has loaded these weights."""
+        self.info = replace(self.info, weights_version=weights.version, weights_folder=weights.folder)
+
     @property
     def serves(self) -> bool:
         """Whether requests may run on the worker: it is proven and seated."""
@@ -184,7 +191,7 @@ class Lane:
 
     def timeout(self, config: CoreConfig) -> float:
         """Returns the time at which the worker is given up, unless it is heard before."""
-        return self.clock.timeout(self.in_flight, config)
+        return self.weights.until if self.weights.loading else self.clock.timeout(self.in_flight, config)
 
     def is_overdue(self, now: float) -> bool:
         """Returns whether the worker has taken more than `OVERDUE_SECONDS` for its current step."""

@@ -20,6 +20,7 @@ import numpy as np
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.page_hash import next_hash
 from scheduler_svc.core.messages.submit import Options
+from scheduler_svc.core.state.lane_weights import OutputWeights
 
 
 class Phase(StrEnum):
@@ -91,6 +92,7 @@ class Request:
     """Hashes of the leading full pages, as far as they were computed."""
     cache_read: bool = True
     cache_write: bool = True
+    weights: OutputWeights = field(default_factory=OutputWeights)
     lingers: bool = False
     """Whether the request may be resumed (`kept_requests`), so that it outlives its reader."""
     phase: Phase = Phase.WAITING
@@ -131,6 +133,7 @@ class Request:
         self.phase = to
         self.preemptions += move is Move.PREEMPT
         self.worker_changes += move is Move.RESET
+        self.weights.keeps_pages = False
 
     def attach(self, frontend: str, stream: int) -> None:
         """Changes the reader of the output."""
@@ -185,7 +188,7 @@ class Request:
         self.pending_tokens -= 1
 
     def end_worker_wait(self) -> None:
-        """Ends the wait for a worker, because a present worker can hold the request."""
+        """A present worker can hold the request."""
         self.worker_wait_since = None
 
     def begin_worker_wait(self, now: float) -> bool:
@@ -200,11 +203,8 @@ class Request:
         return is_new
 
     def worker_wait_ends_at(self, now: float, limit_seconds: float) -> float | None:
-        """Called when the deadline of the wait is due. Returns when the wait ends, None if there is none any more.
-
-        The wait may have ended and begun again since the deadline was added. The end is then later than `now`, and the
-        caller must add a deadline for it.
-        """
+        """Called when the deadline of the wait is due. Returns when the wait ends, None if there is none any more. If
+        it has begun again since the deadline was added, its end is later than `now`, and the caller adds a deadline."""
         self.has_wait_deadline = self.worker_wait_since is not None and now < self.worker_wait_since + limit_seconds
         return None if self.worker_wait_since is None else self.worker_wait_since + limit_seconds
 

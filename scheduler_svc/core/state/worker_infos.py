@@ -97,4 +97,14 @@ class WorkerInfos:
 
 def _limits(info: WorkerInfo) -> WorkerInfo:
     """Returns the info without the fields that differ between two starts of the same worker."""
-    return replace(info, pid=0, device="", page_copy_us=0.0, token_us=0.0, is_standby=False, pool_id=b"")
+    return replace(
+        info,
+        pid=0,
+        device="",
+        page_copy_us=0.0,
+        token_us=0.0,
+        is_standby=False,
+        pool_id=b"",
+        weights_version="",
+        weights_folder="",
+    )

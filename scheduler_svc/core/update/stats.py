@@ -22,4 +22,5 @@ def stats_of(request: Request, *, now: float, output_tokens: int, discarded_toke
         total_seconds=now - request.arrived_at,
         preemptions=request.preemptions,
         worker_changes=request.worker_changes,
+        weights=request.weights.of(output_tokens),
     )

@@ -132,6 +132,7 @@ def fits(held: WorkerInfo, info: WorkerInfo) -> bool:
     return (
         held.pool_layout == info.pool_layout
         and held.identity == info.identity
+        and held.weights_version == info.weights_version
         and held.num_pages == info.num_pages
         and (held.window, held.sink_tokens) == (info.window, info.sink_tokens)
     )

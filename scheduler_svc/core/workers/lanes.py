@@ -225,7 +225,7 @@ class Lanes:
             request.void_pending_plans()
             self._queue.enqueue(request)
         effects: list[fx.Effect] = [fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")]
-        return effects + self.report(lane, now, void, cause=cause, compute_us=compute_us)
+        return effects + (self.report(lane, now, void, cause=cause, compute_us=compute_us) if lane.is_seated else [])
 
     def reset_or_refuse(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int

@@ -16,13 +16,16 @@ would be seated, and then the worker that served before.
 
 
 def first_proven(lanes: Iterable[Lane], leaving: Container[str]) -> Lane | None:
-    """Returns the standby lane that has been proven for the longest time and is not `leaving`, None without one."""
+    """Returns the standby lane that has been proven for the longest time and is not `leaving`, None without one.
+
+    One that has the newest weights comes first.
+    """
     waiting = [
-        (lane.proven_at, lane.number, lane)
+        (not lane.weights.admits, lane.proven_at, lane.number, lane)
         for lane in lanes
         if not lane.is_seated and lane.proven_at is not None and lane.worker not in leaving
     ]
-    return min(waiting)[2] if waiting else None
+    return min(waiting)[3] if waiting else None
 
 
 def seat_due_at(lanes: Iterable[Lane], leaving: Container[str], *, was_seated: bool) -> float | None:

@@ -20,6 +20,7 @@ RIGHTS: Mapping[str, Rights] = {
     "/tandem.v1.ControlService/ListQuarantine": _CONTROL,
     "/tandem.v1.ControlService/ClearQuarantine": _CONTROL,
     "/tandem.v1.ControlService/Drain": _CONTROL,
+    "/tandem.v1.ControlService/UpdateWeights": _CONTROL,
     "/grpc.health.v1.Health/Check": ALL_RIGHTS,
     "/grpc.health.v1.Health/List": ALL_RIGHTS,
     "/grpc.health.v1.Health/Watch": ALL_RIGHTS,

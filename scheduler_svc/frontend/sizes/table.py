@@ -60,6 +60,7 @@ def _sampling(name: str) -> Limit:
 _INSIDE = _FLAG = Limit(of=Of.NOTHING)
 _REQUEST, _CHECKS = "validate.request.check_request", "validate.checks.check_request_id"
 _SAMPLING, _RESUME = "validate.sampling.check_sampling", "validate.resume.check_resume"
+_UPDATE = "watches.weights.check_update"
 _NAME = _characters(n.MAX_MODEL_NAME_CHARS, "model.Model.check_name")
 _TEXT = _characters("text_chars", "text.tokenizer.Tokenizer.check_size")
 # Two fields of at most 6 bytes each, with their tags; an entry of a map the same.
@@ -147,9 +148,17 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         )
     },
     "tandem.v1.DrainRequest": {
-        "worker": _characters(n.MAX_WORKER_NAME_CHARS, "drain_watches.check_drain"),
-        "max_seconds": _value(0, n.MAX_DRAIN_SECONDS, "drain_watches.check_drain"),
+        "worker": _characters(n.MAX_WORKER_NAME_CHARS, "watches.drains.check_drain"),
+        "max_seconds": _value(0, n.MAX_DRAIN_SECONDS, "watches.drains.check_drain"),
         "force": _FLAG,
+    },
+    "tandem.v1.UpdateWeightsRequest": {
+        "version": _characters(n.MAX_VERSION_CHARS, _UPDATE),
+        "folder": _characters(n.MAX_FOLDER_CHARS, _UPDATE),
+        # An enum, whose numbers `_UPDATE` checks.
+        "running": _FLAG,
+        "in_turn": _FLAG,
+        "max_seconds": _value(0, n.MAX_UPDATE_SECONDS, _UPDATE),
     },
     "grpc.health.v1.HealthCheckRequest": {
         "service": _characters(n.MAX_SERVICE_NAME_CHARS, "health.check_name"),

@@ -34,4 +34,9 @@ def summarize(ends: Sequence[frontend_pb2.End], num_tokens: Sequence[int], *, pr
         preemptions=sum(timing.preemptions for timing in timings),
         worker_changes=max(timing.worker_changes for timing in timings),
     )
-    return pb.Summary(usage=usage, timing=timing)
+    spans = [
+        pb.WeightsSpan(from_token=span.from_token, version=span.version, sample_idx=sample_idx)
+        for sample_idx, end in enumerate(ends)
+        for span in end.weights
+    ]
+    return pb.Summary(usage=usage, timing=timing, weights=spans)

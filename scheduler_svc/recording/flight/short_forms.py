@@ -35,6 +35,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     "drain_started": (),
     "drain_ended": (),
     "tenants": ("count",),
+    "update_weights": ("frontend", "version", "running"),
+    "weights_loaded": ("worker", "version", "ok", "detail"),
+    "weights_restored": ("version",),
+    "load_weights": ("worker", "version", "keep_rows"),
     "accepted": ("worker", "generation", "keeps_pages"),
     "proven": ("worker", "was_standby"),
     "refused": ("worker", "reason", "retry"),
@@ -72,6 +76,9 @@ EVENTS: dict[type[Any], Callable[[Any], Short]] = {
     ev.DrainStarted: lambda one: ("drain_started",),
     ev.DrainEnded: lambda one: ("drain_ended",),
     ev.TenantsChanged: lambda one: ("tenants", len(one.limits)),
+    ev.UpdateWeights: lambda one: ("update_weights", one.frontend, one.weights.version, one.running.value),
+    ev.WeightsLoaded: lambda one: ("weights_loaded", one.worker, one.version, one.ok, one.detail[:MAX_TEXT]),
+    ev.WeightsRestored: lambda one: ("weights_restored", one.weights.version),
 }  # fmt: skip
 """The short forms of events. Those of steps are in `ring`; heartbeats, ticks and queries are not kept."""
 
@@ -81,6 +88,7 @@ EFFECTS: dict[type[Any], Callable[[Any], Short]] = {
     fx.WorkerRefused: lambda one: ("refused", one.worker, one.reason[:MAX_TEXT], one.retry),
     fx.AskRejoin: lambda one: ("ask_rejoin", one.worker),
     fx.KillWorker: lambda one: ("kill", one.worker),
+    fx.LoadWeights: lambda one: ("load_weights", one.worker, one.weights.version, one.keep_rows),
     fx.Note: lambda one: ("note", one.message[:MAX_TEXT]),
     Resumed: lambda one: ("resumed", one.frontend, one.stream, one.request_id),
     fx.Replaced: lambda one: ("replaced", one.frontend, one.stream),

@@ -16,8 +16,8 @@ from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
 from scheduler_svc.core.messages.plan import Plan
-from scheduler_svc.core.messages.tenants import TenantLimits, TenantsChanged
 from scheduler_svc.core.quotas.drain_rate import LEAST_SECONDS, MOST_SECONDS
 from scheduler_svc.core.scheduler import Scheduler
 from tests.rigs.executor import Shape

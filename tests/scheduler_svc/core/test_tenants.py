@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
 from scheduler_svc.core.messages.page_hash import prefix_root
-from scheduler_svc.core.messages.tenants import TenantLimits, TenantsChanged
 from scheduler_svc.core.quotas.bucket import Bucket
 from scheduler_svc.core.state.request import Phase
 from tests.rigs.executor import Shape

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.core.messages.tenants import TenantLimits
+from scheduler_svc.core.messages.operators import TenantLimits
 from scheduler_svc.door import token_file, watch
 from scheduler_svc.door.table import Table
 from scheduler_svc.door.tenant import CallerLimits, Right

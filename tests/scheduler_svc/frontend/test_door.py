@@ -38,6 +38,7 @@ OPEN: dict[str, set[str]] = {
     "ListQuarantine": {"control"},
     "ClearQuarantine": {"control"},
     "Drain": {"control"},
+    "UpdateWeights": {"control"},
     "Check": set(RIGHTS),
     "List": set(RIGHTS),
     "Watch": set(RIGHTS),

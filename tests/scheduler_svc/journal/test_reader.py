@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tandem.internal.v1 import journal_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -17,7 +18,7 @@ from scheduler_svc.journal.reader import SavedCore
 from tests.simulation.lives import FRONTEND, Lives
 
 ROOT = bytes(range(32))
-STATE = records.state_record(cache_root=ROOT, identity="model 1", next_generation=1 << 40)
+STATE = records.state_record(journal_pb2.JournalState(cache_root=ROOT, identity="model 1", next_generation=1 << 40))
 
 
 def saved_by(tmp_path: Path, data: bytes, mode: int = 0o600) -> SavedCore:

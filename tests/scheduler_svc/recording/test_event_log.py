@@ -31,7 +31,7 @@ SHAPE = Shape(page_size=4, num_pages=10, max_rows=3, token_budget=12, chunk_alig
 
 def join_message() -> worker_pb2.WorkerToCore:
     join = worker_pb2.Join(
-        protocol=7, identity="i", model="m", vocab_size=SHAPE.vocab_size, page_size=SHAPE.page_size,
+        protocol=8, identity="i", model="m", vocab_size=SHAPE.vocab_size, page_size=SHAPE.page_size,
         num_pages=SHAPE.num_pages, max_rows=SHAPE.max_rows, max_length=SHAPE.max_length,
         token_budget=SHAPE.token_budget, chunk_align=SHAPE.chunk_align, logit_rows=SHAPE.logit_rows,
         eos_token_ids=SHAPE.eos_token_ids, max_frame_bytes=64 << 20,
@@ -141,6 +141,7 @@ def test_the_log_has_every_setting_of_the_core(tmp_path: Path) -> None:
         max_worker_wait_seconds=6.0, max_plan_bytes=7, prove_workers=True, report_steps=True, policy=policy,
         predict_steps=True, quarantine_seconds=11.0,
         max_kept_requests=8, max_kept_bytes=9, report_detached=True, first_generation=10, page_root="ab",
+        weights_folders=("/weights",),
     )  # fmt: skip
     for value, plain in ((config, CoreConfig()), (policy, Policy())):
         assert not [f.name for f in fields(value) if getattr(value, f.name) == getattr(plain, f.name)]

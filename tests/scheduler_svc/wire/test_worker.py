@@ -10,6 +10,7 @@ from tandem.v1 import inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.ends import WeightsSpan
 from scheduler_svc.core.messages.reports import HeldPoolsLoad, Incidents, Load, WorkerLoad
 from scheduler_svc.core.messages.submit import MAX_SAMPLING_BYTES
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
@@ -19,7 +20,7 @@ from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, array, packed, parsed
 
 JOIN = worker_pb2.Join(
-    protocol=7, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
+    protocol=8, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
     token_budget=12, chunk_align=2, logit_rows=8, eos_token_ids=[0], max_frame_bytes=64 << 20,
 )  # fmt: skip
 
@@ -140,7 +141,7 @@ def test_no_message_between_hosts_has_the_time_of_a_clock() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
-        ("protocol", 1, "it speaks protocol 1; this scheduler speaks 7"),
+        ("protocol", 1, "it speaks protocol 1; this scheduler speaks 8"),
         ("vocab_size", 0, "vocab_size is 0; it must be 1 to 16777216"),
         ("num_pages", 1, "num_pages is 1; it must be 2 to 1048576"),
         ("token_budget", 4, "token_budget is 4; it must be 5 to 16777216"),
@@ -369,7 +370,7 @@ def test_every_figure_of_the_load_is_sent() -> None:
     names = [name for name in Load.__slots__ if name not in ("per_worker", "incidents", "held_pools")]
     figures: dict[str, Any] = {name: 100 + i for i, name in enumerate(names)}
     figures |= {"step_ms": 2.5, "worker_lost_seconds": 12.5, "worker_lost_reason": "its connection is gone"}
-    figures["journal_suspended"] = "the disk is full"
+    figures |= {"journal_suspended": "the disk is full", "weights_version": "v2"}
     workers = tuple(
         WorkerLoad(
             pid=10 * n, device=f"cuda:{n}", running=10 * n + 1, pages_used=10 * n + 2, pages_cached=10 * n + 3,
@@ -411,7 +412,7 @@ def test_a_load_without_a_lost_worker_leaves_its_seconds_unset() -> None:
         "worker_lost_seconds": None,
         "worker_lost_reason": "",
     }
-    figures["journal_suspended"] = ""
+    figures |= {"journal_suspended": "", "weights_version": ""}
     load = told(fx.LoadReply(frontend="f", query=9, load=Load(**figures))).load_reply.load
     assert not load.HasField("worker_lost_seconds")
 
@@ -433,8 +434,10 @@ def test_a_flush_and_its_reply_round_trip() -> None:
 
 @pytest.mark.parametrize("reason", list(fx.EndReason))
 def test_every_end_reason_is_sent_with_its_statistics(reason: fx.EndReason) -> None:
-    figures = {name: 1 + i for i, name in enumerate(fx.Stats.__slots__)}
-    end = fx.End(stream=3, reason=reason, failure=None, stop_token_id=None, stats=fx.Stats(**figures))
+    figures: dict[str, Any] = {name: 1 + i for i, name in enumerate(fx.Stats.__slots__) if name != "weights"}
+    spans = WeightsSpan(from_token=0, version=""), WeightsSpan(from_token=7, version="v2")
+    stats = fx.Stats(**figures, weights=spans)
+    end = fx.End(stream=3, reason=reason, failure=None, stop_token_id=None, stats=stats)
     none = np.zeros(0, np.int32)
     output = fx.StepOutput(
         frontend="f", streams=none.astype(np.uint64), offsets=none, tokens=none, logprobs=None, prompt_logprobs=(),
@@ -444,6 +447,7 @@ def test_every_end_reason_is_sent_with_its_statistics(reason: fx.EndReason) -> N
     assert inference_pb2.FinishReason.Name(item.reason) == f"FINISH_REASON_{reason.name}"
     account = {field.name: value for part in (item.usage, item.timing) for field, value in part.ListFields()}
     assert account == figures
+    assert [(span.from_token, span.version) for span in item.weights] == [(0, ""), (7, "v2")]
 
 
 def kept_join(**changes: Any) -> worker_pb2.WorkerToCore:

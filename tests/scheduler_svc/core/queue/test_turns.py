@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.core.messages.tenants import TenantLimits, TenantsChanged
+from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
 from scheduler_svc.core.queue.order import AGEING_TOKENS, queue_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.queue.waiting_list import WINDOW

@@ -7,8 +7,8 @@ import pytest
 
 from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.operators import TenantLimits
 from scheduler_svc.core.messages.plan import Plan
-from scheduler_svc.core.messages.tenants import TenantLimits
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.schedule.pairwise_placement import pairwise

@@ -12,6 +12,7 @@ import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.recording.flight.ring import MAX_TOKENS, Ring, members
 from scheduler_svc.recording.flight.short_forms import EFFECTS, EVENTS, MAX_TEXT, NAMES
 from tests.scheduler_svc.core.world import World
@@ -135,6 +136,7 @@ def test_every_kind_of_event_and_effect_has_names_for_its_values() -> None:
         **texts, "stream": 1, "query": 1, "detach": False, "output_tokens": 1, "request_ids": (), "keys": (),
         "info": info, "seconds": 1.0, "limits": {}, "generation": 1, "retry": False, "secret_hash": b"",
         "submit": event, "outputs": (), "ends": (), "linger_seconds": 1.0, "description": b"",
+        "weights": Weights(version="v", folder="/f"), "version": "v", "ok": True, "roots": (),
     }  # fmt: skip
     for kind in (*EVENTS, *EFFECTS):
         one = event if kind is ev.Submit else kind(**{name: fields[name] for name in kind.__slots__ if name in fields})

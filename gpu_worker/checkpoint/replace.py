@@ -1,0 +1,158 @@
+"""Replaces the weights of a loaded model by those of another folder, in place: every tensor keeps its memory.
+
+First everything is checked (`read_weights`): the folder is one that may be read, its files are complete, each tensor of
+the model is there with its shape and a floating-point dtype, and all values are finite. Then `replace_weights` copies;
+an error in it leaves the model unusable. Owns both, and the way from a parameter's name to the memory that holds it:
+packed, merged, or in a native operator. Knows nothing of pages, plans or sockets.
+"""
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
+from gpu_worker.checkpoint.linear import PackedLinear
+from gpu_worker.checkpoint.loading import load_plain
+from gpu_worker.checkpoint.merged import MergedLinear
+from gpu_worker.checkpoint.weights import WeightFiles, find_weights, tensor_types
+from gpu_worker.cpu_operators.norms import NativeNorm
+
+log = logging.getLogger(__name__)
+
+_FLOATS = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewWeights:
+    """Weights that were checked, still in their files where no conversion was needed."""
+
+    files: WeightFiles
+    # By the names of the model's parameters and persistent buffers; tied ones have several names.
+    tensors: Mapping[str, Tensor]
+    # Size and times of each file, as they were before the check.
+    states: tuple[tuple[int, ...], ...]
+
+    def has_changed(self) -> bool:
+        """Whether a file was written, replaced or removed since the check began."""
+        return _states(self.files) != self.states
+
+
+def resolve_folder(folder: str, roots: Sequence[str]) -> Path:
+    """The folder without symbolic links. Raises ModelRefused if it is not in one of `roots`."""
+    path = Path(folder)
+    if not path.is_absolute():
+        raise ModelRefused(f"{folder!r} is not an absolute path")
+    try:
+        resolved = path.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise ModelRefused(f"{folder} cannot be opened: {getattr(error, 'strerror', None) or error}") from error
+    if not any(resolved.is_relative_to(Path(root).resolve()) for root in roots):
+        raise ModelRefused(f"{folder} leads to {resolved}, which is not in one of: {', '.join(roots)}")
+    if not resolved.is_dir():
+        raise ModelRefused(f"{folder} is not a folder")
+    return resolved
+
+
+def read_weights(folder: Path, own: ModelFiles, dtype: torch.dtype) -> NewWeights:
+    """Checks the folder's weights for the model of `own`. Raises ModelRefused, which names the tensor, and OSError."""
+    files = find_weights(folder)
+    states = _states(files)
+    _check_types(files, own.weights)
+    model = load_plain(replace(own, folder=folder, weights=files, config=copy.deepcopy(own.config)), dtype=dtype)
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ModelRefused(f"{name} in {folder} has values that are not finite")
+    found = NewWeights(files=files, tensors=tensors, states=states)
+    if found.has_changed():
+        raise ModelRefused(f"{folder} changed while it was checked; write weights to a new folder for each version")
+    return found
+
+
+def _check_types(files: WeightFiles, own: WeightFiles) -> None:
+    served = {name: shape for path in own.paths for name, (_, shape) in tensor_types(path).items()}
+    for path in files.paths:
+        for name, (kind, shape) in tensor_types(path).items():
+            if name in served and shape != served[name]:
+                raise ModelRefused(f"{name} in {path} is {list(shape)}, the served model's is {list(served[name])}")
+            if kind not in _FLOATS:
+                raise ModelRefused(f"{name} in {path} has dtype {kind}; the limit is {', '.join(_FLOATS)}")
+
+
+def _states(files: WeightFiles) -> tuple[tuple[int, ...], ...]:
+    try:
+        found = [path.stat() for path in files.paths]
+    except OSError:
+        return ()
+    return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+
+
+def check_targets(model: nn.Module, weights: NewWeights) -> None:
+    """Raises ModelRefused unless every tensor has memory of its shape in the served model."""
+    for name, tensor in weights.tensors.items():
+        target = _target(model, name)
+        if target.shape != tensor.shape:
+            raise ModelRefused(f"{name} is {list(tensor.shape)}, the served model's is {list(target.shape)}")
+
+
+def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    try:
+        return model.get_submodule(path), leaf
+    except AttributeError:
+        raise ModelRefused(f"{name} is unknown to the served model") from None
+
+
+def _target(model: nn.Module, name: str) -> Tensor:
+    module, leaf = _place(model, name)
+    if isinstance(module, PackedLinear) and leaf == "weight":
+        return torch.empty(module.out_features, module.in_features, device="meta")
+    if isinstance(module, MergedLinear) and leaf == "weight":
+        return torch.empty(module.out_features, module.in_features, device="meta")
+    target = getattr(module, leaf, None)
+    if not isinstance(target, Tensor):
+        raise ModelRefused(f"{name} is unknown to the served model")
+    return target
+
+
+@torch.no_grad()
+def replace_weights(model: nn.Module, weights: NewWeights) -> None:
+    """Copies the weights into the model. Raises RuntimeError if a file changed meanwhile."""
+    parts: dict[nn.Module, dict[int, dict[str, Tensor]]] = {}
+    copied: set[int] = set()
+    for name, tensor in weights.tensors.items():
+        module, leaf = _place(model, name)
+        if isinstance(module, MergedLinear):
+            parts.setdefault(module.whole, {}).setdefault(module.begin, {})[leaf] = tensor
+        elif isinstance(module, PackedLinear):
+            module.replace(leaf, tensor)
+        else:
+            target = getattr(module, leaf)
+            # A tied tensor once.
+            if target.data_ptr() not in copied:
+                copied.add(target.data_ptr())
+                target.copy_(tensor)
+    for whole, of_layers in parts.items():
+        layers = [tensors for _, tensors in sorted(of_layers.items())]
+        for leaf in layers[0]:
+            merged = torch.cat([tensors[leaf] for tensors in layers])
+            if isinstance(whole, PackedLinear):
+                whole.replace(leaf, merged)
+            else:
+                getattr(whole, leaf).copy_(merged)
+    for norm in _norms(model):
+        norm.refresh()
+    if weights.has_changed():
+        raise RuntimeError("files of the new weights changed while they were copied; the worker has a mixture and ends")
+
+
+def _norms(model: nn.Module) -> Iterator[NativeNorm]:
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, NativeNorm):
+            yield forward

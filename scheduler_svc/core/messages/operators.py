@@ -1,0 +1,106 @@
+"""The events that come from operators: the token file, drains, new weights. `events` has them, too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimits:
+    """The limits of one tenant that the core enforces. None: no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Prompt and output tokens."""
+    queue_share: float | None = None
+    """The part of `max_waiting` and `max_waiting_tokens` that the tenant's waiting requests may take."""
+    row_share: float | None = None
+    """The part of the rows of all lanes that the tenant's running requests may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantsChanged:
+    """The token file was read: the limits by the tenant's name. They replace those of the last event."""
+
+    limits: Mapping[str, TenantLimits]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """An operator drains a worker, or the service if `worker` is empty. `query` identifies the answers."""
+
+    frontend: str
+    query: int
+    worker: str
+    """The name of a worker, or its process id."""
+    max_seconds: float
+    """0 means no limit for a worker, and that of the shell for the service."""
+    force: bool = False
+    """Also the last worker that serves."""
+    stop_replies: bool = False
+    """The operator has left, so there are no further answers. The drain goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainStarted:
+    """The service begins to shut down: the core rejects new requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainEnded:
+    """The shutdown's grace period is over: the core ends all live requests."""
+
+
+class Running(StrEnum):
+    """What happens to the requests on a worker that loads new weights."""
+
+    FINISH = "finish"
+    """They end first."""
+    RECOMPUTE = "recompute"
+    """They keep their tokens, whose keys and values are computed again."""
+    CONTINUE = "continue"
+    """They go on with the old keys and values."""
+    ABORT = "abort"
+    """They end with ABORTED."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Weights of the served model. Versions are never used twice, so equal versions are equal weights."""
+
+    version: str
+    folder: str
+    """Absolute path on the workers' hosts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateWeights:
+    """An operator lets all workers load new weights. `query` identifies the answers."""
+
+    frontend: str
+    query: int
+    weights: Weights
+    running: Running = Running.RECOMPUTE
+    in_turn: bool = False
+    """One worker after the other."""
+    max_seconds: float = 600.0
+    """Workers that have not begun to load by then keep their weights."""
+    stop_replies: bool = False
+    """The operator has left, so there are no further answers. The update goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsLoaded:
+    """A worker has loaded the weights that it was told to load, or, if `ok` is False, changed nothing."""
+
+    worker: str
+    version: str
+    ok: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsRestored:
+    """The weights that workers had under an earlier scheduler, from the journal. It comes before a worker joins."""
+
+    weights: Weights

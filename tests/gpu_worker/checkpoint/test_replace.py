@@ -1,0 +1,146 @@
+"""Weights are replaced in place: tied, merged and packed layers, native norms; every pointer is kept."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Gemma2Config, PreTrainedModel, Qwen2Config
+
+from gpu_worker.checkpoint.files import ModelFiles, ModelRefused, read_files
+from gpu_worker.checkpoint.linear import PackedLinear
+from gpu_worker.checkpoint.loading import load_plain, prepare
+from gpu_worker.checkpoint.replace import check_targets, read_weights, replace_weights, resolve_folder
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 40, "max_position_embeddings": 64,
+}  # fmt: skip
+GROUPS = tuple(tuple(f"model.layers.{i}.self_attn.{name}_proj" for name in "qkv") for i in range(2))
+# Qwen 2 has biases, Gemma 2 norms with 1 + w and a tied head.
+CONFIGS = {
+    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=False),
+    "gemma2": Gemma2Config(**SIZES, head_dim=4, tie_word_embeddings=True),
+}
+
+
+def save(config: Any, folder: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(params=list(CONFIGS))
+def folders(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    for name, seed in (("old", 1), ("new", 2)):
+        save(CONFIGS[request.param], tmp_path / name, seed)
+    return tmp_path / "old", tmp_path / "new"
+
+
+def loaded(files: ModelFiles, *, merges: bool) -> PreTrainedModel:
+    model = load_plain(files, dtype=torch.float32)
+    return prepare(model, device=torch.device("cpu"), dtype=torch.float32, merged=GROUPS if merges else ())
+
+
+def pointers(model: nn.Module) -> dict[str, int]:
+    found = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    return found | {
+        name: module._packed.data_ptr()
+        for name, module in model.named_modules()
+        if isinstance(module, PackedLinear) and module.is_native
+    }
+
+
+@torch.inference_mode()
+def states(model: PreTrainedModel) -> list[Tensor]:
+    """What every layer that has weights returns for a fixed input, and the norms."""
+    found: list[Tensor] = []
+    for module in model.modules():
+        if hasattr(module, "in_features"):
+            torch.manual_seed(3)
+            found.append(module(torch.randn(1, 3, int(module.in_features))))
+        elif type(module).__name__.endswith("RMSNorm"):
+            found.append(module(torch.linspace(-2, 3, 16).view(1, 1, 16)))
+        elif isinstance(module, nn.Embedding):
+            found.append(module(torch.arange(5)))
+    return found
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_the_model_computes_as_if_it_had_been_loaded_from_the_new_folder(
+    folders: tuple[Path, Path], merges: bool
+) -> None:
+    old, new = map(read_files, folders)
+    model, fresh = loaded(old, merges=merges), loaded(new, merges=merges)
+    before = pointers(model)
+    assert not torch.equal(states(model)[0], states(fresh)[0])
+    weights = read_weights(folders[1], old, torch.float32)
+    check_targets(model, weights)
+    replace_weights(model, weights)
+    assert pointers(model) == before
+    for ours, expected in zip(states(model), states(fresh), strict=True):
+        assert torch.equal(ours, expected)
+
+
+def change(folder: Path, **tensors: Tensor | None) -> None:
+    path = folder / "model.safetensors"
+    found: dict[str, Tensor | None] = {**load_file(path), **tensors}
+    save_file({name: tensor for name, tensor in found.items() if tensor is not None}, path, metadata={"format": "pt"})
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({NORM: None}, rf"{NORM}\) is missing from the checkpoint"),
+        ({"more": torch.zeros(2)}, r"more\) is unknown to the model"),
+        ({NORM: torch.zeros(15)}, rf"{NORM} in .* is \[15\], the served model's is \[16\]"),
+        ({NORM: torch.zeros(16, dtype=torch.int32)}, rf"{NORM} in .* has dtype I32"),
+        ({NORM: torch.full((16,), float("nan"))}, rf"{NORM} in .* has values that are not finite"),
+    ],
+)
+def test_another_models_weights_are_refused_by_the_tensors_name(
+    tmp_path: Path, tensors: dict[str, Tensor | None], message: str
+) -> None:
+    for name, seed in (("old", 1), ("new", 2)):
+        save(CONFIGS["qwen2"], tmp_path / name, seed)
+    change(tmp_path / "new", **tensors)
+    with pytest.raises(ModelRefused, match=message):
+        read_weights(tmp_path / "new", read_files(tmp_path / "old"), torch.float32)
+
+
+def test_a_folder_that_changes_while_it_is_copied_is_noticed(tmp_path: Path) -> None:
+    for name, seed in (("old", 1), ("new", 2)):
+        save(CONFIGS["qwen2"], tmp_path / name, seed)
+    files = read_files(tmp_path / "old")
+    model = loaded(files, merges=False)
+    weights = read_weights(tmp_path / "new", files, torch.float32)
+    shutil.rmtree(tmp_path / "new")
+    with pytest.raises(RuntimeError, match="changed while they were copied"):
+        replace_weights(model, weights)
+
+
+def test_only_folders_below_the_roots_are_read(tmp_path: Path) -> None:
+    root, other = tmp_path / "root", tmp_path / "other"
+    for folder in (root / "v1", other):
+        folder.mkdir(parents=True)
+    (root / "link").symlink_to(other)
+    (root / "file").touch()
+    assert resolve_folder(str(root / "v1"), [str(other), str(root)]) == root / "v1"
+    for folder, why in (
+        (str(other), "is not in one of"),
+        (str(root / "link"), "is not in one of"),
+        (str(root / ".." / "other"), "is not in one of"),
+        (str(root / "none"), "cannot be opened"),
+        (str(root / "file"), "is not a folder"),
+        ("v1", "is not an absolute path"),
+    ):
+        with pytest.raises(ModelRefused, match=why):
+            resolve_folder(folder, [str(root)])

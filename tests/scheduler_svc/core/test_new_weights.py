@@ -1,0 +1,325 @@
+"""New weights under traffic: every token is that of the version that its stream's end names; lanes, modes, faults."""
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.ends import WeightsSpan
+from scheduler_svc.core.messages.operators import Running, Weights, WeightsRestored
+from scheduler_svc.core.messages.reports import UpdateState
+from scheduler_svc.core.weights.updates import LOAD_SECONDS, RETRY_SECONDS
+from scheduler_svc.core.workers.held_pools import fits
+from tests.rigs.updated_fleet import ROOT, UpdatedFleet
+from tests.scheduler_svc.core.world import info_of
+
+EXACT = (Running.FINISH, Running.RECOMPUTE, Running.ABORT)
+
+
+def last_state(fleet: UpdatedFleet) -> UpdateState:
+    return fleet.reports[-1].state
+
+
+def is_over(fleet: UpdatedFleet, version: str) -> bool:
+    reports = fleet.reports
+    return bool(reports) and reports[-1].version == version and reports[-1].state is not UpdateState.UPDATING
+
+
+@pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_each_of_1000_streams_has_the_tokens_of_its_versions_across_50_updates(num_workers: int) -> None:
+    """Prompts share beginnings, so a page of an old version that is found again changes tokens and is noticed."""
+    fleet = UpdatedFleet(num_workers=num_workers, seed=num_workers, max_waiting=2000)
+    rng, num_updates = fleet.rng, 0
+    stems = [[rng.randrange(4) for _ in range(12)] for _ in range(3)]
+    fleet.run()
+    num_streams = 1000 // (1 if num_workers == 1 else 2)
+    while len(fleet.streams) < num_streams:
+        for _ in range(4):
+            fleet.submit(
+                [*rng.choice(stems)[: rng.randint(2, 12)], rng.randrange(4)], max_new_tokens=rng.randint(1, 12)
+            )
+        for _ in range(rng.randint(1, 6)):
+            fleet.step()
+        if len(fleet.streams) * 50 // num_streams > num_updates:
+            num_updates += 1
+            fleet.update(f"v{num_updates}", rng.choice(EXACT), in_turn=rng.random() < 0.5)
+            if rng.random() < 0.2:
+                # A worker is killed, perhaps while it loads, and its successor begins with the first weights.
+                for _ in range(rng.randint(0, 3)):
+                    fleet.step()
+                fleet.kill(rng.choice(list(fleet.workers)))
+                fleet.join()
+            while not is_over(fleet, f"v{num_updates}"):
+                fleet.step()
+            assert last_state(fleet) is UpdateState.DONE
+    fleet.run()
+    assert num_updates >= 50
+    assert set(fleet.versions().values()) == {f"v{num_updates}"}
+    crossed = 0
+    for stream in fleet.streams.values():
+        assert stream.end is not None
+        fleet.check(stream)
+        crossed += len(set(stream.versions())) > 1
+    assert crossed > 20
+    assert any(stream.end and stream.end.stats.cached_prompt_tokens for stream in fleet.streams.values())
+
+
+def test_requests_are_recomputed_by_default_and_their_spans_tell_where() -> None:
+    fleet = UpdatedFleet()
+    fleet.run()
+    stream = fleet.submit([1, 2, 3], max_new_tokens=20)
+    while len(stream.tokens) < 5:
+        fleet.step()
+    fleet.update("v1")
+    fleet.run()
+    assert stream.end is not None and stream.end.reason is fx.EndReason.LENGTH
+    old, new = stream.end.stats.weights
+    assert (old, new.version) == (WeightsSpan(from_token=0, version=""), "v1") and 5 <= new.from_token <= 8
+    assert stream.end.stats.recomputed_tokens > 0
+    fleet.check(stream)
+    assert last_state(fleet) is UpdateState.DONE and fleet.changes == [Weights(version="v1", folder=f"{ROOT}/v1")]
+
+
+def test_requests_finish_with_the_old_weights() -> None:
+    fleet = UpdatedFleet()
+    fleet.run()
+    first = fleet.submit([1, 2, 3], max_new_tokens=20)
+    for _ in range(6):
+        fleet.step()
+    fleet.update("v1", Running.FINISH)
+    fleet.step()
+    second = fleet.submit([1, 2, 3], max_new_tokens=4)
+    fleet.run()
+    assert set(first.versions()) == {""} and set(second.versions()) == {"v1"}
+    fleet.check(first)
+    fleet.check(second)
+
+
+def test_requests_continue_with_their_old_pages_which_nobody_else_gets() -> None:
+    fleet = UpdatedFleet()
+    fleet.run()
+    prompt = [1, 2, 3, 1, 2, 3, 1, 2, 3]
+    stream = fleet.submit(prompt, max_new_tokens=20)
+    while len(stream.tokens) < 5:
+        fleet.step()
+    generation = fleet.core.lanes["w-1"].generation
+    fleet.update("v1", Running.CONTINUE)
+    fleet.step()
+    later = fleet.submit([*prompt, *stream.tokens[:5]], max_new_tokens=4)
+    fleet.run()
+    assert fleet.core.lanes["w-1"].generation == generation
+    assert stream.end is not None and stream.end.stats.recomputed_tokens == 0
+    assert [span.version for span in stream.end.stats.weights] == ["", "v1"]
+    assert later.end is not None and later.end.stats.cached_prompt_tokens == 0
+    fleet.check(later)
+
+
+def test_a_sample_that_starts_after_an_update_shares_no_page_with_its_older_sibling() -> None:
+    fleet = UpdatedFleet()
+    fleet.run()
+    blockers = [fleet.submit([n, n, n], max_new_tokens=10) for n in range(1, 8)]
+    fleet.step()
+    fleet.submit([1, 2, 3, 1, 2, 3, 1, 2, 3, 2], max_new_tokens=30, num_samples=2)
+    for _ in range(6):
+        fleet.step()
+    fleet.update("v1", Running.CONTINUE)
+    fleet.run()
+    assert all(blocker.end for blocker in blockers)
+
+
+def test_requests_are_aborted() -> None:
+    fleet = UpdatedFleet()
+    fleet.run()
+    stream = fleet.submit([1, 2, 3], max_new_tokens=20)
+    for _ in range(8):
+        fleet.step()
+    fleet.update("v1", Running.ABORT)
+    fleet.run()
+    assert stream.end is not None and stream.end.reason is fx.EndReason.ABORTED
+    assert set(stream.versions()) == {""}
+    fleet.check(stream)
+
+
+@pytest.mark.parametrize("running", list(Running))
+def test_a_refused_folder_changes_nothing(running: Running) -> None:
+    fleet = UpdatedFleet(num_workers=2)
+    fleet.run()
+    streams = [fleet.submit([1, 2, n], max_new_tokens=20) for n in range(4)]
+    for _ in range(8):
+        fleet.step()
+    for worker in fleet.workers.values():
+        worker.refusal = "model.norm.weight is [3], the served model's is [4]"
+    fleet.update("v1", running)
+    fleet.run()
+    assert last_state(fleet) is UpdateState.REFUSED and "model.norm.weight" in fleet.reports[-1].detail
+    assert sum(len(worker.loads) for worker in fleet.workers.values()) == 1
+    for stream in streams:
+        assert stream.end is not None and stream.end.reason is fx.EndReason.LENGTH
+        assert stream.end.stats.recomputed_tokens == 0
+        fleet.check(stream)
+    assert fleet.changes == []
+    # The same version may be tried again.
+    for worker in fleet.workers.values():
+        worker.refusal = ""
+    fleet.update("v1", running)
+    fleet.run()
+    assert last_state(fleet) is UpdateState.DONE
+
+
+def test_an_update_is_refused_with_the_reason() -> None:
+    fleet = UpdatedFleet()
+    fleet.run()
+    fleet.update("v1")
+    fleet.update("v2")
+    assert [(each.code, each.query) for each in fleet.refusals] == [(fx.RejectCode.DUPLICATE, 2)]
+    assert "the update to version 'v1' goes on" in fleet.refusals[0].message
+    fleet.run()
+    fleet.update("v1")
+    assert fleet.refusals[-1].field == "version" and "was used before" in fleet.refusals[-1].message
+    for folder in ("/etc", "weights", f"{ROOT}/../etc", f"{ROOT}s/v", "/"):
+        fleet.handle(
+            ev.UpdateWeights(frontend="f-1", query=9, weights=Weights(version="v9", folder=folder)),
+        )
+        assert fleet.refusals[-1].field == "folder" and folder in fleet.refusals[-1].message
+    off = UpdatedFleet()
+    off.core = type(off.core)(type(off.core.config)())
+    off.update("v1")
+    assert "--weights-folders" in off.refusals[-1].message
+
+
+def test_a_worker_killed_while_it_loads_comes_back_with_the_new_weights() -> None:
+    fleet = UpdatedFleet()
+    fleet.run()
+    stream = fleet.submit([1, 2, 3], max_new_tokens=20)
+    for _ in range(8):
+        fleet.step()
+    fleet.update("v1")
+    fleet.run_until_loading()
+    fleet.kill("w-1")
+    fleet.join()
+    fleet.run()
+    assert fleet.versions() == {"w-2": "v1"} and last_state(fleet) is UpdateState.DONE
+    assert stream.end is not None
+    fleet.check(stream)
+
+
+def test_weights_that_kill_two_workers_are_given_up() -> None:
+    fleet = UpdatedFleet(num_workers=3)
+    fleet.run()
+    fleet.update("v1")
+    for _ in range(2):
+        fleet.kill(fleet.run_until_loading())
+    fleet.run()
+    assert last_state(fleet) is UpdateState.REFUSED and "2 workers were lost" in fleet.reports[-1].detail
+    assert len(fleet.versions()) == 1 and set(fleet.versions().values()) == {""}
+
+
+def test_a_worker_that_joins_later_loads_before_its_first_plan_and_tries_again_if_it_cannot() -> None:
+    fleet = UpdatedFleet()
+    fleet.run()
+    fleet.update("v1")
+    fleet.run()
+    fleet.kill("w-1")
+    name = fleet.join()
+    fleet.workers[name].refusal = "the folder is gone"
+    stream = fleet.submit([1, 2, 3], max_new_tokens=4)
+    fleet.run()
+    assert len(fleet.workers[name].loads) == 1 and not stream.tokens
+    assert sum("the folder is gone" in note for note in fleet.notes) == 1
+    fleet.workers[name].refusal = ""
+    wake = fleet.core.next_wake()
+    assert wake is not None and wake <= fleet.now + RETRY_SECONDS
+    for _ in range(int(RETRY_SECONDS) + 1):
+        fleet.handle(ev.WorkerAlive(worker=name))
+        fleet.tick(1.0)
+    fleet.run()
+    assert set(stream.versions()) == {"v1"}
+    fleet.check(stream)
+
+
+def test_standby_workers_load_too_and_the_one_with_the_new_weights_is_seated() -> None:
+    fleet = UpdatedFleet()
+    fleet.run()
+    behind, updated = fleet.join(is_standby=True), fleet.join(is_standby=True)
+    fleet.run()
+    fleet.workers[behind].refusal = "no space"
+    fleet.workers["w-1"].executor.violations.clear()
+    # A lane without requests loads first, and the oldest of these: w-1.
+    fleet.update("v1")
+    fleet.run()
+    assert last_state(fleet) is UpdateState.INCOMPLETE and "no space" in fleet.reports[-1].detail
+    assert fleet.versions() == {"w-1": "v1", behind: "", updated: "v1"}
+    fleet.kill("w-1")
+    fleet.tick()
+    assert [lane.worker for lane in fleet.core.lanes.values() if lane.is_seated] == [updated]
+
+
+def test_workers_load_in_turn_and_one_always_serves() -> None:
+    fleet = UpdatedFleet(num_workers=3)
+    fleet.run()
+    streams = [fleet.submit([1, 2, n % 4], max_new_tokens=30) for n in range(12)]
+    for _ in range(8):
+        fleet.step()
+    fleet.update("v1", in_turn=True)
+    most = 0
+    while not fleet.reports or last_state(fleet) is UpdateState.UPDATING:
+        fleet.step()
+        most = max(most, sum(lane.weights.is_held for lane in fleet.core.lanes.values()))
+    fleet.run()
+    assert most == 1
+    for stream in streams:
+        fleet.check(stream)
+
+
+def test_time_that_is_over_leaves_the_lanes_as_they_were() -> None:
+    fleet = UpdatedFleet()
+    fleet.run()
+    stream = fleet.submit([1, 2, 3], max_new_tokens=30)
+    for _ in range(8):
+        fleet.step()
+    fleet.update("v1", Running.FINISH, max_seconds=0.005)
+    fleet.run()
+    assert last_state(fleet) is UpdateState.TIME_LIMIT and fleet.versions() == {"w-1": ""}
+    assert stream.end is not None and stream.end.reason is fx.EndReason.LENGTH
+    later = fleet.submit([1, 2, 3], max_new_tokens=3)
+    fleet.run()
+    assert set(later.versions()) == {""}
+
+
+def test_a_worker_that_does_not_answer_is_given_up() -> None:
+    fleet = UpdatedFleet()
+    fleet.run()
+    fleet.update("v1")
+    fleet.tick()
+    fleet.tick(LOAD_SECONDS - 1)
+    assert "w-1" in fleet.core.lanes
+    fleet.tick(2)
+    assert "w-1" not in fleet.core.lanes
+    assert any("has not loaded weights 'v1' in time" in note for note in fleet.notes)
+
+
+def test_a_new_core_takes_the_weights_of_its_workers_or_of_its_journal() -> None:
+    fleet = UpdatedFleet()
+    fleet.run()
+    fleet.update("v1")
+    fleet.run()
+    executor = fleet.kill("w-1")
+    for from_journal in (False, True):
+        successor = UpdatedFleet(num_workers=0)
+        if from_journal:
+            successor.handle(WeightsRestored(weights=Weights(version="v1", folder=f"{ROOT}/v1")))
+        else:
+            successor.join(executor=executor)
+        successor.join()
+        stream = successor.submit([1, 2, 3]) if not from_journal and successor.core.info else None
+        successor.run()
+        assert set(successor.versions().values()) == {"v1"}
+        assert stream is None or set(stream.versions()) == {"v1"}
+
+
+def test_the_pool_of_a_worker_with_old_weights_is_not_taken_over() -> None:
+
+    info = replace(info_of(UpdatedFleet(num_workers=0).shape), pool_id=b"p", pool_layout=b"l")
+    assert fits(info, info)
+    assert not fits(info, replace(info, weights_version="v1"))
