@@ -63,6 +63,11 @@ class LeadingRunner:
         """As `PlanRunner`."""
         return self._runner.pool_id
 
+    @property
+    def weights(self) -> None:
+        """A group cannot load new weights yet."""
+        return None
+
     def report_pages(self, join: pb.Join) -> None:
         """As `PlanRunner`."""
         self._runner.report_pages(join)
