@@ -30,7 +30,7 @@ help: ## List the targets
 	@echo "  Settings of run-worker:    MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES="
 	@echo "                             KEEP_FREE_BYTES= HOST_POOL_BYTES= WINDOW= WINDOW_SINKS="
 	@echo "                             MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= GRAPHS= FUSED_LAYERS= THREADS="
-	@echo "                             NATIVE_KERNELS= RUNTIME_DIR= CONFIG= CONNECT= KEYS="
+	@echo "                             NATIVE_KERNELS= RUNTIME_DIR= CONFIG= CONNECT= KEYS= RANKS="
 	@echo "  Any other flag: ARGS=\"--log-format json\""
 
 # Install and build
@@ -81,7 +81,7 @@ run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service with its front
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 	@$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
 	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET GRAPHS FUSED_LAYERS THREADS NATIVE_KERNELS \
-	    RUNTIME_DIR CONFIG CONNECT KEYS) $(ARGS)
+	    RUNTIME_DIR CONFIG CONNECT KEYS RANKS) $(ARGS)
 
 bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers, vLLM, llama.cpp and the limit of the machine
 	$(BIN)/python -m tests.benchmarks.serving $(ARGS)

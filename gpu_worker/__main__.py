@@ -8,13 +8,17 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_worker import logs
 from gpu_worker.command_line import load_settings, variable_warnings
 from gpu_worker.failures import explain, is_expected
+from gpu_worker.group.failures import is_lost_peer
+from gpu_worker.group.launch import launch
+from gpu_worker.group.words import GROUP_LOST, RankLost
 from gpu_worker.link.remote import NoKey, read_keys
 from gpu_worker.link.runtime_dir import KeyFile, worker_endpoint
 from gpu_worker.native.build import build_ahead
@@ -22,6 +26,7 @@ from gpu_worker.preflight import check_before_imports
 from gpu_worker.process.lean_imports import import_transformers, keep_objects, without_collections
 from gpu_worker.process.parent import die_with_parent
 from gpu_worker.process.priority import at_low_priority
+from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_of
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
 
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gpu_worker")
 
+# A follower waits so long before it says why it cannot serve.
+_LEADER_FIRST_SECONDS = 1.0
 # Torch reads all of them, in 2.11 and in 2.13; the first is for every kind of accelerator.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -46,27 +53,40 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if settings.exit_with_parent:
         die_with_parent()
-    logs.start(settings.log_level, settings.log_format)
+    start_log(settings)
     for line in variable_warnings(os.environ):
         log.warning("%s", line)
     try:
-        return run(settings, begun)
+        return run(settings, begun, arguments)
     finally:
         logs.stop()
 
 
-def run(settings: WorkerSettings, begun: float) -> int:
+def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int:
     """Checks, starts and serves. Returns the exit code."""
     try:
         folder = check_before_imports(settings)
         model = "the bundled model" if settings.model == str(BUNDLED_MODEL) else settings.model
+        if settings.ranks > 1 and not is_rank():
+            log.info("%s: %d ranks start with %s", version_line(), settings.ranks, model)
+            return launch(settings.ranks, arguments)
+        ranks = ranks_of(settings.ranks)
         log.info("%s: worker %d starts with %s", version_line(), os.getpid(), model)
         keep_compiled_kernels()
         choose_allocator()
-        serve(settings, folder, begun)
+        serve(settings, folder, begun, ranks)
     except KeyboardInterrupt:
         return 130
+    except RankLost as error:
+        log.warning("this rank ends: %s", error)
+        return GROUP_LOST
     except Exception as error:
+        if settings.ranks > 1 and is_lost_peer(error):
+            log.debug("this rank ends with another one: %s", error)
+            return GROUP_LOST
+        if settings.ranks > 1 and is_rank() and not ranks_of(settings.ranks).is_leader:
+            # The leader says what all ranks find, and the launcher then ends this one.
+            time.sleep(_LEADER_FIRST_SECONDS)
         if not is_expected(error):
             log.exception("the worker stops because of an unexpected error")
         last_line(explain(error), settings.log_format)
@@ -75,16 +95,19 @@ def run(settings: WorkerSettings, begun: float) -> int:
     return 0
 
 
-def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
+def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = SINGLE) -> None:
     """Starts and serves until a signal. Passes on fatal exceptions.
 
     A standby worker leaves the CPU to the serving one while it starts; then this thread serves at the normal priority.
     """
 
     def prepare() -> "tuple[PlanRunner, Join]":
-        return prepared(settings, folder, begun)
+        return prepared(settings, folder, begun, ranks)
 
     runner, join = at_low_priority(prepare) if settings.standby else prepare()
+    if not ranks.is_leader:
+        follow(runner, ranks, settings)
+        return
     from gpu_worker.link.link import Link
     from gpu_worker.step.runner import MAX_IN_FLIGHT
 
@@ -92,12 +115,38 @@ def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
     curve = read_keys(settings.keys, endpoint) if settings.connect else None
     key = NoKey() if settings.connect else KeyFile(settings.runtime_dir)
     # Its sockets have threads, which get this thread's priority.
-    link = Link(endpoint, join, runner, key=key, max_in_flight=MAX_IN_FLIGHT, curve=curve)
-    log.info("waiting for a scheduler at %s", endpoint)
-    link.serve()
+    with leading(runner, ranks, settings) as (leader, forward):
+        link = Link(endpoint, join, leader, key=key, max_in_flight=MAX_IN_FLIGHT, curve=curve, forward=forward)
+        log.info("waiting for a scheduler at %s", endpoint)
+        link.serve()
 
 
-def prepared(settings: WorkerSettings, folder: Path, begun: float) -> "tuple[PlanRunner, Join]":
+@contextmanager
+def leading(
+    runner: "PlanRunner", ranks: Ranks, settings: WorkerSettings
+) -> "Iterator[tuple[PlanRunner, Callable[[bytes], None]]]":
+    """The runner as the link uses it, and what gets the scheduler's frames; in a group the followers do."""
+    if not ranks.is_group:
+        yield runner, lambda _: None
+        return
+    from gpu_worker.group.leader import LeadingRunner
+
+    leader = LeadingRunner(runner, ranks, settings.runtime_dir, group_name())
+    try:
+        yield leader, leader.forward
+    finally:
+        leader.close()
+
+
+def follow(runner: "PlanRunner", ranks: Ranks, settings: WorkerSettings) -> None:
+    """Carries out the leader's plans until the group ends."""
+    from gpu_worker.group.follower import Follower
+    from gpu_worker.step.runner import MAX_IN_FLIGHT
+
+    Follower(runner, ranks, settings.runtime_dir, group_name(), max_in_flight=MAX_IN_FLIGHT).serve()
+
+
+def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks) -> "tuple[PlanRunner, Join]":
     """Imports torch, and returns the warm runner and its Join."""
     # Torch takes seconds to import, and a wrong setting is refused without it.
     if not settings.device.startswith("cuda") and settings.native_kernels == "auto":
@@ -106,15 +155,25 @@ def prepared(settings: WorkerSettings, folder: Path, begun: float) -> "tuple[Pla
         import torch
 
         on_cpu = settings.device == "cpu" or (not settings.device and not torch.cuda.is_available())
-        import_transformers(without_compiler=on_cpu and settings.fused_layers != "on")
+        # A group needs torch's distributed tensors, which need the compiler.
+        lean = on_cpu and settings.fused_layers != "on" and not ranks.is_group
+        import_transformers(without_compiler=lean)
         from gpu_worker.startup import start
 
     logs.adopt_libraries()
     logs.log_phase("imports", time.perf_counter() - begun)
-    runner, join = start(settings, folder)
+    runner, join = start(settings, folder, ranks)
     keep_objects()
     logs.log_phase("whole start", time.perf_counter() - begun)
     return runner, join
+
+
+def start_log(settings: WorkerSettings) -> None:
+    """A follower logs what differs from its leader's start: warnings, and its own end."""
+    follows = settings.ranks > 1 and is_rank() and not ranks_of(settings.ranks).is_leader
+    process = f"worker rank {ranks_of(settings.ranks).rank}" if follows else "worker"
+    level = "warning" if follows and settings.log_level == "info" else settings.log_level
+    logs.start(level, settings.log_format, process=process)
 
 
 def last_line(cause: str, log_format: str) -> None:

@@ -22,7 +22,7 @@ from gpu_worker.version import version_line
 _OTHER_PROGRAMS = ("TANDEM_SCHEDULER_", "TANDEM_ADDRESS", "TANDEM_TLS", "TANDEM_TOKEN")
 # The settings in each part of --help, with the placeholders of their values; a setting without one is a switch.
 _GROUPS = {
-    "Model": "model=NAME served_name=NAME device=DEVICE dtype=TYPE graphs=WHEN fused_layers=WHEN "
+    "Model": "model=NAME served_name=NAME device=DEVICE ranks=N dtype=TYPE graphs=WHEN fused_layers=WHEN "
     "native_kernels=WHEN threads=N",
     "Memory": "page_size=N num_pages=N pool_bytes=SIZE keep_free_bytes=SIZE host_pool_bytes=SIZE shared_pool=WHEN",
     "Limits": "max_rows=N max_length=N token_budget=N window=N window_sinks=N",

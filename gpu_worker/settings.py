@@ -87,6 +87,9 @@ class WorkerSettings(BaseModel):
         None, description="tokens of one sequence, prompt included; default: the model's"
     )
     token_budget: PositiveInt | None = Field(None, description="tokens per step; default: 512 on a CPU, 4096 on a GPU")
+    ranks: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="processes that share the model, one per device (tensor parallel); default: 1"
+    )
     window: PositiveInt | None = Field(
         None, description="last positions that full-attention layers see; default: all positions"
     )
@@ -156,6 +159,14 @@ class WorkerSettings(BaseModel):
                 f"shared_pool is on and connect is {self.connect}; the pages of a worker on another host end with it: "
                 "leave shared_pool out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _what_a_group_cannot_have(self) -> Self:
+        for name, refused in (("shared_pool", "on"), ("fused_layers", "on"), ("standby", True)):
+            if self.ranks > 1 and getattr(self, name) == refused:
+                found = "on" if refused is True else refused
+                raise ValueError(f"ranks is {self.ranks} and {name} is {found}; a group has none: leave {name} out")
         return self
 
     @model_validator(mode="after")

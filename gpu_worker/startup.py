@@ -6,7 +6,7 @@ Owns the order of start-up and its timed log lines. Knows nothing of sockets.
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 from transformers import PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.checkpoint.files import ModelFiles, identity, read_files
+from gpu_worker.checkpoint.files import ModelFiles, read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_bytes
 from gpu_worker.checkpoint.merged import Groups
@@ -25,7 +25,10 @@ from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.device import choose_device
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
+from gpu_worker.group.failures import refusal_in_group
+from gpu_worker.group.start import Together, device_of_rank, facts_of_rank, least_sizes, meet, threads_of_rank
 from gpu_worker.layout.shapes import StepShape
+from gpu_worker.link.join_message import identity_of, join_message
 from gpu_worker.logs import log_slow_phase, phase
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, resident_growth
@@ -38,29 +41,28 @@ from gpu_worker.memory.sizes import Sizes
 from gpu_worker.memory.sizing import choose_sizes
 from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.process.lean_imports import compiler_is_loaded
+from gpu_worker.process.ranks import SINGLE, Ranks
 from gpu_worker.process.threads import choose_or_follow, set_threads
-from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
+from gpu_worker.settings import WorkerSettings
 from gpu_worker.shared_pool.pool import WorkerPool
 from gpu_worker.shared_pool.start import open_pool
 from gpu_worker.step.graphs_choice import captures_steps, graphs_for
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
-from gpu_worker.timings import Timings, take_timings
+from gpu_worker.timings import take_timings
 from gpu_worker.windows import with_window
 from gpu_worker.wire.frames import join_frame
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 7
 
-
-def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
-    """The warm runner of the model in `folder`, and its Join message.
+def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tuple[Runner, pb.Join]:
+    """The warm runner of the model in `folder`, or of this rank's part of it, and its Join message.
 
     Raises ModelRefused or ValueError, which name the setting and a valid value, and passes on errors of the machine.
     """
-    device = choose_device(settings.device)
-    set_threads(settings.threads)
+    device = device_of_rank(choose_device(settings.device), ranks)
+    set_threads(settings.threads or (threads_of_rank(ranks) if ranks.is_group else None))
     if settings.native_kernels == "off":
         leave_out_kernels()
     usual = "float32" if device.type == "cpu" else "bfloat16"
@@ -69,15 +71,10 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
         files = read_files(folder)
         # These are the largest parts of the Join; one that is too large is refused before weights are loaded.
         join_frame(pb.Join(tokenizer_json=files.tokenizer_json, chat_template=files.chat_template))
-    if not files.tokenizer_json:
-        log.warning("%s has no tokenizer.json: prompts and outputs are token ids only", files.folder)
-    if files.unsupported:
-        log.warning(
-            "generation_config.json contains %s, which is not supported; it is ignored",
-            ", ".join(files.unsupported)[:500],
-        )
+    _warn_of(files)
     with phase("compatibility check"):
-        facts = model_facts(files.config, dtype=dtype, packs=can_pack(device, dtype))
+        whole = model_facts(files.config, dtype=dtype, packs=can_pack(device, dtype) and not ranks.is_group)
+        facts = facts_of_rank(files.config, whole, ranks, dtype)
         layers, costs, merged = facts.layers, facts.costs, facts.merged
         if device.type == "cuda":
             check_cuda_shapes(layers, dtype)
@@ -85,23 +82,27 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     bound = with_window(settings, layers, length)
     reach = bound.within(length).reach
     sizes = plan_memory(settings, costs, device, reach)
-    model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged)
-    if device.type == "cpu" and settings.threads is None:
-        linears = [each for each in model.modules() if type(each) is PackedLinear and each.is_native]
-        choose_or_follow(linears, settings, f"{files.folder} in {costs.dtype}")
+    together = meet(ranks, device)
+    model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged, ranks)
+    sizes = least_sizes(sizes, together)
+    if device.type == "cpu" and settings.threads is None and not ranks.is_group:
+        _choose_threads(model, settings, f"{files.folder} in {costs.dtype}")
     with phase("check that rows are independent"):
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)
     for name in pinned:
         log.info("the rotary table of type %s is fixed for sequences of %d tokens", name, sizes.geometry.max_length)
     log.info("linear layers with a common input: %d groups are merged", len(merged))
-    fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and device.type == "cuda")
-    graphs = graphs_for(settings, device)
+    fuses = device.type == "cuda" and not ranks.is_group
+    fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and fuses)
+    # Collective calls are not among those that a CPU records.
+    graphs = None if ranks.is_group and device.type == "cpu" else graphs_for(settings, device)
     with phase("identity"):
         hashed = identity_of(settings, files, sizes.geometry)
-    pool = open_pool(settings, bound, sizes.geometry, dtype=dtype, device=device, identity=hashed)
+    pooled = settings.model_copy(update={"shared_pool": "off"}) if ranks.is_group else settings
+    pool = open_pool(pooled, bound, sizes.geometry, dtype=dtype, device=device, identity=hashed)
     runner, measured = warm_runner(
-        model, bound, sizes.geometry, device, dtype, graphs, costs.captures, fused=fused, pool=pool
+        model, bound, sizes.geometry, device, dtype, graphs, costs.captures, fused=fused, pool=pool, together=together
     )
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
@@ -109,17 +110,26 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     for line in ledger(sizes, str(device), costs.dtype, measured):
         log.info("%s", line)
     with phase("timing of prompts and page copies"):
-        timings = take_timings(runner)
+        timings = take_timings(runner, together.of_leader)
     log.info("a prompt takes %.3g us per token", timings.token_us)
     if runner.geometry.host_pages:
         log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
-    return runner, join_message(settings, files, runner, timings, device, dtype, identity=hashed)
+    return runner, join_message(settings, files, runner, timings, device, dtype, identity=hashed, ranks=ranks)
 
 
-def identity_of(settings: WorkerSettings, files: ModelFiles, geometry: Geometry) -> str:
-    """The identity of the model with these settings, as in Join."""
-    window = None if settings.window is None else (settings.window, settings.window_sinks)
-    return identity(files, geometry.page_size, window)
+def _choose_threads(model: PreTrainedModel, settings: WorkerSettings, about: str) -> None:
+    linears = [each for each in model.modules() if type(each) is PackedLinear and each.is_native]
+    choose_or_follow(linears, settings, about)
+
+
+def _warn_of(files: ModelFiles) -> None:
+    if not files.tokenizer_json:
+        log.warning("%s has no tokenizer.json: prompts and outputs are token ids only", files.folder)
+    if files.unsupported:
+        log.warning(
+            "generation_config.json contains %s, which is not supported; it is ignored",
+            ", ".join(files.unsupported)[:500],
+        )
 
 
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
@@ -144,10 +154,11 @@ def load(
     dtype: torch.dtype,
     reach: tuple[int, int] = (0, 0),
     merged: Groups = (),
+    ranks: Ranks = SINGLE,
 ) -> tuple[PreTrainedModel, Sizes]:
     """Loads the model. Chooses sizes again on a GPU, because its context and other processes take memory meanwhile."""
     with phase(f"weights, {costs.dtype} on {device}"):
-        model = load_weights(files, device=device, dtype=dtype, merged=merged)
+        model = load_weights(files, device=device, dtype=dtype, merged=merged, ranks=ranks.size)
     if device.type == "cuda":
         now = machine_of(settings, device)
         free = min(sizes.free, now.free + costs.weights)
@@ -166,10 +177,12 @@ def warm_runner(
     *,
     fused: bool = False,
     pool: WorkerPool | None = None,
+    together: Together | None = None,
 ) -> tuple[Runner, Measured]:
     """The runner with every kernel compiled and steps captured, and its measured memory, the largest step included.
 
     captures: whether a shape is captured. fused: decoder layers are compiled too. pool: the memory of the KV pool.
+    together: agrees with the other ranks of a group.
     """
     before = _allocated(device)
     with phase("page pool and tables"):
@@ -178,6 +191,10 @@ def warm_runner(
         )
         if fused:
             runner.on_device.fuse_layers()
+        if together is not None:
+            if together.is_group:
+                runner.refusal_of = refusal_in_group
+            runner.on_device.share_tokens(together.share_tokens)
     pool_bytes = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     # Torch does not count a shared pool.
     tables = None if before is None else _allocated(device) - before - (pool_bytes if pool is None else 0)
@@ -212,38 +229,3 @@ def warm_runner(
 
 def _allocated(device: torch.device) -> int | None:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
-
-
-def join_message(
-    settings: WorkerSettings,
-    files: ModelFiles,
-    runner: Runner,
-    timings: Timings,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    identity: str,
-) -> pb.Join:
-    """The Join message with the model and the sizes; the link adds the fields of the connection."""
-    own_name = "bundled" if files.folder == BUNDLED_MODEL.resolve() else Path(settings.model).name
-    geometry = runner.geometry
-    card = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
-    return pb.Join(
-        protocol=PROTOCOL,
-        identity=identity,
-        model=settings.served_name or own_name,
-        logit_rows=geometry.logit_rows,
-        eos_token_ids=files.eos_token_ids,
-        defaults=pb.GenerationDefaults(**files.defaults),
-        tokenizer_json=files.tokenizer_json,
-        chat_template=files.chat_template,
-        pid=os.getpid(),
-        standby=settings.standby,
-        device=f"{device}{card}",
-        dtype=str(dtype).removeprefix("torch."),
-        pool_id=runner.pool.pool_id,
-        pool_layout=runner.pool.layout,
-        pool_bytes=runner.pool.num_bytes,
-        **asdict(geometry),
-        **asdict(timings),
-    )

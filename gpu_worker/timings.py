@@ -3,6 +3,7 @@
 Owns the timed plans and their evaluation. Knows nothing of devices or sockets.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -29,15 +30,18 @@ class Timings:
     page_copy_us: float
 
 
-def take_timings(runner: Runner) -> Timings:
-    """Measures on a warm runner, and leaves it unchanged."""
-    return Timings(token_us=_token_us(runner), page_copy_us=_page_copy_us(runner))
+def take_timings(runner: Runner, of_leader: Callable[[float], float] = lambda value: value) -> Timings:
+    """Measures on a warm runner, and leaves it unchanged.
+
+    of_leader: gives each rank of a group the value of its leader, so that all run the same number of steps.
+    """
+    return Timings(token_us=_token_us(runner, of_leader), page_copy_us=_page_copy_us(runner))
 
 
-def _token_us(runner: Runner) -> float:
+def _token_us(runner: Runner, of_leader: Callable[[float], float]) -> float:
     plan = full_prompts_plan(runner.geometry)
     times: list[int] = []
-    while len(times) < _STEPS and sum(times) < _MOST_SECONDS * 1e6:
+    while len(times) < _STEPS and of_leader(sum(times)) < _MOST_SECONDS * 1e6:
         times += [outcome.compute_us for outcome in runner.rehearse(plan)]
     return median(times) / int(plan.chunk_counts.sum())
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import is_accelerate_available
 from transformers.utils import logging as transformers_logging
@@ -41,11 +41,12 @@ def loads_to_device(device: torch.device) -> bool:
 
 
 def load_weights(
-    files: ModelFiles, *, device: torch.device, dtype: torch.dtype, merged: Groups = ()
+    files: ModelFiles, *, device: torch.device, dtype: torch.dtype, merged: Groups = (), ranks: int = 1
 ) -> PreTrainedModel:
     """The model on its device, in evaluation mode, with paged attention. Raises ModelRefused.
 
-    merged: groups of linear layers that are merged into one.
+    merged: groups of linear layers that are merged into one. ranks: of the group that shares the model; this process
+    reads its part only. Transformers calls torch.distributed, which the caller has set up.
     """
     register()
     progress = Progress.of_this_process("weights", files.weights.num_bytes)
@@ -57,7 +58,8 @@ def load_weights(
                 dtype=dtype,
                 use_safetensors=True,
                 attn_implementation=ATTENTION_NAME,
-                device_map={"": device} if loads_to_device(device) else None,
+                device_map={"": device} if loads_to_device(device) and ranks == 1 else None,
+                **_sharing(ranks),
                 trust_remote_code=False,
                 # Different shapes are collected with other faults, and refused below.
                 ignore_mismatched_sizes=True,
@@ -77,7 +79,18 @@ def load_weights(
     finally:
         progress.close()
     check_complete(found)
+    if ranks > 1:
+        # The layers' forwards are Transformers' own, which contain the collective calls.
+        return model.to(device).eval().requires_grad_(False)
     return prepare(model, device=device, dtype=dtype, merged=merged)
+
+
+def _sharing(ranks: int) -> dict[str, Any]:
+    if ranks == 1:
+        return {}
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=ranks)}
 
 
 def prepare(
@@ -97,7 +110,12 @@ def prepare(
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of the weights, a tied one counted once, packed ones where they now are."""
     packed = sum(module.num_bytes for module in model.modules() if isinstance(module, PackedLinear))
-    return packed + sum(parameter.nbytes for parameter in model.parameters())
+    return packed + sum(_own_part(parameter).nbytes for parameter in model.parameters())
+
+
+def _own_part(parameter: nn.Parameter) -> Tensor:
+    """What this process stores of a parameter that the ranks of a group share."""
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 def check_complete(found: Mapping[str, Any]) -> None:

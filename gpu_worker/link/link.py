@@ -8,6 +8,7 @@ Knows nothing of tensors; plans go to the runner unread.
 import logging
 import math
 import time
+from collections.abc import Callable
 
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
@@ -29,8 +30,7 @@ REFUSED_RETRY_SECONDS = 0.5
 # Time for the last frames when the worker ends: its last results and Leave.
 _LINGER_MS = 500
 # While the device computes: the pause between reads of the socket, and between reads of the monitor.
-_BUSY_POLL_SECONDS = 50e-6
-_BUSY_MONITOR_SECONDS = 0.02
+_BUSY_POLL_SECONDS, _BUSY_MONITOR_SECONDS = 50e-6, 0.02
 # Pause before a Join that could not be sent is tried again.
 _JOIN_RETRY_SECONDS = 0.02
 
@@ -51,13 +51,15 @@ class Link:
         key: KeyFile | NoKey,
         max_in_flight: int,
         curve: CurveKeys | None = None,
+        forward: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """key: the key of a Join, read again for each Join. curve: the keys for a scheduler on another host.
+        forward: gets each frame that the runner then acts on.
 
         Raises ValueError if the Join is too large.
         """
         self._endpoint, self._join, self._runner, self._key, self._curve = endpoint, join, runner, key, curve
-        self._max_in_flight = max_in_flight
+        self._max_in_flight, self._forward = max_in_flight, forward
         self._join.max_frame_bytes = MAX_FRAME_BYTES
         join_frame(self._join)
         self._context = zmq.Context()
@@ -75,8 +77,7 @@ class Link:
         self._num_bad_frames = 0
         # Of the newest result that was sent.
         self._done = pb.Heartbeat()
-        # The last logged problem, so that it is logged once and not at every try.
-        self._last_problem = ""
+        self._last_problem = ""  # the last one in the log, so that it is logged once and not at every try
 
     def serve(self) -> None:
         """Serves until a signal.
@@ -106,8 +107,7 @@ class Link:
                 self._context.term()
 
     def _stop(self) -> None:
-        # The handler of a signal interrupts any line, also one of the log, so `serve` logs.
-        self._stopping = True
+        self._stopping = True  # `serve` logs: the handler of a signal interrupts any line, also one of the log
 
     def _wait(self, poller: zmq.Poller) -> None:
         for readable, _ in poller.poll(self._idle_ms()):
@@ -183,7 +183,7 @@ class Link:
             if not frame:
                 continue  # an empty frame is the scheduler's probe of the connection
             try:
-                self._handle(parse_frame(frame))
+                self._handle(parse_frame(frame), frame)
             except FrameError as error:
                 self._num_bad_frames += 1
                 if is_worth_a_line(self._num_bad_frames):
@@ -191,15 +191,17 @@ class Link:
             # Sent at once, because on a CPU a plan runs inside `submit`: its result must not wait for the next plan.
             self._send_done()
 
-    def _handle(self, message: pb.CoreToWorker) -> None:
+    def _handle(self, message: pb.CoreToWorker, frame: bytes) -> None:
         kind = message.WhichOneof("message")
         if kind == "plan":
             if self._joined:
+                self._forward(frame)
                 self._runner.submit(message.plan)
         elif kind == "joined":
             self._joined, self._join_at, self._last_problem = True, None, ""
             self._done.Clear()
             self._ready.joined(message.joined.listen, on_standby=self._join.standby)
+            self._forward(frame)
             self._runner.join(message.joined)
             log.info("joined the scheduler; generation %d", message.joined.generation)
         elif kind == "rejoin":

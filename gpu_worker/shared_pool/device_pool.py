@@ -136,7 +136,7 @@ class DevicePool:
     def take_over(self, order: pb.TakeOver) -> None:
         """Replaces the own pool by that of a dead worker, if it is the pool that the order describes.
 
-        Waits for the device. Raises PoolError or OSError; this pool is unchanged then.
+        Waits for the device. Raises PoolError; this pool is unchanged then.
         """
         header, memory = self._holder.take_device(order.pool_id, self._header_bytes, self._region.num_bytes)
         try:
@@ -145,6 +145,8 @@ class DevicePool:
             found.check(pool_id=order.pool_id, layout=self.layout, identity=self._identity, generation=order.generation)
             self._map_dead(memory)
             self._host.replace(header)
+        except OSError as error:
+            raise PoolError(f"the pool of a dead worker cannot be mapped: {error}") from error
         finally:
             os.close(header)
             os.close(memory)

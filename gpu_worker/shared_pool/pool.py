@@ -21,7 +21,7 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.shared_pool.checksum import PageChecksums
 from gpu_worker.shared_pool.client import HolderClient
-from gpu_worker.shared_pool.errors import HolderError, PoolDiffers
+from gpu_worker.shared_pool.errors import HolderError, PoolDiffers, PoolError
 from gpu_worker.shared_pool.guard import PageGuard
 from gpu_worker.shared_pool.header import VERSION, Header, header_bytes, identity_hash
 from gpu_worker.shared_pool.region import HUGE_PAGE_BYTES, Region
@@ -52,7 +52,7 @@ class WorkerPool(PoolMemory, Protocol):
         ...
 
     def take_over(self, order: pb.TakeOver) -> None:
-        """Replaces the own pool by that of a dead worker. Raises PoolError or OSError."""
+        """Replaces the own pool by that of a dead worker. Raises PoolError."""
         ...
 
 
@@ -114,12 +114,14 @@ class SharedPool:
     def take_over(self, order: pb.TakeOver) -> None:
         """Replaces the own pool by that of a dead worker, if it is the pool that the order describes.
 
-        Raises HolderError, PoolDiffers or OSError; this pool is unchanged then.
+        Raises PoolError; this pool is unchanged then.
         """
         memory = self._holder.take(order.pool_id, self._region.num_bytes)
         try:
             self._check(memory, order)
             self._region.replace(memory)
+        except OSError as error:
+            raise PoolError(f"the pool of a dead worker cannot be mapped: {error}") from error
         finally:
             os.close(memory)
         self._guard.taken_over()

@@ -32,6 +32,7 @@ from gpu_worker.layout.samples import SampleExtras, Samples
 from gpu_worker.layout.shapes import MAX_SHAPES, Shapes, StepShape
 from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, allocated, blank
 from gpu_worker.process.lean_imports import compiler_is_loaded
+from gpu_worker.sampling.shared_tokens import ShareTokens
 from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.output import DeviceSampler, StepOutput
@@ -93,6 +94,10 @@ class DeviceStep:
         self.last_logits: Tensor | None = None
         self.pool_is_zero = True
         self.may_compile = True
+
+    def share_tokens(self, share: ShareTokens) -> None:
+        """Lets the ranks of a group agree on tokens from now on; before steps are captured."""
+        self._sampler.share_tokens = self._static_step.share_tokens = share
 
     def fuse_layers(self) -> None:
         """Lets the decoder layers compile during warm-up."""

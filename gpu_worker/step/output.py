@@ -12,6 +12,7 @@ from gpu_worker.sampling.dense import EditedLogits, revise
 from gpu_worker.sampling.logits import edited
 from gpu_worker.sampling.logprobs import LogprobTensors, logprobs_of
 from gpu_worker.sampling.sampler import sample
+from gpu_worker.sampling.shared_tokens import ShareTokens, keep_tokens
 from gpu_worker.sampling.token_history import TokenHistory
 from gpu_worker.step.static_step import StaticOutput
 from gpu_worker.trees import leaves, mapped
@@ -89,6 +90,7 @@ class DeviceSampler:
     def __init__(self, geometry: Geometry, device: torch.device, *, is_padded: bool) -> None:
         """is_padded: whether the static part chooses by all that a row may ask for but its extras, or greedily."""
         self._history, self._is_padded = TokenHistory(geometry, device), is_padded
+        self.share_tokens: ShareTokens = keep_tokens
 
     def finish(self, static: StaticOutput, samples: Samples[Tensor], extras: SampleExtras[Tensor] | None) -> StepOutput:
         """Chooses the tokens that the static part did not choose, and computes logprobs. Does not wait for the device.
@@ -99,10 +101,12 @@ class DeviceSampler:
         num_samples = samples.rows.shape[0]
         own = static.logits[:num_samples]
         if extras is None:
-            if static.tokens is None:
-                return StepOutput(tokens=sample(own, None))
-            # The next step overwrites them; those of a padded step are copied by a ResultRing.
-            return StepOutput(tokens=static.tokens if self._is_padded else static.tokens.clone())
+            if self._is_padded and static.tokens is not None:
+                # Shared already. The next step overwrites them, and a ResultRing copies them before.
+                return StepOutput(tokens=static.tokens)
+            tokens = sample(own, None) if static.tokens is None else static.tokens.clone()
+            self.share_tokens(tokens)
+            return StepOutput(tokens=tokens)
         tokens = self._chosen(own, static.tokens if self._is_padded else None, samples, extras)
         logprobs = prompt_logprobs = None
         if (wanted := extras.with_logprobs) is not None:
@@ -128,6 +132,7 @@ class DeviceSampler:
         else:
             tokens = chosen
             revise(tokens, logits, samples.drawing, edited=changed, typical_samples=extras.typical)
+        self.share_tokens(tokens)
         if penalties is not None and penalties.sampled is not None:
             places, sampled = penalties.sampled
             self._history.write(places, tokens.index_select(0, sampled).clamp(min=0))

@@ -87,8 +87,8 @@ class Runner:
         self._in_flight: deque[InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
         self._saved = SavedPages(geometry.host_pages)
-        # Why the device is unusable; empty if it is usable.
-        self._lost = ""
+        # Why the device is unusable, empty if it is usable; and what a plan is answered whose step raised an exception.
+        self._lost, self.refusal_of = "", refusal_of
 
     @property
     def num_in_flight(self) -> int:
@@ -152,7 +152,7 @@ class Runner:
             self.on_device.free_memory()
 
     def _answer(self, message: pb.StepPlan, error: Exception) -> None:
-        status, detail = refusal_of(error, message.step)
+        status, detail = self.refusal_of(error, message.step)
         if isinstance(error, torch.AcceleratorError) and status != pb.STEP_STATUS_OUT_OF_MEMORY:
             self._lost = detail
         self._refuse(message, status, detail, damaged_pages=int(isinstance(error, PageDamaged)))

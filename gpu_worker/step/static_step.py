@@ -14,6 +14,7 @@ from gpu_worker.attention.operator import StepContext
 from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.sampling.dense import choose
 from gpu_worker.sampling.greedy import greedy_tokens
+from gpu_worker.sampling.shared_tokens import ShareTokens, keep_tokens
 from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
 
@@ -34,6 +35,7 @@ class StaticStep:
 
     def __init__(self, model: PreTrainedModel, kernels: Kernels, tables: DeviceTables, *, is_padded: bool) -> None:
         self._model, self._kernels, self._tables, self._is_padded = model, kernels, tables, is_padded
+        self.share_tokens: ShareTokens = keep_tokens
 
     def __call__(self, inputs: StepInputs[Tensor]) -> StaticOutput:
         """Requires that the page tables are those of the step."""
@@ -54,6 +56,7 @@ class StaticStep:
         if not self._is_padded:
             return StaticOutput(logits=logits, tokens=greedy_tokens(own))
         tokens = choose(own, samples.drawing)
+        self.share_tokens(tokens)
         newest.index_copy_(0, samples.rows, tokens.clamp(min=0))
         return StaticOutput(logits=logits, tokens=tokens)
 

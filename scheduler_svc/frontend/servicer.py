@@ -66,6 +66,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def admit_generate(self) -> int:
         """The size limit of a request in bytes. Raises Refusal if no request is admitted now."""
         self._readiness.admit()
+        self._streams.full_queue.check(caller().tenant)
         self._streams.check_room(caller().tenant, 1)
         return self._max_message_bytes
 

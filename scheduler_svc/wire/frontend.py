@@ -125,6 +125,7 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             message.rejected.message = effect.message
             message.rejected.field = effect.field
             message.rejected.retry_seconds = effect.retry_seconds
+            message.rejected.tenant_is_full = effect.tenant_is_full
         case fx.AbortReply():
             message.abort_reply.query = effect.query
             for request_id, live in effect.outcomes:

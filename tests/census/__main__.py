@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from tests.census.case import Outcome, Result, run_case
+from tests.census.groups import run_groups
 from tests.census.population import population
 from tests.census.table import counts, table, write_table
 
@@ -24,6 +25,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--write", action="store_true", help="put the table into gpu_worker/README.md")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="every Nth of them, from the Kth; default: all")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks that share each model, over gloo; default: 1")
     arguments = parser.parse_args()
     first, _, step = arguments.part.partition("/")
     if not (first.isdecimal() and step.isdecimal() and 1 <= int(first) <= int(step)):
@@ -40,6 +42,8 @@ def main() -> int:
         parser.error(f"no causal-LM class of this Transformers is called {', '.join(sorted(unknown))}")
     members = [member for member in members if not arguments.names or member.model_type in arguments.names]
     chosen = [member for member in members if member.declares][int(first) - 1 :: int(step)]
+    if arguments.ranks > 1:
+        return run_groups([member.model_type for member in chosen], arguments.ranks, write=arguments.write)
     outcomes: list[Outcome] = []
     for i, member in enumerate(chosen):
         begun = time.perf_counter()

@@ -34,6 +34,7 @@ FILES: dict[str, tuple[str, ...]] = {
             "cpu_operators",
             "process",
             "holder",
+            "group",
             "cluster",
         ),
         *("test_settings.py", "test_failures.py", "test_logs.py", "test_preflight.py"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from gpu_worker.native.build import INSTRUCTION_SETS, InstructionSet, built_library, cpu_flags
+from gpu_worker.native.build import INSTRUCTION_SETS, InstructionSet, built_library, cache_folder, cpu_flags
 from gpu_worker.native.library import NativeLibrary
 from tests.gpu_worker.rig import Rig, RigSpec
 from tests.gpu_worker.rig_specs import LONG
@@ -62,32 +62,30 @@ def rig_of(device: torch.device) -> Callable[[RigSpec], Rig]:
 
 _BUILD = """
 import sys
-from pathlib import Path
 from gpu_worker.native.build import INSTRUCTION_SETS, built_library
-built_library(next(each for each in INSTRUCTION_SETS if each.name == sys.argv[1]), Path(sys.argv[2]))
+built_library(next(each for each in INSTRUCTION_SETS if each.name == sys.argv[1]))
 """
 
 
 @pytest.fixture(scope="session")
 def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with this machine's C++ kernels, which processes of their own build at the same time.
+    """The user's folder of C++ kernels with those for all instruction sets of this machine.
 
-    The processes of one test run share it; the first one that needs it builds.
+    They are kept there for the next run, as a worker's are; their names are hashes of all that they depend on.
+    Processes of their own compile them at the same time, and the processes of one test run wait for each other.
     """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
-    folder = shared / "kernels"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            _build_kernels(folder)
-    return folder
+    with FileLock(shared / "kernels.lock"):
+        _build_kernels()
+    return cache_folder()
 
 
-def _build_kernels(folder: Path) -> None:
+def _build_kernels() -> None:
     names = [each.name for each in INSTRUCTION_SETS if each.cpu_flags <= cpu_flags()]
     root = Path(__file__).parents[2]
-    builds = [subprocess.Popen([sys.executable, "-c", _BUILD, name, str(folder)], cwd=root) for name in names]
+    builds = [subprocess.Popen([sys.executable, "-c", _BUILD, name], cwd=root) for name in names]
     assert [build.wait() for build in builds] == [0] * len(names)
 
 

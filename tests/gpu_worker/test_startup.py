@@ -17,7 +17,7 @@ from gpu_worker import __main__ as program
 from gpu_worker import startup
 from gpu_worker.device import choose_device
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.link import link
+from gpu_worker.link import join_message, link
 from gpu_worker.memory import machine
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.memory.sizing import DoesNotFit
@@ -220,7 +220,7 @@ def test_join_contains_settings_and_measurements(tmp_path: Path, device: torch.d
     # Another window gives another text, so such a worker cannot continue this one's requests.
     files = startup.read_files(saved)
     others = [
-        startup.identity_of(settings.model_copy(update=update), files, runner.geometry)
+        join_message.identity_of(settings.model_copy(update=update), files, runner.geometry)
         for update in ({}, {"window": None, "window_sinks": 0}, {"window_sinks": 0}, {"window": 71, "window_sinks": 7})
     ]
     assert len(set(others)) == len(others)

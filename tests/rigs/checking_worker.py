@@ -172,7 +172,7 @@ def _session(args: argparse.Namespace) -> WorkerSession:
 
 
 def open_dealer(context: zmq.Context, args: argparse.Namespace) -> zmq.Socket:
-    """Connects under a new routing id."""
+    """A socket with a new routing id, not connected yet."""
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.IDENTITY, f"w-{os.getpid()}-{secrets.token_hex(4)}".encode())
     dealer.setsockopt(zmq.LINGER, 200)
@@ -190,7 +190,6 @@ def open_dealer(context: zmq.Context, args: argparse.Namespace) -> zmq.Socket:
         dealer.setsockopt(zmq.HEARTBEAT_IVL, 500)
         dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2000)
         dealer.setsockopt(zmq.CONNECT_TIMEOUT, 1000)
-    dealer.connect(args.connect or f"ipc://{args.runtime_dir}/worker.sock")
     return dealer
 
 
@@ -213,7 +212,9 @@ class Connection:
 
     def _open(self) -> None:
         self.dealer = open_dealer(self._context, self._args)
+        # Before it connects: a handshake may be refused at once.
         self._monitor = self.dealer.get_monitor_socket(_ENDS) if self._args.connect else None
+        self.dealer.connect(self._args.connect or f"ipc://{self._args.runtime_dir}/worker.sock")
         self._poller = zmq.Poller()
         for each in filter(None, (self.dealer, self._wake, self._monitor)):
             self._poller.register(each, zmq.POLLIN)

@@ -156,6 +156,9 @@ class Executor:
         if memory is None or memory.generation > plan.take_over.generation:
             memory, result.status = None, pb.STEP_STATUS_OUT_OF_SYNC
             result.detail = "the pool is gone, in use, or another session has written to it"
+            # The core gives all pages up, and expects no value in them that is not finite.
+            self.labels.by_page.clear()
+            self._pool.reset()
         else:
             memory.generation = plan.generation
             self.pool_id = plan.take_over.pool_id

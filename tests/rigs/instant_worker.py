@@ -139,6 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
     sent_at = np.full((flags.streams, flags.tokens), np.nan) if flags.sent_at else None
     context = zmq.Context()
     dealer = checking_worker.open_dealer(context, args)
+    dealer.connect(f"ipc://{args.runtime_dir}/worker.sock")
     worker = _Worker(
         dealer, checking_worker.join_message(args), InstantRows(args.max_rows, sent_at), args.step_ms / 1e3
     )

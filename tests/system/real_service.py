@@ -134,9 +134,11 @@ class Reading:
 class RealService:
     """`client` talks to the service. The roomy worker serves first, then both, then the small worker alone."""
 
-    def __init__(self, rig: Rig, program: str = "gpu_worker", num_pages: int = ROOMY_PAGES) -> None:
-        """program: the module that runs as a worker. num_pages: of the worker that serves first."""
-        self._rig, self._program = rig, program
+    def __init__(
+        self, rig: Rig, program: str = "gpu_worker", num_pages: int = ROOMY_PAGES, flags: Sequence[str] = ()
+    ) -> None:
+        """program: the module that runs as a worker. num_pages: of the worker that serves first. flags: of workers."""
+        self._rig, self._program, self._flags = rig, program, flags
         self.roomy: Child = self._start("roomy", num_pages)
         self._small: Child | None = None
         scheduler = rig.scheduler()
@@ -145,7 +147,9 @@ class RealService:
 
     def _start(self, name: str, num_pages: int) -> Child:
         arguments = [self._program, "--runtime-dir", str(self._rig.runtime_dir), "--num-pages", str(num_pages)]
-        child = Child(f"{name} worker", [*arguments, *_SHAPE.split(), "--exit-with-parent"], environment=_ONE_THREAD)
+        child = Child(
+            f"{name} worker", [*arguments, *_SHAPE.split(), "--exit-with-parent", *self._flags], environment=_ONE_THREAD
+        )
         self._rig.children.append(child)
         return child
 

@@ -63,6 +63,8 @@ class Rejected:
     field: str
     retry_seconds: float = 0.0
     """When the request may be accepted if it is sent again; 0 if the core does not know."""
+    tenant_is_full: bool = False
+    """Whether any other request of the tenant would be refused too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -112,13 +112,16 @@ def _queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refus
     return None
 
 
-def tenant_queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> str:
-    """Returns one sentence if the request's tenant has too much of the queue, otherwise ''."""
-    count, tokens, account = event.num_samples, event.num_samples * len(event.prompt), queue.accounts.of(event.tenant)
+def tenant_queue_full(tenant: str, count: int, tokens: int, queue: RequestQueue, config: CoreConfig) -> str:
+    """Returns one sentence if the tenant has too much of the queue for this request, otherwise ''.
+
+    count: the samples of the request. tokens: the prompt's in all samples.
+    """
+    account = queue.accounts.of(tenant)
     limits = config.max_waiting, config.max_waiting_tokens
     if message := account.queue_refusal(count, tokens, *limits):
         return message
-    if not queue.accounts.is_shared or queue.accounts.has_own_place(event.tenant, count, tokens, *limits):
+    if not queue.accounts.is_shared or queue.accounts.has_own_place(tenant, count, tokens, *limits):
         return ""
     free = config.max_waiting - queue.num_waiting, config.max_waiting_tokens - queue.waiting_tokens
     return account.crowds_others(count, tokens, *free)

@@ -40,17 +40,23 @@ class Refusals:
             message=message,
             field=field,
             retry_seconds=retry_seconds,
+            tenant_is_full=code is RejectCode.QUEUE_FULL and self._is_full(event.tenant),
         )
 
     def _tenant_refusal(self, event: Submit, now: float) -> tuple[Refusal | None, float]:
         """Returns the refusal for a limit of the tenant, and in how many seconds it may be accepted."""
         account = self._queue.accounts.of(event.tenant, now)
-        if message := tenant_queue_full(event, self._queue, self._config):
+        count, tokens = event.num_samples, event.num_samples * len(event.prompt)
+        if message := tenant_queue_full(event.tenant, count, tokens, self._queue, self._config):
             seconds = account.drain.seconds(account.waiting, account.waiting_tokens, now)
             return (RejectCode.QUEUE_FULL, "", message), seconds
         if (over := account.rate_refusal(tokens_to_charge(event, self._lanes.worker_infos), now)) is not None:
             return (RejectCode.RATE_LIMITED, "", over[0]), over[1]
         return None, 0.0
+
+    def _is_full(self, tenant: str) -> bool:
+        """Returns whether the smallest request of the tenant would be refused for want of a place."""
+        return bool(tenant) and bool(tenant_queue_full(tenant, 1, 1, self._queue, self._config))
 
     def _refusal(self, event: Submit, now: float, *, is_registered: bool, is_draining: bool) -> Refusal | None:
         """Returns code, field and message of the refusal, None if the request is accepted."""

@@ -22,6 +22,7 @@ import grpc
 import grpc.aio
 
 from scheduler_svc.frontend.rpc import parsing, status
+from scheduler_svc.frontend.rpc.held_refusals import HeldRefusals
 from scheduler_svc.frontend.rpc.method import CallLimits, Method
 from scheduler_svc.frontend.rpc.places import Places
 from scheduler_svc.frontend.rpc.read_slots import ReadSlots
@@ -58,6 +59,7 @@ class Calls:
         """`is_shared`: whether several tenants call."""
         self._limits = limits
         self._releaser = Releaser()
+        self._held = HeldRefusals(is_shared=is_shared)
         self.without_message = Places(limits.max_without_message, is_shared=is_shared)
         seconds = limits.message_seconds
         self._slots = ReadSlots(limits.max_reading, seconds, is_shared=is_shared)
@@ -90,6 +92,7 @@ class Calls:
                 raise
             except status.Refusal as refusal:
                 ending = refusal
+                await self._held.hold(self._tenants.get(_running()), refusal)
                 status.refuse(context, refusal)
             except Exception:
                 logger.exception("a handler failed")

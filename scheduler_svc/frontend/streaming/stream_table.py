@@ -15,6 +15,7 @@ from tandem.internal.v1 import frontend_pb2
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.door.tenant import EVERYONE, Caller
 from scheduler_svc.frontend.core_link import CoreMessageTooLargeError
+from scheduler_svc.frontend.door.full_queue import FullQueue
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.places import Places, share
 from scheduler_svc.frontend.streaming.detached import Detached
@@ -54,6 +55,7 @@ class StreamTable:
         # Samples of the open streams. A request that is not submitted yet counts as one.
         self._reserved = Places(limits.max_streams, is_shared=is_shared)
         self._output = StepOutputReader(self._samples, limits, self._fail_broken)
+        self.full_queue = FullQueue()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -116,6 +118,8 @@ class StreamTable:
         del self._open[stream]
         self._reserved.add(stream.caller.tenant, -max(1, len(stream.samples)))
         self._output.forget(stream)
+        if stream.rejected is None:
+            self.full_queue.freed(stream.caller.tenant)
         self._cancel(stream)
         for sample in stream.samples:
             self._samples.pop(sample.id, None)
@@ -187,6 +191,7 @@ class StreamTable:
     def rejected(self, message: frontend_pb2.Rejected) -> None:
         if sample := self._samples.get(message.stream):
             sample.stream.rejected = message
+            self.full_queue.rejected(sample.stream.caller.tenant, message)
             sample.stream.wake()
 
     def resumed(self, message: frontend_pb2.Resumed) -> None:

@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,9 @@ from tests.rigs.processes import REPOSITORY, Child, child_environment
 NUM_ROWS, MAX_WAITING = 16, 256
 BAR_RATIO = 2.0
 MOST_SECONDS = 600.0
+# The greedy tenant's first calls come all at once. gRPC accepts 512 of them in half a second, in which one or two calls
+# of the polite tenant wait.
+FILL_SECONDS = 3.0
 SHARE = "its share"
 # The greedy tenant's flags by what it does.
 WAYS = {
@@ -86,6 +90,7 @@ def waits_beside(address: str, flags: list[str], requests: int) -> dict[str, Any
         )
 
     greedy = start("greedy", *flags)
+    time.sleep(FILL_SECONDS)
     try:
         polite = start("polite", "--requests", str(requests))
         try:

@@ -3,6 +3,7 @@
 Both are in this process; a list of pools whose users are dead stands for the holder. The truth is float64.
 """
 
+import errno
 import mmap
 import os
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 from gpu_worker.geometry import Geometry
 from gpu_worker.shared_pool.header import header_bytes
 from gpu_worker.shared_pool.pool import SharedPool
+from gpu_worker.shared_pool.region import Region
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.plans import Moves, TinyCore
 from tests.gpu_worker.rig import Recording, Rig, RigSpec
@@ -221,6 +223,28 @@ def test_a_worker_without_a_shared_pool_says_so() -> None:
         pb.STEP_STATUS_OUT_OF_SYNC,
         "the pool of this worker is not in shared memory",
     )
+
+
+def test_a_pool_that_cannot_be_mapped_is_out_of_sync_and_the_own_one_is_zeroed(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = run_first(pair, 3 * PAGE + 5)
+    after, order = continued(pair, core, 3), pair.order()
+    # Its own pool is not zero either.
+    own = TinyCore(core.geometry, generation=1)
+    own.add(1, pair.second.prompt(5, seed=1))
+    pair.second.step(own, chunks={1: 5})
+
+    def fail(region: Region, memory: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(Region, "replace", fail)
+    outcome = pair.take_over(after, order, chunks={1: len(after.rows[1].tokens) - 3 * PAGE})
+    assert (outcome.status, outcome.detail) == (
+        pb.STEP_STATUS_OUT_OF_SYNC,
+        "the pool of a dead worker cannot be mapped: [Errno 12] Cannot allocate memory",
+    )
+    assert not any(pool.any() for pool in pair.second.runner.on_device.cache.pools)
 
 
 def test_a_new_session_zeroes_the_pool_and_frees_its_memory(pair: Pair) -> None:

@@ -6,7 +6,7 @@ greedy tenant that sends only its share.
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -244,3 +244,19 @@ def test_a_full_queue_says_in_how_many_seconds_it_drains(tenant: str) -> None:
     assert answer.retry_seconds == pytest.approx(max(LEAST_SECONDS, waiting * per_request), rel=0.5)
     later = service.core.handle(submit_of([1], tenant, 1, service.take_stream()), service.now + 1000)[-1]
     assert isinstance(later, fx.Rejected) and later.retry_seconds == MOST_SECONDS
+
+
+def test_a_refusal_says_whether_the_tenant_has_no_place_at_all() -> None:
+    service = Service(TenantLimits(queue_share=0.5))
+    for _ in range(MAX_WAITING // 2 - 1):
+        service.core.handle(submit_of([1], "greedy", 1, service.take_stream()), service.now)
+
+    def refusal(num_samples: int) -> fx.Rejected:
+        event = replace(submit_of([1], "greedy", 1, service.take_stream()), num_samples=num_samples)
+        [*_, answer] = service.handle(event)
+        assert isinstance(answer, fx.Rejected) and answer.code is fx.RejectCode.QUEUE_FULL
+        return answer
+
+    assert not refusal(2).tenant_is_full, "one more would fit"
+    service.core.handle(submit_of([1], "greedy", 1, service.take_stream()), service.now)
+    assert refusal(2).tenant_is_full and refusal(1).tenant_is_full

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+import pytest
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2
 
+from scheduler_svc.frontend.door import full_queue
 from scheduler_svc.frontend.rpc.method import CallLimits
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from tests.rigs.raw_http2 import RawConnection
@@ -99,3 +101,60 @@ def test_without_tokens_all_callers_share_all_places(run: Run):
         await is_refused(s.generate(), "8 samples of requests are open and the request adds 1; the limit is 8")
 
     run(scenario, stream_limits=StreamLimits(max_streams=8))
+
+
+async def reject(s: Service, *, tenant_is_full: bool) -> None:
+    """The core refuses the next request."""
+    submit = await s.core.expect("submit")
+    rejected = frontend_pb2.Rejected(
+        stream=submit.stream,
+        code=frontend_pb2.REJECT_CODE_QUEUE_FULL,
+        message="9 requests of this tenant are waiting",
+        retry_seconds=7.5,
+        tenant_is_full=tenant_is_full,
+    )
+    await s.core.send(rejected=rejected)
+
+
+def test_a_tenant_that_is_full_is_refused_without_asking_the_core_again(run: Run, monkeypatch: pytest.MonkeyPatch):
+    async def scenario(s: Service) -> None:
+        await allow_both(s)
+        monkeypatch.setattr(full_queue, "BELIEVED_SECONDS", 60.0)
+        running = await stream(s, GREEDY)
+        call = generate(s, GREEDY)
+        await reject(s, tenant_is_full=True)
+        for refused in (call, generate(s, GREEDY), generate(s, GREEDY)):
+            error = await failure(refused)
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert_retry_hint(error, 7.5)
+        assert await s.core.is_silent()
+        await stream(s, POLITE)
+        # A request of the tenant ends, so a place may be free.
+        running.cancel()
+        await s.core.expect("cancel")
+        await stream(s, GREEDY)
+
+    run(scenario, needs_tokens=True)
+
+
+def test_the_core_is_believed_for_a_moment_only(run: Run, monkeypatch: pytest.MonkeyPatch):
+    async def scenario(s: Service) -> None:
+        await allow_both(s)
+        monkeypatch.setattr(full_queue, "BELIEVED_SECONDS", 0.0)
+        call = generate(s, GREEDY)
+        await reject(s, tenant_is_full=True)
+        await failure(call)
+        await stream(s, GREEDY)
+
+    run(scenario, needs_tokens=True)
+
+
+def test_a_request_that_is_too_large_for_what_is_free_does_not_close_the_queue(run: Run):
+    async def scenario(s: Service) -> None:
+        await allow_both(s)
+        call = generate(s, GREEDY)
+        await reject(s, tenant_is_full=False)
+        await failure(call)
+        await stream(s, GREEDY)
+
+    run(scenario, needs_tokens=True)

@@ -1,0 +1,30 @@
+"""Which failures a group survives, and how a rank learns that another one is gone.
+
+What every rank finds in the same bytes before any device work is answered as a worker of one process does: a plan that
+is wrong, a gap, another checksum. Everything else may have met one rank alone, after others have entered a collective
+call that it will never make, so the rank ends and with it the group.
+"""
+
+from tandem.internal.v1 import worker_pb2 as pb
+
+from gpu_worker.group.words import RankLost
+from gpu_worker.step.refusals import OutOfSync, refusal_of
+from gpu_worker.wire.fields import PlanError
+
+# Of gloo and NCCL. Their errors have no type of their own.
+_OF_PEERS = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "ProcessGroup")
+
+
+def refusal_in_group(error: Exception, step: int) -> tuple["pb.StepStatus", str]:
+    """As `refusal_of`, for errors that all ranks have. Raises RankLost for others."""
+    if is_lost_peer(error):
+        raise RankLost(f"another rank ended in step {step}") from error
+    if not isinstance(error, PlanError | OutOfSync):
+        refusal_of(error, step)
+        raise RankLost(f"step {step} failed on this rank: {type(error).__name__}") from error
+    return refusal_of(error, step)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective call failed because another rank is gone."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OF_PEERS)

@@ -1,0 +1,103 @@
+"""The leader's side of a group: passes the scheduler's frames to the other ranks before it acts on them itself.
+
+Owns the socket to the followers. It asks for no answer: its own step cannot end before every rank has made the step's
+collective calls.
+"""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import zmq
+from tandem.internal.v1 import worker_pb2 as pb
+
+from gpu_worker.group.pulse import Pulse
+from gpu_worker.group.words import FRAME, HIGH_WATER_MARK, STOP, RankLost, endpoint_of, name_of, rank_of
+from gpu_worker.link.plan_runner import PlanRunner
+from gpu_worker.process.ranks import Ranks
+from gpu_worker.wire.frames import Outcome
+
+# Followers connect once their own start has ended.
+_CONNECT_SECONDS = 60.0
+
+
+class LeadingRunner:
+    """The runner of rank 0 as the link uses it (`PlanRunner`). `forward` gets what the followers shall do too."""
+
+    def __init__(self, runner: PlanRunner, ranks: Ranks, runtime_dir: Path, group: str) -> None:
+        """Waits for the followers. Raises RankLost."""
+        self._runner, self._ranks = runner, ranks
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 4096)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        endpoint = endpoint_of(runtime_dir, group, "frames")
+        self._path = Path(endpoint.removeprefix("ipc://"))
+        before = os.umask(0o177)
+        try:
+            self._socket.bind(endpoint)
+            self._pulse = Pulse(ranks, endpoint_of(runtime_dir, group, "signs"))
+            self._await_followers()
+            self._pulse.start()
+        finally:
+            os.umask(before)
+
+    def _await_followers(self) -> None:
+        missing, until = set(range(1, self._ranks.size)), time.monotonic() + _CONNECT_SECONDS
+        while missing:
+            left = until - time.monotonic()
+            if left <= 0 or not self._socket.poll(left * 1e3):
+                raise RankLost(f"ranks {sorted(missing)} have not connected in {_CONNECT_SECONDS:g} s")
+            missing.discard(rank_of(self._socket.recv_multipart()[0]) or 0)
+
+    @property
+    def num_in_flight(self) -> int:
+        """As `PlanRunner`."""
+        return self._runner.num_in_flight
+
+    @property
+    def pool_id(self) -> bytes:
+        """As `PlanRunner`."""
+        return self._runner.pool_id
+
+    def report_pages(self, join: pb.Join) -> None:
+        """As `PlanRunner`."""
+        self._runner.report_pages(join)
+
+    def join(self, message: pb.Joined) -> None:
+        """As `PlanRunner`."""
+        with self._pulse.step():
+            self._runner.join(message)
+
+    def submit(self, message: pb.StepPlan) -> None:
+        """As `PlanRunner`. Raises RankLost."""
+        with self._pulse.step():
+            self._runner.submit(message)
+
+    def collect(self, *, wait: bool = True) -> Outcome | None:
+        """As `PlanRunner`. The link calls it in every turn of its loop."""
+        self._pulse.turn()
+        return self._runner.collect(wait=wait)
+
+    def forward(self, frame: bytes) -> None:
+        """Sends a frame of the scheduler to every follower. Raises RankLost."""
+        self._tell(FRAME, frame)
+
+    def close(self) -> None:
+        """Tells the followers to end, if they still take frames, and closes the socket."""
+        self._pulse.stop()
+        with suppress(RankLost):
+            self._tell(STOP)
+        self._socket.close()
+        self._context.term()
+        self._path.unlink(missing_ok=True)
+
+    def _tell(self, *parts: bytes) -> None:
+        for rank in range(1, self._ranks.size):
+            try:
+                self._socket.send_multipart([name_of(rank), *parts], zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                raise RankLost(f"rank {rank} of {self._ranks.size} does not take frames: {error}") from error

@@ -1,0 +1,131 @@
+"""Signs of life between the ranks of a group: a thread in each rank says how its serving loop fares.
+
+The thread alone would go on in a process whose loop hangs, so a sign contains the loop's age: the time since its last
+turn, or since the begin of its step. A rank without signs is stopped or dead; one whose loop does not turn between
+steps hangs. Either way the group is lost. This process then ends at once, because its own loop may be in a collective
+call that waits for the lost rank, and kills the others, because torch's agent would wait 30 s for one that is stopped.
+Owns the thread and its sockets.
+"""
+
+import logging
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+import zmq
+
+from gpu_worker.group.words import GROUP_LOST, name_of, rank_of
+from gpu_worker.process.ranks import Ranks
+
+log = logging.getLogger(__name__)
+
+SIGN_SECONDS = 0.5
+SILENCE_SECONDS = 2.0
+# Longer than any step; the scheduler's limit for a step is shorter, and it knows the step.
+STEP_SECONDS = 120.0
+# Seconds since the loop's last turn, and since its step began (0: it is in none); the process.
+_SIGN = struct.Struct("<ddq")
+# So that the line is written.
+_LOG_SECONDS = 0.2
+
+
+def _end(reason: str, others: Iterable[int]) -> None:
+    log.warning("this rank ends: %s", reason)
+    time.sleep(_LOG_SECONDS)
+    for pid in others:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(GROUP_LOST)
+
+
+class Pulse:
+    """`turn` and `step` are called by the serving loop; the thread runs until the process ends."""
+
+    def __init__(self, ranks: Ranks, endpoint: str, end: Callable[[str, Iterable[int]], None] = _end) -> None:
+        """end: called once, with the reason and the processes of the other ranks, when one of them is lost."""
+        self._ranks, self._endpoint, self._end = ranks, endpoint, end
+        self._turned_at, self._step_since = time.monotonic(), 0.0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="signs of life", daemon=True)
+
+    def start(self) -> None:
+        """Begins to send and to expect signs."""
+        self._turned_at = time.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread: this rank ends in order."""
+        self._stopping.set()
+        self._thread.join()
+
+    def turn(self) -> None:
+        """The serving loop turns."""
+        self._turned_at = time.monotonic()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """The serving loop is in a step, which may take long."""
+        self._step_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._turned_at, self._step_since = time.monotonic(), 0.0
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        socket = context.socket(zmq.ROUTER if self._ranks.is_leader else zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        if self._ranks.is_leader:
+            socket.bind(self._endpoint)
+        else:
+            socket.setsockopt(zmq.ROUTING_ID, name_of(self._ranks.rank))
+            socket.setsockopt(zmq.RECONNECT_IVL, 20)
+            socket.connect(self._endpoint)
+        others = range(1, self._ranks.size) if self._ranks.is_leader else [0]
+        # A rank that has sent nothing yet still starts; the launcher sees its end.
+        heard: dict[int, float] = {}
+        self._pids: dict[int, int] = {}
+        while not self._stopping.wait(0):
+            reason = self._listen(socket, heard)
+            for rank in others:
+                self._say(socket, rank)
+            now = time.monotonic()
+            silent = [rank for rank, at in heard.items() if now - at > SILENCE_SECONDS]
+            if silent:
+                reason = f"rank {silent[0]} of {self._ranks.size} was silent for {now - heard[silent[0]]:.1f} s"
+            if reason:
+                self._end(reason, self._pids.values())
+                break
+        socket.close()
+        context.term()
+
+    def _listen(self, socket: zmq.Socket[bytes], heard: dict[int, float]) -> str:
+        """Reads signs for SIGN_SECONDS. Returns why a rank is lost, "" if none is."""
+        until = time.monotonic() + SIGN_SECONDS
+        while (left := until - time.monotonic()) > 0 and not self._stopping.is_set():
+            if not socket.poll(min(left, 0.1) * 1e3):
+                continue
+            *name, sign = socket.recv_multipart()
+            rank = rank_of(name[0]) if name else 0
+            if rank is None or len(sign) != _SIGN.size:
+                continue
+            heard[rank] = time.monotonic()
+            turned, in_step, self._pids[rank] = _SIGN.unpack(sign)
+            if not in_step and turned > SILENCE_SECONDS:
+                return f"rank {rank} of {self._ranks.size} hangs: its loop has not turned for {turned:.1f} s"
+            if in_step > STEP_SECONDS:
+                return f"rank {rank} of {self._ranks.size} hangs: its step takes {in_step:.0f} s"
+        return ""
+
+    def _say(self, socket: zmq.Socket[bytes], rank: int) -> None:
+        now, since = time.monotonic(), self._step_since
+        sign = _SIGN.pack(now - self._turned_at, now - since if since else 0.0, os.getpid())
+        try:
+            socket.send_multipart([name_of(rank), sign] if self._ranks.is_leader else [sign], zmq.NOBLOCK)
+        except zmq.Again:
+            # The other end does not read; its own signs show why.
+            log.debug("rank %d takes no signs", rank)

@@ -1,0 +1,58 @@
+"""What a worker says of itself in Join: its model, its sizes, its times. The link adds the fields of the connection."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from tandem.internal.v1 import worker_pb2 as pb
+
+from gpu_worker.checkpoint.files import ModelFiles, identity
+from gpu_worker.geometry import Geometry
+from gpu_worker.process.ranks import SINGLE, Ranks, pid_of
+from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
+from gpu_worker.step.runner import Runner
+from gpu_worker.timings import Timings
+
+PROTOCOL = 7
+
+
+def identity_of(settings: WorkerSettings, files: ModelFiles, geometry: Geometry) -> str:
+    """The identity of the model with these settings, as in Join."""
+    window = None if settings.window is None else (settings.window, settings.window_sinks)
+    return identity(files, geometry.page_size, window)
+
+
+def join_message(
+    settings: WorkerSettings,
+    files: ModelFiles,
+    runner: Runner,
+    timings: Timings,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    identity: str,
+    ranks: Ranks = SINGLE,
+) -> pb.Join:
+    """The Join message without the fields of the connection."""
+    own_name = "bundled" if files.folder == BUNDLED_MODEL.resolve() else Path(settings.model).name
+    geometry = runner.geometry
+    card = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
+    return pb.Join(
+        protocol=PROTOCOL,
+        identity=identity,
+        model=settings.served_name or own_name,
+        logit_rows=geometry.logit_rows,
+        eos_token_ids=files.eos_token_ids,
+        defaults=pb.GenerationDefaults(**files.defaults),
+        tokenizer_json=files.tokenizer_json,
+        chat_template=files.chat_template,
+        pid=pid_of(ranks),
+        standby=settings.standby,
+        device=f"{ranks.size} x {device.type}{card}" if ranks.is_group else f"{device}{card}",
+        dtype=str(dtype).removeprefix("torch."),
+        pool_id=runner.pool.pool_id,
+        pool_layout=runner.pool.layout,
+        pool_bytes=runner.pool.num_bytes,
+        **asdict(geometry),
+        **asdict(timings),
+    )

@@ -1,0 +1,71 @@
+"""A process's place in a worker group: the processes that share one model, one per device.
+
+Owns the reading of the variables that torchrun sets. Imports no torch.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Torchrun's name for the group; that of our launcher contains its process's number.
+RUN_VARIABLE, RUN_PREFIX = "TORCHELASTIC_RUN_ID", "tandem-"
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+class NotInGroup(ValueError):
+    """The variables of torchrun are missing or do not fit the setting `ranks`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Rank 0 is the leader: it alone talks to the scheduler."""
+
+    rank: int
+    size: int
+    # Among the processes of this host.
+    local_rank: int
+    local_size: int
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process talks to the scheduler."""
+        return self.rank == 0
+
+    @property
+    def is_group(self) -> bool:
+        """Whether there are other ranks."""
+        return self.size > 1
+
+
+SINGLE = Ranks(rank=0, size=1, local_rank=0, local_size=1)
+
+
+def is_rank(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun has started this process."""
+    return all(name in environment for name in _VARIABLES)
+
+
+def ranks_of(size: int, environment: Mapping[str, str] = os.environ) -> Ranks:
+    """This process's place in a group of `size` ranks. Raises NotInGroup."""
+    if size == 1:
+        return SINGLE
+    try:
+        rank, found, local_rank, local_size = (int(environment[name]) for name in _VARIABLES)
+    except (KeyError, ValueError) as error:
+        raise NotInGroup(f"ranks is {size} and torchrun's variable {error} is missing or no number") from error
+    if found != size:
+        raise NotInGroup(f"ranks is {size} and torchrun has started {found} processes (WORLD_SIZE); set both alike")
+    if not 0 <= local_rank < local_size or not 0 <= rank < size:
+        raise NotInGroup(f"torchrun's variables contradict each other: rank {rank} of {size}, {local_rank} here")
+    return Ranks(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+
+
+def group_name(environment: Mapping[str, str] = os.environ) -> str:
+    """The name of this process's group on this host: torchrun's run id and its port."""
+    return f"{environment.get(RUN_VARIABLE, '')}-{environment.get('MASTER_PORT', '')}"
+
+
+def pid_of(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> int:
+    """The process that stands for this worker: a group's launcher, with which all ranks end."""
+    launcher = environment.get(RUN_VARIABLE, "").removeprefix(RUN_PREFIX)
+    return int(launcher) if ranks.is_group and launcher.isdigit() else os.getpid()

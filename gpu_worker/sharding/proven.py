@@ -1,0 +1,45 @@
+"""The tensor-parallel plans that were proven: their models give the logits of one process on two ranks.
+
+A plan can be wrong without an error: the statistics of a layer whose input is sharded are those of a part, for example.
+Eager attention on the same ranks would be wrong alike, so the self-check cannot find it. `make census ARGS="--ranks 2
+--write"` compares a tiny model of each class with the whole model in one process, and writes the file of this module: a
+hash of each plan, by model type. Owns the hash and the file.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import transformers
+from transformers import PreTrainedModel
+
+from gpu_worker.checkpoint.files import ModelRefused
+
+FILE = Path(__file__).with_name("proven.json")
+
+
+def plan_hash(model: PreTrainedModel) -> str:
+    """A hash of all that says how the model is sharded: its class, its plan, the version of Transformers."""
+    facts = [transformers.__version__, type(model).__name__, sorted((model.tp_plan or {}).items())]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+
+def check_proven(model: PreTrainedModel) -> None:
+    """Raises ModelRefused if the model's plan is not in the file."""
+    if plan_hash(model) not in proven().values():
+        raise ModelRefused(
+            f"the tensor-parallel plan of {type(model).__name__} in Transformers {transformers.__version__} was never "
+            "compared with the whole model; set ranks to 1"
+        )
+
+
+def proven() -> dict[str, str]:
+    """Hashes by model type."""
+    found: dict[str, str] = json.loads(FILE.read_text())
+    return found
+
+
+def write(plans: Mapping[str, str]) -> None:
+    """Replaces the file."""
+    FILE.write_text(json.dumps(dict(sorted(plans.items())), indent=1) + "\n")

@@ -1,0 +1,136 @@
+"""What one rank holds and computes, before a byte of weights is read: a sharded model on the meta device.
+
+Transformers applies the model's own tensor-parallel plan to a copy without data, in a process group that exists in this
+process alone (torch's `fake` backend, whose collective calls do nothing). Its parameters show what the rank stores, and
+its calls of attention which heads reach it. Owns that process group, which is gone before the real one is made.
+"""
+
+import copy
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
+from transformers.distributed.utils import TransformersDeviceMesh
+
+from gpu_worker.attention.kv_cache import pool_bytes
+from gpu_worker.attention.layers import AttentionLayer, LayerMap
+from gpu_worker.checkpoint.files import ModelRefused
+from gpu_worker.compatibility.check_model import meta_model_of
+from gpu_worker.compatibility.probe import Recorded, calls_without_masks
+from gpu_worker.failures import first_line
+from gpu_worker.memory.costs import Costs
+from gpu_worker.memory.estimate import pool_slices, pool_tensors
+from gpu_worker.memory.model_facts import ModelFacts
+from gpu_worker.process.ranks import Ranks
+from gpu_worker.sharding.proven import check_proven
+
+# Tokens of the meta model's step; no model has a dimension of this size.
+_NUM_TOKENS = 13
+# A rank that keeps more of the weights than this gains nothing worth its collective calls.
+_MOST_KEPT = 0.95
+
+
+def sharded_facts(
+    config: PreTrainedConfig, whole: ModelFacts, ranks: Ranks, *, dtype: torch.dtype, trusts: bool = False
+) -> ModelFacts:
+    """The facts of this rank's part of the model. Raises ModelRefused.
+
+    whole: those of the whole model. No linear layers are merged. trusts: a plan need not be proven.
+    """
+    with _alone(ranks):
+        model = _sharded(config, ranks)
+        if not trusts:
+            check_proven(model)
+        kept, total = _weight_elements(model, config)
+        recorded = _calls(model, ranks)
+    if kept > _MOST_KEPT * total:
+        raise ModelRefused(
+            f"the tensor-parallel plan of {type(model).__name__} leaves {kept / total:.0%} of the weights on each of "
+            f"{ranks.size} ranks; set ranks to 1"
+        )
+    pairs = zip(whole.layers.layers, recorded.calls, strict=True)
+    layers = LayerMap(layers=tuple(_local(layer, call.query[1], call.key[1]) for layer, call in pairs))
+    return ModelFacts(layers=layers, costs=_costs(whole.costs, layers, kept, dtype), merged=())
+
+
+@contextmanager
+def _alone(ranks: Ranks) -> Iterator[None]:
+    dist.init_process_group("fake", rank=ranks.rank, world_size=ranks.size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _sharded(config: PreTrainedConfig, ranks: Ranks) -> PreTrainedModel:
+    own = copy.deepcopy(config)
+    # Transformers shards before it ties, and a tied head has no name of its own.
+    for each in (own, own.get_text_config()):
+        each.tie_word_embeddings = False
+    # Torch's grouped matrix product runs on the meta device in bfloat16 alone.
+    model = meta_model_of(own, dtype=torch.bfloat16)
+    names = ("pp", "dp_replicate", "fsdp", "tp"), ("pp", "dp_replicate", "efsdp", "ep")
+    dense = init_device_mesh("cpu", (1, 1, 1, ranks.size), mesh_dim_names=names[0])
+    experts = init_device_mesh("cpu", (1, 1, ranks.size, 1), mesh_dim_names=names[1])
+    try:
+        return type(model).maybe_distribute_model(
+            model, DistributedConfig(tp_size=ranks.size), TransformersDeviceMesh(dense, experts)
+        )
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise ModelRefused(
+            f"{type(model).__name__} cannot be shared by {ranks.size} ranks: {_in_short(error)}; set ranks to 1"
+        ) from error
+
+
+def _weight_elements(model: PreTrainedModel, config: PreTrainedConfig) -> tuple[int, int]:
+    """Elements of this rank's weights and of all, a tied one counted once."""
+    kept = total = 0
+    tied = bool(config.get_text_config().tie_word_embeddings)
+    head = model.get_output_embeddings()
+    for module in model.modules():
+        if tied and module is head:
+            continue
+        for parameter in module.parameters(recurse=False):
+            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            kept, total = kept + local.numel(), total + parameter.numel()
+    return kept, total
+
+
+def _calls(model: PreTrainedModel, ranks: Ranks) -> Recorded:
+    try:
+        recorded, _ = calls_without_masks(model, _NUM_TOKENS)
+    except Exception as error:  # any error of the model's own code
+        raise ModelRefused(
+            f"{type(model).__name__} does not run on {ranks.size} ranks: {_in_short(error)}; set ranks to a divisor of "
+            "its KV heads"
+        ) from error
+    return recorded
+
+
+def _local(layer: AttentionLayer, num_heads: int, num_kv_heads: int) -> AttentionLayer:
+    return replace(layer, kind=replace(layer.kind, num_heads=num_heads, num_kv_heads=num_kv_heads))
+
+
+def _costs(whole: Costs, layers: LayerMap, kept: int, dtype: torch.dtype) -> Costs:
+    """The activations are counted as the whole model's, which is more than a rank has."""
+    halves = None if whole.smaller_weights is None else (whole.smaller_weights[0], 2 * kept)
+    return replace(
+        whole,
+        weights=kept * dtype.itemsize,
+        smaller_weights=halves,
+        kv_per_token=layers.elements_per_token * dtype.itemsize,
+        learned_sinks_per_token=pool_bytes(layers, num_pages=0, page_size=1, dtype=dtype),
+        pool_tensors=pool_tensors(layers),
+        slices=pool_slices(layers, dtype),
+    )
+
+
+def _in_short(error: Exception) -> str:
+    return re.sub(r"\s+", " ", first_line(error))[:200].rstrip(".")

@@ -1,0 +1,115 @@
+"""One rank of the census of groups: `python -m tests.census.ranked RANK SIZE FOLDER MODEL_TYPE …`.
+
+For each class, the ranks load a tiny model together, and the runner of each computes the trial of the ordinary census
+with its part of the heads; the reference is the whole model in the same process. Rank 0 prints a JSON object per class.
+Owns the order of one class and its process groups, which meet through files in FOLDER.
+"""
+
+import copy
+import json
+import logging
+import sys
+import traceback
+import warnings
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import transformers
+from transformers import AutoModelForCausalLM
+
+from gpu_worker.checkpoint.files import ModelRefused, read_files
+from gpu_worker.checkpoint.loading import load_weights
+from gpu_worker.compatibility.rope import pin
+from gpu_worker.memory.model_facts import examine
+from gpu_worker.process.ranks import Ranks
+from gpu_worker.sharding.proven import plan_hash
+from gpu_worker.sharding.twin import sharded_facts
+from gpu_worker.step.runner import Runner
+from tests.census.hints import HINTS
+from tests.census.population import Member, population
+from tests.census.reference import Reference
+from tests.census.shrink import MAX_LENGTH, tiny_config
+from tests.census.trial import geometry_for, run_trial
+from tests.census.weights import randomize
+
+# A rank that failed alone leaves the other in a collective call.
+_CALL_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """One class on several ranks: `equal`, `equal, attention whole`, `refused` or `wrong`; and details."""
+
+    model_type: str
+    result: str
+    detail: str
+    plan: str = ""
+
+
+def run_shared(member: Member, ranks: Ranks, folder: Path) -> Shared:
+    """Runs one class. Never raises."""
+    name = member.model_type
+    try:
+        config = tiny_config(member.config_class, HINTS.get(name, {}))
+        whole = examine(config, dtype=torch.float32, packs=False)
+        own = sharded_facts(config, whole, ranks, dtype=torch.float32, trusts=True)
+    except ModelRefused as error:
+        return Shared(model_type=name, result="refused", detail=str(error))
+    eager = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=torch.float32)
+    if "Experts" in str(eager):
+        eager.set_experts_implementation("eager")
+    randomize(eager, seed=5)
+    eager = eager.eval()
+    saved = folder / name
+    if ranks.is_leader:
+        eager.save_pretrained(saved)
+        config.save_pretrained(saved)
+    store = dist.FileStore(str(folder / f"{name}.store"), ranks.size)
+    timeout = timedelta(seconds=_CALL_SECONDS)
+    dist.init_process_group("gloo", store=store, rank=ranks.rank, world_size=ranks.size, timeout=timeout)
+    try:
+        dist.barrier()
+        model = load_weights(read_files(saved), device=torch.device("cpu"), dtype=torch.float32, ranks=ranks.size)
+        geometry = geometry_for(MAX_LENGTH)
+        pin(model, geometry.max_length)
+        runner = Runner(model, own.layers, geometry, device=torch.device("cpu"), dtype=torch.float32)
+        runner.warm_up()
+        verdict = run_trial(model, runner, Reference(eager, max_length=MAX_LENGTH))
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        first = (str(error).strip().splitlines() or [""])[0]
+        detail = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {first}"
+        return Shared(model_type=name, result="wrong", detail=detail, plan=plan_hash(eager))
+    finally:
+        dist.destroy_process_group()
+    splits = own.layers.elements_per_token < whole.layers.elements_per_token
+    share = own.costs.weights / whole.costs.weights
+    return Shared(
+        model_type=name,
+        result="equal" if splits else "equal, attention whole",
+        detail=f"errors are {verdict.ratio:.2f} of what is allowed; {share:.0%} of the weights on each rank",
+        plan=plan_hash(eager),
+    )
+
+
+def main() -> None:
+    """See the module's docstring."""
+    rank, size, folder, *names = sys.argv[1:]
+    ranks = Ranks(rank=int(rank), size=int(size), local_rank=int(rank), local_size=int(size))
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    for member in population():
+        if member.model_type in names:
+            shared = run_shared(member, ranks, Path(folder))
+            if ranks.is_leader:
+                print(json.dumps(asdict(shared)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

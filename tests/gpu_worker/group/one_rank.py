@@ -1,0 +1,31 @@
+"""A rank of a launcher's test: `python -m tests.gpu_worker.group.one_rank FOLDER WHAT`.
+
+`refuse`: rank 1 prints a sentence and ends with exit code 2, the others wait. `die`: at the first start rank 1 ends
+with a signal; at the second all ranks end in order.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    """See the module's docstring."""
+    folder, what = Path(sys.argv[1]), sys.argv[2]
+    rank = int(os.environ["RANK"])
+    (folder / f"{rank}-{os.getpid()}").touch()
+    is_second = len(list(folder.glob(f"{rank}-*"))) > 1
+    if what == "refuse" and rank == 1:
+        print("rank 1 refuses", file=sys.stderr, flush=True)
+        os._exit(2)
+    if what == "die" and is_second:
+        return
+    if what == "die" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A worker of two ranks: the tokens of Transformers, also when a rank dies or stops in the middle of streams.
+
+The ranks share the bundled model over gloo. The tests share one service and run in this order; each can run alone.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.rigs.processes import Child, Rig
+from tests.system.real_service import (
+    BUNDLED,
+    NEW_TOKENS,
+    TIMEOUT_SECONDS,
+    RealService,
+    cases_of,
+    prompts,
+    reference,
+)
+from tests.system.test_real_model import Served, different
+
+# Sums of two ranks round differently, so the better of two logits that differ by less may change.
+NEAR_TIE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    texts = prompts()
+    with reference(BUNDLED / "model", texts, NEW_TOKENS) as process, Rig() as rig:
+        service = RealService(rig, flags=["--ranks", "2"])
+        rig.allowed_errors.append("lost")
+        yield Served(service=service, cases=cases_of(process, texts))
+        service.client.close()
+
+
+def ranks(worker: Child) -> list[psutil.Process]:
+    """The processes of a group, the leader first."""
+    found = [each for each in psutil.Process(worker.pid).children() if "--ranks" in each.cmdline()]
+    return sorted(found, key=lambda each: int(each.environ()["RANK"]))
+
+
+def assert_equal_but_for_ties(served: Served, numbers: list[int], outputs: list[list[int]]) -> None:
+    ties = 0
+    for number, tokens in zip(numbers, outputs, strict=True):
+        case = served.cases[number]
+        if tokens != case.tokens:
+            assert case.margin < NEAR_TIE, f"{case.text!r} differs; its smallest margin is {case.margin:.2g}"
+            ties += 1
+    print(f"{ties} of {len(numbers)} texts differ from a near tie on")
+
+
+def test_two_ranks_compute_the_tokens_of_the_whole_model(served: Served) -> None:
+    [info] = served.service.client.load().per_worker
+    assert (info.pid, info.device) == (served.service.roomy.pid, "2 x cpu")
+    assert len(ranks(served.service.roomy)) == 2
+    outputs = served.service.read(served.cases).result()
+    assert_equal_but_for_ties(served, list(range(64)), [output.tokens for output in outputs])
+
+
+@pytest.mark.parametrize(
+    ("rank", "how"),
+    [
+        (1, signal.SIGKILL),
+        pytest.param(0, signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.long),
+        pytest.param(0, signal.SIGSTOP, marks=pytest.mark.long),
+    ],
+)
+def test_a_lost_rank_changes_no_stream(served: Served, rank: int, how: signal.Signals) -> None:
+    numbers = list(range(12))
+    reading = served.service.read([served.cases[number] for number in numbers])
+    reading.wait_tokens(60)
+    worker = served.service.roomy
+    before = ranks(worker)
+    num_lines = len(worker.lines)
+    os.kill(before[rank].pid, how)
+    begun = time.monotonic()
+    worker.wait_line("joined the scheduler", TIMEOUT_SECONDS, after=num_lines)
+    print(f"rank {rank}, {how.name}: serving again after {time.monotonic() - begun:.1f} s")
+    outputs = reading.result()
+    assert_equal_but_for_ties(served, numbers, [output.tokens for output in outputs])
+    assert not {each.pid for each in before} & {each.pid for each in ranks(worker)}
+
+
+@pytest.mark.long
+def test_a_rank_that_stops_between_steps_is_noticed(served: Served) -> None:
+    worker = served.service.roomy
+    num_lines = len(worker.lines)
+    os.kill(ranks(worker)[1].pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    worker.wait_line(r"rank 1 of 2 (was silent for 2\.\d s|hangs)", TIMEOUT_SECONDS, after=num_lines)
+    print(f"noticed after {time.monotonic() - begun:.1f} s")
+    assert different(served.cases[:1], served.service.read(served.cases[:1]).result()) == []
+
+
+def test_more_ranks_than_heads_are_refused_once_with_a_hint() -> None:
+    with Rig() as rig:
+        flags = ["gpu_worker", "--ranks", "4", "--device", "cpu", "--runtime-dir", str(rig.runtime_dir)]
+        child = Child("group", flags, environment={"OMP_NUM_THREADS": "1"})
+        assert child.wait(TIMEOUT_SECONDS) == 1
+        child.join_output()
+        last = [line for line in child.lines if line.startswith("gpu_worker: ")]
+        assert len(last) == 1 and "set ranks to a divisor of its KV heads" in last[0], child.output()
