@@ -49,17 +49,13 @@ class Fleet:
         return {kind: amount for kind, amount in found.items() if amount}
 
     def worker_flags(self) -> list[str]:
-        """The flags of each of its processes."""
-        return ["--connect", self.connect, "--keys", self.keys, "--exit-with-parent", *self.flags]
+        """The flags of its process, which starts a process for each rank by itself if there are several."""
+        ranks = ["--ranks", str(self.ranks)] if self.ranks > 1 else []
+        return ["--connect", self.connect, "--keys", self.keys, "--exit-with-parent", *ranks, *self.flags]
 
     def command(self, python: str) -> list[str]:
         """The command of one worker on a node, whose interpreter is `python`."""
-        if self.ranks == 1:
-            return [python, "-m", self.module, *self.worker_flags()]
-        # torchrun ends all ranks if one ends; the supervisor then starts it again.
-        launch = [python, "-m", "torch.distributed.run", "--standalone", "--nnodes=1"]
-        launch += [f"--nproc-per-node={self.ranks}", "--max-restarts=0"]
-        return [*launch, "-m", self.module, *self.worker_flags()]
+        return [python, "-m", self.module, *self.worker_flags()]
 
     def plain(self) -> dict[str, Any]:
         """Strings, numbers and lists alone."""

@@ -37,6 +37,7 @@ class Cell:
         self._waiting: deque[ev.Submit] = deque()
         # The core is busy until then.
         self._free_at = 0.0
+        self._ticked_at = -math.inf
         self._turns, self._was_idle = 0, True
         # Workers that were killed, and when each joins again.
         self._away: dict[str, float] = {}
@@ -70,8 +71,8 @@ class Cell:
             moments.append(now)
         wake = self._core.next_wake()
         if wake is not None and wake < _NEVER:
-            # The core was already called at this time, so the next call is the smallest step later.
-            moments.append(wake if wake > now else math.nextafter(now, math.inf))
+            # If the core was already called at that time, the next call is the smallest step later.
+            moments.append(wake if wake > self._ticked_at else math.nextafter(self._ticked_at, math.inf))
         return max(min(moments), self._free_at) if moments else None
 
     def is_due(self, now: float) -> bool:
@@ -95,6 +96,7 @@ class Cell:
             self._take_time(now)
             self._handle(self._waiting.popleft(), now)
         self._handle(ev.Tick(), now)
+        self._ticked_at = now
         self._turns += 1
         is_idle = not any(worker.results for worker in self.workers.values())
         # The tally holds a load until the next one, so both ends of an idle time need one.

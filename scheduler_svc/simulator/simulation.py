@@ -98,17 +98,19 @@ class Simulation:
         moments = [moment for cell in self.cells if (moment := cell.next_moment(self.now)) is not None]
         if self._next_arrival is not None and self.tally.live < self._concurrency:
             moments.append(self.now if self._is_closed else self._next_arrival.at)
-        if self._setup.kill_seconds and (self.tally.live or self._next_arrival is not None):
-            moments.append(self._next_death)
+        if (death := self._next_death) is not None:
+            moments.append(death)
         return min(moments, default=None)
 
     @property
-    def _next_death(self) -> float:
-        return (self.num_deaths + 1) * self._setup.kill_seconds
+    def _next_death(self) -> float | None:
+        """The time of the next death. Without requests none is due, so that the run ends."""
+        is_over = not self.tally.live and self._next_arrival is None
+        return None if is_over or not self._setup.kill_seconds else (self.num_deaths + 1) * self._setup.kill_seconds
 
     def _kill_due(self) -> None:
         """Kills the workers one after the other, at equal times."""
-        while self._setup.kill_seconds and self._next_death <= self.now:
+        while (death := self._next_death) is not None and death <= self.now:
             cell, name = self._homes[self.num_deaths % len(self._homes)]
             self.num_deaths += 1
             cell.kill(name, self.now)
