@@ -52,6 +52,11 @@ def whole_and_parts(
     return whole, [sharded_facts(config, whole, each, dtype=torch.float32, trusts=trusts) for each in ranks]
 
 
+def with_kv_heads(number: int) -> LlamaConfig:
+    sizes: dict[str, Any] = {**SIZES, "num_key_value_heads": number}
+    return LlamaConfig(**sizes)
+
+
 def heads(facts: ModelFacts) -> set[tuple[int, int]]:
     return {(layer.kind.num_heads, layer.kind.num_kv_heads) for layer in facts.layers.layers}
 
@@ -95,14 +100,14 @@ def test_the_given_config_stays_as_it_is() -> None:
 
 
 def test_four_ranks_share_four_kv_heads() -> None:
-    whole, parts = whole_and_parts(LlamaConfig(**(SIZES | {"num_key_value_heads": 4})), 4)
+    whole, parts = whole_and_parts(with_kv_heads(4), 4)
     assert [heads(part) for part in parts] == [{(1, 1)}] * 4
     assert all(4 * part.costs.kv_per_token == whole.costs.kv_per_token for part in parts)
 
 
 @pytest.mark.parametrize(("kv_heads", "size"), [(1, 2), (2, 4), (4, 3)])
 def test_ranks_that_do_not_divide_the_kv_heads_are_refused(kv_heads: int, size: int) -> None:
-    config = LlamaConfig(**(SIZES | {"num_key_value_heads": kv_heads}))
+    config = with_kv_heads(kv_heads)
     with pytest.raises(ModelRefused, match=r"LlamaForCausalLM .*set ranks to a divisor of its KV heads$"):
         whole_and_parts(config, size)
 
