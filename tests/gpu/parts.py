@@ -35,6 +35,7 @@ FILES: dict[str, tuple[str, ...]] = {
             "process",
             "holder",
             "group",
+            "sharding",
             "cluster",
         ),
         *("test_settings.py", "test_failures.py", "test_logs.py", "test_preflight.py"),

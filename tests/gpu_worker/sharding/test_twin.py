@@ -1,0 +1,133 @@
+"""What one rank holds, found without weights; plans that are refused; the process group that only pretends ends."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import transformers
+from transformers import (
+    GemmaConfig,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    Olmo2Config,
+    PreTrainedConfig,
+    Qwen3Config,
+)
+from transformers.models.gemma3n import Gemma3nTextConfig
+
+from gpu_worker.checkpoint.files import ModelRefused
+from gpu_worker.memory.model_facts import ModelFacts, examine
+from gpu_worker.process.ranks import Ranks
+from gpu_worker.sharding.twin import sharded_facts
+from tests.census.hints import HINTS
+from tests.census.shrink import tiny_config
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 64,
+    "pad_token_id": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_is_left() -> Iterator[None]:
+    yield
+    assert not dist.is_initialized()
+
+
+def whole_and_parts(
+    config: PreTrainedConfig, size: int = 2, *, trusts: bool = False
+) -> tuple[ModelFacts, list[ModelFacts]]:
+    """The facts of the whole model and of each rank."""
+    whole = examine(config, dtype=torch.float32, packs=False)
+    ranks = [Ranks(rank=rank, size=size, local_rank=rank, local_size=size) for rank in range(size)]
+    return whole, [sharded_facts(config, whole, each, dtype=torch.float32, trusts=trusts) for each in ranks]
+
+
+def with_kv_heads(number: int) -> LlamaConfig:
+    sizes: dict[str, Any] = {**SIZES, "num_key_value_heads": number}
+    return LlamaConfig(**sizes)
+
+
+def heads(facts: ModelFacts) -> set[tuple[int, int]]:
+    return {(layer.kind.num_heads, layer.kind.num_kv_heads) for layer in facts.layers.layers}
+
+
+@pytest.mark.parametrize("config_class", [LlamaConfig, Qwen3Config, GemmaConfig, MixtralConfig])
+def test_heads_and_the_pool_are_split(config_class: type[PreTrainedConfig]) -> None:
+    whole, parts = whole_and_parts(config_class(**SIZES))
+    assert heads(whole) == {(4, 2)}
+    for part in parts:
+        assert heads(part) == {(2, 1)}
+        assert 2 * part.costs.kv_per_token == whole.costs.kv_per_token
+        assert [layer.name for layer in part.layers.layers] == [layer.name for layer in whole.layers.layers]
+        assert part.merged == ()
+    # Norms are whole on each rank, so the parts are together a little more than the model.
+    total = sum(part.costs.weights for part in parts)
+    assert whole.costs.weights <= total < 1.1 * whole.costs.weights
+
+
+def test_attention_that_a_plan_leaves_whole_keeps_its_heads_and_its_pool() -> None:
+    sizes = {name: value for name, value in SIZES.items() if name != "head_dim"}
+    whole, parts = whole_and_parts(Olmo2Config(**sizes))
+    for part in parts:
+        assert part.layers == whole.layers
+        assert part.costs.kv_per_token == whole.costs.kv_per_token
+        assert part.costs.weights < whole.costs.weights
+
+
+def test_a_tied_head_is_counted_once() -> None:
+    _, tied = whole_and_parts(LlamaConfig(**SIZES, tie_word_embeddings=True))
+    _, untied = whole_and_parts(LlamaConfig(**SIZES, tie_word_embeddings=False))
+    head_of_a_rank = 64 // 2 * 32 * torch.float32.itemsize
+    for with_one, with_two in zip(tied, untied, strict=True):
+        assert with_two.costs.weights - with_one.costs.weights == head_of_a_rank
+
+
+def test_the_given_config_stays_as_it_is() -> None:
+    config = LlamaConfig(**SIZES, tie_word_embeddings=True)
+    before = config.to_dict()
+    whole_and_parts(config)
+    assert config.to_dict() == before
+
+
+def test_four_ranks_share_four_kv_heads() -> None:
+    whole, parts = whole_and_parts(with_kv_heads(4), 4)
+    assert [heads(part) for part in parts] == [{(1, 1)}] * 4
+    assert all(4 * part.costs.kv_per_token == whole.costs.kv_per_token for part in parts)
+
+
+@pytest.mark.parametrize(("kv_heads", "size"), [(1, 2), (2, 4), (4, 3)])
+def test_ranks_that_do_not_divide_the_kv_heads_are_refused(kv_heads: int, size: int) -> None:
+    config = with_kv_heads(kv_heads)
+    with pytest.raises(ModelRefused, match=r"LlamaForCausalLM .*set ranks to a divisor of its KV heads$"):
+        whole_and_parts(config, size)
+
+
+def test_a_class_without_a_plan_is_refused() -> None:
+    config = GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, bos_token_id=0, eos_token_id=0)
+    for trusts in (False, True):
+        with pytest.raises(ModelRefused, match=r"GPT2LMHeadModel .*set ranks to 1$"):
+            whole_and_parts(config, trusts=trusts)
+
+
+def test_a_plan_that_is_wrong_without_an_error_is_refused_although_it_runs() -> None:
+    config = tiny_config(Gemma3nTextConfig, HINTS.get("gemma3n_text", {}))
+    whole_and_parts(config, trusts=True)
+    with pytest.raises(ModelRefused, match="was never compared with the whole model; set ranks to 1"):
+        whole_and_parts(config)
+
+
+def test_plans_are_proven_for_one_version_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole_and_parts(LlamaConfig(**SIZES))
+    monkeypatch.setattr(transformers, "__version__", "0.0.0")
+    with pytest.raises(ModelRefused, match=r"in Transformers 0\.0\.0 was never compared"):
+        whole_and_parts(LlamaConfig(**SIZES))
