@@ -7,6 +7,7 @@ from tests.architecture.source import PROGRAMS, files, tree
 
 # Methods that a library calls by name, and those that users of the client call.
 CALLED_FROM_OUTSIDE = {
+    "TandemRollout",  # the rollout_func of TRL's GRPOTrainer, made by the user
     "List",  # gRPC: a method of grpc.health.v1.Health
     "aclose",  # contextlib.aclosing
     "emit",  # logging.Handler
