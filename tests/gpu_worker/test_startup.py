@@ -213,7 +213,7 @@ def test_join_contains_settings_and_measurements(tmp_path: Path, device: torch.d
         host_pool_bytes="80KiB",
     )
     runner, join = start(settings, saved)
-    assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (7, window, sinks, 5)
+    assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (8, window, sinks, 5)
     assert join.max_length > join.num_pages * join.page_size
     assert 0 < join.page_copy_us < 1e6
     assert 0 < join.token_us < 1e6
