@@ -237,7 +237,7 @@ proto-breaking: $(BUF) ## Compare the public protos with a git ref: AGAINST=HEAD
 # For a GPU machine without a package registry: run gpu-wheels here, copy .stubs and .wheels there, run test-gpu or gpu-day
 # there. The Python of that machine has torch, transformers, tokenizers, safetensors and numpy.
 GPU_PYTHON := 3.12
-GPU_PACKAGES := annotated-types googleapis-common-protos grpcio grpcio-health-checking grpcio-reflection grpcio-status \
+GPU_PACKAGES := accelerate annotated-types googleapis-common-protos grpcio grpcio-health-checking grpcio-reflection grpcio-status \
 	h11 hypothesis iniconfig packaging pluggy prometheus-client protobuf psutil pydantic pydantic-core pygments pytest \
 	pytest-timeout pyzmq sortedcontainers typing-extensions typing-inspection
 GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_26_x86_64 manylinux_2_24_x86_64 \

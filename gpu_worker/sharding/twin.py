@@ -108,8 +108,8 @@ def _calls(model: PreTrainedModel, ranks: Ranks) -> Recorded:
         recorded, _ = calls_without_masks(model, _NUM_TOKENS)
     except Exception as error:  # any error of the model's own code
         raise ModelRefused(
-            f"{type(model).__name__} does not run on {ranks.size} ranks: {_in_short(error)}; set ranks to a divisor of "
-            "its KV heads"
+            f"{type(model).__name__} does not run on {ranks.size} ranks: {_in_short(error)}; if its KV heads are not a "
+            f"multiple of {ranks.size}, set ranks to a divisor of them"
         ) from error
     return recorded
 

@@ -104,4 +104,4 @@ def test_more_ranks_than_heads_are_refused_once_with_a_hint() -> None:
         assert child.wait(TIMEOUT_SECONDS) == 1
         child.join_output()
         last = [line for line in child.lines if line.startswith("gpu_worker: ")]
-        assert len(last) == 1 and "set ranks to a divisor of its KV heads" in last[0], child.output()
+        assert len(last) == 1 and "set ranks to a divisor of them" in last[0], child.output()

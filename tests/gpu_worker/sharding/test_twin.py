@@ -108,7 +108,7 @@ def test_four_ranks_share_four_kv_heads() -> None:
 @pytest.mark.parametrize(("kv_heads", "size"), [(1, 2), (2, 4), (4, 3)])
 def test_ranks_that_do_not_divide_the_kv_heads_are_refused(kv_heads: int, size: int) -> None:
     config = with_kv_heads(kv_heads)
-    with pytest.raises(ModelRefused, match=r"LlamaForCausalLM .*set ranks to a divisor of its KV heads$"):
+    with pytest.raises(ModelRefused, match=r"LlamaForCausalLM .*set ranks to a divisor of them$"):
         whole_and_parts(config, size)
 
 
