@@ -58,9 +58,10 @@ class Steps:
         turn = others_turn(suspects, trial_on, proven)
         in_flight = self._config.plans_in_flight
         placement = Placement(proven, self._lanes.page_index, now=now, plans_in_flight=in_flight)
-        has_planned = True
-        while has_planned:
-            has_planned = False
+        # Rounds without a plan, in which a lane may leave a request to one that has already looked at it.
+        num_idle = 0
+        while num_idle <= len(proven):
+            has_planned, looked = False, set[int]()
             for lane in by_backlog(self._lanes.by_worker.values()):
                 if lane.weights.is_held or len(lane.in_flight) >= (1 if lane is trial_on else in_flight):
                     continue
@@ -78,9 +79,13 @@ class Steps:
                 else:
                     plan = self._plan(lane, placement, turn if is_open else NO_STARTS, frontends, now)
                 placement.end(lane)
+                looked.add(lane.number)
                 if plan is not None:
                     effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     has_planned = True
+            num_idle += not has_planned
+            if not has_planned and not placement.was_left_to(looked):
+                break
         return effects
 
     def _plan(

@@ -11,7 +11,7 @@ search for the best lane ends at the first lane whose backlog alone is too long.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from scheduler_svc.core.pages.page_index import PageIndex
@@ -113,6 +113,10 @@ class Placement:
         """Ends the lane's plan. What was left to it and did not start may start elsewhere."""
         if self._left:
             self._take_back([handle for handle, left in self._left.items() if left.to == lane.number])
+
+    def was_left_to(self, numbers: Set[int]) -> bool:
+        """Returns whether a request was left to one of these lanes after that lane ended its plan."""
+        return any(left.to in numbers for left in self._left.values())
 
     def started(self, lane: Lane, tokens: int) -> None:
         """Counts a request that the lane starts in the plan being made, with `tokens` left to compute."""

@@ -100,3 +100,20 @@ def test_one_tick_gives_a_burst_to_all_lanes_evenly() -> None:
     seated = [fleet.running(name) for name in fleet.workers]
     assert sorted(stream for row in seated for stream in row) == streams
     assert {len(row) for row in seated} == {4}
+
+
+def test_a_request_starts_in_one_tick_beside_a_lane_that_gets_room_in_it() -> None:
+    """Found by the simulation: a leaves the request to c, because b has no room; b gets room; c leaves it to b."""
+    fleet = Fleet(*[Shape(page_size=4, num_pages=200, max_rows=8, max_length=40, token_budget=64)] * 3)
+    prompt = [1, 2, 3, 4, 5]
+    fleet.submit([9, 9, 9, 9, 9], max_new_tokens=20, ignore_eos=True)
+    fleet.tick()
+    for _ in range(2):
+        fleet.submit(prompt, max_new_tokens=9, ignore_eos=True)
+        fleet.tick()
+    assert [len(fleet.running(name)) for name in "abc"] == [1, 1, 1]
+    fleet.run()
+    fleet.lane_of("b").schedule.block(0, 0)
+    stream = fleet.submit(prompt, max_new_tokens=9, ignore_eos=True)
+    fleet.tick()
+    assert [fleet.running(name) for name in "abc"].count([stream]) == 1
