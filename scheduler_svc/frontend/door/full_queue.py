@@ -25,7 +25,8 @@ class FullQueue:
 
     def rejected(self, tenant: str, message: frontend_pb2.Rejected) -> None:
         """The core has refused a request of the tenant."""
-        if message.tenant_is_full and (tenant in self._refusals or len(self._refusals) < MAX_TENANTS):
+        is_full = message.tenant_is_full and message.code == frontend_pb2.REJECT_CODE_QUEUE_FULL
+        if is_full and (tenant in self._refusals or len(self._refusals) < MAX_TENANTS):
             refusal = status.from_rejected(message, "")
             self._refusals[tenant] = refusal, asyncio.get_running_loop().time() + BELIEVED_SECONDS
 

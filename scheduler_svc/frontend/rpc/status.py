@@ -18,6 +18,7 @@ from tandem.internal.v1 import frontend_pb2
 # The delay before a retry that the service suggests to callers.
 NOT_READY_RETRY_SECONDS = 1.0
 QUEUE_FULL_RETRY_SECONDS = 0.5
+MAX_RETRY_SECONDS = 86400.0
 
 
 class Refusal(Exception):
@@ -109,6 +110,11 @@ def internal(message: str, *details: Message) -> Refusal:
     return Refusal(grpc.StatusCode.INTERNAL, message, *details)
 
 
+def _pause(seconds: float) -> float:
+    """The core's estimate; MAX_RETRY_SECONDS at most, 0 if it is no number."""
+    return min(max(seconds, 0.0), MAX_RETRY_SECONDS) if seconds == seconds else 0.0
+
+
 def from_rejected(rejected: frontend_pb2.Rejected, request_id: str) -> Refusal:
     """The refusal of a request that the core did not admit."""
     message = rejected.message
@@ -126,9 +132,9 @@ def from_rejected(rejected: frontend_pb2.Rejected, request_id: str) -> Refusal:
             )
             return Refusal(grpc.StatusCode.NOT_FOUND, message, resource)
         case frontend_pb2.REJECT_CODE_QUEUE_FULL:
-            return overloaded(message, rejected.retry_seconds or QUEUE_FULL_RETRY_SECONDS)
+            return overloaded(message, _pause(rejected.retry_seconds) or QUEUE_FULL_RETRY_SECONDS)
         case frontend_pb2.REJECT_CODE_RATE_LIMITED:
-            return rate_limited(message, rejected.retry_seconds)
+            return rate_limited(message, _pause(rejected.retry_seconds))
         case frontend_pb2.REJECT_CODE_QUARANTINED:
             info = error_details_pb2.RequestInfo(request_id=request_id)
             return Refusal(grpc.StatusCode.FAILED_PRECONDITION, message, info)

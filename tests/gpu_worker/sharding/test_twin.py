@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import transformers
 from transformers import (
     GemmaConfig,
     GPT2Config,
@@ -21,6 +20,7 @@ from transformers.models.gemma3n import Gemma3nTextConfig
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.memory.model_facts import ModelFacts, examine
 from gpu_worker.process.ranks import Ranks
+from gpu_worker.sharding import proven
 from gpu_worker.sharding.twin import sharded_facts
 from tests.census.hints import HINTS
 from tests.census.shrink import tiny_config
@@ -128,6 +128,6 @@ def test_a_plan_that_is_wrong_without_an_error_is_refused_although_it_runs() -> 
 
 def test_plans_are_proven_for_one_version_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     whole_and_parts(LlamaConfig(**SIZES))
-    monkeypatch.setattr(transformers, "__version__", "0.0.0")
+    monkeypatch.setattr(proven.transformers, "__version__", "0.0.0")
     with pytest.raises(ModelRefused, match=r"in Transformers 0\.0\.0 was never compared"):
         whole_and_parts(LlamaConfig(**SIZES))
