@@ -54,7 +54,7 @@ class Steps:
         effects: list[fx.Effect] = []
         proven = [lane for lane in self._lanes.serving if lane.weights.admits]
         suspects = self._lanes.suspects
-        trial_on = trial_lane(suspects, proven, now) if len(suspects) else None
+        trial_on = trial_lane(suspects, self._lanes.serving, now) if len(suspects) else None
         turn = others_turn(suspects, trial_on, proven)
         in_flight = self._config.plans_in_flight
         placement = Placement(proven, self._lanes.page_index, now=now, plans_in_flight=in_flight)

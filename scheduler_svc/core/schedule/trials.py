@@ -6,7 +6,8 @@ time: the trial's and those of other requests in turn, so that a death never lea
 **The lane.** A lane without other requests is preferred, because a death would interrupt them. After a second death a
 culprit is likely. If other lanes serve then, the trial has its lane to itself: the other requests on it move to those
 lanes at once, and none starts there. If all remaining lanes are at work, the trial waits up to `PATIENCE_SECONDS` for
-the dead worker's successor.
+the dead worker's successor. A trial stays on a lane that is about to load new weights as long as a member has a row
+there, because suspects must never run on two lanes; no other member starts there.
 """
 
 from collections.abc import Sequence
@@ -24,13 +25,14 @@ PATIENCE_SECONDS = 10.0
 """A worker with a small model is back within some seconds of its death."""
 
 
-def trial_lane(suspects: Suspects, proven: Sequence[Lane], now: float) -> Lane | None:
+def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane | None:
     """Returns the lane that must run the current trial, None if there is none or it must wait."""
+    proven = [lane for lane in serving if lane.weights.admits]
     trial = suspects.next_trial(lambda request: any(lane.info.holds(request.total_length) for lane in proven))
     if trial is None:
         return None
     members = suspects.members()
-    for lane in proven:
+    for lane in serving:
         if lane.worker == trial.worker and any(request.worker == lane.worker for request in members):
             return lane
     fitting = [lane for lane in proven if any(lane.info.holds(request.total_length) for request in members)]
@@ -76,7 +78,8 @@ def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[T
     trial = suspects.trial
     if trial is None:
         return [EVERYBODY]
-    waiting = [request for request in suspects.waiting_members() if lane.info.holds(request.total_length)]
+    may_start = suspects.waiting_members() if lane.weights.admits else []
+    waiting = [request for request in may_start if lane.info.holds(request.total_length)]
     own = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
     rest = Turn(
         is_trial=False,

@@ -323,3 +323,42 @@ def test_the_pool_of_a_worker_with_old_weights_is_not_taken_over() -> None:
     info = replace(info_of(UpdatedFleet(num_workers=0).shape), pool_id=b"p", pool_layout=b"l")
     assert fits(info, info)
     assert not fits(info, replace(info, weights_version="v1"))
+
+
+def test_a_trial_stays_on_a_lane_that_waits_for_new_weights() -> None:
+    """Suspects run on one lane at a time, which the audit after each event checks."""
+    fleet = UpdatedFleet(num_workers=1)
+    fleet.run()
+    streams = [fleet.submit([1, 2, n], max_new_tokens=12) for n in range(6)]
+    for _ in range(6):
+        fleet.step()
+    fleet.tick()
+    fleet.kill("w-1")
+    # Workers of one row, so that a member waits until the other has ended.
+    fleet.shape = replace(fleet.shape, max_rows=1)
+    fleet.join()
+    fleet.join()
+    suspects = fleet.core.suspects
+    assert suspects.handles
+    for _ in range(20):
+        fleet.tick()
+        if any(request.row for request in suspects.members()):
+            break
+        for name in ("w-2", "w-3"):
+            fleet.work(name)
+            fleet.deliver(name)
+    assert suspects.trial is not None and len(suspects.members()) > 1
+    # The other worker loads while the trial's has not finished its step.
+    [other] = {"w-2", "w-3"} - {suspects.trial.worker}
+    fleet.update("v1", Running.FINISH)
+    while fleet.versions()[other] != "v1":
+        fleet.tick()
+        fleet.work(other)
+        fleet.deliver(other)
+    fleet.tick()
+    assert any(request.row for request in suspects.members())
+    fleet.run()
+    assert all(stream.end and stream.end.reason is fx.EndReason.LENGTH for stream in streams)
+    for stream in streams:
+        fleet.check(stream)
+    assert set(fleet.versions().values()) == {"v1"}
