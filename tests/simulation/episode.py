@@ -187,8 +187,9 @@ class Episode:
         if lanes and not any(lane.in_flight for lane in lanes):
             leaving, turns = self.core.drains.leaving, self.core.queue.turns
             may_start = [lane for lane in lanes if lane.worker not in leaving and lane.weights.admits]
-            # A tenant may have all its rows on a worker that was told to leave.
-            waiting = [one for one in self.core.queue.waiting() if not (leaving and turns.of(one.tenant).is_parked)]
+            # A tenant may have all its rows on a worker that was told to leave, or to load weights.
+            stops = bool(leaving) or any(lane.weights.is_held for lane in lanes)
+            waiting = [one for one in self.core.queue.waiting() if not (stops and turns.of(one.tenant).is_parked)]
             assert not any(lane.info.holds(request.total_length) for request in waiting for lane in may_start), (
                 "requests that fit a worker wait, and no step was planned"
             )
