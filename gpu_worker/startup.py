@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
@@ -27,7 +28,7 @@ from gpu_worker.device import choose_device
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.group.failures import refusal_in_group
-from gpu_worker.group.start import Together, device_of_rank, facts_of_rank, least_sizes, meet, threads_of_rank
+from gpu_worker.group.start import Together, device_of_rank, least_sizes, meet, part_of_rank, threads_of_rank
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.link.join_message import identity_of, join_message
 from gpu_worker.logs import log_slow_phase, phase
@@ -54,6 +55,9 @@ from gpu_worker.timings import take_timings
 from gpu_worker.windows import with_window
 from gpu_worker.wire.frames import join_frame
 
+if TYPE_CHECKING:
+    from transformers.distributed import DistributedConfig
+
 log = logging.getLogger(__name__)
 
 
@@ -74,8 +78,8 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
         join_frame(pb.Join(tokenizer_json=files.tokenizer_json, chat_template=files.chat_template))
     _warn_of(files)
     with phase("compatibility check"):
-        whole = model_facts(files.config, dtype=dtype, packs=can_pack(device, dtype) and not ranks.is_group)
-        facts = facts_of_rank(files.config, whole, ranks, dtype)
+        whole = model_facts(files.config, dtype=dtype, packs=(packs := can_pack(device, dtype)))
+        facts, shared = part_of_rank(files.config, whole, ranks, dtype, packs=packs)
         layers, costs, merged = facts.layers, facts.costs, facts.merged
         if device.type == "cuda":
             check_cuda_shapes(layers, dtype)
@@ -84,7 +88,7 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     reach = bound.within(length).reach
     sizes = plan_memory(settings, costs, device, reach)
     together = meet(ranks, device)
-    model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged, ranks)
+    model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged, shared)
     sizes = least_sizes(sizes, together)
     if device.type == "cpu" and settings.threads is None and not ranks.is_group:
         _choose_threads(model, settings, f"{files.folder} in {costs.dtype}")
@@ -156,11 +160,11 @@ def load(
     dtype: torch.dtype,
     reach: tuple[int, int] = (0, 0),
     merged: Groups = (),
-    ranks: Ranks = SINGLE,
+    shared: "DistributedConfig | None" = None,
 ) -> tuple[PreTrainedModel, Sizes]:
     """Loads the model. Chooses sizes again on a GPU, because its context and other processes take memory meanwhile."""
     with phase(f"weights, {costs.dtype} on {device}"):
-        model = load_weights(files, device=device, dtype=dtype, merged=merged, ranks=ranks.size)
+        model = load_weights(files, device=device, dtype=dtype, merged=merged, shared=shared)
     if device.type == "cuda":
         now = machine_of(settings, device)
         free = min(sizes.free, now.free + costs.weights)

@@ -64,6 +64,8 @@ class AttentionLayer:
     # Its name in `model.named_modules()`.
     name: str
     kind: AttentionKind
+    # The first KV head that this process keeps, if the model computes more than those; None if it computes no others.
+    first_kv_head: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,8 @@ class PagedLayer:
     # The first layer of the same kind. Layers of one kind differ in tensors only, so they share compiled code.
     kernel_idx: int
     kind: AttentionKind
+    # As in `AttentionLayer`.
+    first_kv_head: int | None = None
 
     def check(self, query: Tensor, scaling: float | None, softcap: float | None, sinks: Tensor | None) -> None:
         """Asserts that the model calls attention as in the compatibility check: the kernel computes only that."""
@@ -40,6 +42,13 @@ class PagedLayer:
             "learned sinks are passed to a kernel without them, or the reverse"
         )
 
+    def kept(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Of key and value [1, heads, T, D], the heads that this process keeps."""
+        if self.first_kv_head is None:
+            return key, value
+        heads = slice(self.first_kv_head, self.first_kv_head + self.kind.num_kv_heads)
+        return key[:, heads], value[:, heads]
+
 
 def attach(model: nn.Module, layers: LayerMap, cache: KvCache) -> None:
     """Gives each attention module its layer of the pool; its place in the map may differ from its own `layer_idx`."""
@@ -47,7 +56,11 @@ def attach(model: nn.Module, layers: LayerMap, cache: KvCache) -> None:
     for i, layer in enumerate(layers.layers):
         module = model.get_submodule(layer.name)
         module.paged_layer = PagedLayer(  # type: ignore[assignment]
-            keys=cache.keys[i], values=cache.values[i], kernel_idx=first.setdefault(layer.kind, i), kind=layer.kind
+            keys=cache.keys[i],
+            values=cache.values[i],
+            kernel_idx=first.setdefault(layer.kind, i),
+            kind=layer.kind,
+            first_kv_head=layer.first_kv_head,
         )
 
 
@@ -69,6 +82,7 @@ def paged_attention(
     assert attention_mask is None
     layer: PagedLayer = module.paged_layer  # type: ignore[assignment]
     layer.check(query, scaling, softcap, s_aux)
+    key, value = layer.kept(key, value)
     out = torch.ops.tandem.attend.default(
         query, key, value, s_aux, layer.keys, layer.values, step.number, layer.kernel_idx
     )

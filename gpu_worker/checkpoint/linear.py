@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gpu_worker.attention.kv_cache import huge_zeros
+from gpu_worker.checkpoint.merged import is_plain_linear
 from gpu_worker.checkpoint.native_linear import linear_kernel
 
 
@@ -101,12 +102,12 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replaces the nn.Linear layers of `model` one by one, so that each frees its weight. Returns their number."""
+    """Replaces the plain linear layers of `model` one by one, so that each frees its weight. Returns their number."""
     places = [
         (module, name)
         for module in model.modules()
         for name, child in module.named_children()
-        if type(child) is nn.Linear and can_pack(child.weight.device, child.weight.dtype)
+        if is_plain_linear(child) and can_pack(child.weight.device, child.weight.dtype)
     ]
     memory = _packed_memory([getattr(module, name).weight for module, name in places])
     for (module, name), part in zip(places, memory, strict=True):

@@ -7,7 +7,7 @@ the final state of the model. Knows nothing of pages, plans or sockets.
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +22,9 @@ from gpu_worker.checkpoint.linear import PackedLinear, can_pack, pack_linears
 from gpu_worker.checkpoint.merged import Groups, merge_linears
 from gpu_worker.checkpoint.progress import Progress
 from gpu_worker.cpu_operators.replace import replace_operators
+
+if TYPE_CHECKING:
+    from transformers.distributed import DistributedConfig
 
 log = logging.getLogger(__name__)
 
@@ -41,27 +44,39 @@ def loads_to_device(device: torch.device) -> bool:
 
 
 def load_weights(
-    files: ModelFiles, *, device: torch.device, dtype: torch.dtype, merged: Groups = (), ranks: int = 1
+    files: ModelFiles,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    merged: Groups = (),
+    shared: "DistributedConfig | None" = None,
 ) -> PreTrainedModel:
     """The model on its device, in evaluation mode, with paged attention. Raises ModelRefused.
 
-    merged: groups of linear layers that are merged into one. ranks: of the group that shares the model; this process
-    reads its part only. Transformers calls torch.distributed, which the caller has set up.
+    merged: groups of linear layers that are merged into one. shared: how the ranks of a group share the model; this
+    process then reads its part only. Transformers calls torch.distributed, which the caller has set up.
     """
-    target = device if loads_to_device(device) and ranks == 1 else None
-    model = load_plain(files, dtype=dtype, device=target, ranks=ranks)
-    if ranks > 1:
-        # The layers' forwards are Transformers' own, which contain the collective calls.
-        return model.to(device).eval().requires_grad_(False)
+    target = device if loads_to_device(device) and shared is None else None
+    model = load_plain(files, dtype=dtype, device=target, shared=shared)
+    if shared is not None:
+        # It imports torch.distributed, which a single process does not need.
+        from gpu_worker.checkpoint.shared_linear import plain_linears
+
+        model = model.to(device)
+        log.info("%d linear layers are shared by the ranks", plain_linears(model))
     return prepare(model, device=device, dtype=dtype, merged=merged)
 
 
 def load_plain(
-    files: ModelFiles, *, dtype: torch.dtype, device: torch.device | None = None, ranks: int = 1
+    files: ModelFiles,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+    shared: "DistributedConfig | None" = None,
 ) -> PreTrainedModel:
     """The model as Transformers loads it, complete. Raises ModelRefused.
 
-    device: where each tensor goes as it is read. None: to host memory, or it stays in its mapped file. ranks: as in
+    device: where each tensor goes as it is read. None: to host memory, or it stays in its mapped file. shared: as in
     `load_weights`.
     """
     register()
@@ -75,7 +90,7 @@ def load_plain(
                 use_safetensors=True,
                 attn_implementation=ATTENTION_NAME,
                 device_map=None if device is None else {"": device},
-                **_sharing(ranks),
+                **({} if shared is None else {"distributed_config": shared}),
                 trust_remote_code=False,
                 # Different shapes are collected with other faults, and refused below.
                 ignore_mismatched_sizes=True,
@@ -96,14 +111,6 @@ def load_plain(
         progress.close()
     check_complete(found)
     return model
-
-
-def _sharing(ranks: int) -> dict[str, Any]:
-    if ranks == 1:
-        return {}
-    from transformers.distributed import DistributedConfig
-
-    return {"distributed_config": DistributedConfig(tp_size=ranks)}
 
 
 def prepare(

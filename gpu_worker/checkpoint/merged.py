@@ -73,16 +73,21 @@ class MergedLinear(nn.Module):
         return output[..., self._begin : self._begin + self.out_features]
 
 
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether the module is an nn.Linear with the class's own forward."""
+    return type(module) is nn.Linear and "forward" not in vars(module)
+
+
 @torch.no_grad()
 def merge_linears(model: nn.Module, groups: Groups) -> int:
-    """Merges each group of layers, given by name; a name that is not a plain nn.Linear leaves its group as it is.
+    """Merges each group of layers, given by name; a name that is not a plain linear layer leaves its group as it is.
 
     Returns the number of merged groups. Each group's own weights are freed before the next group is merged.
     """
     count = 0
     for names in groups:
         linears = [model.get_submodule(name) for name in names]
-        if all(type(linear) is nn.Linear for linear in linears):
+        if all(map(is_plain_linear, linears)):
             merged, product = _merged(linears), _Product([linear.out_features for linear in linears])
             for idx, name in enumerate(names):
                 parent, _, child = name.rpartition(".")

@@ -1,10 +1,13 @@
-"""A model's own eager attention bounded to a window: the self-check's reference if the setting `window` is given.
+"""A model's own eager attention where it is served otherwise: the self-check's reference.
 
-Owns the implementation name under which it runs. The model makes its masks as usual; positions that the setting hides
-are then removed from them. Knows nothing of pages or kernels.
+With the setting `window` the model makes its masks as usual, and positions that the setting hides are removed from
+them. A rank of a group that keeps a part of the KV heads passes on only these. Owns the implementation name under which
+this runs. Knows nothing of pages or kernels.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from gpu_worker.attention.layers import AttentionPattern, LayerMap
+from gpu_worker.attention.paged import PagedLayer
 
 BOUNDED_NAME = "tandem_bounded_eager"
 
@@ -20,15 +24,18 @@ BOUNDED_NAME = "tandem_bounded_eager"
 def eager_name(model: PreTrainedModel, own: LayerMap | None) -> str:
     """The name of the eager implementation in which each layer sees what it is served with.
 
-    own: the layers as the model has them. The name is `eager` unless a layer without a window is served with one.
+    own: the layers as the model has them. The name is `eager` unless a layer without a window is served with one, or a
+    layer's KV heads are not all served.
     """
     bounded: dict[nn.Module, AttentionPattern] = {}
+    keeps_part = False
     for layer in () if own is None else own.layers:
         module = model.get_submodule(layer.name)
-        served: AttentionPattern = module.paged_layer.kind.pattern  # type: ignore[union-attr,assignment]
-        if layer.kind.pattern.window is None and served.window is not None:
-            bounded[module] = served
-    if not bounded:
+        served: PagedLayer = module.paged_layer  # type: ignore[assignment]
+        keeps_part |= served.first_kv_head is not None
+        if layer.kind.pattern.window is None and served.kind.pattern.window is not None:
+            bounded[module] = served.kind.pattern
+    if not bounded and not keeps_part:
         return "eager"
 
     def attend(
@@ -37,11 +44,28 @@ def eager_name(model: PreTrainedModel, own: LayerMap | None) -> str:
         if module in bounded:
             attention_mask = _hiding(attention_mask, bounded[module])
         eager = sys.modules[type(module).__module__].eager_attention_forward
-        return eager(module, query, key, value, attention_mask, **keywords)
+        layer: PagedLayer = module.paged_layer  # type: ignore[assignment]
+        key, value = layer.kept(key, value)
+        with _repeating(module, layer):
+            return eager(module, query, key, value, attention_mask, **keywords)
 
     AttentionInterface.register(BOUNDED_NAME, attend)
     AttentionMaskInterface.register(BOUNDED_NAME, eager_mask)
     return BOUNDED_NAME
+
+
+@contextmanager
+def _repeating(module: nn.Module, layer: PagedLayer) -> Iterator[None]:
+    """Lets the module's eager attention repeat each KV head for as many query heads as read it in this process."""
+    if layer.first_kv_head is None:
+        yield
+        return
+    before = module.num_key_value_groups
+    module.num_key_value_groups = layer.kind.group  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        module.num_key_value_groups = before
 
 
 def _hiding(mask: Tensor, pattern: AttentionPattern) -> Tensor:

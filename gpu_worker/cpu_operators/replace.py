@@ -36,6 +36,9 @@ def replace_operators(model: nn.Module) -> Replaced:
         return replaced
     copies: dict[FunctionType, FunctionType | None] = {}
     for module in model.modules():
+        if "forward" in vars(module):
+            # Transformers has replaced it, to share the module among ranks.
+            continue
         # An attribute of the instance comes before the class's forward.
         if (norm := native_norm(module)) is not None:
             module.forward = norm

@@ -6,18 +6,24 @@ only.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.memory.sizes import Sizes
 from gpu_worker.process.cpus import usable_cpus
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sampling.shared_tokens import keep_tokens
 
+if TYPE_CHECKING:
+    from transformers.distributed import DistributedConfig
+
+_LEAST_TRANSFORMERS = (5, 23)
 _SHARED_SIZES = ("num_pages", "host_pages", "max_rows", "max_length", "token_budget")
 
 
@@ -67,13 +73,24 @@ def meet(ranks: Ranks, device: torch.device) -> Together:
     return Collectives(ranks, device)
 
 
-def facts_of_rank(config: PreTrainedConfig, whole: ModelFacts, ranks: Ranks, dtype: torch.dtype) -> ModelFacts:
-    """What this rank holds of the model. Raises ModelRefused."""
-    if not ranks.is_group:
-        return whole
-    from gpu_worker.sharding.twin import sharded_facts
+def part_of_rank(
+    config: PreTrainedConfig, whole: ModelFacts, ranks: Ranks, dtype: torch.dtype, *, packs: bool
+) -> tuple[ModelFacts, "DistributedConfig | None"]:
+    """What this rank holds of the model, and the plan by which the model is shared. Raises ModelRefused.
 
-    return sharded_facts(config, whole, ranks, dtype=dtype)
+    packs: linear layers will be packed.
+    """
+    if not ranks.is_group:
+        return whole, None
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < _LEAST_TRANSFORMERS:
+        raise ModelRefused(
+            f"ranks is {ranks.size}; a model is shared by transformers {'.'.join(map(str, _LEAST_TRANSFORMERS))} or "
+            f"newer, and {transformers.__version__} is installed"
+        )
+    from gpu_worker.sharding.twin import part_of
+
+    part = part_of(config, whole, ranks, dtype=dtype, packs=packs)
+    return part.facts, part.plan
 
 
 def device_of_rank(device: torch.device, ranks: Ranks) -> torch.device:

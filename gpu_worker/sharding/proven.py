@@ -13,21 +13,25 @@ from pathlib import Path
 
 import transformers
 from transformers import PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 from gpu_worker.checkpoint.files import ModelRefused
 
 FILE = Path(__file__).with_name("proven.json")
 
 
-def plan_hash(model: PreTrainedModel) -> str:
+def plan_hash(model: PreTrainedModel, plan: DistributedConfig) -> str:
     """A hash of all that says how the model is sharded: its class, its plan, the version of Transformers."""
-    facts = [transformers.__version__, type(model).__name__, sorted((model.tp_plan or {}).items())]
+    styles = dict(model.tp_plan or {}) | (plan.tp_plan if isinstance(plan.tp_plan, dict) else {})
+    facts: list[object] = [transformers.__version__, type(model).__name__, sorted(styles.items())]
+    if (plan.ep_size or 1) > 1:
+        facts.append(sorted((model.ep_plan or {}).items()))
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
-def check_proven(model: PreTrainedModel) -> None:
+def check_proven(model: PreTrainedModel, plan: DistributedConfig) -> None:
     """Raises ModelRefused if the model's plan is not in the file."""
-    if plan_hash(model) not in proven().values():
+    if plan_hash(model, plan) not in proven().values():
         raise ModelRefused(
             f"the tensor-parallel plan of {type(model).__name__} in Transformers {transformers.__version__} was never "
             "compared with the whole model; set ranks to 1"
@@ -35,7 +39,7 @@ def check_proven(model: PreTrainedModel) -> None:
 
 
 def proven() -> dict[str, str]:
-    """Hashes by model type."""
+    """Hashes by model type, and by how it was shared where there are several ways."""
     found: dict[str, str] = json.loads(FILE.read_text())
     return found
 

@@ -9,7 +9,7 @@ import copy
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.estimate import pool_slices, pool_tensors
 from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.process.ranks import Ranks
+from gpu_worker.sharding.plan import plan_for
 from gpu_worker.sharding.proven import check_proven
 
 # Tokens of the meta model's step; no model has a dimension of this size.
@@ -37,18 +38,32 @@ _NUM_TOKENS = 13
 _MOST_KEPT = 0.95
 
 
-def sharded_facts(
-    config: PreTrainedConfig, whole: ModelFacts, ranks: Ranks, *, dtype: torch.dtype, trusts: bool = False
-) -> ModelFacts:
-    """The facts of this rank's part of the model. Raises ModelRefused.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A rank's part of a model: what it holds, and the plan by which the model is shared."""
 
-    whole: those of the whole model. No linear layers are merged. trusts: a plan need not be proven.
+    facts: ModelFacts
+    plan: DistributedConfig
+
+
+def part_of(
+    config: PreTrainedConfig,
+    whole: ModelFacts,
+    ranks: Ranks,
+    *,
+    dtype: torch.dtype,
+    packs: bool,
+    trusts: bool = False,
+) -> Part:
+    """This rank's part of the model. Raises ModelRefused.
+
+    whole: the facts of the whole model. packs: linear layers will be packed. trusts: a plan need not be proven.
     """
     with _alone(ranks):
-        model = _sharded(config, ranks)
+        model, plan = _sharded(config, whole.layers, ranks)
         if not trusts:
-            check_proven(model)
-        kept, total = _weight_elements(model, config)
+            check_proven(model, plan)
+        kept, total = _weight_elements(model, config, packs=packs)
         recorded = _calls(model, ranks)
     if kept > _MOST_KEPT * total:
         raise ModelRefused(
@@ -56,8 +71,9 @@ def sharded_facts(
             f"{ranks.size} ranks; set ranks to 1"
         )
     pairs = zip(whole.layers.layers, recorded.calls, strict=True)
-    layers = LayerMap(layers=tuple(_local(layer, call.query[1], call.key[1]) for layer, call in pairs))
-    return ModelFacts(layers=layers, costs=_costs(whole.costs, layers, kept, dtype), merged=())
+    layers = LayerMap(layers=tuple(_local(layer, call.query[1], call.key[1], ranks.rank) for layer, call in pairs))
+    facts = ModelFacts(layers=layers, costs=_costs(whole.costs, layers, kept, dtype), merged=whole.merged)
+    return Part(facts=facts, plan=plan)
 
 
 @contextmanager
@@ -69,33 +85,32 @@ def _alone(ranks: Ranks) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _sharded(config: PreTrainedConfig, ranks: Ranks) -> PreTrainedModel:
+def _sharded(config: PreTrainedConfig, layers: LayerMap, ranks: Ranks) -> tuple[PreTrainedModel, DistributedConfig]:
     own = copy.deepcopy(config)
     # Transformers shards before it ties, and a tied head has no name of its own.
     for each in (own, own.get_text_config()):
         each.tie_word_embeddings = False
     # Torch's grouped matrix product runs on the meta device in bfloat16 alone.
     model = meta_model_of(own, dtype=torch.bfloat16)
+    plan = plan_for(model, layers, ranks.size)
     names = ("pp", "dp_replicate", "fsdp", "tp"), ("pp", "dp_replicate", "efsdp", "ep")
     dense = init_device_mesh("cpu", (1, 1, 1, ranks.size), mesh_dim_names=names[0])
-    experts = init_device_mesh("cpu", (1, 1, ranks.size, 1), mesh_dim_names=names[1])
+    experts = init_device_mesh("cpu", (1, 1, plan.efsdp_size, plan.ep_size or 1), mesh_dim_names=names[1])
     try:
-        return type(model).maybe_distribute_model(
-            model, DistributedConfig(tp_size=ranks.size), TransformersDeviceMesh(dense, experts)
-        )
+        return type(model).maybe_distribute_model(model, plan, TransformersDeviceMesh(dense, experts)), plan
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelRefused(
             f"{type(model).__name__} cannot be shared by {ranks.size} ranks: {_in_short(error)}; set ranks to 1"
         ) from error
 
 
-def _weight_elements(model: PreTrainedModel, config: PreTrainedConfig) -> tuple[int, int]:
-    """Elements of this rank's weights and of all, a tied one counted once."""
+def _weight_elements(model: PreTrainedModel, config: PreTrainedConfig, *, packs: bool) -> tuple[int, int]:
+    """Elements of this rank's weights and of all; a tied one is counted once, or twice if it is packed as a copy."""
     kept = total = 0
     tied = bool(config.get_text_config().tie_word_embeddings)
     head = model.get_output_embeddings()
     for module in model.modules():
-        if tied and module is head:
+        if tied and module is head and not packs:
             continue
         for parameter in module.parameters(recurse=False):
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
@@ -114,8 +129,14 @@ def _calls(model: PreTrainedModel, ranks: Ranks) -> Recorded:
     return recorded
 
 
-def _local(layer: AttentionLayer, num_heads: int, num_kv_heads: int) -> AttentionLayer:
-    return replace(layer, kind=replace(layer.kind, num_heads=num_heads, num_kv_heads=num_kv_heads))
+def _local(layer: AttentionLayer, num_heads: int, num_kv_heads: int, rank: int) -> AttentionLayer:
+    """The layer as this rank serves it: its attention gets `num_heads` and `num_kv_heads`."""
+    kind = layer.kind
+    if num_heads == kind.num_heads or num_kv_heads < kind.num_kv_heads:
+        return replace(layer, kind=replace(kind, num_heads=num_heads, num_kv_heads=num_kv_heads))
+    # All KV heads are computed, and those are kept that the query heads from `rank * num_heads` on read.
+    own = replace(kind, num_heads=num_heads, num_kv_heads=max(1, num_heads // kind.group))
+    return replace(layer, first_kv_head=rank * num_heads // kind.group, kind=own)
 
 
 def _costs(whole: Costs, layers: LayerMap, kept: int, dtype: torch.dtype) -> Costs:

@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the table into gpu_worker/README.md")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="every Nth of them, from the Kth; default: all")
     parser.add_argument("--ranks", type=int, default=1, help="ranks that share each model, over gloo; default: 1")
+    parser.add_argument("--kv-heads", type=int, default=0, help="KV heads of the models that ranks share; default: 2")
     arguments = parser.parse_args()
     first, _, step = arguments.part.partition("/")
     if not (first.isdecimal() and step.isdecimal() and 1 <= int(first) <= int(step)):
@@ -43,7 +44,9 @@ def main() -> int:
     members = [member for member in members if not arguments.names or member.model_type in arguments.names]
     chosen = [member for member in members if member.declares][int(first) - 1 :: int(step)]
     if arguments.ranks > 1:
-        return run_groups([member.model_type for member in chosen], arguments.ranks, write=arguments.write)
+        return run_groups(
+            [member.model_type for member in chosen], arguments.ranks, arguments.kv_heads, write=arguments.write
+        )
     outcomes: list[Outcome] = []
     for i, member in enumerate(chosen):
         begun = time.perf_counter()

@@ -1,7 +1,8 @@
-"""One rank of the census of groups: `python -m tests.census.ranked RANK SIZE FOLDER MODEL_TYPE …`.
+"""One rank of the census of groups: `python -m tests.census.ranked RANK SIZE KV_HEADS FOLDER MODEL_TYPE …`.
 
 For each class, the ranks load a tiny model together, and the runner of each computes the trial of the ordinary census
 with its part of the heads; the reference is the whole model in the same process. Rank 0 prints a JSON object per class.
+With KV_HEADS not 0, models have so many KV heads.
 Owns the order of one class and its process groups, which meet through files in FOLDER.
 """
 
@@ -18,15 +19,17 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from gpu_worker.checkpoint.files import ModelRefused, read_files
+from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights
 from gpu_worker.compatibility.rope import pin
+from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding.proven import plan_hash
-from gpu_worker.sharding.twin import sharded_facts
+from gpu_worker.sharding.twin import part_of
 from gpu_worker.step.runner import Runner
 from tests.census.hints import HINTS
 from tests.census.population import Member, population
@@ -49,15 +52,25 @@ class Shared:
     plan: str = ""
 
 
-def run_shared(member: Member, ranks: Ranks, folder: Path) -> Shared:
+def config_of(member: Member, kv_heads: int) -> PreTrainedConfig:
+    """The class's tiny config; kv_heads: how many KV heads, 0 for as many as in the ordinary census."""
+    config = tiny_config(member.config_class, HINTS.get(member.model_type, {}))
+    if kv_heads:
+        config.get_text_config().num_key_value_heads = kv_heads
+    return config
+
+
+def run_shared(member: Member, ranks: Ranks, folder: Path, kv_heads: int) -> Shared:
     """Runs one class. Never raises."""
     name = member.model_type
     try:
-        config = tiny_config(member.config_class, HINTS.get(name, {}))
-        whole = examine(config, dtype=torch.float32, packs=False)
-        own = sharded_facts(config, whole, ranks, dtype=torch.float32, trusts=True)
+        config = config_of(member, kv_heads)
+        packs = can_pack(torch.device("cpu"), torch.float32)
+        whole = examine(config, dtype=torch.float32, packs=packs)
+        part = part_of(config, whole, ranks, dtype=torch.float32, packs=packs, trusts=True)
     except ModelRefused as error:
         return Shared(model_type=name, result="refused", detail=str(error))
+    own, plan = part.facts, part.plan
     eager = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=torch.float32)
     if "Experts" in str(eager):
         eager.set_experts_implementation("eager")
@@ -72,32 +85,40 @@ def run_shared(member: Member, ranks: Ranks, folder: Path) -> Shared:
     dist.init_process_group("gloo", store=store, rank=ranks.rank, world_size=ranks.size, timeout=timeout)
     try:
         dist.barrier()
-        model = load_weights(read_files(saved), device=torch.device("cpu"), dtype=torch.float32, ranks=ranks.size)
+        files = read_files(saved)
+        cpu = torch.device("cpu")
+        model = load_weights(files, device=cpu, dtype=torch.float32, merged=own.merged, shared=plan)
         geometry = geometry_for(MAX_LENGTH)
         pin(model, geometry.max_length)
         runner = Runner(model, own.layers, geometry, device=torch.device("cpu"), dtype=torch.float32)
         runner.warm_up()
+        check_runner(model, runner, torch.float32, own=own.layers)
         verdict = run_trial(model, runner, Reference(eager, max_length=MAX_LENGTH))
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         first = (str(error).strip().splitlines() or [""])[0]
         detail = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {first}"
-        return Shared(model_type=name, result="wrong", detail=detail, plan=plan_hash(eager))
+        return Shared(model_type=name, result="wrong", detail=detail, plan=plan_hash(eager, plan))
     finally:
         dist.destroy_process_group()
-    splits = own.layers.elements_per_token < whole.layers.elements_per_token
+    packed = sum(isinstance(module, PackedLinear) for module in model.modules())
+    splits = any(
+        mine.kind.num_heads < all_.kind.num_heads
+        for mine, all_ in zip(own.layers.layers, whole.layers.layers, strict=True)
+    )
     share = own.costs.weights / whole.costs.weights
     return Shared(
         model_type=name,
         result="equal" if splits else "equal, attention whole",
-        detail=f"errors are {verdict.ratio:.2f} of what is allowed; {share:.0%} of the weights on each rank",
-        plan=plan_hash(eager),
+        detail=f"errors are {verdict.ratio:.2f} of what is allowed; {share:.0%} of the weights on each rank; "
+        f"{packed} linear layers packed",
+        plan=plan_hash(eager, plan),
     )
 
 
 def main() -> None:
     """See the module's docstring."""
-    rank, size, folder, *names = sys.argv[1:]
+    rank, size, kv_heads, folder, *names = sys.argv[1:]
     ranks = Ranks(rank=int(rank), size=int(size), local_rank=int(rank), local_size=int(size))
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -106,7 +127,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for member in population():
         if member.model_type in names:
-            shared = run_shared(member, ranks, Path(folder))
+            shared = run_shared(member, ranks, Path(folder), int(kv_heads))
             if ranks.is_leader:
                 print(json.dumps(asdict(shared)), flush=True)
 

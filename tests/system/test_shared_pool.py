@@ -17,12 +17,12 @@ from tandem_client import Client
 from tests.rigs.processes import Child, Rig, SchedulerProcess
 from tests.system.real_service import TIMEOUT_SECONDS, prompts
 
-PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 160
+PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 320
 # A step decodes one token per row, or a prompt; so many tokens may be in flight for a row.
 IN_FLIGHT = 2
 HEADER_BYTES = 2 << 20
 _SHAPE = (
-    f"--page-size {PAGE_SIZE} --num-pages 160 --max-rows {NUM_STREAMS} --max-length 512 --token-budget 128 --threads 1 "
+    f"--page-size {PAGE_SIZE} --num-pages 240 --max-rows {NUM_STREAMS} --max-length 512 --token-budget 128 --threads 1 "
     "--device cpu --shared-pool on"
 )
 
@@ -157,7 +157,7 @@ def test_a_changed_page_is_computed_again(service: Service, texts: list[str], tr
 
 def test_a_worker_of_another_size_computes_again(service: Service, texts: list[str], truth: list[list[int]]) -> None:
     service.client.flush_cache()
-    outputs = service.generate(texts, kills=True, flags=("--num-pages", "150"))
+    outputs = service.generate(texts, kills=True, flags=("--num-pages", "230"))
     assert [output.tokens for output in outputs] == truth
     held = service.client.load().held_pools
     assert held.pools == 1 and held.pages > 0 and held.bytes > HEADER_BYTES

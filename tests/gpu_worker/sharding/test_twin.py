@@ -9,6 +9,7 @@ import torch.distributed as dist
 from transformers import (
     GemmaConfig,
     GPT2Config,
+    GptOssConfig,
     LlamaConfig,
     MixtralConfig,
     Olmo2Config,
@@ -21,7 +22,7 @@ from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.memory.model_facts import ModelFacts, examine
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding import proven
-from gpu_worker.sharding.twin import sharded_facts
+from gpu_worker.sharding.twin import part_of
 from tests.census.hints import HINTS
 from tests.census.shrink import tiny_config
 
@@ -49,7 +50,8 @@ def whole_and_parts(
     """The facts of the whole model and of each rank."""
     whole = examine(config, dtype=torch.float32, packs=False)
     ranks = [Ranks(rank=rank, size=size, local_rank=rank, local_size=size) for rank in range(size)]
-    return whole, [sharded_facts(config, whole, each, dtype=torch.float32, trusts=trusts) for each in ranks]
+    parts = [part_of(config, whole, each, dtype=torch.float32, packs=False, trusts=trusts) for each in ranks]
+    return whole, [part.facts for part in parts]
 
 
 def with_kv_heads(number: int) -> LlamaConfig:
@@ -69,7 +71,7 @@ def test_heads_and_the_pool_are_split(config_class: type[PreTrainedConfig]) -> N
         assert heads(part) == {(2, 1)}
         assert 2 * part.costs.kv_per_token == whole.costs.kv_per_token
         assert [layer.name for layer in part.layers.layers] == [layer.name for layer in whole.layers.layers]
-        assert part.merged == ()
+        assert part.merged == whole.merged
     # Norms are whole on each rank, so the parts are together a little more than the model.
     total = sum(part.costs.weights for part in parts)
     assert whole.costs.weights <= total < 1.1 * whole.costs.weights
@@ -105,11 +107,34 @@ def test_four_ranks_share_four_kv_heads() -> None:
     assert all(4 * part.costs.kv_per_token == whole.costs.kv_per_token for part in parts)
 
 
-@pytest.mark.parametrize(("kv_heads", "size"), [(1, 2), (2, 4), (4, 3)])
-def test_ranks_that_do_not_divide_the_kv_heads_are_refused(kv_heads: int, size: int) -> None:
+def first_heads(facts: ModelFacts) -> set[int | None]:
+    return {layer.first_kv_head for layer in facts.layers.layers}
+
+
+@pytest.mark.parametrize(("kv_heads", "size", "kept"), [(1, 2, [0, 0]), (2, 4, [0, 0, 1, 1])])
+def test_each_of_more_ranks_than_kv_heads_keeps_the_one_that_its_query_heads_read(
+    kv_heads: int, size: int, kept: list[int]
+) -> None:
+    whole, parts = whole_and_parts(with_kv_heads(kv_heads), size)
+    assert [heads(part) for part in parts] == [{(4 // size, 1)}] * size
+    assert [first_heads(part) for part in parts] == [{head} for head in kept]
+    assert all(part.costs.kv_per_token * kv_heads == whole.costs.kv_per_token for part in parts)
+    _, split = whole_and_parts(with_kv_heads(4), size)
+    assert [first_heads(part) for part in split] == [{None}] * size
+
+
+@pytest.mark.parametrize(("kv_heads", "size"), [(4, 3), (1, 3)])
+def test_heads_that_ranks_cannot_share_evenly_are_refused(kv_heads: int, size: int) -> None:
     config = with_kv_heads(kv_heads)
-    with pytest.raises(ModelRefused, match=r"LlamaForCausalLM .*set ranks to a divisor of them$"):
+    with pytest.raises(ModelRefused, match=r"LlamaForCausalLM .*; set ranks to "):
         whole_and_parts(config, size)
+
+
+def test_ranks_share_the_experts_and_the_attention_of_gpt_oss() -> None:
+    whole, parts = whole_and_parts(tiny_config(GptOssConfig, {}))
+    assert [heads(part) for part in parts] == [{(2, 1)}] * 2
+    assert all(2 * part.costs.kv_per_token == whole.costs.kv_per_token for part in parts)
+    assert all(part.costs.weights < 0.6 * whole.costs.weights for part in parts)
 
 
 def test_a_class_without_a_plan_is_refused() -> None:
