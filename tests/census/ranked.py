@@ -53,9 +53,12 @@ class Shared:
 
 
 def config_of(member: Member, kv_heads: int) -> PreTrainedConfig:
-    """The class's tiny config; kv_heads: how many KV heads, 0 for as many as in the ordinary census."""
+    """The class's tiny config; kv_heads: how many KV heads, 0 for as many as in the ordinary census.
+
+    Latent attention has as many as query heads.
+    """
     config = tiny_config(member.config_class, HINTS.get(member.model_type, {}))
-    if kv_heads:
+    if kv_heads and not hasattr(config.get_text_config(), "kv_lora_rank"):
         config.get_text_config().num_key_value_heads = kv_heads
     return config
 
