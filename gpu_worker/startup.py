@@ -51,7 +51,7 @@ from gpu_worker.shared_pool.start import open_pool
 from gpu_worker.step.graphs_choice import captures_steps, graphs_for
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
-from gpu_worker.timings import take_timings
+from gpu_worker.timings import Timings, take_timings
 from gpu_worker.windows import with_window
 from gpu_worker.wire.frames import join_frame
 
@@ -111,21 +111,27 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     )
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
-    runner.weights = None if ranks.is_group else WeightsLoader(model, files, runner, dtype=dtype, layers=layers)
+    runner.weights = WeightsLoader(
+        model, files, runner, dtype=dtype, layers=layers, ranks=ranks, agree=lambda ok: together.least([ok]) == [1]
+    )
     log.info("self-check passed: logits differ from eager attention's by %.2g", error)
     for line in ledger(sizes, str(device), costs.dtype, measured):
         log.info("%s", line)
     with phase("timing of prompts and page copies"):
         timings = take_timings(runner, together.of_leader)
-    log.info("a prompt takes %.3g us per token", timings.token_us)
-    if runner.geometry.host_pages:
-        log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
+    _log_timings(timings, runner)
     return runner, join_message(settings, files, runner, timings, device, dtype, identity=hashed, ranks=ranks)
 
 
 def _choose_threads(model: PreTrainedModel, settings: WorkerSettings, about: str) -> None:
     linears = [each for each in model.modules() if type(each) is PackedLinear and each.is_native]
     choose_or_follow(linears, settings, about)
+
+
+def _log_timings(timings: Timings, runner: Runner) -> None:
+    log.info("a prompt takes %.3g us per token", timings.token_us)
+    if runner.geometry.host_pages:
+        log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
 
 
 def _warn_of(files: ModelFiles) -> None:

@@ -2,8 +2,9 @@
 
 First everything is checked (`read_weights`): the folder is one that may be read, its files are complete, each tensor of
 the model is there with its shape and a floating-point dtype, and all values are finite. Then `replace_weights` copies;
-an error in it leaves the model unusable. Owns both, and the way from a parameter's name to the memory that holds it:
-packed, merged, or in a native operator. Knows nothing of pages, plans or sockets.
+an error in it leaves the model unusable. A rank of a group checks the whole weights and copies its part. Owns both, and
+the way from a parameter's name to the memory that holds it: packed, merged, shared by ranks, or in a native operator.
+Knows nothing of pages, plans or sockets.
 """
 
 import copy
@@ -21,6 +22,7 @@ from gpu_worker.checkpoint.loading import load_plain
 from gpu_worker.checkpoint.merged import MergedLinear
 from gpu_worker.checkpoint.weights import WeightFiles, find_weights, tensor_types
 from gpu_worker.cpu_operators.norms import NativeNorm
+from gpu_worker.process.ranks import SINGLE, Ranks
 
 log = logging.getLogger(__name__)
 
@@ -92,20 +94,37 @@ def _states(files: WeightFiles) -> tuple[tuple[int, ...], ...]:
     return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
 
 
-def check_targets(model: nn.Module, weights: NewWeights) -> None:
-    """Raises ModelRefused unless every tensor has memory of its shape in the served model."""
+def check_targets(model: nn.Module, weights: NewWeights, ranks: Ranks = SINGLE) -> None:
+    """Raises ModelRefused unless every tensor has memory of its shape, or of this rank's part, in the served model."""
     for name, tensor in weights.tensors.items():
         target = _target(model, name)
-        if target.shape != tensor.shape:
+        if _part(tensor, target.shape, ranks).shape != target.shape:
             raise ModelRefused(f"{name} is {list(tensor.shape)}, the served model's is {list(target.shape)}")
+
+
+def _part(tensor: Tensor, shape: torch.Size, ranks: Ranks) -> Tensor:
+    """Of a tensor that the ranks share, the part of this shape that is this rank's; else the tensor itself.
+
+    Ranks share one dimension, in parts of the sizes that torch.chunk gives, as torch's DTensor lays them out.
+    """
+    if tensor.shape == shape or tensor.dim() != len(shape):
+        return tensor
+    dims = [dim for dim in range(tensor.dim()) if tensor.shape[dim] != shape[dim]]
+    chunks = tensor.chunk(ranks.size, dims[0])
+    return chunks[ranks.rank] if len(dims) == 1 and ranks.rank < len(chunks) else tensor
 
 
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, leaf = name.rpartition(".")
     try:
-        return model.get_submodule(path), leaf
+        module = model.get_submodule(path)
     except AttributeError:
         raise ModelRefused(f"{name} is unknown to the served model") from None
+    # A layer that ranks share has its product, and perhaps its bias, in a layer of its own.
+    part = getattr(module, "part", None)
+    if isinstance(part, nn.Module) and (leaf == "weight" or getattr(part, leaf, None) is not None):
+        return part, leaf
+    return module, leaf
 
 
 def _target(model: nn.Module, name: str) -> Tensor:
@@ -121,18 +140,19 @@ def _target(model: nn.Module, name: str) -> Tensor:
 
 
 @torch.no_grad()
-def replace_weights(model: nn.Module, weights: NewWeights) -> None:
-    """Copies the weights into the model. Raises RuntimeError if a file changed meanwhile."""
+def replace_weights(model: nn.Module, weights: NewWeights, ranks: Ranks = SINGLE) -> None:
+    """Copies the weights, or this rank's part, into the model. Raises RuntimeError if a file changed meanwhile."""
     parts: dict[nn.Module, dict[int, dict[str, Tensor]]] = {}
     copied: set[int] = set()
-    for name, tensor in weights.tensors.items():
+    for name, whole_tensor in weights.tensors.items():
         module, leaf = _place(model, name)
+        tensor = _part(whole_tensor, _target(model, name).shape, ranks)
         if isinstance(module, MergedLinear):
             parts.setdefault(module.whole, {}).setdefault(module.begin, {})[leaf] = tensor
         elif isinstance(module, PackedLinear):
             module.replace(leaf, tensor)
         else:
-            target = getattr(module, leaf)
+            target, tensor = _local(getattr(module, leaf), tensor)
             # A tied tensor once.
             if target.data_ptr() not in copied:
                 copied.add(target.data_ptr())
@@ -149,6 +169,17 @@ def replace_weights(model: nn.Module, weights: NewWeights) -> None:
         norm.refresh()
     if weights.has_changed():
         raise RuntimeError("files of the new weights changed while they were copied; the worker has a mixture and ends")
+
+
+def _local(target: Tensor, tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a target that Transformers shares among ranks (a DTensor), this rank's memory, and its part of the tensor."""
+    if not hasattr(target, "to_local"):
+        return target, tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    # No data is sent, because each rank has the whole tensor.
+    shared = distribute_tensor(tensor.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
+    return target.to_local(), shared.to_local()
 
 
 def _norms(model: nn.Module) -> Iterator[NativeNorm]:

@@ -6,6 +6,7 @@ Knows nothing of sockets.
 
 import logging
 import time
+from collections.abc import Callable
 
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
@@ -13,36 +14,48 @@ from transformers import PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
-from gpu_worker.checkpoint.replace import check_targets, read_weights, replace_weights, resolve_folder
+from gpu_worker.checkpoint.replace import NewWeights, check_targets, read_weights, replace_weights, resolve_folder
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.failures import first_line
+from gpu_worker.process.ranks import SINGLE, Ranks
 from gpu_worker.step.runner import Runner
 
 log = logging.getLogger(__name__)
 
 
 class WeightsLoader:
-    """Loads weights into one served model."""
+    """Loads weights into one served model, or into a rank's part of it."""
 
     def __init__(
-        self, model: PreTrainedModel, files: ModelFiles, runner: Runner, *, dtype: torch.dtype, layers: LayerMap
+        self,
+        model: PreTrainedModel,
+        files: ModelFiles,
+        runner: Runner,
+        *,
+        dtype: torch.dtype,
+        layers: LayerMap,
+        ranks: Ranks = SINGLE,
+        agree: Callable[[bool], bool] = bool,
     ) -> None:
-        """files: those that the worker started with. layers: as the model has them (`check_runner`)."""
+        """files: those that the worker started with. layers: as the model has them (`check_runner`).
+
+        agree: whether all ranks of a group say yes; each calls it once per order.
+        """
         self._model, self._files, self._runner = model, files, runner
         self._dtype, self._layers = dtype, layers
+        self._ranks, self._agree = ranks, agree
 
     def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
         """Loads, and returns the answer. Raises an error of the machine or ModelRefused after a byte was written."""
         begun = time.perf_counter()
-        try:
-            folder = resolve_folder(order.folder, order.roots)
-            weights = read_weights(folder, self._files, self._dtype)
-            check_targets(self._model, weights)
-        except (ModelRefused, OSError, MemoryError, RuntimeError) as error:
-            log.warning("weights %r are refused: %s", order.version, first_line(error))
-            return pb.WeightsLoaded(version=order.version, ok=False, detail=first_line(error))
+        weights, refusal = self._checked(order)
+        if not self._agree(weights is not None):
+            detail = refusal or "another rank of the group refuses them, as its log shows"
+            log.warning("weights %r are refused: %s", order.version, detail)
+            return pb.WeightsLoaded(version=order.version, ok=False, detail=detail)
+        assert weights is not None
         checked = time.perf_counter()
-        replace_weights(self._model, weights)
+        replace_weights(self._model, weights, self._ranks)
         self._synchronize()
         copied = time.perf_counter()
         self._runner.labels.forget()
@@ -51,9 +64,18 @@ class WeightsLoader:
             check_runner(self._model, self._runner, self._dtype, own=self._layers)
         log.info(
             "weights %r from %s: checked in %.3f s, copied in %.3f s, self-check in %.3f s",
-            *(order.version, folder, checked - begun, copied - checked, time.perf_counter() - copied),
+            *(order.version, order.folder, checked - begun, copied - checked, time.perf_counter() - copied),
         )
         return pb.WeightsLoaded(version=order.version, ok=True)
+
+    def _checked(self, order: pb.LoadWeights) -> tuple[NewWeights | None, str]:
+        """The weights, or None and why they are refused."""
+        try:
+            weights = read_weights(resolve_folder(order.folder, order.roots), self._files, self._dtype)
+            check_targets(self._model, weights, self._ranks)
+        except (ModelRefused, OSError, MemoryError, RuntimeError) as error:
+            return None, first_line(error)
+        return weights, ""
 
     def _synchronize(self) -> None:
         if self._runner.device.type == "cuda":

@@ -59,7 +59,12 @@ class Follower:
 
     def _handle(self, frame: bytes) -> None:
         message = parse_frame(frame)
-        if message.WhichOneof("message") == "plan":
-            self._runner.submit(message.plan)
-        else:
-            self._runner.join(message.joined)
+        match message.WhichOneof("message"):
+            case "plan":
+                self._runner.submit(message.plan)
+            case "load_weights":
+                assert self._runner.weights is not None, "every rank can load weights"
+                with self._pulse.exempt():
+                    self._runner.weights.load(message.load_weights)
+            case _:
+                self._runner.join(message.joined)

@@ -17,9 +17,22 @@ from gpu_worker.group.words import FRAME, HIGH_WATER_MARK, STOP, RankLost, endpo
 from gpu_worker.link.plan_runner import PlanRunner
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.wire.frames import Outcome
+from gpu_worker.wire.new_weights import WeightsLoader
 
 # Followers connect once their own start has ended.
 _CONNECT_SECONDS = 60.0
+
+
+class _Loading:
+    """Loads new weights while this rank is not expected to turn."""
+
+    def __init__(self, loader: WeightsLoader, pulse: Pulse) -> None:
+        self._loader, self._pulse = loader, pulse
+
+    def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
+        """As `WeightsLoader`."""
+        with self._pulse.exempt():
+            return self._loader.load(order)
 
 
 class LeadingRunner:
@@ -64,9 +77,10 @@ class LeadingRunner:
         return self._runner.pool_id
 
     @property
-    def weights(self) -> None:
-        """A group cannot load new weights yet."""
-        return None
+    def weights(self) -> WeightsLoader | None:
+        """As `PlanRunner`. The followers load too, because they get the scheduler's frame (`forward`)."""
+        loader = self._runner.weights
+        return None if loader is None else _Loading(loader, self._pulse)
 
     def report_pages(self, join: pb.Join) -> None:
         """As `PlanRunner`."""

@@ -191,15 +191,15 @@ class Link:
 
     def _handle(self, message: pb.CoreToWorker, frame: bytes) -> None:
         kind = message.WhichOneof("message")
+        if kind == "joined" or (self._joined and kind in ("plan", "load_weights")):
+            self._forward(frame)
         if kind == "plan":
             if self._joined:
-                self._forward(frame)
                 self._runner.submit(message.plan)
         elif kind == "joined":
             self._joined, self._join_at, self._last_problem = True, None, ""
             self._done.Clear()
             self._ready.joined(message.joined.listen, on_standby=self._join.standby)
-            self._forward(frame)
             self._runner.join(message.joined)
             log.info("joined the scheduler; generation %d", message.joined.generation)
         elif kind == "rejoin":

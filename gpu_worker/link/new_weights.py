@@ -8,8 +8,7 @@ from gpu_worker.link.plan_runner import PlanRunner
 def answer_of(order: pb.LoadWeights, runner: PlanRunner, join: pb.Join) -> bytes:
     """Loads the weights, and returns the frame of the answer. Later Joins name the version. Passes on fatal errors."""
     if runner.weights is None:
-        detail = "a worker of several ranks cannot load new weights; restart it with the new folder"
-        loaded = pb.WeightsLoaded(version=order.version, ok=False, detail=detail)
+        loaded = pb.WeightsLoaded(version=order.version, ok=False, detail="this worker cannot load new weights")
     else:
         loaded = runner.weights.load(order)
     if loaded.ok:

@@ -59,8 +59,8 @@ def part_of(
 
     whole: the facts of the whole model. packs: linear layers will be packed. trusts: a plan need not be proven.
     """
-    with _alone(ranks):
-        model, plan = _sharded(config, whole.layers, ranks)
+    with pretended_group(ranks):
+        model, plan = sharded_model(config, whole.layers, ranks)
         if not trusts:
             check_proven(model, plan)
         kept, total = _weight_elements(model, config, packs=packs)
@@ -77,7 +77,8 @@ def part_of(
 
 
 @contextmanager
-def _alone(ranks: Ranks) -> Iterator[None]:
+def pretended_group(ranks: Ranks) -> Iterator[None]:
+    """A process group for the duration whose other ranks do not exist; its collective calls do nothing."""
     dist.init_process_group("fake", rank=ranks.rank, world_size=ranks.size, store=FakeStore())
     try:
         yield
@@ -85,7 +86,13 @@ def _alone(ranks: Ranks) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _sharded(config: PreTrainedConfig, layers: LayerMap, ranks: Ranks) -> tuple[PreTrainedModel, DistributedConfig]:
+def sharded_model(
+    config: PreTrainedConfig, layers: LayerMap, ranks: Ranks
+) -> tuple[PreTrainedModel, DistributedConfig]:
+    """The meta model with this rank's parameters, in the group of `pretended_group`, and its plan. Raises ModelRefused.
+
+    layers: the attention layers of the whole model.
+    """
     own = copy.deepcopy(config)
     # Transformers shards before it ties, and a tied head has no name of its own.
     for each in (own, own.get_text_config()):
