@@ -60,10 +60,10 @@ def load_weights(
     model = load_plain(files, dtype=dtype, device=target, shared=shared)
     if shared is not None:
         # It imports torch.distributed, which a single process does not need.
-        from gpu_worker.checkpoint.shared_linear import plain_linears
+        from gpu_worker.checkpoint.shared_layers import plain_layers
 
         model = model.to(device)
-        log.info("%d linear layers are shared by the ranks", plain_linears(model))
+        log.info("%d layers are shared by the ranks", plain_layers(model))
     return prepare(model, device=device, dtype=dtype, merged=merged)
 
 

@@ -11,6 +11,7 @@ CUDA would compute wrong or read from freed memory is an error or a different re
 - Memory that was allocated in a capture is in the pool of all graphs of the recorder. With `poison`, every replay first
   overwrites the pool with garbage: no value outlives the next replay, and none that the graph has not written is seen.
 - Operators of another thread, and numpy on a tensor's memory, are not recorded: a replay leaves their work out.
+- Collective calls of torch.distributed are recorded, and made again by every replay.
 
 `opaque` names methods, each recorded as one operator from tensors to fresh tensors. Compiled functions must be among
 them: Dynamo refuses to run them under a dispatch mode. `transparent` names operators that are recorded by what they
@@ -137,6 +138,17 @@ class RecordedGraph:
                     tensors[slot.place].copy_(results[i])
 
 
+def _waiting(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """The collective call, with the wait for its end: in a CUDA graph the stream waits."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = collective(*args, **kwargs)
+        result[-1].wait()
+        return result
+
+    return call
+
+
 class _Capture(TorchDispatchMode):
     """Records into a graph what this thread computes."""
 
@@ -167,6 +179,8 @@ class _Capture(TorchDispatchMode):
             raise NotCapturable(f"{func} needs a value on the host")
         if func.overloadpacket is _aten.lift_fresh:
             return self.constant(args[0])
+        if func.namespace == "c10d":
+            return self.record(str(func), _waiting(func), args, kwargs)
         return self.record(str(func), func, args, kwargs, uninitialised=func.overloadpacket in UNINITIALISED)
 
     def record(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, *, uninitialised: bool = False) -> Any:

@@ -1,9 +1,9 @@
-"""Linear layers of which a rank holds a part, as plain layers of that part and a collective call where one is due.
+"""Layers of which a rank holds a part, as plain layers of that part and a collective call where one is due.
 
 Transformers loads them with parameters that know of all ranks (DTensor) and replaces their forwards by its own, which
-unwrap the parameters at every call. Plain layers cost nothing beside the product and the call, and can be merged and
-packed as those of one process. The styles are Transformers': the names say how the parameters lie. A layer with another
-style, or whose parameters lie otherwise, stays as it was loaded.
+unwrap the parameters at every call. Plain linear layers cost nothing beside the product and the call, and can be merged
+and packed as those of one process. The styles are Transformers': the names say how the parameters lie. A layer with
+another style, or whose parameters lie otherwise, stays as it was loaded.
 
 Shape legend: T tokens, I and O features of input and output, n ranks.
 """
@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+# The name of the call since torch 2.13, and before.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _ROWS, _COLUMNS, _WHOLE = (Shard(0),), (Shard(1),), (Replicate(),)
 
 
@@ -43,13 +45,14 @@ class SummedLinear(nn.Module):
 
 
 class GatheredLinear(nn.Module):
-    """y [.., T, O] = x W^T + b; W [O / n, I] and b are this rank's parts, equally large on all ranks."""
+    """y [.., T, O] = x W^T + b; W [P, I] and b are this rank's parts, P = ceil(O / n) or less on the last ranks."""
 
-    def __init__(self, part: nn.Linear, ranks: dist.ProcessGroup) -> None:
+    def __init__(self, part: nn.Linear, out_features: int, ranks: dist.ProcessGroup) -> None:
         super().__init__()
         self.part: nn.Module = part
         self._ranks, self._num_ranks = ranks, dist.get_world_size(ranks)
-        self.in_features, self.out_features = part.in_features, part.out_features * self._num_ranks
+        self.in_features, self.out_features = part.in_features, out_features
+        self._width = -(-out_features // self._num_ranks)
 
     @property
     def weight(self) -> Tensor:
@@ -57,15 +60,38 @@ class GatheredLinear(nn.Module):
         return self.part.weight  # type: ignore[return-value]
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.part(x).contiguous()
-        # [n, .., T, O / n], flat in its first two dimensions for the call.
+        y: Tensor = self.part(x)
+        if y.shape[-1] < self._width:
+            y = nn.functional.pad(y, (0, self._width - y.shape[-1]))
+        # [n, .., T, ceil(O / n)], flat in its first two dimensions for the call.
         parts = y.new_empty((self._num_ranks, *y.shape))
-        dist.all_gather_into_tensor(parts.view(-1, *y.shape[1:]), y, group=self._ranks)
-        return parts.movedim(0, -2).flatten(-2)
+        _gather(parts.view(-1, *y.shape[1:]), y.contiguous(), group=self._ranks)
+        return parts.movedim(0, -2).flatten(-2)[..., : self.out_features]
 
 
-def plain_linears(model: PreTrainedModel) -> int:
-    """Replaces the linear layers whose style is known, one by one. Returns their number."""
+class SummedLookup:
+    """The forward of an embedding of which this rank holds rows: those of other ranks are zero, and the sum is whole.
+
+    The class's own forward computes the rows, because some scale them.
+    """
+
+    def __init__(self, embedding: nn.Embedding, begin: int, ranks: dist.ProcessGroup) -> None:
+        """begin: the first token of this rank's rows."""
+        self._own = type(embedding).forward
+        self._embedding, self._begin, self._ranks = embedding, begin, ranks
+        self._end = begin + embedding.weight.shape[0]
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """tokens int64 [.., T] → [.., T, O]."""
+        is_elsewhere = (tokens < self._begin) | (tokens >= self._end)
+        rows = self._own(self._embedding, (tokens - self._begin).masked_fill(is_elsewhere, 0))
+        rows = rows.masked_fill(is_elsewhere.unsqueeze(-1), 0)
+        dist.all_reduce(rows, group=self._ranks)
+        return rows
+
+
+def plain_layers(model: PreTrainedModel) -> int:
+    """Replaces the layers whose style is known, one by one. Returns their number."""
     makers: dict[str, Callable[[nn.Linear], nn.Module | None]] = {
         "colwise": _column_part,
         "rowwise": _summed,
@@ -75,7 +101,10 @@ def plain_linears(model: PreTrainedModel) -> int:
     styles: dict[str, str] = dict(getattr(model, "tp_plan", None) or {})
     count = 0
     for name, module in list(model.named_modules()):
-        make = makers.get(styles.get(_NUMBER.sub("*", name), ""))
+        style = styles.get(_NUMBER.sub("*", name), "")
+        if style == "embedding_rowwise" and isinstance(module, nn.Embedding):
+            count += _look_up_rows(module)
+        make = makers.get(style)
         if make is None or type(module) is not nn.Linear:
             continue
         plain = make(module)
@@ -84,6 +113,20 @@ def plain_linears(model: PreTrainedModel) -> int:
             setattr(model.get_submodule(parent), child, plain)
             count += 1
     return count
+
+
+def _look_up_rows(embedding: nn.Embedding) -> bool:
+    """Lets the embedding look up this rank's rows; False if its parameter lies otherwise."""
+    if not _lies(embedding.weight, _ROWS):
+        return False
+    ranks, whole = _ranks_of(embedding), embedding.weight.shape[0]
+    # As torch.chunk, all parts but the last are equally large.
+    begin = dist.get_rank(ranks) * -(-whole // dist.get_world_size(ranks))
+    embedding.weight = nn.Parameter(_local(embedding.weight), requires_grad=False)
+    # It names a row of the whole, and matters to gradients only.
+    embedding.padding_idx = None
+    embedding.forward = SummedLookup(embedding, min(begin, whole), ranks)
+    return True
 
 
 def _column_part(linear: nn.Linear) -> nn.Linear | None:
@@ -102,10 +145,9 @@ def _summed(linear: nn.Linear) -> SummedLinear | None:
 
 
 def _gathered(linear: nn.Linear) -> GatheredLinear | None:
-    ranks = _ranks_of(linear) if _lies(linear.weight, _ROWS) and _lies(linear.bias, _ROWS) else None
-    if ranks is None or linear.weight.shape[0] % dist.get_world_size(ranks):
+    if not _lies(linear.weight, _ROWS) or not _lies(linear.bias, _ROWS):
         return None
-    return GatheredLinear(_plain(linear), ranks)
+    return GatheredLinear(_plain(linear), linear.weight.shape[0], _ranks_of(linear))
 
 
 def _lies(parameter: Tensor | None, placements: tuple[Shard | Replicate, ...]) -> bool:
@@ -129,6 +171,6 @@ def _local(parameter: Tensor) -> Tensor:
     return found.detach()
 
 
-def _ranks_of(linear: nn.Linear) -> dist.ProcessGroup:
-    assert isinstance(linear.weight, DTensor)
-    return linear.weight.device_mesh.get_group()
+def _ranks_of(layer: nn.Linear | nn.Embedding) -> dist.ProcessGroup:
+    assert isinstance(layer.weight, DTensor)
+    return layer.weight.device_mesh.get_group()

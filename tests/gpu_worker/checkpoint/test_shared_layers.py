@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, Qwen2Config
 
 from gpu_worker.checkpoint.merged import is_plain_linear
 from gpu_worker.checkpoint.replace import NewWeights, check_targets, replace_weights
-from gpu_worker.checkpoint.shared_linear import GatheredLinear, SummedLinear, plain_linears
+from gpu_worker.checkpoint.shared_layers import GatheredLinear, SummedLinear, plain_layers
 from gpu_worker.checkpoint.weights import WeightFiles
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks
@@ -44,7 +44,7 @@ def shared(config: PreTrainedConfig, ranks: Ranks) -> PreTrainedModel:
 
 def test_every_linear_layer_is_plain_with_a_call_where_ranks_must_meet(ranks: Ranks) -> None:
     model = shared(config_with(), ranks)
-    assert plain_linears(model) == 8
+    assert plain_layers(model) == 9
     attention, mlp = model.get_submodule(f"{LAYER}.self_attn"), model.get_submodule(f"{LAYER}.mlp")
     for linear, shape in ((attention.q_proj, (8, 16)), (attention.k_proj, (4, 16)), (mlp.up_proj, (12, 16))):
         assert is_plain_linear(linear) and tuple(linear.weight.shape) == shape
@@ -58,16 +58,18 @@ def test_every_linear_layer_is_plain_with_a_call_where_ranks_must_meet(ranks: Ra
     assert tuple(head.weight.shape) == (20, 16) and head.out_features == 40
 
 
-def test_a_head_whose_vocabulary_ranks_cannot_share_evenly_stays_as_it_was_loaded(ranks: Ranks) -> None:
+def test_the_last_rank_has_less_of_a_vocabulary_that_is_odd(ranks: Ranks) -> None:
     model = shared(config_with(vocab_size=41), ranks)
-    assert plain_linears(model) == 7
-    head = model.get_submodule("lm_head")
-    assert type(head) is nn.Linear and not is_plain_linear(head)
+    assert plain_layers(model) == 9
+    head, embedding = model.get_submodule("lm_head"), model.get_submodule("model.embed_tokens")
+    assert isinstance(head, GatheredLinear) and head.out_features == 41
+    for layer in (head, embedding):
+        assert tuple(layer.weight.shape) == (21 if ranks.is_leader else 20, 16)
 
 
 def test_keys_and_values_are_whole_where_there_are_fewer_kv_heads_than_ranks(ranks: Ranks) -> None:
     model = shared(config_with(num_key_value_heads=1), ranks)
-    assert plain_linears(model) == 8
+    assert plain_layers(model) == 9
     attention = model.get_submodule(f"{LAYER}.self_attn")
     assert tuple(attention.q_proj.weight.shape) == (8, 16)
     assert is_plain_linear(attention.k_proj) and tuple(attention.k_proj.weight.shape) == (4, 16)
@@ -95,7 +97,7 @@ class _Model(nn.Module):
         assert world is not None
         self.up, self.norm = nn.Linear(6, 4), nn.LayerNorm(6)
         self.down = SummedLinear(nn.Linear(3, 5, bias=False), torch.zeros(5), world)
-        self.head = GatheredLinear(nn.Linear(6, 5), world)
+        self.head = GatheredLinear(nn.Linear(6, 5), 10, world)
 
 
 def test_new_weights_go_to_the_ranks_part(ranks: Ranks) -> None:

@@ -1,0 +1,8 @@
+"""A worker of two ranks whose steps are captured and replayed, on a CPU: `python -m tests.rigs.recorded_ranks`."""
+
+import sys
+
+from gpu_worker.group.launch import launch
+
+if __name__ == "__main__":
+    sys.exit(launch(2, [*sys.argv[1:], "--ranks", "2"], program="tests.rigs.recorded_worker"))
