@@ -97,11 +97,12 @@ def test_a_rank_that_stops_between_steps_is_noticed(served: Served) -> None:
     assert different(served.cases[:1], served.service.read(served.cases[:1]).result()) == []
 
 
-def test_more_ranks_than_heads_are_refused_once_with_a_hint() -> None:
+@pytest.mark.long
+def test_heads_that_ranks_cannot_share_are_refused_once_with_a_hint() -> None:
     with Rig() as rig:
-        flags = ["gpu_worker", "--ranks", "4", "--device", "cpu", "--runtime-dir", str(rig.runtime_dir)]
+        flags = ["gpu_worker", "--ranks", "3", "--device", "cpu", "--runtime-dir", str(rig.runtime_dir)]
         child = Child("group", flags, environment={"OMP_NUM_THREADS": "1"})
         assert child.wait(TIMEOUT_SECONDS) == 1
         child.join_output()
         last = [line for line in child.lines if line.startswith("gpu_worker: ")]
-        assert len(last) == 1 and "set ranks to a divisor of them" in last[0], child.output()
+        assert len(last) == 1 and "set ranks to a divisor of the query heads" in last[0], child.output()

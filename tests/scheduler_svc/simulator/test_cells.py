@@ -40,6 +40,7 @@ def hit_rate(simulation: Simulation) -> float:
     return simulation.tally.cached_tokens / simulation.tally.prompt_tokens
 
 
+@pytest.mark.long
 def test_cells_chosen_by_the_beginning_hit_as_often_as_one_core() -> None:
     one, cells, random = (run(fleet(*size)) for size in ((1, 4), (4, 1), (4, 1, Spread.RANDOM)))
     assert hit_rate(cells) >= 0.95 * hit_rate(one)
