@@ -32,6 +32,13 @@ def _protection(name: str, breaks: str, module: str, test: str, *edits: _Edit) -
 RECOVERY: tuple[Mutation, ...] = (
     # Requests that kill their workers ---------------------------------------------------------------------------------
     _protection(
+        "a-trial-on-two-lanes",
+        "a trial begins on a second lane while a member has a row on one that waits for new weights",
+        "core.schedule.trials",
+        f"{_CORE}/test_new_weights.py::test_a_trial_stays_on_a_lane_that_waits_for_new_weights",
+        replace("trial_lane", condition("worker"), "it and lane.weights.admits"),
+    ),
+    _protection(
         "no-suspects-after-a-death",
         "the requests in flight at a worker's death run together again",
         "core.workers.lanes",
