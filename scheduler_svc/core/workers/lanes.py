@@ -179,9 +179,8 @@ class Lanes:
         lane.pages.close()
         self._list_lanes()
         if is_death and cause in _DEATHS and lane.serves:
-            plans, num_lanes = lane.in_flight, len(self.serving) + 1
-            in_trial = self.suspects.is_trial(plans)
-            self.suspects.implicate(lane, plans, reason, is_step=False, num_lanes=num_lanes, now=now)
+            in_trial, num_lanes = self.suspects.is_trial(lane.in_flight), len(self.serving) + 1
+            self.suspects.implicate(lane, lane.in_flight, reason, is_step=False, num_lanes=num_lanes, now=now)
         # The death of a worker on probation or on standby does not count while another worker serves.
         if is_death and (lane.serves or not self.serving):
             self.crash_loop.died(reason, now, in_trial=in_trial)
@@ -195,7 +194,8 @@ class Lanes:
         if lane.serves:
             self.worker_infos.worker_left(lane.info, now)
             self.worker_infos.update(one.info for one in self.serving)
-        if seats and not (leaving and leaving.has_heir) and (lane.serves or not self.seated):
+        # An heir has its seat already, unless it was lost since.
+        if seats and (not self.seated or (lane.serves and not (leaving and leaving.has_heir))):
             effects += self.seat_next(now)
         if not self.worker_infos.present:
             self._queue.restore_set_aside()

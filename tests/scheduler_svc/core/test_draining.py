@@ -158,6 +158,26 @@ def test_a_standby_worker_is_seated_and_gets_the_rows() -> None:
     assert fleet.core.lanes["b"].is_seated and not fleet.core.lanes["c"].is_seated
 
 
+def test_a_standby_worker_gets_the_seat_of_a_drained_worker_whose_heir_was_lost() -> None:
+    fleet = fleet_of(False, True)
+    ask(fleet, 1)
+    fleet.step(0.01)
+    drain(fleet, "a")
+    for _ in range(20):
+        fleet.step(0.01)
+        if fleet.core.lanes["b"].is_seated:
+            break
+    fleet.lose("b")
+    fleet.join_as(SHAPE, is_standby=True)
+    fleet.step(0.01)
+    assert not fleet.core.lanes["c"].is_seated
+    # In the same event, so that nobody waits for the next one.
+    fleet.lose("a", is_orderly=True)
+    assert fleet.core.lanes["c"].is_seated
+    fleet.run()
+    fleet.check_all_ended()
+
+
 def test_a_standby_worker_itself_leaves_at_once_and_is_not_seated() -> None:
     fleet = fleet_of(False, True)
     drain(fleet, "b")
