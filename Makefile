@@ -31,6 +31,7 @@ help: ## List the targets
 	@echo "                             KEEP_FREE_BYTES= HOST_POOL_BYTES= WINDOW= WINDOW_SINKS="
 	@echo "                             MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= GRAPHS= FUSED_LAYERS= THREADS="
 	@echo "                             NATIVE_KERNELS= RUNTIME_DIR= CONFIG= CONNECT= KEYS= RANKS="
+	@echo "                             NNODES= RDZV_ENDPOINT= RDZV_ID= LOCAL_ADDR="
 	@echo "  Any other flag: ARGS=\"--log-format json\""
 
 # Install and build
@@ -81,7 +82,7 @@ run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service with its front
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 	@$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
 	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET GRAPHS FUSED_LAYERS THREADS NATIVE_KERNELS \
-	    RUNTIME_DIR CONFIG CONNECT KEYS RANKS) $(ARGS)
+	    RUNTIME_DIR CONFIG CONNECT KEYS RANKS NNODES RDZV_ENDPOINT RDZV_ID LOCAL_ADDR) $(ARGS)
 
 bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers, vLLM, llama.cpp and the limit of the machine
 	$(BIN)/python -m tests.benchmarks.serving $(ARGS)

@@ -17,6 +17,7 @@ from gpu_worker import logs
 from gpu_worker.command_line import load_settings, variable_warnings
 from gpu_worker.failures import explain, is_expected
 from gpu_worker.group.failures import is_lost_peer
+from gpu_worker.group.hosts import check_keys, meeting_of
 from gpu_worker.group.launch import launch
 from gpu_worker.group.words import GROUP_LOST, RankLost
 from gpu_worker.link.remote import NoKey, read_keys
@@ -33,6 +34,8 @@ from gpu_worker.version import version_line
 if TYPE_CHECKING:
     from tandem.internal.v1.worker_pb2 import Join
 
+    from gpu_worker.group.start import Together
+    from gpu_worker.group.wires import Wires
     from gpu_worker.link.plan_runner import PlanRunner
 
 log = logging.getLogger("gpu_worker")
@@ -51,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     except SettingsRefused as error:
         print(f"gpu_worker: {error}", file=sys.stderr)
         return 2
-    if settings.exit_with_parent:
+    # A rank without its launcher would be in the way of the next start.
+    if settings.exit_with_parent or (settings.ranks > 1 and is_rank()):
         die_with_parent()
     start_log(settings)
     for line in variable_warnings(os.environ):
@@ -69,8 +73,9 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
         model = "the bundled model" if settings.model == str(BUNDLED_MODEL) else settings.model
         if settings.ranks > 1 and not is_rank():
             log.info("%s: %d ranks start with %s", version_line(), settings.ranks, model)
-            return launch(settings.ranks, arguments)
+            return launch(settings.ranks, arguments, meeting_of(settings))
         ranks = ranks_of(settings.ranks)
+        check_keys(settings, ranks)
         log.info("%s: worker %d starts with %s", version_line(), os.getpid(), model)
         keep_compiled_kernels()
         choose_allocator()
@@ -101,12 +106,12 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
     A standby worker leaves the CPU to the serving one while it starts; then this thread serves at the normal priority.
     """
 
-    def prepare() -> "tuple[PlanRunner, Join]":
+    def prepare() -> "tuple[PlanRunner, Join, Together]":
         return prepared(settings, folder, begun, ranks)
 
-    runner, join = at_low_priority(prepare) if settings.standby else prepare()
+    runner, join, together = at_low_priority(prepare) if settings.standby else prepare()
     if not ranks.is_leader:
-        follow(runner, ranks, settings)
+        follow(runner, ranks, wires_of(ranks, together, settings, join))
         return
     from gpu_worker.link.link import Link
     from gpu_worker.step.runner import MAX_IN_FLIGHT
@@ -115,7 +120,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
     curve = read_keys(settings.keys, endpoint) if settings.connect else None
     key = NoKey() if settings.connect else KeyFile(settings.runtime_dir)
     # Its sockets have threads, which get this thread's priority.
-    with leading(runner, ranks, settings) as (leader, forward):
+    with leading(runner, ranks, together, settings, join) as (leader, forward):
         link = Link(endpoint, join, leader, key=key, max_in_flight=MAX_IN_FLIGHT, curve=curve, forward=forward)
         log.info("waiting for a scheduler at %s", endpoint)
         link.serve()
@@ -123,7 +128,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
 
 @contextmanager
 def leading(
-    runner: "PlanRunner", ranks: Ranks, settings: WorkerSettings
+    runner: "PlanRunner", ranks: Ranks, together: "Together", settings: WorkerSettings, join: "Join"
 ) -> "Iterator[tuple[PlanRunner, Callable[[bytes], None]]]":
     """The runner as the link uses it, and what gets the scheduler's frames; in a group the followers do."""
     if not ranks.is_group:
@@ -131,23 +136,31 @@ def leading(
         return
     from gpu_worker.group.leader import LeadingRunner
 
-    leader = LeadingRunner(runner, ranks, settings.runtime_dir, group_name())
+    leader = LeadingRunner(runner, ranks, wires_of(ranks, together, settings, join))
     try:
         yield leader, leader.forward
     finally:
         leader.close()
 
 
-def follow(runner: "PlanRunner", ranks: Ranks, settings: WorkerSettings) -> None:
+def wires_of(ranks: Ranks, together: "Together", settings: WorkerSettings, join: "Join") -> "Wires":
+    """The sockets to the other ranks. Raises SettingsRefused."""
+    from gpu_worker.group.wires import Wires
+
+    keys = read_keys(settings.keys, settings.connect) if ranks.spans_hosts else None
+    return Wires(ranks, together, settings.runtime_dir, group_name(), identity=join.identity, keys=keys)
+
+
+def follow(runner: "PlanRunner", ranks: Ranks, wires: "Wires") -> None:
     """Carries out the leader's plans until the group ends."""
     from gpu_worker.group.follower import Follower
     from gpu_worker.step.runner import MAX_IN_FLIGHT
 
-    Follower(runner, ranks, settings.runtime_dir, group_name(), max_in_flight=MAX_IN_FLIGHT).serve()
+    Follower(runner, ranks, wires, max_in_flight=MAX_IN_FLIGHT).serve()
 
 
-def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks) -> "tuple[PlanRunner, Join]":
-    """Imports torch, and returns the warm runner and its Join."""
+def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks) -> "tuple[PlanRunner, Join, Together]":
+    """Imports torch, and returns the warm runner, its Join and the other ranks."""
     # Torch takes seconds to import, and a wrong setting is refused without it.
     if not settings.device.startswith("cuda") and settings.native_kernels == "auto":
         build_ahead()
@@ -162,10 +175,10 @@ def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks)
 
     logs.adopt_libraries()
     logs.log_phase("imports", time.perf_counter() - begun)
-    runner, join = start(settings, folder, ranks)
+    started = start(settings, folder, ranks)
     keep_objects()
     logs.log_phase("whole start", time.perf_counter() - begun)
-    return runner, join
+    return started
 
 
 def start_log(settings: WorkerSettings) -> None:

@@ -26,6 +26,7 @@ _GROUPS = {
     "native_kernels=WHEN threads=N",
     "Memory": "page_size=N num_pages=N pool_bytes=SIZE keep_free_bytes=SIZE host_pool_bytes=SIZE shared_pool=WHEN",
     "Limits": "max_rows=N max_length=N token_budget=N window=N window_sinks=N",
+    "Several hosts": "nnodes=N rdzv_endpoint=HOST:PORT rdzv_id=NAME local_addr=ADDRESS",
     "Standby": "standby standby_pages=N standbys=N",
     "Scheduler": "runtime_dir=FOLDER connect=ADDRESS keys=FOLDER",
     "Process": "exit_with_parent log_level=LEVEL log_format=FORMAT config=FILE",
@@ -41,6 +42,8 @@ Examples:
   python -m gpu_worker --model ~/models/llama --dtype bfloat16 --pool-bytes 4GiB
   python -m gpu_worker --standby
   python -m gpu_worker --connect tcp://scheduler-host:50060 --keys ~/gpu-1
+  python -m gpu_worker --connect tcp://scheduler-host:50060 --keys ~/group-1 \\
+      --ranks 16 --nnodes 2 --rdzv-endpoint host-1:29400        # the same on host-1 and host-2
 """
 
 

@@ -90,6 +90,18 @@ class WorkerSettings(BaseModel):
     ranks: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="processes that share the model, one per device (tensor parallel); default: 1"
     )
+    nnodes: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="hosts that share the ranks, equally; start the worker on each; default: 1"
+    )
+    rdzv_endpoint: str = Field(
+        "", description="HOST:PORT where the hosts of a group meet; HOST is one of them; default: none"
+    )
+    rdzv_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$")] = Field(
+        "default", description="name of the group, if several meet at rdzv_endpoint; default: default"
+    )
+    local_addr: str = Field(
+        "", description="IPv4 address at which the group reaches this host; default: the one towards rdzv_endpoint"
+    )
     window: PositiveInt | None = Field(
         None, description="last positions that full-attention layers see; default: all positions"
     )
@@ -167,6 +179,29 @@ class WorkerSettings(BaseModel):
             if self.ranks > 1 and getattr(self, name) == refused:
                 found = "on" if refused is True else refused
                 raise ValueError(f"ranks is {self.ranks} and {name} is {found}; a group has none: leave {name} out")
+        return self
+
+    @model_validator(mode="after")
+    def _a_group_on_several_hosts(self) -> Self:
+        if self.nnodes == 1:
+            for name in ("rdzv_endpoint", "local_addr"):
+                if found := getattr(self, name):
+                    raise ValueError(f"{name} is {found} and nnodes is 1; set nnodes to the number of hosts")
+            return self
+        if self.ranks % self.nnodes:
+            raise ValueError(
+                f"ranks is {self.ranks} and nnodes is {self.nnodes}; each host has as many ranks: set ranks to a "
+                f"multiple of {self.nnodes}"
+            )
+        if not self.rdzv_endpoint:
+            raise ValueError(
+                f"nnodes is {self.nnodes} and rdzv_endpoint is not set; set it to HOST:PORT, the same on each host"
+            )
+        if not self.connect:
+            raise ValueError(
+                f"nnodes is {self.nnodes} and connect is not set; a group on several hosts reaches its scheduler over "
+                "TCP: set connect to tcp://HOST:PORT, and keys"
+            )
         return self
 
     @model_validator(mode="after")

@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tuple[Runner, pb.Join]:
-    """The warm runner of the model in `folder`, or of this rank's part of it, and its Join message.
+def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tuple[Runner, pb.Join, Together]:
+    """The warm runner of the model in `folder`, or of this rank's part of it, its Join message, and the other ranks.
 
     Raises ModelRefused or ValueError, which name the setting and a valid value, and passes on errors of the machine.
     """
@@ -120,7 +120,7 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     with phase("timing of prompts and page copies"):
         timings = take_timings(runner, together.of_leader)
     _log_timings(timings, runner)
-    return runner, join_message(settings, files, runner, timings, device, dtype, identity=hashed, ranks=ranks)
+    return runner, join_message(settings, files, runner, timings, device, dtype, identity=hashed, ranks=ranks), together
 
 
 def _choose_threads(model: PreTrainedModel, settings: WorkerSettings, about: str) -> None:

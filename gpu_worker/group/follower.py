@@ -1,17 +1,14 @@
 """A follower: carries out the frames that the leader passes on, and answers nobody.
 
-Owns the socket to the leader. It applies the same plans to the same row tables, so a plan that does not fit its tables
+It applies the same plans to the same row tables, so a plan that does not fit its tables
 has the same fate as on the leader. It ends when the leader says so; `pulse` ends it if the leader is lost.
 """
 
 import signal
-from pathlib import Path
-
-import zmq
 
 from gpu_worker.group.pulse import Pulse
-from gpu_worker.group.words import FRAME, HELLO, HIGH_WATER_MARK, STOP, endpoint_of, name_of
-from gpu_worker.link.connection import MAX_FRAME_BYTES
+from gpu_worker.group.wires import Wires
+from gpu_worker.group.words import FRAME, HELLO, STOP
 from gpu_worker.link.plan_runner import PlanRunner
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.wire.frames import parse_frame
@@ -23,18 +20,11 @@ _BUSY_POLL_MS, _IDLE_POLL_MS = 1, 500
 class Follower:
     """One rank above 0."""
 
-    def __init__(self, runner: PlanRunner, ranks: Ranks, runtime_dir: Path, group: str, *, max_in_flight: int) -> None:
-        """Connects to the leader, which may not be there yet."""
+    def __init__(self, runner: PlanRunner, ranks: Ranks, wires: Wires, *, max_in_flight: int) -> None:
+        """Tells the leader that this rank is here."""
         self._runner, self._max_in_flight = runner, max_in_flight
-        self._pulse = Pulse(ranks, endpoint_of(runtime_dir, group, "signs"))
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.ROUTING_ID, name_of(ranks.rank))
-        self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        self._socket.connect(endpoint_of(runtime_dir, group, "frames"))
+        self._pulse = Pulse(ranks, wires.signs)
+        self._socket = wires.frames
         self._socket.send(HELLO)
 
     def serve(self) -> None:

@@ -1,19 +1,18 @@
 """The leader's side of a group: passes the scheduler's frames to the other ranks before it acts on them itself.
 
-Owns the socket to the followers. It asks for no answer: its own step cannot end before every rank has made the step's
+It asks for no answer: its own step cannot end before every rank has made the step's
 collective calls.
 """
 
-import os
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.group.pulse import Pulse
-from gpu_worker.group.words import FRAME, HIGH_WATER_MARK, STOP, RankLost, endpoint_of, name_of, rank_of
+from gpu_worker.group.wires import Wires
+from gpu_worker.group.words import FRAME, STOP, RankLost, name_of, rank_of
 from gpu_worker.link.plan_runner import PlanRunner
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.wire.frames import Outcome
@@ -21,6 +20,8 @@ from gpu_worker.wire.new_weights import WeightsLoader
 
 # Followers connect once their own start has ended.
 _CONNECT_SECONDS = 60.0
+# For the last word.
+_LINGER_MS = 200
 
 
 class _Loading:
@@ -38,25 +39,15 @@ class _Loading:
 class LeadingRunner:
     """The runner of rank 0 as the link uses it (`PlanRunner`). `forward` gets what the followers shall do too."""
 
-    def __init__(self, runner: PlanRunner, ranks: Ranks, runtime_dir: Path, group: str) -> None:
+    def __init__(self, runner: PlanRunner, ranks: Ranks, wires: Wires) -> None:
         """Waits for the followers. Raises RankLost."""
-        self._runner, self._ranks = runner, ranks
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._runner, self._ranks, self._wires = runner, ranks, wires
+        self._socket = wires.frames
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, 4096)
-        self._socket.setsockopt(zmq.LINGER, 200)
-        endpoint = endpoint_of(runtime_dir, group, "frames")
-        self._path = Path(endpoint.removeprefix("ipc://"))
-        before = os.umask(0o177)
-        try:
-            self._socket.bind(endpoint)
-            self._pulse = Pulse(ranks, endpoint_of(runtime_dir, group, "signs"))
-            self._await_followers()
-            self._pulse.start()
-        finally:
-            os.umask(before)
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._pulse = Pulse(ranks, wires.signs)
+        self._await_followers()
+        self._pulse.start()
 
     def _await_followers(self) -> None:
         missing, until = set(range(1, self._ranks.size)), time.monotonic() + _CONNECT_SECONDS
@@ -111,8 +102,7 @@ class LeadingRunner:
         with suppress(RankLost):
             self._tell(STOP)
         self._socket.close()
-        self._context.term()
-        self._path.unlink(missing_ok=True)
+        self._wires.close()
 
     def _tell(self, *parts: bytes) -> None:
         for rank in range(1, self._ranks.size):

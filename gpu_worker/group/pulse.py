@@ -3,8 +3,8 @@
 The thread alone would go on in a process whose loop hangs, so a sign contains the loop's age: the time since its last
 turn, or since the begin of its step. A rank without signs is stopped or dead; one whose loop does not turn between
 steps hangs. Either way the group is lost. This process then ends at once, because its own loop may be in a collective
-call that waits for the lost rank, and kills the others, because torch's agent would wait 30 s for one that is stopped.
-Owns the thread and its sockets.
+call that waits for the lost rank, and kills the others of its host, because torch's agent would wait 30 s for one that
+is stopped. Owns the thread, and the socket once it runs.
 """
 
 import logging
@@ -45,9 +45,12 @@ def _end(reason: str, others: Iterable[int]) -> None:
 class Pulse:
     """`turn` and `step` are called by the serving loop; the thread runs until the process ends."""
 
-    def __init__(self, ranks: Ranks, endpoint: str, end: Callable[[str, Iterable[int]], None] = _end) -> None:
-        """end: called once, with the reason and the processes of the other ranks, when one of them is lost."""
-        self._ranks, self._endpoint, self._end = ranks, endpoint, end
+    def __init__(
+        self, ranks: Ranks, socket: zmq.Socket[bytes], end: Callable[[str, Iterable[int]], None] = _end
+    ) -> None:
+        """socket: `Wires.signs`. end: called once, when another rank is lost, with the reason and the known processes
+        of other ranks on this host."""
+        self._ranks, self._socket, self._end = ranks, socket, end
         self._turned_at, self._step_since = time.monotonic(), 0.0
         self._is_exempt = False
         self._stopping = threading.Event()
@@ -86,18 +89,10 @@ class Pulse:
             self._turned_at, self._is_exempt = time.monotonic(), False
 
     def _run(self) -> None:
-        context = zmq.Context()
-        socket = context.socket(zmq.ROUTER if self._ranks.is_leader else zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        if self._ranks.is_leader:
-            socket.bind(self._endpoint)
-        else:
-            socket.setsockopt(zmq.ROUTING_ID, name_of(self._ranks.rank))
-            socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            socket.connect(self._endpoint)
+        socket = self._socket
         others = range(1, self._ranks.size) if self._ranks.is_leader else [0]
-        # A rank that has sent nothing yet still starts; the launcher sees its end.
-        heard: dict[int, float] = {}
+        # The leader has heard of all others before. If it has sent nothing yet, it still starts.
+        heard = dict.fromkeys(others, time.monotonic()) if self._ranks.is_leader else {}
         self._pids: dict[int, int] = {}
         while not self._stopping.wait(0):
             reason = self._listen(socket, heard)
@@ -108,10 +103,9 @@ class Pulse:
             if silent:
                 reason = f"rank {silent[0]} of {self._ranks.size} was silent for {now - heard[silent[0]]:.1f} s"
             if reason:
-                self._end(reason, self._pids.values())
+                self._end(reason, [pid for rank, pid in self._pids.items() if self._ranks.shares_host(rank)])
                 break
-        socket.close()
-        context.term()
+        socket.close(0)
 
     def _listen(self, socket: zmq.Socket[bytes], heard: dict[int, float]) -> str:
         """Reads signs for SIGN_SECONDS. Returns why a rank is lost, "" if none is."""

@@ -7,7 +7,7 @@ them. A key never appears in a log, except for public ones.
 import os
 import re
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import zmq
@@ -41,6 +41,10 @@ class CurveKeys:
         # The kernel repeats its own attempts after pauses that grow to a minute.
         socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+
+    def of_group(self) -> "CurveKeys":
+        """The keys for another process with these keys."""
+        return replace(self, scheduler=self.public)
 
     def why_refused(self, *, by_scheduler: bool) -> str:
         """Returns why a handshake failed. `by_scheduler`: it refused this worker's key."""

@@ -36,6 +36,16 @@ class Ranks:
         """Whether there are other ranks."""
         return self.size > 1
 
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether there are ranks on other hosts."""
+        return self.local_size < self.size
+
+    def shares_host(self, rank: int) -> bool:
+        """Whether that rank is on this host. Torchrun numbers the ranks of a host one after another."""
+        first = self.rank - self.local_rank
+        return first <= rank < first + self.local_size
+
 
 SINGLE = Ranks(rank=0, size=1, local_rank=0, local_size=1)
 
@@ -61,11 +71,12 @@ def ranks_of(size: int, environment: Mapping[str, str] = os.environ) -> Ranks:
 
 
 def group_name(environment: Mapping[str, str] = os.environ) -> str:
-    """The name of this process's group on this host: torchrun's run id and its port."""
-    return f"{environment.get(RUN_VARIABLE, '')}-{environment.get('MASTER_PORT', '')}"
+    """The name of this process's group on this host: the port of its store, and torchrun's run id."""
+    return f"{environment.get('MASTER_PORT', '')}-{environment.get(RUN_VARIABLE, '')}"
 
 
 def pid_of(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> int:
-    """The process that stands for this worker: a group's launcher, with which all ranks end."""
-    launcher = environment.get(RUN_VARIABLE, "").removeprefix(RUN_PREFIX)
-    return int(launcher) if ranks.is_group and launcher.isdigit() else os.getpid()
+    """The process that stands for this worker: the launcher of a group on one host, with which all ranks end."""
+    prefix, launcher = RUN_PREFIX, environment.get(RUN_VARIABLE, "")
+    is_ours = ranks.is_group and launcher.startswith(prefix) and launcher.removeprefix(prefix).isdigit()
+    return int(launcher.removeprefix(prefix)) if is_ours else os.getpid()

@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     found: list[Figures] = []
     with long_model() as folder:
-        runner, _ = start(settings_of(folder, args), folder)
+        runner, *_ = start(settings_of(folder, args), folder)
         for length in args.tokens:
             rounds = QUICK_ROUNDS if args.quick else ROUNDS
             found.append(measure(runner, length, rounds if length < LONG else max(3, rounds // 3)))

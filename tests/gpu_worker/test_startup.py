@@ -212,7 +212,7 @@ def test_join_contains_settings_and_measurements(tmp_path: Path, device: torch.d
         # A page takes K and V of one layer, two heads of 64, four bytes: 16 KiB.
         host_pool_bytes="80KiB",
     )
-    runner, join = start(settings, saved)
+    runner, join, _ = start(settings, saved)
     assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (8, window, sinks, 5)
     assert join.max_length > join.num_pages * join.page_size
     assert 0 < join.page_copy_us < 1e6

@@ -1,5 +1,6 @@
 """The launcher: a refusal ends it with the rank's exit code, a loss starts all ranks again. Real processes."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,18 @@ from tests.rigs.processes import REPOSITORY, child_environment
 
 LAUNCH = """
 import sys
+from gpu_worker.group.hosts import on_one_host
 from gpu_worker.group.launch import launch
-raise SystemExit(launch(2, sys.argv[1:], "tests.gpu_worker.group.one_rank"))
+raise SystemExit(launch(2, sys.argv[1:], on_one_host(), "tests.gpu_worker.group.one_rank"))
+"""
+
+# One host of two; both are this one.
+LAUNCH_HALF = """
+import sys
+from gpu_worker.group.hosts import Meeting
+from gpu_worker.group.launch import launch
+meeting = Meeting(num_hosts=2, host="127.0.0.1", port=int(sys.argv[1]), run_id="hosts-x", address="127.0.0.1")
+raise SystemExit(launch(2, sys.argv[2:], meeting, "tests.gpu_worker.group.one_rank"))
 """
 
 
@@ -35,4 +46,19 @@ def test_a_refusal_of_one_rank_ends_the_group_with_its_sentence(tmp_path: Path) 
 def test_a_lost_rank_starts_all_again(tmp_path: Path) -> None:
     done = launched(tmp_path, "die")
     assert done.returncode == 0, done.stderr
+    assert [len(list(tmp_path.glob(f"{rank}-*"))) for rank in (0, 1)] == [2, 2]
+
+
+def test_a_rank_that_is_lost_on_one_of_two_hosts_starts_all_again(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", LAUNCH_HALF, str(port), str(tmp_path), "die"]
+    halves = [
+        subprocess.Popen(
+            command, cwd=REPOSITORY, env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    outputs = [half.communicate(timeout=60) for half in halves]
+    assert [half.returncode for half in halves] == [0, 0], outputs
     assert [len(list(tmp_path.glob(f"{rank}-*"))) for rank in (0, 1)] == [2, 2]

@@ -33,10 +33,17 @@ def test_what_does_not_fit_is_named(changed: dict[str, str], problem: str) -> No
         ranks_of(4, VARIABLES | changed)
 
 
+def test_ranks_know_which_are_on_their_host() -> None:
+    ranks = ranks_of(4, VARIABLES)
+    assert ranks.spans_hosts and [ranks.shares_host(rank) for rank in range(4)] == [False, False, True, True]
+    assert not SINGLE.spans_hosts and not ranks_of(4, VARIABLES | {"LOCAL_WORLD_SIZE": "4"}).spans_hosts
+
+
 def test_the_launcher_stands_for_its_group() -> None:
     ranks = ranks_of(4, VARIABLES)
     ours = {"TORCHELASTIC_RUN_ID": "tandem-4711", "MASTER_PORT": "29500"}
-    assert pid_of(ranks, ours) == 4711 and group_name(ours) == "tandem-4711-29500"
-    # Started by torchrun itself.
-    assert pid_of(ranks, {"TORCHELASTIC_RUN_ID": "none"}) == os.getpid()
+    assert pid_of(ranks, ours) == 4711 and group_name(ours) == "29500-tandem-4711"
+    # Started by torchrun itself, or on several hosts.
+    for run_id in ("none", "4711", "hosts-4711"):
+        assert pid_of(ranks, {"TORCHELASTIC_RUN_ID": run_id}) == os.getpid()
     assert pid_of(SINGLE, ours) == os.getpid()

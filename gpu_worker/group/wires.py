@@ -1,0 +1,162 @@
+"""The sockets between the leader and the other ranks: ipc within a host, TCP with CURVE between hosts.
+
+Owns their context, their addresses and the check of keys. All hosts of a group have the same key pair, that of the
+worker that they are together: the leader serves with it, and admits it alone. What the ranks say in clear text over
+torch.distributed before that is a port and hashes.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import socket
+from pathlib import Path
+from typing import Protocol
+
+import zmq
+import zmq.auth.thread
+
+from gpu_worker.group.words import HIGH_WATER_MARK, PURPOSES, name_of
+from gpu_worker.link.connection import MAX_FRAME_BYTES
+from gpu_worker.link.remote import CurveKeys
+from gpu_worker.logs import is_worth_a_line
+from gpu_worker.process.ranks import Ranks
+from gpu_worker.settings import SettingsRefused
+
+log = logging.getLogger(__name__)
+
+_LEADER_VARIABLE = "MASTER_ADDR"
+# A hash of so many bytes is a whole number of a tensor.
+_HASH_BYTES = 6
+_MAX_FROM_FOLLOWERS = 4096
+# The name under which the keys of these sockets are checked (ZAP).
+_DOMAIN = "group"
+
+
+class _Agrees(Protocol):
+    """The part of `start.Together` that is used here."""
+
+    def least(self, values: list[int]) -> list[int]: ...
+
+    def of_leader(self, value: float) -> float: ...
+
+
+class Wires:
+    """`frames` and `signs`: the leader's end of each is a ROUTER, that of another rank a DEALER."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        together: _Agrees,
+        runtime_dir: Path,
+        group: str,
+        *,
+        identity: str = "",
+        keys: CurveKeys | None = None,
+    ) -> None:
+        """identity: of the model. keys: of this host, if the group is on several.
+
+        Returns when all ranks of such a group are here. Raises SettingsRefused if its hosts differ in key or model.
+        """
+        assert keys is not None or not ranks.spans_hosts, "check_keys has refused this"
+        self._ranks, self._runtime_dir, self._group = ranks, runtime_dir, group
+        self._keys = keys if ranks.spans_hosts else None
+        if self._keys is not None:
+            _check_equal(together, self._keys, identity)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._key_check: zmq.auth.thread.ThreadAuthenticator | None = None
+        ports = dict.fromkeys(PURPOSES, 0)
+        sockets = dict[str, zmq.Socket[bytes]]()
+        if ranks.is_leader:
+            if self._keys is not None:
+                self._start_key_check(self._keys)
+            for purpose in PURPOSES:
+                sockets[purpose], ports[purpose] = self._bound(purpose)
+        if self._keys is not None:
+            ports = {purpose: int(together.of_leader(port)) for purpose, port in ports.items()}
+        if not ranks.is_leader:
+            sockets = {purpose: self._connected(purpose, port) for purpose, port in ports.items()}
+        self.frames, self.signs = (sockets[purpose] for purpose in PURPOSES)
+
+    def close(self) -> None:
+        """Ends the context; both sockets must be closed."""
+        if self._key_check is not None:
+            self._key_check.stop()
+        self._context.term()
+        for purpose in PURPOSES if self._ranks.is_leader else ():
+            self._path(purpose).unlink(missing_ok=True)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether this public key (Z85) may connect; called by pyzmq's thread."""
+        assert self._keys is not None, "only asked for keys"
+        if key == self._keys.public:
+            return True
+        self._num_refused += 1
+        if is_worth_a_line(self._num_refused):
+            shown = key.decode("ascii", "replace")
+            log.warning("refused %d connections to this group, the last with public key %s", self._num_refused, shown)
+        return False
+
+    def _start_key_check(self, keys: CurveKeys) -> None:
+        self._num_refused = 0
+        self._key_check = zmq.auth.thread.ThreadAuthenticator(self._context)
+        self._key_check.start()
+        self._key_check.configure_curve_callback(_DOMAIN, self)
+
+    def _bound(self, purpose: str) -> tuple[zmq.Socket[bytes], int]:
+        """The leader's end, and its port for other hosts; 0 if there are none."""
+        found = self._context.socket(zmq.ROUTER)
+        found.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        found.setsockopt(zmq.MAXMSGSIZE, _MAX_FROM_FOLLOWERS)
+        if self._ranks.local_size > 1:
+            before = os.umask(0o177)
+            try:
+                found.bind(f"ipc://{self._path(purpose)}")
+            finally:
+                os.umask(before)
+        if self._keys is None:
+            return found, 0
+        # For what is bound from here on.
+        found.setsockopt(zmq.CURVE_SERVER, 1)
+        found.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret)
+        found.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())
+        found.bind(f"tcp://{socket.gethostbyname(os.environ[_LEADER_VARIABLE])}:0")
+        return found, int(found.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+    def _connected(self, purpose: str, port: int) -> zmq.Socket[bytes]:
+        """Another rank's end; the leader's may not be there yet."""
+        found = self._context.socket(zmq.DEALER)
+        found.setsockopt(zmq.ROUTING_ID, name_of(self._ranks.rank))
+        found.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        found.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        found.setsockopt(zmq.LINGER, 0)
+        found.setsockopt(zmq.RECONNECT_IVL, 20)
+        if self._ranks.shares_host(0):
+            found.connect(f"ipc://{self._path(purpose)}")
+            return found
+        assert self._keys is not None, "the leader is on another host"
+        self._keys.of_group().configure(found)
+        found.connect(f"tcp://{os.environ[_LEADER_VARIABLE]}:{port}")
+        return found
+
+    def _path(self, purpose: str) -> Path:
+        name = re.sub(r"[^A-Za-z0-9]+", "-", self._group)[:32]
+        return self._runtime_dir / f"group-{name}-{purpose}.sock"
+
+
+def _check_equal(together: _Agrees, keys: CurveKeys, identity: str) -> None:
+    """Raises SettingsRefused, on all ranks, if the hosts have different keys or models."""
+    marks = [_mark(keys.public), _mark(identity.encode())]
+    least = together.least([*marks, *(-mark for mark in marks)])
+    for setting, found, low, high in zip(
+        ("keys", "model"), (str(keys.folder), identity), least[:2], least[2:], strict=True
+    ):
+        if low != -high:
+            raise SettingsRefused(
+                f"{setting}: the hosts of this group do not have the same one (here {found}); use the same "
+                "folder on each"
+            )
+
+
+def _mark(content: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(content).digest()[:_HASH_BYTES])
