@@ -18,7 +18,7 @@ from typing import cast
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousError,
@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from gpu_worker.group.hosts import Meeting, interface_of
+from gpu_worker.group.place import Place
 from gpu_worker.group.words import GROUP_LOST, REFUSED_CODES
 from gpu_worker.logs import is_worth_a_line
 
@@ -60,7 +61,7 @@ class Agent:
     def __init__(self, num_ranks: int, command: Sequence[str], meeting: Meeting) -> None:
         """num_ranks: those of this host, as `python -m COMMAND`."""
         self._num_ranks, self._command, self._meeting = num_ranks, tuple(command), meeting
-        self._handler: RendezvousHandler | None = None
+        self._place: Place | None = None
         self._logs = DefaultLogsSpecs()
         os.environ.update(_OWN_STORE)
         if meeting.num_hosts > 1 and (interface := interface_of(meeting.address)):
@@ -80,19 +81,19 @@ class Agent:
             )  # fmt: skip
         while True:
             try:
-                self._handler = self._handler or self._at_meeting()
-                return self._run(self._handler)
+                self._place = self._place or self._at_meeting()
+                self._place.check()
+                return self._run(self._place)
             except RendezvousTimeoutError:
                 reason = "not all hosts are there"
             except RendezvousError as error:
-                # The place is lost, with the connection.
-                self._handler, reason = None, f"the meeting's host does not answer ({error.__cause__ or error})"
+                self._place, reason = None, f"the meeting's host does not answer ({error.__cause__ or error})"
             num_waits += 1
             if is_worth_a_line(num_waits):
                 log.warning("waiting for the other hosts of the group at %s: %s", meeting.endpoint, reason)
             time.sleep(_PAUSE_SECONDS)
 
-    def _at_meeting(self) -> RendezvousHandler:
+    def _at_meeting(self) -> Place:
         """A place at the meeting. Raises RendezvousError."""
         meeting = self._meeting
         is_held_here = meeting.is_held_here()
@@ -102,7 +103,7 @@ class Agent:
                 socket.create_connection((meeting.host, meeting.port), _CONNECT_SECONDS).close()
             except OSError as error:
                 raise RendezvousConnectionError(str(error)) from error
-        return get_rendezvous_handler(
+        handler = get_rendezvous_handler(
             RendezvousParameters(
                 backend="c10d",
                 endpoint=meeting.endpoint,
@@ -118,15 +119,16 @@ class Agent:
                 keep_alive_max_attempt=_KEEP_ALIVE_TRIES,
             )
         )
+        return Place(handler, join_seconds=_JOIN_SECONDS)
 
-    def _run(self, handler: RendezvousHandler) -> int:
-        # The handler is never shut down, because that ends the meeting for the other hosts too.
+    def _run(self, place: Place) -> int:
+        # The place is never shut down, because that ends the meeting for the other hosts too.
         spec = WorkerSpec(
             role="rank",
             local_world_size=self._num_ranks,
             entrypoint=sys.executable,
             args=("-m", *self._command),
-            rdzv_handler=handler,
+            rdzv_handler=place,
             max_restarts=0,
             monitor_interval=_MONITOR_SECONDS,
             local_addr=self._meeting.address,

@@ -1,7 +1,7 @@
 """A rank of a launcher's test: `python -m tests.gpu_worker.group.one_rank FOLDER WHAT`.
 
 `refuse`: rank 1 prints a sentence and ends with exit code 2, the others wait. `die`: at the first start rank 1 ends
-with a signal; at the second all ranks end in order.
+with a signal; at the second all ranks end in order. `end`: they do so at the first.
 """
 
 import os
@@ -16,11 +16,14 @@ def main() -> None:
     folder, what = Path(sys.argv[1]), sys.argv[2]
     rank = int(os.environ["RANK"])
     (folder / f"{rank}-{os.getpid()}").touch()
-    is_second = len(list(folder.glob(f"{rank}-*"))) > 1
+    starts = len(list(folder.glob(f"{rank}-*")))
+    # The end of rank 1 would end a rank 0 that has not come so far.
+    while rank == 1 and len(list(folder.glob("0-*"))) < starts:
+        time.sleep(0.01)
     if what == "refuse" and rank == 1:
         print("rank 1 refuses", file=sys.stderr, flush=True)
         os._exit(2)
-    if what == "die" and is_second:
+    if what == "end" or (what == "die" and starts > 1):
         return
     if what == "die" and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.rigs.processes import REPOSITORY, child_environment
 
 LAUNCH = """
@@ -49,10 +51,11 @@ def test_a_lost_rank_starts_all_again(tmp_path: Path) -> None:
     assert [len(list(tmp_path.glob(f"{rank}-*"))) for rank in (0, 1)] == [2, 2]
 
 
-def test_a_rank_that_is_lost_on_one_of_two_hosts_starts_all_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("what", "starts"), [("end", 1), pytest.param("die", 2, marks=pytest.mark.long)])
+def test_two_launchers_start_the_ranks_of_a_group_together(tmp_path: Path, what: str, starts: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-c", LAUNCH_HALF, str(port), str(tmp_path), "die"]
+    command = [sys.executable, "-c", LAUNCH_HALF, str(port), str(tmp_path), what]
     halves = [
         subprocess.Popen(
             command, cwd=REPOSITORY, env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -61,4 +64,4 @@ def test_a_rank_that_is_lost_on_one_of_two_hosts_starts_all_again(tmp_path: Path
     ]
     outputs = [half.communicate(timeout=60) for half in halves]
     assert [half.returncode for half in halves] == [0, 0], outputs
-    assert [len(list(tmp_path.glob(f"{rank}-*"))) for rank in (0, 1)] == [2, 2]
+    assert [len(list(tmp_path.glob(f"{rank}-*"))) for rank in (0, 1)] == [starts, starts]
