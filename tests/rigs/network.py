@@ -37,13 +37,13 @@ class Network:
         Network._num_made += 1
         self.name, self._here, self._there = f"tandem-{number}", f"td{number}a", f"td{number}b"
         prefix = f"198.18.{number // 64}"
-        self.address, there = (f"{prefix}.{number % 64 * 4 + end}" for end in (1, 2))
+        self.address, self.far_address = (f"{prefix}.{number % 64 * 4 + end}" for end in (1, 2))
         _ip("netns", "add", self.name)
         try:
             _ip("link", "add", self._here, "type", "veth", "peer", "name", self._there, "netns", self.name)
             _ip("address", "add", f"{self.address}/30", "dev", self._here)
             _ip("link", "set", self._here, "up")
-            _ip("-n", self.name, "address", "add", f"{there}/30", "dev", self._there)
+            _ip("-n", self.name, "address", "add", f"{self.far_address}/30", "dev", self._there)
             _ip("-n", self.name, "link", "set", "lo", "up")
             _ip("-n", self.name, "link", "set", self._there, "up")
         except BaseException:

@@ -30,7 +30,7 @@ ROOMY_PAGES = 128
 SMALL_PAGES = 40
 # A cold start of two workers on a busy machine takes half of this.
 TIMEOUT_SECONDS = 100.0
-_SHAPE = f"--page-size {PAGE_SIZE} --max-rows {MAX_ROWS} --max-length 512 --token-budget 128 --threads 1 --device cpu"
+SHAPE = f"--page-size {PAGE_SIZE} --max-rows {MAX_ROWS} --max-length 512 --token-budget 128 --threads 1 --device cpu"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
@@ -148,7 +148,7 @@ class RealService:
     def _start(self, name: str, num_pages: int) -> Child:
         arguments = [self._program, "--runtime-dir", str(self._rig.runtime_dir), "--num-pages", str(num_pages)]
         child = Child(
-            f"{name} worker", [*arguments, *_SHAPE.split(), "--exit-with-parent", *self._flags], environment=_ONE_THREAD
+            f"{name} worker", [*arguments, *SHAPE.split(), "--exit-with-parent", *self._flags], environment=_ONE_THREAD
         )
         self._rig.children.append(child)
         return child

@@ -1,0 +1,182 @@
+"""A worker whose two ranks are on two hosts, that is in two network namespaces: tokens, and losses in mid-stream.
+
+The ranks share the bundled model over gloo and a pair of virtual cables. The tests of one place of the meeting share
+one service; each can run alone. The seconds that are printed count from the loss.
+"""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+from tandem_client import Client
+from tests.rigs import network
+from tests.rigs.network import Network
+from tests.rigs.processes import Child, Rig
+from tests.rigs.remote import RemoteKeys
+from tests.system.real_service import (
+    BUNDLED,
+    NEW_TOKENS,
+    ROOMY_PAGES,
+    SHAPE,
+    TIMEOUT_SECONDS,
+    Case,
+    Reading,
+    cases_of,
+    prompts,
+    reference,
+)
+from tests.system.test_worker_group import NEAR_TIE
+
+_WHY_NOT = network.why_not()
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "none")]
+NUM_STREAMS = 12
+
+
+class TwoHosts:
+    """A scheduler here, and a launcher with one rank here and in the other namespace."""
+
+    def __init__(self, rig: Rig, net: Network, meeting: str) -> None:
+        self._rig, self.net = rig, net
+        keys = RemoteKeys(rig, "group")
+        scheduler = rig.scheduler(*keys.scheduler_flags(net.address))
+        # Both namespaces have this process's ports; nobody listens at that of a socket that was closed.
+        with socket.create_server((net.address, 0)) as free:
+            port = free.getsockname()[1]
+        self._flags = [*SHAPE.split(), "--num-pages", str(ROOMY_PAGES), *keys.worker_flags(scheduler, "group")]
+        self._flags += ["--ranks", "2", "--nnodes", "2", "--rdzv-endpoint", f"{meeting}:{port}", "--exit-with-parent"]
+        self.launchers = {place: self.start(place) for place in ("near", "far")}
+        self.client = Client(scheduler.address)
+        self.client.wait_ready(TIMEOUT_SECONDS)
+
+    def start(self, place: str) -> Child:
+        """Starts a launcher."""
+        arguments = ["gpu_worker", "--runtime-dir", str(self._rig.runtime_dir / place), *self._flags]
+        within = self.net.within if place == "far" else []
+        child = Child(f"{place} launcher", arguments, within=within, environment={"OMP_NUM_THREADS": "1"})
+        self._rig.children.append(child)
+        return child
+
+    def rank(self, place: str) -> psutil.Process:
+        """The rank of one host."""
+        [found] = psutil.Process(self.launchers[place].pid).children()
+        return found
+
+    def wait_workers(self, count: int) -> float:
+        """Waits until so many workers serve. Returns the time."""
+        limit = time.monotonic() + TIMEOUT_SECONDS
+        while self.client.load().workers != count:
+            assert time.monotonic() < limit, "\n".join(child.output() for child in self._rig.children)
+            time.sleep(0.02)
+        return time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The service and the reference's cases."""
+
+    hosts: TwoHosts
+    cases: list[Case]
+
+
+@pytest.fixture(scope="module", params=["here", "there"])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    texts = prompts()
+    with reference(BUNDLED / "model", texts, NEW_TOKENS) as process, Network() as net, Rig() as rig:
+        hosts = TwoHosts(rig, net, net.address if request.param == "here" else net.far_address)
+        rig.allowed_errors.append("lost")
+        yield Served(hosts, cases_of(process, texts))
+        hosts.client.close()
+
+
+def assert_tokens(cases: list[Case], outputs: list[list[int]]) -> None:
+    for case, tokens in zip(cases, outputs, strict=True):
+        if tokens != case.tokens:
+            assert case.margin < NEAR_TIE, f"{case.text!r} differs; its smallest margin is {case.margin:.2g}"
+
+
+def test_ranks_on_two_hosts_compute_the_tokens_of_the_whole_model(served: Served) -> None:
+    [info] = served.hosts.client.load().per_worker
+    assert info.device == "2 x cpu"
+    assert {served.hosts.rank(place).environ()["LOCAL_WORLD_SIZE"] for place in ("near", "far")} == {"1"}
+    outputs = Reading(served.hosts.client, served.cases).result()
+    assert_tokens(served.cases, [output.tokens for output in outputs])
+
+
+def kill_rank(place: str) -> Callable[[TwoHosts], None]:
+    return lambda hosts: hosts.rank(place).kill()
+
+
+def kill_launcher(place: str) -> Callable[[TwoHosts], None]:
+    return lambda hosts: hosts.launchers[place].kill()
+
+
+def stop_rank(place: str) -> Callable[[TwoHosts], None]:
+    return lambda hosts: os.kill(hosts.rank(place).pid, signal.SIGSTOP)
+
+
+def cut(hosts: TwoHosts) -> None:
+    hosts.net.cut()
+
+
+LOSSES = {
+    "rank here killed": kill_rank("near"),
+    "rank there killed": kill_rank("far"),
+    "rank there stopped": stop_rank("far"),
+    "launcher here killed": kill_launcher("near"),
+    "launcher there killed": kill_launcher("far"),
+    "cable pulled": cut,
+}
+
+
+@pytest.mark.parametrize("between_steps", [False, True])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_lost_host_changes_no_stream(served: Served, loss: str, between_steps: bool) -> None:
+    hosts, cases = served.hosts, served.cases[:NUM_STREAMS]
+    hosts.wait_workers(1)
+    num_lines = {place: len(launcher.lines) for place, launcher in hosts.launchers.items()}
+    reading = None
+    if not between_steps:
+        reading = Reading(hosts.client, cases)
+        reading.wait_tokens(60)
+    begun = time.monotonic()
+    LOSSES[loss](hosts)
+    noticed = hosts.wait_workers(0) - begun
+    before = 0 if reading is None else sum(len(output.tokens) for output in reading.outputs)
+    if not loss.startswith("rank"):
+        for place, launcher in hosts.launchers.items():
+            if not launcher.killed:
+                launcher.wait_line(r"met at|waiting for the other hosts", TIMEOUT_SECONDS, after=num_lines[place])
+    waited = time.monotonic() - begun
+    for place in [place for place, launcher in hosts.launchers.items() if launcher.killed]:
+        hosts.launchers[place] = hosts.start(place)
+    if loss == "cable pulled":
+        hosts.net.restore()
+    if reading is None:
+        reading = Reading(hosts.client, cases)
+    reading.wait_tokens(before + 1)
+    again = time.monotonic() - begun
+    print(f"{loss}: lost after {noticed:.1f} s, others wait after {waited:.1f} s, tokens after {again:.1f} s")
+    outputs = reading.result()
+    assert_tokens(cases, [output.tokens for output in outputs])
+
+
+def test_a_stopped_host_is_waited_for_and_a_stopped_leader_ends_the_group(served: Served) -> None:
+    """The last test of its service: nothing serves afterwards."""
+    hosts = served.hosts
+    hosts.wait_workers(1)
+    leader, other = sorted(hosts.launchers, key=lambda place: hosts.rank(place).environ()["RANK"])
+    num_lines = len(hosts.launchers[leader].lines)
+    assert hosts.launchers[other].terminate() == 0
+    hosts.wait_workers(0)
+    hosts.launchers[leader].wait_line("met at|waiting for the other hosts", after=num_lines)
+    hosts.launchers[other] = hosts.start(other)
+    hosts.wait_workers(1)
+    assert hosts.launchers[leader].terminate() == 0
+    assert hosts.launchers[other].wait() == 0
+    hosts.wait_workers(0)
