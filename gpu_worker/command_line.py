@@ -43,7 +43,7 @@ Examples:
   python -m gpu_worker --standby
   python -m gpu_worker --connect tcp://scheduler-host:50060 --keys ~/gpu-1
   python -m gpu_worker --connect tcp://scheduler-host:50060 --keys ~/group-1 \\
-      --ranks 16 --nnodes 2 --rdzv-endpoint host-1:29400        # the same on host-1 and host-2
+      --ranks 8 --nnodes 2 --rdzv-endpoint host-1:29400        # the same on host-1 and host-2
 """
 
 
