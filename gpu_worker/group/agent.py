@@ -6,6 +6,7 @@ that a rank of this host has ended, and then ends the others of this host. Ranks
 that waits there makes this one start them again.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -26,6 +27,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from gpu_worker.failures import first_line
 from gpu_worker.group.hosts import Meeting, interface_of
 from gpu_worker.group.place import Place
 from gpu_worker.group.words import GROUP_LOST, REFUSED_CODES
@@ -87,10 +89,15 @@ class Agent:
             except RendezvousTimeoutError:
                 reason = "not all hosts are there"
             except RendezvousError as error:
-                self._place, reason = None, f"the meeting's host does not answer ({error.__cause__ or error})"
+                self._place, reason = (
+                    None,
+                    f"the meeting's host does not answer: {first_line(error.__cause__ or error)}",
+                )
+            # The thread of a lost place, which says each second that this host is there, ends with its objects.
+            gc.collect()
             num_waits += 1
             if is_worth_a_line(num_waits):
-                log.warning("waiting for the other hosts of the group at %s: %s", meeting.endpoint, reason)
+                log.warning("waiting for the other hosts of the group at %s; %s", meeting.endpoint, reason)
             time.sleep(_PAUSE_SECONDS)
 
     def _at_meeting(self) -> Place:

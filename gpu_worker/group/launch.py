@@ -9,7 +9,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 from gpu_worker.group.hosts import Meeting
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 # Between starts that end before they serve, growing.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
 _SERVED_SECONDS = 60.0
+_AGENT_LOGS = "torch.distributed.elastic"
+_CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -29,10 +32,13 @@ def launch(size: int, arguments: Sequence[str], meeting: Meeting, program: str =
     Returns the exit code.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    with _few_lines_of_torch():
+        from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    from gpu_worker.group.agent import Agent
+        from gpu_worker.group.agent import Agent
+    # The import has given each a level of its own.
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith(_AGENT_LOGS)]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         raise SignalException("", sigval=signal.Signals(number))
@@ -45,6 +51,17 @@ def launch(size: int, arguments: Sequence[str], meeting: Meeting, program: str =
         return _until_the_end(agent.start_once, size)
     except SignalException:
         return 0
+
+
+@contextmanager
+def _few_lines_of_torch() -> Iterator[None]:
+    """What is imported within writes no warnings of C++ to stderr, with a stack for each lost connection; ranks do."""
+    if _CPP_LEVEL in os.environ:
+        yield
+        return
+    os.environ[_CPP_LEVEL] = "ERROR"
+    yield
+    del os.environ[_CPP_LEVEL]
 
 
 def _until_the_end(start_once: Callable[[], int], size: int) -> int:
