@@ -182,10 +182,10 @@ def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks)
 
 
 def start_log(settings: WorkerSettings) -> None:
-    """A follower logs what differs from its leader's start: warnings, and its own end."""
-    follows = settings.ranks > 1 and is_rank() and not ranks_of(settings.ranks).is_leader
-    process = f"worker rank {ranks_of(settings.ranks).rank}" if follows else "worker"
-    level = "warning" if follows and settings.log_level == "info" else settings.log_level
+    """The first rank of each host logs its start; the others what differs from it: warnings, and their own end."""
+    ranks = ranks_of(settings.ranks) if settings.ranks > 1 and is_rank() else SINGLE
+    process = "worker" if ranks.is_leader else f"worker rank {ranks.rank}"
+    level = "warning" if ranks.local_rank and settings.log_level == "info" else settings.log_level
     logs.start(level, settings.log_format, process=process)
 
 

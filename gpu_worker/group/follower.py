@@ -1,9 +1,10 @@
 """A follower: carries out the frames that the leader passes on, and answers nobody.
 
-It applies the same plans to the same row tables, so a plan that does not fit its tables
-has the same fate as on the leader. It ends when the leader says so; `pulse` ends it if the leader is lost.
+It applies the same plans to the same row tables, so a plan that does not fit its tables has the same fate as on the
+leader. It ends when the leader says so; `pulse` ends it if the leader is lost.
 """
 
+import logging
 import signal
 
 from gpu_worker.group.pulse import Pulse
@@ -12,6 +13,8 @@ from gpu_worker.group.words import FRAME, HELLO, STOP
 from gpu_worker.link.plan_runner import PlanRunner
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.wire.frames import parse_frame
+
+log = logging.getLogger(__name__)
 
 # While the device computes, and otherwise.
 _BUSY_POLL_MS, _IDLE_POLL_MS = 1, 500
@@ -22,7 +25,7 @@ class Follower:
 
     def __init__(self, runner: PlanRunner, ranks: Ranks, wires: Wires, *, max_in_flight: int) -> None:
         """Tells the leader that this rank is here."""
-        self._runner, self._max_in_flight = runner, max_in_flight
+        self._runner, self._size, self._max_in_flight = runner, ranks.size, max_in_flight
         self._pulse = Pulse(ranks, wires.signs)
         self._socket = wires.frames
         self._socket.send(HELLO)
@@ -32,6 +35,7 @@ class Follower:
         # At a terminal all ranks get the signal; the leader ends the group in order.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._pulse.start()
+        log.info("ready: this rank follows rank 0 of %d", self._size)
         while True:
             self._pulse.turn()
             while self._runner.collect(wait=False) is not None:

@@ -104,6 +104,8 @@ def test_ranks_on_two_hosts_compute_the_tokens_of_the_whole_model(served: Served
     [info] = served.hosts.client.load().per_worker
     assert info.device == "2 x cpu"
     assert {served.hosts.rank(place).environ()["LOCAL_WORLD_SIZE"] for place in ("near", "far")} == {"1"}
+    [follows] = [each for each in served.hosts.launchers.values() if "ready: this rank follows" in each.output()]
+    assert "worker rank 1 INFO whole start" in follows.output() and "joined the scheduler" not in follows.output()
     outputs = Reading(served.hosts.client, served.cases).result()
     assert_tokens(served.cases, [output.tokens for output in outputs])
 
