@@ -106,8 +106,9 @@ class AsyncClient(AsyncOperations, ClientBase):
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> AsyncCall:
             return self._stubs.inference.Generate(request, timeout=remaining, metadata=metadata)
 
-        def start_again(request: inference_pb2.ResumeRequest, remaining: float | None) -> AsyncCall:
-            return self._stubs.inference.Resume(request, timeout=remaining, metadata=metadata)
+        def start_again(request: inference_pb2.ResumeRequest, remaining: float | None, way_back: Metadata) -> AsyncCall:
+            own = (*(metadata or ()), *way_back)
+            return self._stubs.inference.Resume(request, timeout=remaining, metadata=own)
 
         return AsyncGenerateStream(
             request,
@@ -203,13 +204,14 @@ class AsyncClient(AsyncOperations, ClientBase):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _abort_later(self, request_id: str) -> None:
+    def _abort_later(self, request_id: str, way_back: Metadata) -> None:
         """Sends an Abort without waiting, if a loop runs: a stream may be dropped after its loop has ended."""
 
         async def send() -> None:
             with contextlib.suppress(grpc.RpcError):
                 request = abort_request([request_id])
-                await self._stubs.control.Abort(request, timeout=ABORT_SECONDS, metadata=self._metadata)
+                own = (*(self._metadata or ()), *way_back)
+                await self._stubs.control.Abort(request, timeout=ABORT_SECONDS, metadata=own)
 
         try:
             loop = asyncio.get_running_loop()

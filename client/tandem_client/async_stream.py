@@ -4,7 +4,7 @@ Owns one call from start to end: its messages, its retries, its cancellation. Be
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Protocol, Self, cast
 
 import grpc
@@ -21,6 +21,8 @@ class AsyncCall(Cancellable, Protocol):
     """The part of a gRPC call that a stream uses."""
 
     def __aiter__(self) -> AsyncIterator[inference_pb2.GenerateResponse]: ...
+
+    async def initial_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
 
 
 class AsyncGenerateStream(StreamBase[AsyncCall, asyncio.Event]):
@@ -72,6 +74,8 @@ class AsyncGenerateStream(StreamBase[AsyncCall, asyncio.Event]):
         while not self._closed.is_set():
             try:
                 message = await anext(self._messages)
+                if self._way_back is None:
+                    self._note_way_back(await self._call.initial_metadata())
                 if self._is_new(message):
                     return message
             except StopAsyncIteration:

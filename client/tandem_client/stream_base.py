@@ -5,13 +5,15 @@ Owns one call. The two streams own how its messages are read.
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 import grpc
 from tandem.v1 import inference_pb2
 
+from tandem_client.cells.affinity import CELL_KEY
 from tandem_client.connection import Tries
+from tandem_client.credentials import Metadata
 from tandem_client.errors import NotFound
 from tandem_client.recovery import Recovery
 from tandem_client.types import Accepted, Finished, PromptInfo, SampleOffset, Summary
@@ -43,12 +45,14 @@ class StreamBase(Generic[_Call, _Event]):
         start: Callable[[inference_pb2.GenerateRequest, float | None], _Call],
         tries: Tries,
         errors: ErrorReader,
-        resume: Callable[[inference_pb2.ResumeRequest, float | None], _Call],
-        abort: Callable[[str], object],
+        resume: Callable[[inference_pb2.ResumeRequest, float | None, Metadata], _Call],
+        abort: Callable[[str, Metadata], object],
         recovery: Recovery | None,
         resumption: inference_pb2.ResumeRequest | None = None,
     ) -> None:
         """`abort` sends an Abort without waiting. A lost stream is continued if `recovery` is not None.
+
+        Both get the metadata by which a proxy finds the request's cell.
 
         With a `resumption` this call is sent instead of the request, of which only the id is known.
         """
@@ -62,6 +66,8 @@ class StreamBase(Generic[_Call, _Event]):
         self._resumption = resumption
         self._transcript = Transcript(request, None if resumption is None else messages.offsets(resumption))
         self._closed = self._new_event()
+        # None before the first message.
+        self._way_back: Metadata | None = None
         self._begin()
 
     def __repr__(self) -> str:
@@ -110,7 +116,10 @@ class StreamBase(Generic[_Call, _Event]):
         was_open = not self._closed.is_set()
         self._closed.set()
         self._call.cancel()
-        return self._abort(self._request.request_id) if was_open and self._lingers else None
+        return self._send_abort() if was_open and self._lingers else None
+
+    def _send_abort(self) -> object:
+        return self._abort(self._request.request_id, self._way_back or ())
 
     @property
     def _lingers(self) -> bool:
@@ -121,7 +130,11 @@ class StreamBase(Generic[_Call, _Event]):
         if resumption is None:
             self._call = self._start(self._request, self._tries.remaining())
         else:
-            self._call = self._resume(resumption, self._tries.remaining())
+            self._call = self._resume(resumption, self._tries.remaining(), self._way_back or ())
+
+    def _note_way_back(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Reads the metadata of the first answer, in which a proxy before several cells names that of the request."""
+        self._way_back = tuple((name, value) for name, value in metadata if name == CELL_KEY and isinstance(value, str))
 
     def _end(self) -> None:
         """The call has ended, or its connection was lost after the Summary: then nothing was missed."""
@@ -147,7 +160,7 @@ class StreamBase(Generic[_Call, _Event]):
                 error = cause
             elif pause_seconds is not None and not error.stream_began and self._resumption is None:
                 # Whether the service has accepted the request is not known, so it must not run a second time.
-                self._abort(self._request.request_id)
+                self._send_abort()
         if pause_seconds is None or self._tries.remaining() == 0:
             self._closed.set()
             raise error from None

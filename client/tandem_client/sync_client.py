@@ -109,13 +109,12 @@ class Client(Operations, ClientBase):
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> Call:
             return self._inference.Generate(request, timeout=remaining, metadata=metadata)
 
-        def start_again(request: inference_pb2.ResumeRequest, remaining: float | None) -> Call:
-            return self._inference.Resume(request, timeout=remaining, metadata=metadata)
+        def start_again(request: inference_pb2.ResumeRequest, remaining: float | None, way_back: Metadata) -> Call:
+            return self._inference.Resume(request, timeout=remaining, metadata=(*(metadata or ()), *way_back))
 
-        def abort(request_id: str) -> object:
-            aborting = self._control.Abort.future(
-                abort_request([request_id]), timeout=ABORT_SECONDS, metadata=self._metadata
-            )
+        def abort(request_id: str, way_back: Metadata) -> object:
+            own = (*(self._metadata or ()), *way_back)
+            aborting = self._control.Abort.future(abort_request([request_id]), timeout=ABORT_SECONDS, metadata=own)
             # A call whose future is dropped is cancelled.
             self._aborting.add(aborting)
             aborting.add_done_callback(self._aborting.discard)

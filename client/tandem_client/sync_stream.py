@@ -5,7 +5,7 @@ Owns one call from start to end: its messages, its retries, its cancellation.
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol, Self, cast
 
 import grpc
@@ -20,6 +20,8 @@ class Call(Cancellable, Protocol):
     """The part of a gRPC call that a stream uses."""
 
     def __iter__(self) -> Iterator[inference_pb2.GenerateResponse]: ...
+
+    def initial_metadata(self) -> Sequence[tuple[str, str | bytes]]: ...
 
 
 class Aborting(Protocol):
@@ -95,6 +97,8 @@ class GenerateStream(StreamBase[Call, threading.Event]):
         while not self._closed.is_set():
             try:
                 message = next(self._messages)
+                if self._way_back is None:
+                    self._note_way_back(self._call.initial_metadata())
                 if self._is_new(message):
                     return message
             except StopIteration:

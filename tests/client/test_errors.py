@@ -67,6 +67,20 @@ def test_each_status_has_its_class(
     assert caught.value.retry_after_seconds is None
 
 
+def test_a_stream_that_a_proxy_cut_is_a_lost_connection(service: FakeService, client: Client) -> None:
+    """A proxy cannot send a status after the first frame of an answer: it resets the stream, which gRPC reads so."""
+    said = "Stream removed (RST_STREAM (Received RST_STREAM with error code 2))"
+
+    def cut(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        yield fake_service.accepted(request)
+        ending.context.abort(grpc.StatusCode.INTERNAL, said)
+
+    service.behaviour = cut
+    with pytest.raises(errors.Unavailable, match="lost the connection to the service") as caught:
+        list(client.generate("hi"))
+    assert caught.value.stream_began and not caught.value.is_refusal and caught.value.code is grpc.StatusCode.INTERNAL
+
+
 def test_both_clients_read_the_details_of_an_error(service: FakeService, client: Client) -> None:
     details = (bad_request("sampling.top_p", "top_p is 3; at most 1"), retry_info(1.5))
     service.behaviour = Failing(ALWAYS, grpc.StatusCode.INVALID_ARGUMENT, "top_p is 3", *details)

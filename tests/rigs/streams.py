@@ -18,6 +18,7 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 from tests.rigs.transcript import Transcript
 
 TIMEOUT_SECONDS = 30.0
+Metadata = Sequence[tuple[str, str]]
 # A fixed window, so that the amount that a stalled reader receives does not depend on the machine.
 _OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.use_local_subchannel_pool", 1)]
 
@@ -65,6 +66,10 @@ class Stream:
     @property
     def ended(self) -> bool:
         return self._ended
+
+    def metadata(self) -> dict[str, str]:
+        """The metadata before the first message, for which it waits."""
+        return dict(self._call.initial_metadata())
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -144,8 +149,14 @@ class Caller:
         *,
         timeout: float | None = None,
         stalled: bool = False,
+        metadata: Metadata = (),
     ) -> Stream:
-        stream = Stream(self._inference.Generate(request, timeout=timeout), stalled=stalled)
+        stream = Stream(self._inference.Generate(request, timeout=timeout, metadata=metadata), stalled=stalled)
+        self._streams.append(stream)
+        return stream
+
+    def resume(self, request: inference_pb2.ResumeRequest, *, metadata: Metadata = ()) -> Stream:
+        stream = Stream(self._inference.Resume(request, metadata=metadata))
         self._streams.append(stream)
         return stream
 
@@ -157,10 +168,11 @@ class Caller:
         request = inference_pb2.DetokenizeRequest(token_ids=tokens, **settings)
         return self._inference.Detokenize(request, timeout=TIMEOUT_SECONDS).text
 
-    def abort(self, *request_ids: str) -> list[int]:
+    def abort(self, *request_ids: str, metadata: Metadata = ()) -> list[int]:
         """Aborts the requests. Returns the outcome per id."""
         request = control_pb2.AbortRequest(request_ids=request_ids)
-        return [result.outcome for result in self._control.Abort(request, timeout=TIMEOUT_SECONDS).results]
+        answer = self._control.Abort(request, timeout=TIMEOUT_SECONDS, metadata=metadata)
+        return [result.outcome for result in answer.results]
 
     def flush_cache(self) -> int:
         """Empties the prefix cache. Returns the number of freed pages."""

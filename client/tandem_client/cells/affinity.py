@@ -8,6 +8,8 @@ import hashlib
 from tandem.v1 import inference_pb2
 
 METADATA_KEY = "tandem-affinity"
+# A proxy names the cell of a request so, in the metadata of its answer; calls with that metadata go there.
+CELL_KEY = "tandem-cell"
 # The beginning of a prompt: as much as system prompts have in common, and no more than the first turn of most chats.
 _CHARACTERS, _TOKEN_IDS = 1024, 256
 _KEY_BYTES = 8

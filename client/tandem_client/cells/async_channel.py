@@ -211,6 +211,10 @@ class AsyncCellsCall:
         if not self._start():
             raise worst(self._failed, self._read)
 
+    async def initial_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """Nothing, because no proxy has chosen the cell."""
+        return ()
+
     def cancel(self) -> bool:
         """Ends the call."""
         self._cancelled = True

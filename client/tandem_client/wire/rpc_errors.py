@@ -39,6 +39,8 @@ _TOO_LARGE = re.compile(r"(?P<side>CLIENT|SERVER): (?P<way>Received|Sent) messag
 _CLIENT_DEADLINE = "Deadline Exceeded"
 _NOT_CONNECTED = re.compile(r"failed to connect to all addresses|errors resolving|DNS resolution failed")
 _SLOW_CONNECTION = re.compile(r"failed to connect.*(timed out|timeout)", re.IGNORECASE | re.DOTALL)
+# A proxy lost its connection to the service in the middle of an answer, and has no other way to say so.
+_CUT_BY_PROXY = re.compile(r"RST_STREAM with error code 2\b")
 # The last part of the text is the cause:
 # "… last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect …: Connection refused".
 _CAUSE = re.compile(r".*: (?P<cause>[^\[\]]+)\]?$", re.DOTALL)
@@ -99,6 +101,8 @@ class ErrorReader:
             if _SLOW_CONNECTION.match(said):
                 return errors.AnswersTooSlowly, f"{self.address} answers too slowly{why}"
             return errors.NothingAnswers, f"nothing answers at {self.address}{why}"
+        if kind is errors.Internal and _CUT_BY_PROXY.search(said):
+            return errors.Unavailable, f"{self.address} lost the connection to the service: {said}"
         return kind, said
 
     def _deadline_message(self, *, stream_began: bool) -> str:
