@@ -4,14 +4,15 @@ Owns the events that wait for the core. A core that takes time (`Setup.core_seco
 and what it sends leaves when it has handled the event.
 """
 
+import heapq
 import math
-from collections import deque
 from collections.abc import Callable
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import Load, StepReport
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.simulator.front_ends import FrontEnds
 from scheduler_svc.simulator.tally import Tally
 from scheduler_svc.simulator.worker import Setup, SimulatedWorker
 
@@ -34,7 +35,10 @@ class Cell:
         self.on_step: Callable[[StepReport], None] | None = None
         self._setup, self._tally = setup, tally
         self._core = Scheduler(setup.config)
-        self._waiting: deque[ev.Submit] = deque()
+        self.front_ends = FrontEnds(setup.front_ends, tally) if setup.front_ends else None
+        # Requests on their way to the core: when each arrives, their number, the request.
+        self._waiting: list[tuple[float, int, ev.Submit]] = []
+        self._num_submitted = 0
         # The core is busy until then.
         self._free_at = 0.0
         self._ticked_at = -math.inf
@@ -50,9 +54,11 @@ class Cell:
         for name in self.workers:
             self._handle(ev.WorkerJoined(worker=name, info=self._setup.info), 0.0)
 
-    def submit(self, request: ev.Submit) -> None:
-        """A request arrives; the core takes it at its next turn."""
-        self._waiting.append(request)
+    def submit(self, request: ev.Submit, now: float) -> None:
+        """A request arrives; the core takes it at its next turn, or when a front end has passed it on."""
+        at = now if self.front_ends is None else self.front_ends.admit(request.stream, now)
+        self._num_submitted += 1
+        heapq.heappush(self._waiting, (at, self._num_submitted, request))
         self.live += 1
 
     def kill(self, name: str, now: float) -> None:
@@ -63,12 +69,17 @@ class Cell:
         self.workers[name].results.clear()
         self._handle(ev.WorkerLost(worker=name, reason="killed"), now)
 
-    def next_moment(self, now: float) -> float | None:
-        """The time of the next turn; None if nothing is due."""
+    def next_moment(self) -> float | None:
+        """The time at which its core or a front end has something to do; None if nothing is due."""
+        front = None if self.front_ends is None else self.front_ends.next_moment()
+        core = self._core_moment()
+        return core if front is None else front if core is None else min(core, front)
+
+    def _core_moment(self) -> float | None:
         moments = [worker.results[0][0] for worker in self.workers.values() if worker.results]
         moments += self._away.values()
         if self._waiting:
-            moments.append(now)
+            moments.append(self._waiting[0][0])
         wake = self._core.next_wake()
         if wake is not None and wake < _NEVER:
             # If the core was already called at that time, the next call is the smallest step later.
@@ -77,8 +88,13 @@ class Cell:
 
     def is_due(self, now: float) -> bool:
         """Whether its core has something to do."""
-        moment = self.next_moment(now)
+        moment = self._core_moment()
         return moment is not None and moment <= now
+
+    def send(self, now: float) -> None:
+        """The front ends send what is due."""
+        if self.front_ends is not None:
+            self.front_ends.advance(now)
 
     def deliver(self, now: float) -> None:
         """The core handles the results that have arrived; workers join again."""
@@ -92,9 +108,9 @@ class Cell:
 
     def plan(self, now: float) -> None:
         """The core handles the requests that have arrived, and plans."""
-        while self._waiting:
+        while self._waiting and self._waiting[0][0] <= now:
             self._take_time(now)
-            self._handle(self._waiting.popleft(), now)
+            self._handle(heapq.heappop(self._waiting)[2], now)
         self._handle(ev.Tick(), now)
         self._ticked_at = now
         self._turns += 1
@@ -120,7 +136,7 @@ class Cell:
                     self.workers[effect.worker].take(effect.plan, leaves)
                 case fx.StepOutput():
                     self.live -= len(effect.ends)
-                    self._tally.take(effect, leaves)
+                    (self.front_ends or self._tally).take(effect, leaves)
                 case fx.Rejected():
                     self.live -= 1
                     self._tally.reject(effect)

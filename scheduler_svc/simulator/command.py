@@ -50,6 +50,8 @@ def _check(options: Options) -> None:
         raise SetupError("--find-rate needs --ttft-p99 SECONDS, and --ttft-p99 needs --find-rate")
     if options.compare and (options.find_rate or options.steps):
         raise SetupError("--compare cannot be combined with --find-rate or --steps")
+    if options.compare == "spread" and options.cells == 1:
+        raise SetupError("--compare spread needs several services: --cells is 1")
     if options.find_rate and (options.concurrency or options.steps):
         raise SetupError("--find-rate cannot be combined with --concurrency or --steps")
 

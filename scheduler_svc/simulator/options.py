@@ -78,7 +78,13 @@ class WorkerOptions(BaseModel):
 
     machine: Annotated[str, one_of(MACHINES)] = Field("h100", title="NAME", description=", ".join(MACHINES))
     model: Annotated[str, one_of(MODELS)] = Field("llama-3.1-8b", title="NAME", description=", ".join(MODELS))
-    devices: int = number(1, 1, 64, "N", "devices of one worker, tensor parallel")
+    ranks: int = number(1, 1, 64, "N", "devices of one worker, tensor parallel")
+    rank_link_us: float = number(
+        10.0, 0, 1e6, "US", "several ranks: latency of a collective; a step has 2 per layer and 3 more"
+    )
+    rank_link_gbps: float | None = number(
+        None, 1e-3, 1e6, "GBPS", "several ranks: 10^9 bit/s between two, one way; default: the machine's link to a peer"
+    )
     workers: int = number(1, 1, MAX_LANES, "N", "identical workers")
     cells: int = number(1, 1, 256, "N", "services, each with a core and workers of its own")
     cell_lanes: int | None = number(None, 1, MAX_LANES, "N", "workers of each service; default: --workers")
@@ -86,6 +92,9 @@ class WorkerOptions(BaseModel):
         Spread.HASH, description="several services: a request goes to one by the hash of its beginning"
     )
     core_us: float = number(0.0, 0, 1e6, "US", "time of a core for each request and for each step of a worker")
+    frontends: int | None = number(None, 1, 256, "N", "front ends of each service; default: they take no time")
+    frontend_us: float = number(60.0, 0, 1e6, "US", "with --frontends: CPU for each message to a caller")
+    frontend_request_us: float = number(1400.0, 0, 1e6, "US", "with --frontends: CPU for each request")
     kill_lane_every: float = number(0.0, 0, 1e9, "SECONDS", "kill a worker each time; 0: none")
     restart: float = number(10.0, 0, 1e9, "SECONDS", "time after which a killed worker joins again")
     value_bytes: int = number(2, 1, 4, "N", "bytes per weight and cache entry")

@@ -11,10 +11,11 @@ from typing import Any, TypeVar, cast
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.simulator.cost.fitted import FittedCost, fit, read_steps
-from scheduler_svc.simulator.cost.hardware import MACHINES, MODELS
+from scheduler_svc.simulator.cost.hardware import MACHINES, MODELS, Model
 from scheduler_svc.simulator.cost.roofline import Roofline
 from scheduler_svc.simulator.options import Options
 from scheduler_svc.simulator.simulation import Setup
+from scheduler_svc.simulator.worker import FrontEndCosts
 from scheduler_svc.simulator.workload.request_source import Workload, WorkloadError
 from scheduler_svc.simulator.workload.synthetic import Synthetic
 from scheduler_svc.simulator.workload.tokens import eos_of
@@ -62,6 +63,7 @@ def setup_of(options: Options) -> Setup:
             f"--token-budget is {options.token_budget}; --max-rows {options.max_rows} and one chunk of "
             f"{options.chunk_align} need {options.max_rows + options.chunk_align}"
         )
+    _check_group(options, model)
     roofline = _filled(Roofline, options, machine=machine, model=model)
     fitted, recorded_pages = _fitted(options, roofline)
     num_pages = options.num_pages or recorded_pages or _pages(roofline)
@@ -98,6 +100,7 @@ def setup_of(options: Options) -> Setup:
         cells=options.cells,
         spread=options.spread,
         core_seconds=options.core_us * 1e-6,
+        front_ends=_front_ends(options),
         kill_seconds=options.kill_lane_every,
         restart_seconds=options.restart,
         seed=options.seed,
@@ -107,6 +110,32 @@ def setup_of(options: Options) -> Setup:
         ask_tokens=options.max_new_tokens,
         shares_prefixes=options.prefix_sharing,
     )
+
+
+def _front_ends(options: Options) -> FrontEndCosts | None:
+    if options.frontends is None:
+        return None
+    return FrontEndCosts(
+        count=options.frontends,
+        message_seconds=options.frontend_us * 1e-6,
+        request_seconds=options.frontend_request_us * 1e-6,
+    )
+
+
+def _check_group(options: Options, model: Model) -> None:
+    """Raises SetupError for a worker of several ranks that cannot be simulated."""
+    if options.ranks > 1 and options.fit is not None:
+        raise SetupError(f"--ranks is {options.ranks}; with --fit the steps of the file are those of a whole worker")
+    if model.heads % options.ranks:
+        raise SetupError(
+            f"--ranks is {options.ranks}; it must divide the {model.heads} attention heads of {model.name}, such as "
+            f"{_divisor(model.heads, options.ranks)}"
+        )
+
+
+def _divisor(number: int, least: int) -> int:
+    """Returns the smallest divisor that is at least `least`, or the number itself."""
+    return next((each for each in range(least, number) if number % each == 0), number)
 
 
 def _filled(kind: type[_Filled], options: Options, **others: Any) -> _Filled:
@@ -128,9 +157,9 @@ def _pages(roofline: Roofline) -> int:
     pages = roofline.pages_in(_MEMORY_SHARE)
     if pages < 2:
         need = math.ceil(roofline.weight_bytes / (_MEMORY_SHARE * roofline.machine.memory))
+        ranks = _divisor(roofline.model.heads, max(need, roofline.ranks + 1))
         raise SetupError(
             f"{roofline.name}: weights of {roofline.weight_bytes / 1e9:.1f} GB leave no page in {_MEMORY_SHARE:.0%} of "
-            f"{roofline.devices * roofline.machine.memory / 1e9:.0f} GB; --devices {max(need, roofline.devices + 1)} "
-            "or --value-bytes 1 may help"
+            f"{roofline.ranks * roofline.machine.memory / 1e9:.0f} GB; --ranks {ranks} or --value-bytes 1 may help"
         )
     return pages

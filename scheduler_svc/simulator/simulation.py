@@ -38,7 +38,9 @@ class Simulation:
         self._targets: dict[int, int] = {}
         self.cells = [Cell(setup, self._targets, tally, 1 + number * setup.workers) for number in range(setup.cells)]
         self._router = Router(setup.spread, setup.cells, setup.workers, setup.seed)
-        self._homes = [(cell, name) for cell in self.cells for name in cell.workers]
+        self._homes = [(number, name) for number, cell in enumerate(self.cells) for name in cell.workers]
+        # When each cell has something to do. Only cells that did something have another time.
+        self._moments = [math.inf] * setup.cells
         self.num_deaths = 0
         self.num_submitted = [0] * setup.cells
         """Requests, by cell."""
@@ -60,8 +62,9 @@ class Simulation:
 
     def run(self, on_turn: Callable[["Simulation"], bool] | None = None) -> bool:
         """Runs until the last request has ended. Returns False if `on_turn`, called now and then, returned False."""
-        for cell in self.cells:
+        for number, cell in enumerate(self.cells):
             cell.begin()
+            self._look(number)
         turns = 0
         while (at := self._next_moment()) is not None:
             self.now = max(self.now, at)
@@ -77,17 +80,27 @@ class Simulation:
         return True
 
     def _turn(self) -> None:
-        """The cores that have something to do do it."""
-        due = [cell for cell in self.cells if cell.is_due(self.now)]
-        for cell in due:
-            cell.deliver(self.now)
-        self._submit_due()
-        for cell in self.cells:
-            if cell in due or cell.is_due(self.now):
+        """The cores and front ends that have something to do do it."""
+        looked_at = {number for number, moment in enumerate(self._moments) if moment <= self.now}
+        due: set[int] = set()
+        for number in sorted(looked_at):
+            self.cells[number].send(self.now)
+            if self.cells[number].is_due(self.now):
+                due.add(number)
+                self.cells[number].deliver(self.now)
+        looked_at |= self._submit_due()
+        for number in sorted(looked_at):
+            cell = self.cells[number]
+            if number in due or cell.is_due(self.now):
                 before = cell.load
                 cell.plan(self.now)
                 if cell.load is not before:
                     self._observe()
+            self._look(number)
+
+    def _look(self, number: int) -> None:
+        moment = self.cells[number].next_moment()
+        self._moments[number] = math.inf if moment is None else moment
 
     def _observe(self) -> None:
         if (load := self.load) is not None:
@@ -95,7 +108,7 @@ class Simulation:
 
     def _next_moment(self) -> float | None:
         """Returns the time of the next event, None if none is due."""
-        moments = [moment for cell in self.cells if (moment := cell.next_moment(self.now)) is not None]
+        moments = [moment for moment in self._moments if moment < math.inf]
         if self._next_arrival is not None and self.tally.live < self._concurrency:
             moments.append(self.now if self._is_closed else self._next_arrival.at)
         if (death := self._next_death) is not None:
@@ -111,18 +124,23 @@ class Simulation:
     def _kill_due(self) -> None:
         """Kills the workers one after the other, at equal times."""
         while (death := self._next_death) is not None and death <= self.now:
-            cell, name = self._homes[self.num_deaths % len(self._homes)]
+            number, name = self._homes[self.num_deaths % len(self._homes)]
             self.num_deaths += 1
-            cell.kill(name, self.now)
+            self.cells[number].kill(name, self.now)
+            self._look(number)
 
-    def _submit_due(self) -> None:
+    def _submit_due(self) -> set[int]:
+        """Submits the requests that have arrived. Returns the numbers of their cells."""
+        chosen: set[int] = set()
         while (arrival := self._next_arrival) is not None and self.tally.live < self._concurrency:
             if not self._is_closed and arrival.at > self.now:
-                return
+                break
             cell = self._router.choose(arrival.prompt, arrival.tenant, [cell.live for cell in self.cells])
-            self.cells[cell].submit(self._request(arrival))
+            self.cells[cell].submit(self._request(arrival), self.now)
             self.num_submitted[cell] += 1
+            chosen.add(cell)
             self._next_arrival = next(self._arrivals, None)
+        return chosen
 
     def _request(self, arrival: Arrival) -> ev.Submit:
         setup, info = self._setup, self._setup.info

@@ -127,27 +127,31 @@ class Tally:
         """Counts a step's tokens and ends."""
         if len(output.streams):
             slots = (output.streams & np.uint64(SLOT_MASK)).astype(np.int64)
-            is_first = output.offsets == 0
-            if is_first.any():
-                self._take_firsts(slots[is_first], now)
-            later = slots[~is_first]
-            gaps = now - self._token_at[later]
-            self.all_requests.itl.add(gaps)
-            for group, latencies in enumerate(self.groups):
-                latencies.itl.add(gaps[self._group[later] == group])
-            self._token_at[slots] = now
+            self.take_tokens(slots, output.offsets == 0, np.full(len(slots), now))
         for end in output.ends:
-            self._end(end, now)
+            self.end(end, now)
 
-    def _take_firsts(self, slots: npt.NDArray[np.int64], now: float) -> None:
-        waits = now - self._arrived[slots]
+    def take_tokens(self, slots: npt.NDArray[np.int64], is_first: npt.NDArray[np.bool_], times: FloatArray) -> None:
+        """Counts what reaches callers at these times: a token, or a message with several of one stream."""
+        if is_first.any():
+            self._take_firsts(slots[is_first], times[is_first])
+        later = slots[~is_first]
+        gaps = times[~is_first] - self._token_at[later]
+        self.all_requests.itl.add(gaps)
+        for group, latencies in enumerate(self.groups):
+            latencies.itl.add(gaps[self._group[later] == group])
+        self._token_at[slots] = times
+
+    def _take_firsts(self, slots: npt.NDArray[np.int64], times: FloatArray) -> None:
+        waits = times - self._arrived[slots]
         self.all_requests.ttft.add(waits)
         for group, latencies in enumerate(self.groups):
             latencies.ttft.add(waits[self._group[slots] == group])
         if self._ttft_limit:
             self.too_late += int((waits > self._ttft_limit).sum())
 
-    def _end(self, end: fx.End, now: float) -> None:
+    def end(self, end: fx.End, now: float, delay: float = 0.0) -> None:
+        """Counts an end that reaches its caller `delay` seconds after it left the core."""
         stats, slot = end.stats, end.stream & SLOT_MASK
         if end.failure is not None:
             self.ends[f"failed: {end.failure.code}"] += 1
@@ -158,16 +162,16 @@ class Tally:
             self.prompt_tokens += stats.prompt_tokens
             self.cached_tokens += stats.cached_prompt_tokens
         self.all_requests.queue.add_one(stats.queue_seconds)
-        self.all_requests.total.add_one(stats.total_seconds)
+        self.all_requests.total.add_one(stats.total_seconds + delay)
         if self.groups:
             group = self.groups[int(self._group[slot])]
             group.queue.add_one(stats.queue_seconds)
-            group.total.add_one(stats.total_seconds)
+            group.total.add_one(stats.total_seconds + delay)
         self.output_tokens += stats.output_tokens
         self.recomputed_tokens += stats.recomputed_tokens
         self.discarded_tokens += stats.discarded_tokens
         self.preempted_requests += stats.preemptions > 0
-        self.last_at = now
+        self.last_at = max(self.last_at, now)
         self._free.append(slot)
 
     # The core ------------------------------------------------------------------------------------------------

@@ -13,29 +13,33 @@ from scheduler_svc.simulator.cost.hardware import Machine, Model
 from scheduler_svc.simulator.cost.step_cost import IntArray, StepShape
 
 _NONE = np.zeros(0, np.int64)
-# The latency of one all-reduce. Each layer has two.
-_ALL_REDUCE_SECONDS = 10e-6
 # The cost of a token of a long prompt is the mean over a chunk of this many.
 _LONG_CHUNK = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """`devices` split every layer evenly (tensor parallel). A weight, activation or cache entry has `value_bytes`."""
+    """One worker: `ranks` devices split every layer evenly (tensor parallel), and wait for each other in collectives.
+
+    A weight, activation or cache entry has `value_bytes`. A collective takes `rank_link_us` and the time of its bytes
+    at `rank_link_gbps` (10^9 bit/s in one direction), or at the machine's own rate to a peer.
+    """
 
     machine: Machine
     model: Model
     page_size: int
-    devices: int = 1
+    ranks: int = 1
     value_bytes: int = 2
     flops_efficiency: float = 0.6
     bandwidth_efficiency: float = 0.8
     overhead_us: float = 500.0
+    rank_link_us: float = 10.0
+    rank_link_gbps: float | None = None
 
     @property
     def name(self) -> str:
         """The model and the machine."""
-        many = f"{self.devices} x " if self.devices > 1 else ""
+        many = f"{self.ranks} x " if self.ranks > 1 else ""
         return f"{self.model.name} on {many}{self.machine.name}"
 
     @property
@@ -45,18 +49,19 @@ class Roofline:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page, all layers and devices together."""
-        return self.model.kv_values * self.value_bytes * self.page_size
+        """Bytes of one page, all layers and ranks together. A KV head is on each rank whose query heads read it."""
+        copies = max(1.0, self.ranks / self.model.kv_heads)
+        return int(copies * self.model.kv_values * self.value_bytes * self.page_size)
 
     def pages_in(self, share: float) -> int:
-        """Returns the pages that fit beside the weights in this share of the devices' memory; below 1 if none does."""
-        return int((share * self.devices * self.machine.memory - self.weight_bytes) // self.page_bytes)
+        """Returns the pages that fit beside the weights in this share of the ranks' memory; below 1 if none does."""
+        return int((share * self.ranks * self.machine.memory - self.weight_bytes) // self.page_bytes)
 
     def seconds(self, step: StepShape) -> float:
         """Returns the duration of one step."""
         model, machine = self.model, self.machine
-        flops_rate = self.flops_efficiency * machine.flops * self.devices
-        bytes_rate = self.bandwidth_efficiency * machine.bandwidth * self.devices
+        flops_rate = self.flops_efficiency * machine.flops * self.ranks
+        bytes_rate = self.bandwidth_efficiency * machine.bandwidth * self.ranks
         multiplied = step.computed_tokens * model.layer_parameters + step.samples * model.head_parameters
         read = (model.layer_parameters + (model.head_parameters if step.samples else 0)) * self.value_bytes
         seconds = max(2 * multiplied / flops_rate, read / bytes_rate)
@@ -64,16 +69,16 @@ class Roofline:
             pairs, chunk_keys = chunk_attention(step.chunk_starts, step.chunk_counts, window)
             decode_keys = int((np.minimum(step.contexts, window) if window else step.contexts).sum())
             per_pair = 4 * layers * model.heads * model.head_dim
-            per_key = 2 * layers * model.kv_heads * model.head_dim * self.value_bytes
+            per_key = 2 * layers * max(model.kv_heads, self.ranks) * model.head_dim * self.value_bytes
             seconds += max(per_pair * pairs / flops_rate, per_key * chunk_keys / bytes_rate)
             seconds += max(per_pair * decode_keys / flops_rate, per_key * decode_keys / bytes_rate)
         seconds += 2 * step.pages_copied * self.page_bytes / bytes_rate
         seconds += step.host_pages_moved * self.page_copy_us() * 1e-6
-        return seconds + self._all_reduce_seconds(step.computed_tokens) + self.overhead_us * 1e-6
+        return seconds + self._collective_seconds(step) + self.overhead_us * 1e-6
 
     def page_copy_us(self) -> float:
         """Returns the time to copy one page over the host link, to which each device contributes its part."""
-        return 1e6 * self.page_bytes / (self.bandwidth_efficiency * self.machine.host_bandwidth * self.devices)
+        return 1e6 * self.page_bytes / (self.bandwidth_efficiency * self.machine.host_bandwidth * self.ranks)
 
     def token_us(self) -> float:
         """Returns the time per token of a long prompt's first chunk."""
@@ -93,14 +98,23 @@ class Roofline:
         kinds = [(model.layers - model.window_layers, 0), (model.window_layers, model.window)]
         return [kind for kind in kinds if kind[0]]
 
-    def _all_reduce_seconds(self, tokens: int) -> float:
-        """Returns the time of two ring all-reduces of the activations per layer."""
-        if self.devices == 1:
+    def _collective_seconds(self, step: StepShape) -> float:
+        """Returns the time of a step's collectives.
+
+        A ring all-reduce of the activations after the embedding, after each attention and after each MLP; the gathering
+        of the logits; and the broadcast of the tokens.
+        """
+        if self.ranks == 1:
             return 0.0
-        part = 2 * (self.devices - 1) / self.devices
-        moved = part * tokens * self.model.hidden * self.value_bytes
+        all_reduces, part = 2 * self.model.layers + 1, (self.ranks - 1) / self.ranks
+        moved = (
+            2 * part * all_reduces * step.computed_tokens * self.model.hidden
+            + part * step.samples * self.model.vocab_size
+        )
         rate = self.bandwidth_efficiency * self.machine.peer_bandwidth
-        return 2 * self.model.layers * (moved / rate + _ALL_REDUCE_SECONDS)
+        if self.rank_link_gbps is not None:
+            rate = self.rank_link_gbps * 1e9 / 8
+        return moved * self.value_bytes / rate + (all_reduces + 2) * self.rank_link_us * 1e-6
 
 
 def chunk_attention(starts: IntArray, counts: IntArray, window: int) -> tuple[int, int]:

@@ -68,12 +68,23 @@ def figures_of(simulation: Simulation, setup: Setup) -> Figures:
     if len(simulation.cells) > 1 or setup.core_seconds:
         core = [_share(cell.core_seconds, seconds) for cell in simulation.cells]
         figures["cells"] = {"count": len(core), "busiest_core": max(core), "requests": simulation.num_submitted}
+    if setup.front_ends is not None:
+        figures["front_ends"] = _front_end_figures(simulation, seconds)
     if setup.kill_seconds:
         figures["deaths"] = simulation.num_deaths
     if tally.groups:
         first, others = tally.groups
         figures["first_tenant"], figures["other_tenants"] = _latencies(first), _latencies(others)
     return figures
+
+
+def _front_end_figures(simulation: Simulation, seconds: float) -> Figures:
+    each = [one for cell in simulation.cells if cell.front_ends is not None for one in cell.front_ends.each]
+    return {
+        "count": len(each),
+        "busiest": max(_share(one.busy_seconds, seconds) for one in each),
+        "tokens_per_message": _share(sum(one.tokens for one in each), sum(one.messages for one in each)),
+    }
 
 
 def _latencies(latencies: Latencies) -> Figures:
@@ -133,6 +144,13 @@ def _cell_lines(figures: Mapping[str, Any]) -> list[str]:
         verdict = "; it cannot steer its workers" if busy > _FULL_CORE else ""
         lines.append(_line("cells", f"{cells['count']}; requests of the fullest {most:.0%} of the mean"))
         lines.append(_line("core", f"the busiest takes {busy:.1%} of the time{verdict}"))
+    if (fronts := figures.get("front_ends")) is not None:
+        busy = fronts["busiest"]
+        verdict = "; it cannot keep up, so messages become larger" if busy > _FULL_CORE else ""
+        per = f"{fronts['tokens_per_message']:.1f} tokens per message"
+        lines.append(
+            _line("front ends", f"{fronts['count']}; the busiest takes {busy:.1%} of the time, {per}{verdict}")
+        )
     if "deaths" in figures:
         lines.append(_line("deaths", f"{figures['deaths']:,} workers were killed"))
     return lines

@@ -114,16 +114,33 @@ def test_a_window_bounds_the_reads_of_its_layers() -> None:
     )
 
 
-def test_efficiency_overhead_devices_and_copies_change_the_time() -> None:
+def test_efficiency_overhead_ranks_and_copies_change_the_time() -> None:
     small = step(contexts=[1])
     base = roofline().seconds(small)
     assert roofline(bandwidth_efficiency=0.5).seconds(small) == pytest.approx(2 * base)
     assert roofline(overhead_us=0.25e6).seconds(small) == pytest.approx(base + 0.25)
-    # Two all-reduces of 10 us per layer, with hardly any bytes.
-    assert roofline(devices=2).seconds(small) == pytest.approx(base / 2 + 32 * 2 * 10e-6, rel=0.01)
     assert roofline().seconds(step(contexts=[1], host_pages=3)) == pytest.approx(
         base + 3 * 128 * 2 * MODELS["llama-3.1-8b"].kv_values / 64e9
     )
+
+
+def test_ranks_wait_for_each_other_in_each_collective() -> None:
+    """2 all-reduces per layer and one for the embedding, the logits gathered, the tokens sent."""
+    small, base = step(contexts=[1]), roofline().seconds(step(contexts=[1]))
+    # With hardly any bytes, the latencies.
+    assert roofline(ranks=2).seconds(small) == pytest.approx(base / 2 + (32 * 2 + 3) * 10e-6, rel=0.01)
+    slow = roofline(ranks=2, rank_link_us=50.0).seconds(small) - roofline(ranks=2, rank_link_us=0.0).seconds(small)
+    assert slow == pytest.approx((32 * 2 + 3) * 50e-6)
+    # A link of 10 Gbit/s: each rank of 4 sends 3/4 of the activations twice per all-reduce, and gets 3/4 of the logits.
+    rows = step(contexts=[1] * 64)
+    fast, ethernet = (roofline(ranks=4, rank_link_gbps=rate).seconds(rows) for rate in (1e6, 10.0))
+    moved = 2 * 64 * (2 * 0.75 * 65 * 4096 + 0.75 * 128256)
+    assert ethernet - fast == pytest.approx(moved / 1.25e9, rel=1e-4)
+
+
+def test_key_heads_that_are_fewer_than_ranks_are_on_several() -> None:
+    small, large = roofline(ranks=8), roofline(ranks=16)
+    assert (large.page_bytes, small.page_bytes) == (2 * small.page_bytes, roofline().page_bytes)
 
 
 def test_pages_fill_the_memory_that_the_weights_leave_free() -> None:
