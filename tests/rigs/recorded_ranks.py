@@ -2,7 +2,8 @@
 
 import sys
 
+from gpu_worker.group.hosts import on_one_host
 from gpu_worker.group.launch import launch
 
 if __name__ == "__main__":
-    sys.exit(launch(2, [*sys.argv[1:], "--ranks", "2"], program="tests.rigs.recorded_worker"))
+    sys.exit(launch(2, [*sys.argv[1:], "--ranks", "2"], on_one_host(), program="tests.rigs.recorded_worker"))
