@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import cast
@@ -30,7 +31,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from gpu_worker.failures import first_line
 from gpu_worker.group.hosts import Meeting, interface_of
 from gpu_worker.group.place import Place
-from gpu_worker.group.words import GROUP_LOST, REFUSED_CODES
+from gpu_worker.group.words import GROUP_LOST, REFUSED_CODES, STORE_VARIABLE
 from gpu_worker.logs import is_worth_a_line
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,11 @@ class Agent:
         self._place: Place | None = None
         self._logs = DefaultLogsSpecs()
         os.environ.update(_OWN_STORE)
-        if meeting.num_hosts > 1 and (interface := interface_of(meeting.address)):
+        if meeting.num_hosts == 1:
+            # Ranks of one host need no port that others reach.
+            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                os.environ.setdefault(variable, "lo")
+        elif interface := interface_of(meeting.address):
             # Otherwise gloo takes the address that the host's own name means, often a loopback address.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
@@ -83,6 +88,8 @@ class Agent:
             )  # fmt: skip
         while True:
             try:
+                if meeting.num_hosts == 1:
+                    return self._start_here()
                 self._place = self._place or self._at_meeting()
                 self._place.check()
                 return self._run(self._place)
@@ -99,6 +106,24 @@ class Agent:
             if is_worth_a_line(num_waits):
                 log.warning("waiting for the other hosts of the group at %s; %s", meeting.endpoint, reason)
             time.sleep(_PAUSE_SECONDS)
+
+    def _start_here(self) -> int:
+        """Starts the ranks of a group on this host alone. What they say to find each other is in files of this user.
+
+        Torch's stores would listen on all interfaces, and its rendezvous unpickles what anybody writes there.
+        """
+        with tempfile.TemporaryDirectory(prefix="tandem-group-") as folder:
+            os.environ[STORE_VARIABLE] = f"{folder}/ranks"
+            parameters = RendezvousParameters(
+                backend="c10d",
+                endpoint=f"{folder}/meeting",
+                run_id=self._meeting.run_id,
+                min_nodes=1,
+                max_nodes=1,
+                local_addr=self._meeting.address,
+                store_type="file",
+            )
+            return self._run(Place(get_rendezvous_handler(parameters), join_seconds=_JOIN_SECONDS))
 
     def _at_meeting(self) -> Place:
         """A place at the meeting. Raises RendezvousError."""

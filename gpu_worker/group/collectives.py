@@ -7,11 +7,13 @@ All ranks make the same calls in the same order; a rank that fails ends its proc
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gpu_worker.group.words import STORE_VARIABLE
 from gpu_worker.process.ranks import Ranks
 
 # Loading may differ between ranks by as much.
@@ -29,12 +31,15 @@ class Collectives:
         assert all(name in os.environ for name in _PORT_VARIABLES), "torchrun sets MASTER_ADDR and MASTER_PORT"
         self.ranks, self._device = ranks, device
         timeout = timedelta(seconds=START_SECONDS)
+        place: dict[str, Any] = {}
+        if path := os.environ.get(STORE_VARIABLE):
+            place = {"store": dist.FileStore(path, ranks.size), "rank": ranks.rank, "world_size": ranks.size}
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            dist.init_process_group("nccl", timeout=timeout, device_id=device)
+            dist.init_process_group("nccl", timeout=timeout, device_id=device, **place)
             self._hosts = dist.new_group(backend="gloo", timeout=timeout)
         else:
-            dist.init_process_group("gloo", timeout=timeout)
+            dist.init_process_group("gloo", timeout=timeout, **place)
             self._hosts = dist.group.WORLD
 
     def least(self, values: Sequence[int]) -> list[int]:

@@ -12,6 +12,8 @@ HIGH_WATER_MARK = 64
 GROUP_LOST = 3
 # The exit codes of a rank that cannot serve, with which the launcher ends too.
 REFUSED_CODES = (1, 2)
+# Set by the launcher of a group on one host: the file in which its ranks find each other.
+STORE_VARIABLE = "_TANDEM_RANKS"
 
 
 class RankLost(RuntimeError):

@@ -61,6 +61,19 @@ def test_two_ranks_compute_the_tokens_of_the_whole_model(served: Served) -> None
     assert_equal_but_for_ties(served, list(range(64)), [output.tokens for output in outputs])
 
 
+def test_a_group_on_one_host_listens_on_loopback_only(served: Served) -> None:
+    """Torch's stores listen on all interfaces by default, and its rendezvous unpickles what it is sent."""
+    launcher = psutil.Process(served.service.roomy.pid)
+    listening = [
+        connection.laddr.ip
+        for process in (launcher, *launcher.children(recursive=True))
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    # Gloo's.
+    assert listening and set(listening) == {"127.0.0.1"}
+
+
 @pytest.mark.parametrize(
     ("rank", "how"),
     [
