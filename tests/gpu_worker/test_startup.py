@@ -267,9 +267,9 @@ def test_a_serving_worker_collects_no_objects_of_its_start(tmp_path: Path, monke
         def serve(self) -> None:
             frozen.append(gc.get_freeze_count())
 
-    def started(*_: object) -> tuple[None, None]:
+    def started(*_: object) -> tuple[None, None, None]:
         left.append(weakref.ref(Garbage()))
-        return None, None
+        return None, None, None
 
     left: list[weakref.ref[Garbage]] = []
     monkeypatch.setattr(startup, "start", started)
