@@ -33,8 +33,11 @@ def is_local(address: str) -> bool:
         return False
 
 
-def channel_options(address: str, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) -> Sequence[tuple[str, int]]:
-    """Returns limits of messages, quick reconnects, and no HTTP proxy for addresses of this machine."""
+def channel_options(address: str, connect_timeout_ms: int | None = None) -> Sequence[tuple[str, int]]:
+    """Returns limits of messages, quick reconnects, and no HTTP proxy for addresses of this machine.
+
+    One attempt to connect ends after `connect_timeout_ms`, by default CONNECT_TIMEOUT_MS.
+    """
     return [
         # Each client has its own connection; by default gRPC shares one among all channels of a process. Several front
         # ends may listen on one port, and a connection stays with the one that accepted it.
@@ -43,7 +46,7 @@ def channel_options(address: str, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) 
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_FIRST_MS),
         # Despite its name, this is the time limit of one attempt to connect.
-        ("grpc.min_reconnect_backoff_ms", connect_timeout_ms),
+        ("grpc.min_reconnect_backoff_ms", connect_timeout_ms or CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_LAST_MS),
         ("grpc.enable_http_proxy", 0 if is_local(address) else 1),
     ]

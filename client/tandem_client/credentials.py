@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from tandem_client.connection import CONNECT_TIMEOUT_MS, channel_options, is_local
+from tandem_client.connection import channel_options, is_local
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -43,7 +43,7 @@ class Access:
     address: str
     token: str | None = None
     tls: TlsSettings | None = None
-    connect_timeout_ms: int = CONNECT_TIMEOUT_MS
+    connect_timeout_ms: int | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError if the token would be sent in plaintext to another machine, or is no header's value."""
