@@ -100,7 +100,8 @@ def test_equal_beginnings_go_to_one_cell_and_others_to_all(
         for last in range(6):
             assert calls.text("x" * 1024 + str(last)) == "Réturn"
         assert sorted(num_requests(cells)) == [0, 0, 6]
-        for number in range(40):
+        # The hash depends on the ports, so the numbers do: 30 each, with a deviation of 4.5.
+        for number in range(90):
             calls.text(f"prompt {number}")
         assert min(num_requests(cells)) >= 5
 
