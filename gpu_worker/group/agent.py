@@ -26,10 +26,10 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousError,
     RendezvousTimeoutError,
 )
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from gpu_worker.failures import first_line
 from gpu_worker.group.hosts import Meeting, interface_of
+from gpu_worker.group.meeting_state import handler_of
 from gpu_worker.group.place import Place
 from gpu_worker.group.words import GROUP_LOST, REFUSED_CODES, STORE_VARIABLE
 from gpu_worker.logs import is_worth_a_line
@@ -110,7 +110,7 @@ class Agent:
     def _start_here(self) -> int:
         """Starts the ranks of a group on this host alone. What they say to find each other is in files of this user.
 
-        Torch's stores would listen on all interfaces, and its rendezvous unpickles what anybody writes there.
+        Torch's stores would listen on all interfaces.
         """
         with tempfile.TemporaryDirectory(prefix="tandem-group-") as folder:
             os.environ[STORE_VARIABLE] = f"{folder}/ranks"
@@ -123,7 +123,7 @@ class Agent:
                 local_addr=self._meeting.address,
                 store_type="file",
             )
-            return self._run(Place(get_rendezvous_handler(parameters), join_seconds=_JOIN_SECONDS))
+            return self._run(Place(handler_of(parameters), join_seconds=_JOIN_SECONDS))
 
     def _at_meeting(self) -> Place:
         """A place at the meeting. Raises RendezvousError."""
@@ -135,7 +135,7 @@ class Agent:
                 socket.create_connection((meeting.host, meeting.port), _CONNECT_SECONDS).close()
             except OSError as error:
                 raise RendezvousConnectionError(str(error)) from error
-        handler = get_rendezvous_handler(
+        handler = handler_of(
             RendezvousParameters(
                 backend="c10d",
                 endpoint=meeting.endpoint,

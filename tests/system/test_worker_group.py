@@ -62,7 +62,7 @@ def test_two_ranks_compute_the_tokens_of_the_whole_model(served: Served) -> None
 
 
 def test_a_group_on_one_host_listens_on_loopback_only(served: Served) -> None:
-    """Torch's stores listen on all interfaces by default, and its rendezvous unpickles what it is sent."""
+    """Torch's stores listen on all interfaces by default."""
     launcher = psutil.Process(served.service.roomy.pid)
     listening = [
         connection.laddr.ip
