@@ -362,3 +362,41 @@ def test_a_trial_stays_on_a_lane_that_waits_for_new_weights() -> None:
     for stream in streams:
         fleet.check(stream)
     assert set(fleet.versions().values()) == {"v1"}
+
+
+def test_a_trial_that_fits_only_a_worker_with_old_weights_lets_others_be_tried() -> None:
+    fleet = UpdatedFleet(num_workers=1)
+    fleet.run()
+    large = fleet.shape
+    busy = [fleet.submit([1, 1, n], max_new_tokens=120) for n in range(4)]
+    fleet.step()
+    fleet.join()
+    fleet.step()
+    fleet.step()
+    long, short = (fleet.submit([1, 2, n], max_new_tokens=count) for n, count in ((3, 100), (4, 8)))
+    for _ in range(3):
+        fleet.step()
+    fleet.tick()
+    fleet.kill("w-2")
+    # The first trial is that of the long request, which fits w-1 alone. A plan is in flight there, so it does not begin.
+    fleet.tick()
+    suspects = fleet.core.suspects
+    assert len(suspects.handles) == 2 and suspects.trial is not None and suspects.trial.worker == "w-1"
+    assert not any(request.row for request in suspects.members())
+    fleet.workers["w-1"].refusal = "no space"
+    fleet.shape = replace(large, max_length=32)
+    fleet.join()
+    fleet.update("v1", Running.RECOMPUTE)
+    while fleet.versions()["w-3"] != "v1":
+        fleet.tick()
+        fleet.work("w-3")
+        fleet.deliver("w-3")
+    for _ in range(60):
+        fleet.step()
+    assert short.end is not None and long.end is None
+    fleet.workers["w-1"].refusal = ""
+    fleet.now += RETRY_SECONDS
+    fleet.run()
+    for stream in (*busy, long, short):
+        assert stream.end is not None
+        fleet.check(stream)
