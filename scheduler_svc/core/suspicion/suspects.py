@@ -173,11 +173,11 @@ class Suspects:
     def next_trial(self, may_run: Callable[[Request], bool]) -> Trial | None:
         """Returns the current trial. Without one, begins that of the first group with a member that may run.
 
-        A trial without rows goes back to the groups if no member may run: its lane was lost or admits nobody, and the
-        other workers may be smaller.
+        A trial without rows and plans goes back to the groups if no member may run: its lane was lost or admits nobody,
+        and the other workers may be smaller.
         """
         trial, members = self.trial, self.members()
-        if trial is not None and not any(request.row or may_run(request) for request in members):
+        if trial is not None and not any(one.row or one.pending_plans or may_run(one) for one in members):
             self._groups.append([request.handle for request in members])
             self.trial = None
         elif not members:

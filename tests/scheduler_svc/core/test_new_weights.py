@@ -378,7 +378,7 @@ def test_a_trial_that_fits_only_a_worker_with_old_weights_lets_others_be_tried()
         fleet.step()
     fleet.tick()
     fleet.kill("w-2")
-    # The first trial is that of the long request, which fits w-1 alone. A plan is in flight there, so it does not begin.
+    # The first trial is that of the long request, which fits w-1 alone. A plan is in flight there, so it waits.
     fleet.tick()
     suspects = fleet.core.suspects
     assert len(suspects.handles) == 2 and suspects.trial is not None and suspects.trial.worker == "w-1"

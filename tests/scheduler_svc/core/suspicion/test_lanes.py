@@ -60,6 +60,25 @@ def test_a_trial_that_left_a_drained_worker_goes_on_when_that_worker_dies_of_its
     assert all(fleet.end(stream).reason is not None for stream in streams) and not suspects.handles
 
 
+def test_a_trial_whose_only_worker_is_drained_keeps_its_plan_in_flight() -> None:
+    fleet = Fleet(LARGE)
+    streams = [fleet.submit([n, n + 1, n + 2], max_new_tokens=12, ignore_eos=True) for n in range(3, 5)]
+    fleet.step()
+    fleet.tick()
+    fleet.lose("a")
+    suspects = fleet.core.suspects
+    fleet.join_as(LARGE)
+    assert any(runs_trial(fleet, "b") for _ in range(9))
+    fleet.handle(ev.Drain(frontend=FRONTEND, query=1, worker="b", max_seconds=5.0, force=True))
+    # The audit follows each event: a suspect in flight is in the trial.
+    fleet.tick()
+    assert suspects.trial is not None
+    fleet.join_as(LARGE)
+    fleet.run()
+    fleet.check_content()
+    assert all(fleet.end(stream).reason is not None for stream in streams) and not suspects.handles
+
+
 def runs_trial(fleet: Fleet, name: str) -> bool:
     """Ticks; whether the worker then has a plan of a trial that it has not applied."""
     fleet.tick()
