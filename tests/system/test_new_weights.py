@@ -12,12 +12,10 @@ from tandem_client import Client
 from tandem_client.errors import InvalidArgument
 from tandem_client.types import Summary, UpdateState, WeightsSpan
 from tests.rigs.processes import Child, Rig
-from tests.system.real_service import BUNDLED, TIMEOUT_SECONDS, Case, cases_of, reference
+from tests.system.real_service import BUNDLED, NEAR_TIE, TIMEOUT_SECONDS, Case, cases_of, reference
 
 PROMPTS = ["Return the", "def main(", "The list of", "import "]
 NEW_TOKENS = 48
-# Sums of two ranks round differently, so the better of two logits that differ by less may change.
-NEAR_TIE = 1e-4
 _WORKER = "--page-size 16 --max-rows 8 --max-length 512 --token-budget 128 --threads 1 --device cpu --num-pages 64"
 
 

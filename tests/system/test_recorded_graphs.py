@@ -8,6 +8,7 @@ from tests.rigs.processes import Rig
 from tests.system.real_service import (
     BUNDLED,
     MAX_ROWS,
+    NEAR_TIE,
     NEW_TOKENS,
     NUM_PROMPTS,
     SMALL_PAGES,
@@ -20,8 +21,6 @@ from tests.system.real_service import (
 )
 
 PROGRAM = "tests.rigs.recorded_worker"
-# Sums of two ranks round differently, so the better of two logits that differ by less may change.
-NEAR_TIE = 1e-4
 CAPTURED = r"(\d+) of \1 step shapes captured as graphs"
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.rigs.processes import Child, Rig
 from tests.system.real_service import (
     BUNDLED,
+    NEAR_TIE,
     NEW_TOKENS,
     TIMEOUT_SECONDS,
     RealService,
@@ -22,9 +23,6 @@ from tests.system.real_service import (
     reference,
 )
 from tests.system.test_real_model import Served, different
-
-# Sums of two ranks round differently, so the better of two logits that differ by less may change.
-NEAR_TIE = 1e-4
 
 
 @pytest.fixture(scope="module")
