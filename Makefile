@@ -45,7 +45,7 @@ $(INSTALLED): .ci/constraints.txt pyproject.toml
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@$(if $(wildcard $(BIN)/tandem),,echo "installing torch (about 200 MB on a machine without a GPU) and some 70 packages into $(VENV)$(comma) once")
 	@$(BIN)/pip install $(PIP_FLAGS) $$(grep '^torch==' .ci/constraints.txt)
-	@$(BIN)/pip install $(PIP_FLAGS) -c .ci/constraints.txt -e '.[scheduler,worker,dev]'
+	@$(BIN)/pip install $(PIP_FLAGS) -c .ci/constraints.txt -e '.[scheduler,chat,gateway,worker,dev]'
 	@touch $@
 
 $(STUBS): $(PROTOS) protos/build_hook.py | $(INSTALLED)

@@ -13,7 +13,7 @@ from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.step.runner import Runner
 from gpu_worker.timings import Timings
 
-PROTOCOL = 8
+PROTOCOL = 9
 
 
 def identity_of(settings: WorkerSettings, files: ModelFiles, geometry: Geometry) -> str:

@@ -17,7 +17,7 @@ from scheduler_svc.wire import weights as weights_wire
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 from scheduler_svc.wire.page_labels import fill_labels, kept_pages_of
 
-PROTOCOL = 8
+PROTOCOL = 9
 
 # The members of both enums have the same names.
 _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status in ev.StepStatus}

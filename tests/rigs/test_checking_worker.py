@@ -77,7 +77,7 @@ def tokens_of(result: pb.StepResult) -> list[int]:
 def test_the_worker_joins_answers_plans_in_order_and_leaves() -> None:
     with meeting("--page-size", "8", "--num-pages", "5", "--max-rows", "2") as (core, worker, rig):
         join = core.join(generation=7)
-        assert (join.protocol, join.page_size, join.num_pages, join.max_rows) == (8, 8, 5, 2)
+        assert (join.protocol, join.page_size, join.num_pages, join.max_rows) == (9, 8, 5, 2)
         assert join.pid == worker.pid
         assert list(join.eos_token_ids) == [byte_tokenizer.EOS_ID]
         assert core.peer.startswith(f"w-{worker.pid}-".encode())
