@@ -18,7 +18,7 @@ def _good_frames() -> list[bytes]:
     """Valid messages with random or too large numbers."""
     to_core = worker_pb2.WorkerToCore
     result = worker_pb2.StepResult(generation=1, step=1, status=worker_pb2.STEP_STATUS_OK, tokens=b"\1\0\0\0" * 9)
-    join = worker_pb2.Join(protocol=8, identity="x", vocab_size=1, page_size=0, num_pages=2**32 - 1, max_rows=2**32 - 1)
+    join = worker_pb2.Join(protocol=9, identity="x", vocab_size=1, page_size=0, num_pages=2**32 - 1, max_rows=2**32 - 1)
     submit = frontend_pb2.Submit(
         stream=1, request_id="r", prompt=b"\1\0\0\0", max_new_tokens=2**32 - 1, sampling=b"\xff"
     )
@@ -28,7 +28,7 @@ def _good_frames() -> list[bytes]:
         message.SerializeToString()
         for message in (
             to_core(join=join),
-            to_core(join=worker_pb2.Join(protocol=8, identity="x", pid=1)),
+            to_core(join=worker_pb2.Join(protocol=9, identity="x", pid=1)),
             to_core(result=result),
             to_core(heartbeat=worker_pb2.Heartbeat(phase="x" * 1000)),
             to_core(leave=worker_pb2.Leave()),

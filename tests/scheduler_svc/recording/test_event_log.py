@@ -31,7 +31,7 @@ SHAPE = Shape(page_size=4, num_pages=10, max_rows=3, token_budget=12, chunk_alig
 
 def join_message() -> worker_pb2.WorkerToCore:
     join = worker_pb2.Join(
-        protocol=8, identity="i", model="m", vocab_size=SHAPE.vocab_size, page_size=SHAPE.page_size,
+        protocol=9, identity="i", model="m", vocab_size=SHAPE.vocab_size, page_size=SHAPE.page_size,
         num_pages=SHAPE.num_pages, max_rows=SHAPE.max_rows, max_length=SHAPE.max_length,
         token_budget=SHAPE.token_budget, chunk_align=SHAPE.chunk_align, logit_rows=SHAPE.logit_rows,
         eos_token_ids=SHAPE.eos_token_ids, max_frame_bytes=64 << 20,
