@@ -1,0 +1,88 @@
+"""Owns the description of how a family of models writes calls of tools and reasoning. Knows nothing of requests.
+
+It is data: the parts `call` and `reasoning` of the files in `frontend/chat/response_templates`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Self, cast
+
+# The parts of a format that may be left out.
+_EMPTY = {"calls_begin": "", "separator": "", "calls_end": ""}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedArguments:
+    """Arguments as text between marks, one after the other, instead of a JSON object.
+
+    A value of type string stands there as it is, any other one as JSON.
+    """
+
+    before_name: str
+    after_name: str
+    after_value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """How calls are written: calls_begin (call_begin NAME middle ARGUMENTS call_end, separator between) calls_end."""
+
+    call_begin: str
+    middle: str
+    call_end: str
+    calls_begin: str = ""
+    separator: str = ""
+    calls_end: str = ""
+    # The text that only a call contains, at the start of calls_begin + call_begin.
+    trigger: str
+    # None: the arguments are a JSON object.
+    tagged: TaggedArguments | None = None
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object]) -> Self:
+        """Raises ValueError for a key that is missing or unknown, and for a trigger that does not begin a call."""
+        tagged = value.get("tagged")
+        given = None if tagged is None else _texts(TaggedArguments, cast(Mapping[str, object], tagged))
+        texts = _texts(cls, {**_EMPTY, **{name: text for name, text in value.items() if name != "tagged"}})
+        call = cls(**texts, tagged=None if given is None else TaggedArguments(**given))
+        if not call.trigger or not (call.calls_begin + call.call_begin).startswith(call.trigger):
+            raise ValueError(f"trigger is {call.trigger!r}, which does not begin a call")
+        return call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFormat:
+    """The marks around reasoning."""
+
+    open: str
+    close: str
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object]) -> Self:
+        """Raises ValueError for a key that is missing or unknown."""
+        return cls(**_texts(cls, value))
+
+    def state(self, prefix: str) -> "ReasoningState":
+        """What the prompt has of the reasoning. `prefix`: what the prompt has of the model's message."""
+        opened, closed = prefix.rfind(self.open), prefix.rfind(self.close)
+        if closed >= 0 and closed >= opened:
+            return ReasoningState(may_begin=False, is_open=False)
+        return ReasoningState(may_begin=opened < 0 and not prefix.strip(), is_open=opened >= 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningState:
+    """Whether the model may begin to reason, or does so already."""
+
+    may_begin: bool
+    is_open: bool
+
+
+def _texts(kind: type, value: Mapping[str, object]) -> dict[str, str]:
+    names = {field.name for field in fields(kind)} - {"tagged"}
+    if set(value) != names:
+        raise ValueError(f"it has {', '.join(sorted(value))}; it must have {', '.join(sorted(names))}")
+    for name, text in value.items():
+        if not isinstance(text, str):
+            raise ValueError(f"{name} is {text!r}, not a string")
+    return cast(dict[str, str], dict(value))

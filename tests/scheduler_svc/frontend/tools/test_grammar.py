@@ -1,0 +1,259 @@
+"""The grammars of calls, against llguidance's own matcher and readers of calls that are written here.
+
+Answers are random walks through the masks, so they are whatever a model could write under the constraint.
+"""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
+
+from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat, ReasoningState, TaggedArguments
+from scheduler_svc.frontend.tools.grammar import AnswerFormat, after_reasoning, call_grammar
+from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
+
+MODEL = Path(__file__).parents[4] / "gpu_worker/bundled/model/tokenizer.json"
+MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|call|>", "<|message|>"]
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 0, "maximum": 99},
+        "unit": {"enum": ["C", "F"]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = (Tool("get-weather", WEATHER, True), Tool("now", NOTHING, True))
+COMPACT = {"x-guidance": {"whitespace_flexible": False}}
+THINK = ReasoningFormat(open="<think>", close="</think>")
+FRESH = ReasoningState(may_begin=True, is_open=False)
+FORMATS = {
+    "hermes": CallFormat(
+        call_begin='<tool_call>\n{"name": "',
+        middle='", "arguments": ',
+        call_end="}\n</tool_call>",
+        separator="\n",
+        trigger="<tool_call>",
+    ),
+    "list": CallFormat(
+        calls_begin="[TOOL_CALLS][",
+        call_begin='{"name": "',
+        middle='", "arguments": ',
+        call_end="}",
+        separator=", ",
+        calls_end="]",
+        trigger="[TOOL_CALLS]",
+    ),
+    "bare": CallFormat(
+        call_begin='{"name": "', middle='", "arguments": ', call_end="}", separator="; ", trigger='{"name"'
+    ),
+    "outside": CallFormat(
+        call_begin="to=functions.", middle=" json<|message|>", call_end="<|call|>", trigger="to=functions."
+    ),
+    "tagged": CallFormat(
+        call_begin="<tool_call>\n<function=",
+        middle=">\n",
+        call_end="</function>\n</tool_call>",
+        separator="\n",
+        trigger="<tool_call>",
+        tagged=TaggedArguments(before_name="<parameter=", after_name=">\n", after_value="\n</parameter>\n"),
+    ),
+}
+
+
+TOKENIZER = Tokenizer.from_file(str(MODEL))
+TOKENIZER.add_special_tokens(MARKS)
+IDS = {text: TOKENIZER.token_to_id(text) for text in MARKS}
+EOS = TOKENIZER.token_to_id("<|endoftext|>")
+LL_TOKENIZER = LLTokenizer(TOKENIZER.to_str(), n_vocab=TOKENIZER.get_vocab_size(), eos_token=EOS)
+
+
+def _form(name: str) -> AnswerFormat:
+    return AnswerFormat(calls=FORMATS[name], reasoning=THINK, marks=IDS, json_options=COMPACT)
+
+
+def _grammar(name: str, calls: Calls, tools: tuple[Tool, ...] = TOOLS, state: ReasoningState = FRESH) -> str:
+    grammar = call_grammar(Choice(tools, calls), _form(name), state, is_supported=lambda schema: True)
+    assert grammar is not None
+    return grammar
+
+
+def _accepts(grammar: str, text: str) -> bool:
+    matcher = LLMatcher(LL_TOKENIZER, grammar)
+    assert not matcher.get_error()
+    ids = TOKENIZER.encode(text, add_special_tokens=False).ids
+    return matcher.consume_tokens(ids) and matcher.is_accepting()
+
+
+def _random_answer(grammar: str, seed: int) -> str | None:
+    """Returns the text of a random walk, or None if it does not end within 400 tokens.
+
+    Reasoning and free text would go on for long, so half of the time a mark or the end is taken where the mask has one.
+    """
+    draw, matcher, ids = random.Random(seed), LLMatcher(LL_TOKENIZER, grammar), list[int]()
+    ends = {EOS, *IDS.values()}
+    assert not matcher.get_error()
+    for _ in range(400):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [token for token in range(mask.bit_length()) if mask >> token & 1]
+        marks = [token for token in allowed if token in ends]
+        token = draw.choice(marks if marks and draw.random() < 0.5 else allowed)
+        if token == EOS:
+            return TOKENIZER.decode(ids, skip_special_tokens=False)
+        ids.append(token)
+        assert matcher.consume_token(token)
+        if matcher.is_stopped():
+            return TOKENIZER.decode(ids, skip_special_tokens=False)
+    return None
+
+
+def _read_calls(name: str, answer: str) -> list[tuple[str, object]]:
+    """The calls of an answer, by plain searches for what the format writes around them."""
+    if name == "list":
+        lists = [json.JSONDecoder().raw_decode(part)[0] for part in answer.split("[TOOL_CALLS]")[1:]]
+        return [(call["name"], call["arguments"]) for calls in lists for call in calls]
+    if name == "outside":
+        found = re.findall(r"to=functions\.([\w.-]+) json<\|message\|>(.*?)<\|call\|>", answer, re.DOTALL)
+        return [(tool, json.loads(arguments)) for tool, arguments in found]
+    if name == "bare":
+        calls, at = list[tuple[str, object]](), answer.find('{"name"')
+        while at >= 0:
+            call, end = json.JSONDecoder().raw_decode(answer, at)
+            calls.append((call["name"], call["arguments"]))
+            at = answer.find('{"name"', end)
+        return calls
+    bodies = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", answer, re.DOTALL)
+    if name == "hermes":
+        return [(json.loads(body)["name"], json.loads(body)["arguments"]) for body in bodies]
+    calls = []
+    for body in bodies:
+        tool = re.match(r"<function=([\w.-]+)>", body)
+        assert tool is not None
+        given = re.findall(r"<parameter=(\w+)>\n(.*?)\n</parameter>", body, re.DOTALL)
+        calls.append((tool[1], {key: int(value) if key == "days" else value for key, value in given}))
+    return calls
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("calls", [Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE, Calls.ANY, Calls.AT_MOST_ONE])
+def test_every_call_of_an_answer_is_whole_and_valid(name: str, calls: Calls) -> None:
+    grammar, numbers = _grammar(name, calls), list[int]()
+    for seed in range(12):
+        answer = _random_answer(grammar, seed)
+        if answer is None:
+            continue
+        found = _read_calls(name, answer.split("</think>")[-1])
+        numbers.append(len(found))
+        for tool, arguments in found:
+            schema = {tool.name: tool.parameters for tool in TOOLS}[tool]
+            if name == "tagged":
+                # The text of a tagged string ends at a mark alone.
+                schema = json.loads(json.dumps(schema).replace('"maxLength": 12', '"maxLength": 4000'))
+            jsonschema.validate(arguments, schema)
+    assert len(numbers) >= 3
+    if calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE):
+        assert min(numbers) >= 1
+    if calls in (Calls.EXACTLY_ONE, Calls.AT_MOST_ONE):
+        assert max(numbers) <= 1
+
+
+CALL = '<tool_call>\n{"name": "get-weather", "arguments": {"city":"Rome","unit":"C"}}\n</tool_call>'
+WRONG = '<tool_call>\n{"name": "get-weather", "arguments": {"city":"Rome"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("calls", "text", "is_accepted"),
+    [
+        (Calls.AT_LEAST_ONE, CALL, True),
+        (Calls.AT_LEAST_ONE, f"{CALL}\n{CALL}", True),
+        (Calls.AT_LEAST_ONE, "Sure: " + CALL, False),
+        (Calls.AT_LEAST_ONE, WRONG, False),
+        (Calls.AT_LEAST_ONE, "<think>Rome, then.</think>\n\n" + CALL, True),
+        (Calls.EXACTLY_ONE, f"{CALL}\n{CALL}", False),
+        (Calls.ANY, "No tool is needed.", True),
+        (Calls.ANY, f"Sure: {CALL}\n{CALL} Done.", True),
+        (Calls.ANY, "Sure: " + WRONG, False),
+        (Calls.AT_MOST_ONE, "Sure: " + CALL, True),
+        (Calls.AT_MOST_ONE, f"{CALL}\n{CALL}", False),
+    ],
+)
+def test_calls_are_accepted_as_often_as_the_choice_allows(calls: Calls, text: str, is_accepted: bool) -> None:
+    assert _accepts(_grammar("hermes", calls), text) is is_accepted
+
+
+@pytest.mark.parametrize(
+    ("prefix", "text", "is_accepted"),
+    [
+        # The template has opened the reasoning, or closed it at once.
+        ("<think>\n", "Rome.</think>\n" + CALL, True),
+        ("<think>\n", CALL, False),
+        ("<think>\n\n</think>\n\n", CALL, True),
+        ("<think>\n\n</think>\n\n", "<think>x</think>" + CALL, False),
+        ("", CALL, True),
+    ],
+)
+def test_reasoning_goes_on_where_the_prompt_left_it(prefix: str, text: str, is_accepted: bool) -> None:
+    assert _accepts(_grammar("hermes", Calls.EXACTLY_ONE, state=THINK.state(prefix)), text) is is_accepted
+
+
+def test_a_model_decides_freely_over_tools_that_are_not_strict() -> None:
+    tools = tuple(Tool(tool.name, tool.parameters, False) for tool in TOOLS)
+    choice = Choice(tools, Calls.ANY)
+    assert call_grammar(choice, _form("hermes"), FRESH, is_supported=lambda schema: True) is None
+    assert call_grammar(Choice((), Calls.NONE), _form("hermes"), FRESH, is_supported=lambda schema: True) is None
+    # With one strict tool, calls of the others have any arguments.
+    mixed = _grammar("hermes", Calls.ANY, (TOOLS[0], tools[1]))
+    assert _accepts(mixed, '<tool_call>\n{"name": "now", "arguments": {"zone":3}}\n</tool_call>')
+    assert not _accepts(mixed, WRONG)
+
+
+def test_arguments_are_any_object_where_a_loose_tool_has_a_schema_that_is_not_supported() -> None:
+    choice = Choice((Tool("now", {"type": "object", "not": {}}, False),), Calls.EXACTLY_ONE)
+    grammar = call_grammar(choice, _form("hermes"), FRESH, is_supported=lambda schema: "not" not in schema)
+    assert grammar is not None
+    assert _accepts(grammar, '<tool_call>\n{"name": "now", "arguments": {"zone":3}}\n</tool_call>')
+
+
+def test_marks_that_are_no_tokens_of_their_own_are_text() -> None:
+    form = AnswerFormat(calls=FORMATS["bare"], reasoning=None, json_options=COMPACT)
+    grammar = call_grammar(Choice(TOOLS, Calls.ANY), form, FRESH, is_supported=lambda schema: True)
+    assert grammar is not None
+    assert _accepts(grammar, 'Sure: {"name": "now", "arguments": {}}; {"name": "now", "arguments": {}} Done.')
+    assert not _accepts(grammar, 'Sure: {"name": "never", "arguments": {}}')
+
+
+def test_references_of_a_tagged_argument_are_found() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/place"}},
+        "required": ["at"],
+        "$defs": {"place": {"type": "object", "properties": {"x": {"type": "integer"}}, "additionalProperties": False}},
+    }
+    grammar = _grammar("tagged", Calls.EXACTLY_ONE, (Tool("go", schema, True),))
+    begin, end = "<tool_call>\n<function=go>\n<parameter=at>\n", "\n</parameter>\n</function>\n</tool_call>"
+    assert _accepts(grammar, begin + '{"x":3}' + end)
+    assert not _accepts(grammar, begin + '{"y":3}' + end)
+
+
+@pytest.mark.parametrize("inner", ['start: "a" | "b"', json.dumps({"grammars": [{"json_schema": {"enum": ["a"]}}]})])
+def test_an_answer_under_a_constraint_may_begin_with_reasoning(inner: str) -> None:
+    content = "a" if inner.startswith("start") else '"a"'
+    grammar = after_reasoning(inner, _form("hermes"), FRESH)
+    assert _accepts(grammar, "<think>well</think>\n" + content)
+    assert _accepts(grammar, content)
+    assert not _accepts(grammar, "well" + content)
+    assert after_reasoning(inner, _form("hermes"), THINK.state("<think></think>")) == inner
+
+
+def test_an_unknown_format_is_refused_only_where_calls_are_needed() -> None:
+    form = AnswerFormat(calls=None, reasoning=None)
+    with pytest.raises(ValueError, match="does not know how the served model writes calls"):
+        call_grammar(Choice(TOOLS, Calls.EXACTLY_ONE), form, FRESH, is_supported=lambda schema: True)
+    assert call_grammar(Choice((), Calls.NONE), form, FRESH, is_supported=lambda schema: True) is None
