@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
 
 from gpu_worker.bundled.recipe import corpus as corpus_module
+from gpu_worker.bundled.recipe.chat_tokens import EOS_IDS, MARKS, TURN_TOKENS, add_chat
 from gpu_worker.bundled.recipe.corpus import Corpus, build_corpus
 from gpu_worker.bundled.recipe.evaluate import (
     MODEL_DIR,
@@ -24,7 +26,7 @@ from gpu_worker.bundled.recipe.evaluate import (
 )
 from gpu_worker.bundled.recipe.prompts import greedy, read_prompts
 from gpu_worker.bundled.recipe.recipe import Recipe, batches, build_model, build_optimizers
-from gpu_worker.bundled.recipe.tokenizer import EOS_ID, EOS_TOKEN, VOCAB_SIZE, train_tokenizer
+from gpu_worker.bundled.recipe.tokenizer import EOS_ID, EOS_TOKEN, TRAINED_TOKENS, VOCAB_SIZE, train_tokenizer
 from gpu_worker.bundled.recipe.train import load_checkpoint, save_checkpoint
 from gpu_worker.bundled.recipe.unlikelihood import repeats
 
@@ -64,10 +66,10 @@ def test_the_model_loads_as_bf16_with_a_context_of_at_least_1024() -> None:
 
 def test_eos_is_declared_everywhere(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
     assert tokenizer.token_to_id(EOS_TOKEN) == EOS_ID
-    assert tokenizer.get_vocab_size() == VOCAB_SIZE == model.config.vocab_size
+    assert model.config.vocab_size == VOCAB_SIZE
     assert model.config.eos_token_id == EOS_ID
     assert model.generation_config is not None
-    assert model.generation_config.eos_token_id == EOS_ID
+    assert model.generation_config.eos_token_id == EOS_IDS == [EOS_ID, tokenizer.token_to_id("<|im_end|>")]
     assert AutoTokenizer.from_pretrained(MODEL_DIR).eos_token_id == EOS_ID
 
 
@@ -89,6 +91,42 @@ def test_text_is_encoded_and_decoded_without_a_change(tokenizer: Tokenizer, text
 
 def test_the_end_token_can_be_written_in_a_prompt(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode(f"a{EOS_TOKEN}b").ids.count(EOS_ID) == 1
+
+
+def test_the_tokens_of_chats_come_after_the_trained_ones(tokenizer: Tokenizer) -> None:
+    ids = [tokenizer.token_to_id(token) for token in (*TURN_TOKENS, *MARKS)]
+    assert ids == list(range(TRAINED_TOKENS, tokenizer.get_vocab_size()))
+    text = "".join((*TURN_TOKENS, *MARKS))
+    assert tokenizer.encode(text).ids == ids
+    assert tokenizer.decode(ids) == "".join(MARKS)
+
+
+def test_rows_of_tokens_that_were_not_trained_are_the_mean_of_the_others(model: PreTrainedModel) -> None:
+    rows = model.get_input_embeddings().weight
+    mean = rows[:TRAINED_TOKENS].mean(0).to(torch.bfloat16).float()
+    assert torch.allclose(rows[TRAINED_TOKENS:], mean.expand(VOCAB_SIZE - TRAINED_TOKENS, -1), atol=1e-6)
+
+
+def test_chat_tokens_are_added_once(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "tokenizer.json", "config.json", "generation_config.json"):
+        (tmp_path / name).write_bytes((MODEL_DIR / name).read_bytes())
+    with pytest.raises(ValueError, match=r"has 4112 rows; a model without the tokens of chats has 4096"):
+        add_chat(tmp_path)
+
+
+def test_a_trained_folder_gets_the_committed_files(tmp_path: Path) -> None:
+    weights = load_file(MODEL_DIR / "model.safetensors")
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:TRAINED_TOKENS].clone()
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    saved = json.loads((MODEL_DIR / "tokenizer.json").read_text())
+    saved["added_tokens"] = saved["added_tokens"][:1]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / name).write_bytes((MODEL_DIR / name).read_bytes())
+    add_chat(tmp_path)
+    for path in sorted(tmp_path.iterdir()):
+        assert path.read_bytes() == (MODEL_DIR / path.name).read_bytes(), path.name
+    assert (tmp_path / "chat_template.jinja").exists()
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from gpu_worker.bundled.recipe.tokenizer import EOS_ID, VOCAB_SIZE
+from gpu_worker.bundled.recipe.tokenizer import EOS_ID, TRAINED_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Recipe:
 def build_model(recipe: Recipe) -> PreTrainedModel:
     torch.manual_seed(recipe.seed)
     config = Qwen3Config(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=TRAINED_TOKENS,
         hidden_size=256,
         intermediate_size=704,
         num_hidden_layers=4,

@@ -1,7 +1,8 @@
 """The bundled model's tokenizer: a byte-level BPE of its own.
 
 Owns: the vocabulary's size and layout, training, saving. Byte-level, so every text makes the round trip.
-Ids 0 to 255 are the bytes, then the merges; the last id is `<|endoftext|>`, which ends a document.
+Ids 0 to 255 are the bytes, then the merges; the last trained id is `<|endoftext|>`, which ends a document. The tokens
+of chats follow (`chat_tokens.py`), and ids without a token up to a multiple of 16.
 """
 
 import json
@@ -10,9 +11,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-VOCAB_SIZE = 4_096
+TRAINED_TOKENS = 4_096
+VOCAB_SIZE = 4_112
 EOS_TOKEN = "<|endoftext|>"
-EOS_ID = VOCAB_SIZE - 1
+EOS_ID = TRAINED_TOKENS - 1
 
 
 def train_tokenizer(documents: Iterable[str]) -> Tokenizer:
@@ -28,7 +30,7 @@ def train_tokenizer(documents: Iterable[str]) -> Tokenizer:
     tokenizer.train_from_iterator(documents, trainer)
     tokenizer.add_special_tokens([EOS_TOKEN])
     if tokenizer.token_to_id(EOS_TOKEN) != EOS_ID:
-        raise ValueError(f"the corpus is too small for {VOCAB_SIZE} tokens: got {tokenizer.get_vocab_size()}")
+        raise ValueError(f"the corpus is too small for {TRAINED_TOKENS} tokens: got {tokenizer.get_vocab_size()}")
     return tokenizer
 
 

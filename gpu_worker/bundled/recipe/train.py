@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 
+from gpu_worker.bundled.recipe.chat_tokens import add_chat
 from gpu_worker.bundled.recipe.corpus import build_corpus
 from gpu_worker.bundled.recipe.evaluate import (
     MODEL_DIR,
@@ -35,7 +36,7 @@ from gpu_worker.bundled.recipe.evaluate import (
     verify,
 )
 from gpu_worker.bundled.recipe.recipe import Recipe, batches, build_model, build_optimizers
-from gpu_worker.bundled.recipe.tokenizer import EOS_ID, VOCAB_SIZE, save_tokenizer, train_tokenizer
+from gpu_worker.bundled.recipe.tokenizer import EOS_ID, TRAINED_TOKENS, save_tokenizer, train_tokenizer
 from gpu_worker.bundled.recipe.unlikelihood import unlikelihood
 
 PRECISIONS = ("auto", "bf16", "f32")
@@ -98,7 +99,7 @@ def load_checkpoint(path: Path, model: PreTrainedModel, optimizers: Sequence[tor
 
 
 def likelihood_loss(model: PreTrainedModel, batch: torch.Tensor) -> torch.Tensor:
-    logits = model(batch).logits[:, :-1].reshape(-1, VOCAB_SIZE).float()
+    logits = model(batch).logits[:, :-1].reshape(-1, TRAINED_TOKENS).float()
     return functional.cross_entropy(logits, batch[:, 1:].reshape(-1))
 
 
@@ -190,6 +191,7 @@ def run(recipe: Recipe, out: Path, *, threads: int, precision: str) -> None:
     train(model, documents, held_out, recipe, out, use_bf16=use_bf16)
     model.to(dtype=torch.bfloat16).save_pretrained(out)
     GenerationConfig(eos_token_id=EOS_ID, pad_token_id=EOS_ID).save_pretrained(out)
+    add_chat(out)
     figures = measure(load_f32(out), held_out)
     (out / "checkpoint.safetensors").unlink()
     provenance = {
@@ -199,7 +201,7 @@ def run(recipe: Recipe, out: Path, *, threads: int, precision: str) -> None:
         "recipe": asdict(recipe),
         "training_precision": arithmetic,
         "training_threads": threads,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in load_f32(out).parameters()),
         "train_documents": len(corpus.train),
         "train_tokens": num_tokens,
         "held_out_documents": len(corpus.held_out),
