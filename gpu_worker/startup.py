@@ -30,7 +30,7 @@ from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.group.failures import refusal_in_group
 from gpu_worker.group.start import Together, device_of_rank, least_sizes, meet, part_of_rank, threads_of_rank
 from gpu_worker.layout.shapes import StepShape
-from gpu_worker.link.join_message import identity_of, join_message
+from gpu_worker.link.join_message import identity_of, join_message, texts
 from gpu_worker.logs import log_slow_phase, phase
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, resident_growth
@@ -75,7 +75,7 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     with phase("model files"):
         files = read_files(folder)
         # These are the largest parts of the Join; one that is too large is refused before weights are loaded.
-        join_frame(pb.Join(tokenizer_json=files.tokenizer_json, chat_template=files.chat_template))
+        join_frame(pb.Join(**texts(files)))
     _warn_of(files)
     with phase("compatibility check"):
         whole = model_facts(files.config, dtype=dtype, packs=(packs := can_pack(device, dtype)))

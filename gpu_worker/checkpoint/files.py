@@ -17,6 +17,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from gpu_worker.checkpoint.chat_files import ChatFiles, read_chat_files
 from gpu_worker.checkpoint.locate import read_json, read_settings
 from gpu_worker.checkpoint.weights import ModelRefused, WeightFiles, find_weights
 from gpu_worker.failures import first_line
@@ -61,7 +62,7 @@ class ModelFiles:
     unsupported: tuple[str, ...]
     # Empty without a tokenizer.json: prompts and outputs are token ids then.
     tokenizer_json: bytes
-    chat_template: str
+    chat: ChatFiles
 
 
 def read_files(folder: Path) -> ModelFiles:
@@ -93,7 +94,7 @@ def read_files(folder: Path) -> ModelFiles:
         defaults=_sampling_defaults(generation),
         unsupported=_unsupported_options(generation),
         tokenizer_json=tokenizer_json,
-        chat_template=_chat_template(folder),
+        chat=read_chat_files(folder, tokenizer_json),
     )
 
 
@@ -153,7 +154,7 @@ def check_tokenizer(tokenizer_json: bytes, vocab_size: int, path: Path) -> None:
 
 
 def identity(files: ModelFiles, page_size: int, window: tuple[int, int] | None = None) -> str:
-    """SHA-256 of weights, config, tokenizer, page size, and the settings window and window_sinks.
+    """SHA-256 of weights, config, tokenizer, files of chats, page size, and the settings window and window_sinks.
 
     Workers with equal identities can continue each other's requests.
     """
@@ -169,7 +170,8 @@ def identity(files: ModelFiles, page_size: int, window: tuple[int, int] | None =
         add(path.name, hashlib.sha256(b"".join(_fingerprint(path, num_samples))).digest())
     add("config.json", json.dumps(read_json(files.folder / "config.json"), sort_keys=True).encode())
     add("tokenizer.json", files.tokenizer_json)
-    add("chat_template", files.chat_template.encode())
+    add("chat_template", files.chat.template.encode())
+    add("chat_files", files.chat.identity())
     add("page_size", str(page_size).encode())
     if window is not None:
         add("window", "{} {}".format(*window).encode())
@@ -204,12 +206,3 @@ def _unsupported_options(generation: GenerationConfig) -> tuple[str, ...]:
     return tuple(
         f"{name} {value}" for name, value in asked.items() if value is not None and value != _UNSUPPORTED[name]
     )
-
-
-def _chat_template(folder: Path) -> str:
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text()
-    if (folder / "tokenizer_config.json").is_file():
-        template = read_json(folder / "tokenizer_config.json").get("chat_template")
-        return template if isinstance(template, str) else ""
-    return ""

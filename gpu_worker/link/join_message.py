@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
@@ -20,6 +21,20 @@ def identity_of(settings: WorkerSettings, files: ModelFiles, geometry: Geometry)
     """The identity of the model with these settings, as in Join."""
     window = None if settings.window is None else (settings.window, settings.window_sinks)
     return identity(files, geometry.page_size, window)
+
+
+def texts(files: ModelFiles) -> dict[str, Any]:
+    """The fields of Join with a tokenizer and what chats need."""
+    chat = pb.ChatFiles(
+        named_templates=files.chat.named_templates,
+        tokenizer_config_json=files.chat.tokenizer_config_json,
+        response_template_json=files.chat.response_template_json,
+    )
+    return {
+        "tokenizer_json": files.tokenizer_json,
+        "chat_template": files.chat.template,
+        "chat": chat if files.tokenizer_json else None,
+    }
 
 
 def join_message(
@@ -44,8 +59,7 @@ def join_message(
         logit_rows=geometry.logit_rows,
         eos_token_ids=files.eos_token_ids,
         defaults=pb.GenerationDefaults(**files.defaults),
-        tokenizer_json=files.tokenizer_json,
-        chat_template=files.chat_template,
+        **texts(files),
         pid=pid_of(ranks),
         standby=settings.standby,
         device=f"{ranks.size} x {device.type}{card}" if ranks.is_group else f"{device}{card}",

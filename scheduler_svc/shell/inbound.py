@@ -89,6 +89,7 @@ class Inbound:
         # The core does not read these; they would fill the log, because a standby worker joins twice a second.
         message.join.ClearField("tokenizer_json")
         message.join.ClearField("chat_template")
+        message.join.ClearField("chat")
         return self._dispatcher.answer_worker(self._handle(event, peer=peer, worker=message), join)
 
     def _refuse_worker(self, peer: str, answer: str, reason: str) -> list[fx.Effect]:

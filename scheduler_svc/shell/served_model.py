@@ -1,8 +1,8 @@
 """The served model as front ends see it: sizes from the core, the tokenizer from a worker's Join.
 
-Owns the tokenizer, the chat template and the root of page hashes. All workers of one core have the same identity, which
-includes the tokenizer, so the tokenizer is taken once, from the first worker that is proven. Joins of workers on
-probation are kept until then. Sizes and defaults come from the core with each ModelServed.
+Owns the tokenizer, the files of chats and the root of page hashes. All workers of one core have the same identity,
+which includes these files, so they are taken once, from the first worker that is proven. Joins of workers on probation
+are kept until then. Sizes and defaults come from the core with each ModelServed.
 """
 
 from collections.abc import Collection
@@ -32,6 +32,8 @@ class ServedModel:
         self._cache_root = cache_root
         self._tokenizer_json: bytes | None = None
         self._chat_template = ""
+        # A serialized ChatFiles.
+        self._chat_files = b""
         # A tokenizer takes tens of MB, so Joins are kept only until the first worker is proven.
         self._on_probation: dict[str, worker_pb2.Join] = {}
 
@@ -47,6 +49,7 @@ class ServedModel:
         join = self._on_probation.get(worker)
         if join is not None:
             self._tokenizer_json, self._chat_template = join.tokenizer_json, join.chat_template
+            self._chat_files = join.chat.SerializeToString(deterministic=True)
             self._on_probation.clear()
 
     def state(self, effect: ModelServed) -> frontend_pb2.ModelState:
@@ -70,6 +73,7 @@ class ServedModel:
             info=info,
             tokenizer_json=self._tokenizer_json,
             chat_template=self._chat_template,
+            chat_files=self._chat_files,
             cache_root=self._cache_root,
             recent_max_length=effect.recent_max_length,
         )

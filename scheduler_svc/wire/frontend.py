@@ -37,7 +37,7 @@ _DRAIN = {state: control_pb2.DrainState.Value(f"DRAIN_STATE_{state.name}") for s
 # The fields that have the same names and values on both sides.
 _LOAD = tuple(name for name in Load.__slots__ if name not in ("per_worker", "incidents", "held_pools"))
 _DRAIN_FIELDS = tuple(name for name in control_pb2.DrainResponse.DESCRIPTOR.fields_by_name if name != "state")
-_USAGE = tuple(inference_pb2.Usage.DESCRIPTOR.fields_by_name)
+_USAGE = tuple(name for name in inference_pb2.Usage.DESCRIPTOR.fields_by_name if name in fx.Stats.__slots__)
 _TIMING = tuple(inference_pb2.Timing.DESCRIPTOR.fields_by_name)
 
 MAX_DRAIN_SECONDS = 86_400

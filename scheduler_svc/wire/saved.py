@@ -19,7 +19,7 @@ _SAME = tuple(
     for name in ev.Submit.__slots__
     if name in pb.Submit.DESCRIPTOR.fields_by_name and name not in ("prompt", "stop_token_ids", "stream", "page_hashes")
 )
-_USAGE = tuple(inference_pb2.Usage.DESCRIPTOR.fields_by_name)
+_USAGE = tuple(name for name in inference_pb2.Usage.DESCRIPTOR.fields_by_name if name in fx.Stats.__slots__)
 _TIMING = tuple(inference_pb2.Timing.DESCRIPTOR.fields_by_name)
 _REASON = {reason: inference_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in fx.EndReason}
 _FAILURE = {code: pb.FailureCode.Value(f"FAILURE_CODE_{code.name}") for code in fx.FailureCode}

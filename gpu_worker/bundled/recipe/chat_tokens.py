@@ -1,7 +1,7 @@
 """The bundled model's tokens of chats: their ids, their rows, and the template that writes them.
 
-Owns what is added after the training. The tokens are appended, so the trained ids keep their places. Each new row is the
-mean of the trained rows: its logit is the mean of theirs, so it is never the largest, and greedy outputs do not change.
+Owns what is added after the training. The tokens are appended, so the trained ids keep their places. Each new row is
+the mean of the trained rows: its logit is the mean of theirs, so it is never the largest, and greedy outputs stay.
 """
 
 import json

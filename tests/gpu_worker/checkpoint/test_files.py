@@ -18,7 +18,7 @@ def test_read_files_returns_the_fields_of_join(saved: Path) -> None:
     drawn = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.0}
     assert files.defaults == drawn
     assert files.tokenizer_json == (saved / "tokenizer.json").read_bytes()
-    assert files.chat_template == "{{ messages }}"
+    assert files.chat.template == "{{ messages }}"
 
 
 def test_without_do_sample_the_default_is_greedy(saved: Path, tmp_path: Path) -> None:
@@ -132,6 +132,11 @@ def test_identity_follows_weights_config_tokenizer_and_page_size(saved: Path, tm
     shutil.copy(saved / "model.safetensors", folder)
     assert identity_of(folder) == base
     (folder / "tokenizer.json").write_text(tokenizer_json(VOCAB_SIZE - 1))
+    assert identity_of(folder) != base
+    shutil.copy(saved / "tokenizer.json", folder)
+    assert identity_of(folder) == base
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     assert identity_of(folder) != base
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from google.protobuf.message import Message
 from tandem.internal.v1 import frontend_pb2, journal_pb2, worker_pb2
 from tandem.v1 import control_pb2
 
@@ -195,7 +196,10 @@ def joining(**changes: object) -> worker_pb2.WorkerToCore:
     join = worker_pb2.Join.FromString(JOIN.SerializeToString())
     join.key = KEY
     for name, value in changes.items():
-        setattr(join, name, value)
+        if isinstance(value, Message):
+            getattr(join, name).CopyFrom(value)
+        else:
+            setattr(join, name, value)
     return worker_pb2.WorkerToCore(join=join)
 
 
@@ -379,12 +383,14 @@ def test_a_flush_is_answered(bench: Bench) -> None:
 
 def test_the_tokenizer_and_chat_template_reach_front_ends(bench: Bench) -> None:
     worker, frontend = bench.worker(), bench.frontend()
-    worker.send(joining(tokenizer_json=b"{}", chat_template="t"))
+    chat = worker_pb2.ChatFiles(named_templates={"tool_use": "u"}, tokenizer_config_json="{}")
+    worker.send(joining(tokenizer_json=b"{}", chat_template="t", chat=chat))
     bench.start()
     assert worker.next_of_worker().HasField("joined")
     frontend.send(HELLO)
     state = frontend.next_of_frontend().model_state
     assert (state.tokenizer_json, state.chat_template) == (b"{}", "t")
+    assert worker_pb2.ChatFiles.FromString(state.chat_files) == chat
 
 
 def test_a_worker_with_an_eos_token_outside_the_vocabulary_is_refused(bench: Bench) -> None:
