@@ -21,6 +21,7 @@ from tandem_client.credentials import Metadata, TlsSettings
 from tandem_client.operations.asynchronous import AsyncOperations
 from tandem_client.recovery import Recovery
 from tandem_client.wire import messages
+from tandem_client.wire.chat import ChatMessages, ChatOptions
 from tandem_client.wire.request import (
     FIELD_KEYWORDS,
     RESUME_KEYWORDS,
@@ -28,6 +29,7 @@ from tandem_client.wire.request import (
     Prompt,
     abort_request,
     detokenize_request,
+    render_chat_request,
     tokenize_request,
 )
 from tandem_client.wire.rpc_errors import ErrorReader
@@ -59,15 +61,16 @@ class AsyncClient(AsyncOperations, ClientBase):
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         *,
         timeout: float | None = None,
         resume: bool = False,
         traceparent: str | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerateStream:
-        """Starts a completion of a text or of token ids; iterate over the stream. Options as in `GenerateOptions`.
+        """Starts a completion of a text or of token ids, or with `chat` an answer; iterate over the stream.
 
+        Options as in `GenerateOptions`.
         With `resume`, the stream goes on by itself after its connection or its front end was lost. The service logs the
         ids of `traceparent`, a W3C trace context.
         """
@@ -138,6 +141,18 @@ class AsyncClient(AsyncOperations, ClientBase):
         request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens, model=model)
         return (await self._call(self._stubs.inference.Detokenize, request, timeout)).text
 
+    async def render_chat(
+        self,
+        chat: ChatMessages,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> types.RenderedChat:
+        """The text and the token ids that `generate` would make of a conversation. Options as in `ChatOptions`."""
+        request = render_chat_request(chat, model=model, **options)
+        return messages.rendered_chat(await self._call(self._stubs.inference.RenderChat, request, timeout))
+
     async def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
         """Cancels waiting or running requests of this client's tenant; the outcome for each id."""
         request = abort_request(request_ids)
@@ -151,21 +166,6 @@ class AsyncClient(AsyncOperations, ClientBase):
     async def load(self, *, timeout: float | None = None) -> types.Load:
         """The service's load: requests, pages, workers; and whether it serves."""
         return messages.load(await self._call(self._stubs.control.GetLoad, control_pb2.GetLoadRequest(), timeout))
-
-    async def flush_cache(self, *, timeout: float | None = None) -> int:
-        """Empties the prefix cache; the number of pages that it held."""
-        request = control_pb2.FlushCacheRequest()
-        return (await self._call(self._stubs.control.FlushCache, request, timeout)).pages
-
-    async def quarantine(self, *, timeout: float | None = None) -> list[types.QuarantinedRequest]:
-        """The requests that the service refuses because they killed their workers, oldest first."""
-        request = control_pb2.ListQuarantineRequest()
-        return messages.quarantine(await self._call(self._stubs.control.ListQuarantine, request, timeout))
-
-    async def clear_quarantine(self, *keys: str, timeout: float | None = None) -> int:
-        """Ends the quarantine of the requests with these keys, of all without keys; the number of requests."""
-        request = control_pb2.ClearQuarantineRequest(keys=keys)
-        return (await self._call(self._stubs.control.ClearQuarantine, request, timeout)).removed
 
     async def health(self, *, timeout: float | None = None) -> bool:
         """Whether the service is ready. Raises Unavailable if it cannot be reached."""

@@ -58,7 +58,7 @@ class ClientBase:
 
 
 def lingering_request(
-    prompt: Prompt, *, resume: bool, **options: Unpack[GenerateOptions]
+    prompt: Prompt | None, *, resume: bool, **options: Unpack[GenerateOptions]
 ) -> tuple[inference_pb2.GenerateRequest, Recovery | None]:
     """Returns the request of a stream, and the recovery of one that is resumed by itself.
 

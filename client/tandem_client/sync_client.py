@@ -20,6 +20,7 @@ from tandem_client.operations.blocking import Operations
 from tandem_client.recovery import Recovery
 from tandem_client.sync_stream import Aborting, Call, GenerateStream, wait_for
 from tandem_client.wire import messages
+from tandem_client.wire.chat import ChatMessages, ChatOptions
 from tandem_client.wire.request import (
     FIELD_KEYWORDS,
     RESUME_KEYWORDS,
@@ -27,6 +28,7 @@ from tandem_client.wire.request import (
     Prompt,
     abort_request,
     detokenize_request,
+    render_chat_request,
     tokenize_request,
 )
 from tandem_client.wire.rpc_errors import ErrorReader
@@ -62,15 +64,16 @@ class Client(Operations, ClientBase):
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         *,
         timeout: float | None = None,
         resume: bool = False,
         traceparent: str | None = None,
         **options: Unpack[GenerateOptions],
     ) -> GenerateStream:
-        """Starts a completion of a text or of token ids; iterate over the stream. Options as in `GenerateOptions`.
+        """Starts a completion of a text or of token ids, or with `chat` an answer; iterate over the stream.
 
+        Options as in `GenerateOptions`.
         With `resume`, the stream goes on by itself after its connection or its front end was lost. The service logs the
         ids of `traceparent`, a W3C trace context.
         """
@@ -148,6 +151,18 @@ class Client(Operations, ClientBase):
         request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens, model=model)
         return self._call(self._inference.Detokenize, request, timeout).text
 
+    def render_chat(
+        self,
+        chat: ChatMessages,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> types.RenderedChat:
+        """The text and the token ids that `generate` would make of a conversation. Options as in `ChatOptions`."""
+        request = render_chat_request(chat, model=model, **options)
+        return messages.rendered_chat(self._call(self._inference.RenderChat, request, timeout))
+
     def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
         """Cancels waiting or running requests of this client's tenant; the outcome for each id."""
         request = abort_request(request_ids)
@@ -161,21 +176,6 @@ class Client(Operations, ClientBase):
     def load(self, *, timeout: float | None = None) -> types.Load:
         """The service's load: requests, pages, workers; and whether it serves."""
         return messages.load(self._call(self._control.GetLoad, control_pb2.GetLoadRequest(), timeout))
-
-    def flush_cache(self, *, timeout: float | None = None) -> int:
-        """Empties the prefix cache; the number of pages that it held."""
-        request = control_pb2.FlushCacheRequest()
-        return self._call(self._control.FlushCache, request, timeout).pages
-
-    def quarantine(self, *, timeout: float | None = None) -> list[types.QuarantinedRequest]:
-        """The requests that the service refuses because they killed their workers, oldest first."""
-        request = control_pb2.ListQuarantineRequest()
-        return messages.quarantine(self._call(self._control.ListQuarantine, request, timeout))
-
-    def clear_quarantine(self, *keys: str, timeout: float | None = None) -> int:
-        """Ends the quarantine of the requests with these keys, of all without keys; the number of requests."""
-        request = control_pb2.ClearQuarantineRequest(keys=keys)
-        return self._call(self._control.ClearQuarantine, request, timeout).removed
 
     def health(self, *, timeout: float | None = None) -> bool:
         """Whether the service is ready. Raises Unavailable if it cannot be reached."""

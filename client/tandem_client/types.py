@@ -6,14 +6,22 @@ Owns the names of their fields. Knows nothing of messages or calls.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tandem_client.load_types import DrainProgress as DrainProgress
-from tandem_client.load_types import DrainState as DrainState
-from tandem_client.load_types import HeldPools as HeldPools
-from tandem_client.load_types import Incidents as Incidents
-from tandem_client.load_types import Load as Load
-from tandem_client.load_types import UpdateProgress as UpdateProgress
-from tandem_client.load_types import UpdateState as UpdateState
-from tandem_client.load_types import WorkerLoad as WorkerLoad
+from tandem_client.values.chat import ChatMessage as ChatMessage
+from tandem_client.values.chat import RenderedChat as RenderedChat
+from tandem_client.values.chat import ToolCall as ToolCall
+from tandem_client.values.chat import ToolCallDelta as ToolCallDelta
+from tandem_client.values.load import DrainProgress as DrainProgress
+from tandem_client.values.load import DrainState as DrainState
+from tandem_client.values.load import HeldPools as HeldPools
+from tandem_client.values.load import Incidents as Incidents
+from tandem_client.values.load import Load as Load
+from tandem_client.values.load import QuarantinedRequest as QuarantinedRequest
+from tandem_client.values.load import UpdateProgress as UpdateProgress
+from tandem_client.values.load import UpdateState as UpdateState
+from tandem_client.values.load import WorkerLoad as WorkerLoad
+from tandem_client.values.model import ModelInfo as ModelInfo
+from tandem_client.values.model import RequestLimits as RequestLimits
+from tandem_client.values.model import SamplingDefaults as SamplingDefaults
 
 
 class FinishReason(StrEnum):
@@ -27,6 +35,8 @@ class FinishReason(StrEnum):
     ABORTED = "aborted"
     # The model's length was reached before max_new_tokens.
     CONTEXT_FULL = "context_full"
+    # The output satisfies the constraint, and nothing can follow.
+    CONSTRAINT_COMPLETE = "constraint_complete"
     # A reason that is newer than this client.
     UNKNOWN = "unknown"
 
@@ -41,25 +51,14 @@ class AbortOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOffset:
-    """How much of a sample was received: its token ids, and its characters of text. `stream.offsets` has them."""
+    """How much of a sample was received: token ids, and characters of text. `stream.offsets` has them."""
 
     token_ids: int = 0
     text_chars: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
-    """The values of sampling options that a request leaves unset."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    typical_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    num_samples: int
+    reasoning_chars: int = 0
+    # Tool calls that have begun, and the characters of the arguments of all of them.
+    tool_calls: int = 0
+    tool_argument_chars: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +114,9 @@ class Delta:
     sample_idx: int = 0
     # One for each new token; empty if they were not requested.
     logprobs: tuple[TokenLogprob, ...] = ()
+    # Of a chat whose answer is parsed: new reasoning and new pieces of tool calls; `text` is then the content.
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +140,8 @@ class Usage:
     recomputed_tokens: int
     # Prompt tokens that were found in the prefix cache and not computed.
     cached_prompt_tokens: int
+    # Output tokens of a chat that are reasoning, with its marks.
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,75 +175,3 @@ class Summary:
     timing: Timing
     # Which weights computed the output; a sample without a span has those that the workers were started with.
     weights: tuple[WeightsSpan, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """The largest sizes and numbers of the caller's requests."""
-
-    max_message_bytes: int
-    # Headers of a call: 32 bytes for each, and its name and value.
-    max_metadata_bytes: int
-    max_prompt_tokens: int
-    # Of a text; 0 without a tokenizer.
-    max_text_chars: int
-    # The caller's own limit; None if the model's length alone limits it.
-    max_new_tokens: int | None
-    min_priority: int
-    max_priority: int
-    max_request_id_chars: int
-    max_salt_chars: int
-    max_stop_strings: int
-    max_stop_string_chars: int
-    max_stop_token_ids: int
-    # Of each: logit_bias, allowed_token_ids, banned_token_ids.
-    max_listed_tokens: int
-    max_time_seconds: float
-    max_linger_seconds: float
-    max_queue_seconds: float
-    # Of one abort.
-    max_abort_ids: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
-    """The served model, its limits and default settings."""
-
-    model: str
-    identity: str
-    vocab_size: int
-    max_length: int
-    page_size: int
-    num_pages: int
-    max_rows: int
-    token_budget: int
-    eos_token_ids: tuple[int, ...]
-    sampling_defaults: SamplingDefaults
-    default_max_new_tokens: int
-    max_waiting: int
-    has_tokenizer: bool
-    max_num_samples: int
-    max_logprobs: int
-    # Each token attends to this many tokens up to itself; 0 means all.
-    window: int
-    # The first tokens of a sequence, to which every token attends besides its window.
-    sink_tokens: int
-    # None if the service is older than these limits.
-    limits: RequestLimits | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantinedRequest:
-    """A request that the service refuses for a time, because it killed its workers or made their steps fail."""
-
-    # A hash of tenant, prompt and options.
-    key: str
-    # The id that it had when the service ended it.
-    request_id: str
-    # A hash of the tenant.
-    tenant: str
-    age_seconds: float
-    # The time until the quarantine ends by itself.
-    expires_seconds: float
-    # What it did, in one sentence.
-    cause: str

@@ -193,6 +193,13 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         self.requests.append(request)
         return inference_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
 
+    def RenderChat(
+        self, request: inference_pb2.RenderChatRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.RenderChatResponse:
+        self.requests.append(request)
+        text = "|".join(message.role for message in request.chat.messages)
+        return inference_pb2.RenderChatResponse(text=text, token_ids=text.encode())
+
     def Abort(self, request: control_pb2.AbortRequest, context: grpc.ServicerContext) -> control_pb2.AbortResponse:
         self.aborted += request.request_ids
         outcomes = [

@@ -248,6 +248,17 @@ def test_an_error_names_keywords_and_keeps_the_message_of_the_service(service: F
             "allowed_token_ids has 1 tokens, and banned_token_ids bans them all",
         ),
         ("sampling.logit_bias[7]", "sampling.logit_bias[7] is nan", "logit_bias[7]", "logit_bias[7] is nan"),
+        ("chat.messages[2].role", "chat.messages[2].role is 'x'", "chat[2].role", "chat[2].role is 'x'"),
+        ("chat.tools_json[0]", "chat.tools_json[0] is no JSON", "tools[0]", "tools[0] is no JSON"),
+        ("chat.unparsed", "chat.unparsed is set", "parsed", "parsed is set"),
+        ("chat", "chat is not served", "chat", "chat is not served"),
+        ("constraint.json_schema", "constraint.json_schema is 3", "json_schema", "json_schema is 3"),
+        (
+            "constraint.choices.choices[1]",
+            "constraint.choices.choices[1] is empty",
+            "choices[1]",
+            "choices[1] is empty",
+        ),
         # A field that is newer than this client keeps its path.
         ("sampling.newer", "sampling.newer is 3", "sampling.newer", "sampling.newer is 3"),
         ("prompt", "prompt is missing; give text or token_ids", "prompt", "prompt is missing; give text or token_ids"),
@@ -263,7 +274,9 @@ def test_each_field_of_a_request_has_a_keyword_that_generate_takes() -> None:
         for field in descriptor.fields:
             path = prefix + field.name
             # A map counts as one field, although protobuf has a message for its entries.
-            if field.message_type is None or field.message_type.GetOptions().map_entry:
+            # Also one without fields, which is set or not.
+            kind = field.message_type
+            if kind is None or kind.GetOptions().map_entry or not kind.fields:
                 yield path
             else:
                 yield from paths(field.message_type, f"{path}.")

@@ -10,7 +10,7 @@ from tandem_client.cells.ways import may_go_elsewhere
 from tandem_client.errors import DeadlineExceeded, TandemError
 
 # Their answers are the same in all cells.
-OF_ANY_CELL = frozenset({"Tokenize", "Detokenize", "GetModelInfo"})
+OF_ANY_CELL = frozenset({"Tokenize", "Detokenize", "RenderChat", "GetModelInfo"})
 ABORT, CHECK, GENERATE, RESUME, WATCH = "Abort", "Check", "Generate", "Resume", "Watch"
 # The pause between two looks at the cells' health.
 WATCH_SECONDS = 0.2

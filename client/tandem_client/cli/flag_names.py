@@ -24,9 +24,18 @@ _FLAGS = {
     "bypass_cache_read": "--bypass-cache read",
     "bypass_cache_write": "--bypass-cache write",
     "linger_seconds": "--linger",
+    "choices": "--choice",
 }
-_OF_KEYWORD = {keyword: _FLAGS.get(keyword, f"--{keyword.replace('_', '-')}") for keyword in FIELD_KEYWORDS.values()}
-FLAGS: Mapping[str, str] = {path: _OF_KEYWORD[keyword] for path, keyword in FIELD_KEYWORDS.items()}
+# Keywords that the command never sets.
+_WITHOUT_FLAG = frozenset({"parallel_tool_calls", "continue_final_message", "add_generation_prompt"})
+_OF_KEYWORD = {
+    keyword: _FLAGS.get(keyword, f"--{keyword.replace('_', '-')}")
+    for keyword in FIELD_KEYWORDS.values()
+    if keyword not in _WITHOUT_FLAG
+}
+FLAGS: Mapping[str, str] = {
+    path: _OF_KEYWORD[keyword] for path, keyword in FIELD_KEYWORDS.items() if keyword in _OF_KEYWORD
+}
 KEYWORDS: Mapping[str, str] = {flag: keyword for keyword, flag in _OF_KEYWORD.items()}
 _INDEXED = re.compile(rf"({_PROMPT}|--[a-z-]+)\[(\d+)\]")
 

@@ -9,8 +9,8 @@ import typer
 from tandem_client.cli.flag_names import KEYWORDS
 from tandem_client.connection import DEFAULT_ADDRESS
 
-PROMPT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
-    "Prompt", "Sampling", "Stopping", "Output", "Cache", "Connection",
+PROMPT, CHAT, CONSTRAINT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
+    "Prompt", "Chat", "Constraint", "Sampling", "Stopping", "Output", "Cache", "Connection",
 )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def usage_error(error: typer.TyperException) -> str:
     message = " ".join(error.format_message().split()).rstrip(".")
     similar: list[str] | None = getattr(error, "possibilities", None)
     if similar:
-        message = f"{message.partition(' (')[0]}; similar: {', '.join(similar)}"
+        message = f"{message.partition(' (')[0]}; similar: {similar[0]}"
     elif message.startswith("Got unexpected extra argument"):
         words = message.partition("(")[2].partition("(")[2].rstrip(")")
         message = f"unexpected: {words}; put quotes around a text of several words"

@@ -11,8 +11,10 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
+from rich.text import Text
 from tandem.v1 import inference_pb2
 
+from tandem_client.cli.plain import plain
 from tandem_client.sync_stream import GenerateStream
 from tandem_client.types import Delta, TokenLogprob
 
@@ -56,6 +58,10 @@ class _Samples:
         # The sample that is printed now, and whether some of it has been printed.
         self._idx = 0
         self._has_begun = False
+        # On a terminal; and whether the last text there was reasoning.
+        is_terminal = sys.stdout.isatty()
+        self._console = Console(highlight=False, markup=False, emoji=False) if is_terminal else None
+        self._is_reasoning = False
         # When the first delta arrived.
         self.first: float | None = None
 
@@ -69,7 +75,8 @@ class _Samples:
         if delta.sample_idx != self._idx or is_shown:
             return
         if self._has_begun:
-            self._print(" ".join(map(str, delta.token_ids)) + " " if self._ids else delta.text)
+            ids = " ".join(map(str, delta.token_ids)) + " "
+            self._print_piece(delta.reasoning, ids if self._ids else delta.text)
         else:
             self._begin()
 
@@ -79,7 +86,7 @@ class _Samples:
             return
         while self._has_next():
             self._next()
-        self._print("\n")
+        self._close()
 
     def _has_next(self) -> bool:
         return self._idx < len(self._stream.samples) - 1
@@ -87,7 +94,7 @@ class _Samples:
     def _next(self) -> None:
         if not self._has_begun:
             self._begin()
-        self._print("\n")
+        self._close()
         self._idx += 1
         self._begin()
 
@@ -96,11 +103,28 @@ class _Samples:
         self._has_begun = True
         if len(self._stream.samples) > 1:
             self._print(f"--- sample {self._idx} ---\n")
-        self._print(self._whole())
-
-    def _whole(self) -> str:
         sample = self._stream.samples[self._idx]
-        return "".join(f"{token} " for token in sample.token_ids) if self._ids else sample.text
+        ids = "".join(f"{token} " for token in sample.token_ids)
+        self._print_piece(sample.reasoning, ids if self._ids else sample.text)
+
+    def _print_piece(self, reasoning: str, text: str) -> None:
+        """Prints reasoning on a terminal only, dimmed and above the text, so that other programs read the answer."""
+        if reasoning and self._console is not None:
+            self._is_reasoning = True
+            self._console.print(Text(plain(reasoning), style="dim"), end="", soft_wrap=True)
+        if text:
+            self._print("\n\n" if self._is_reasoning else "")
+            self._is_reasoning = False
+            self._print(text if self._console is None else plain(text))
+
+    def _close(self) -> None:
+        """Ends the sample: a line for each tool call, as JSON."""
+        calls = self._stream.samples[self._idx].tool_calls
+        if not calls or self._stream.samples[self._idx].text or self._is_reasoning:
+            self._print("\n")
+        self._is_reasoning = False
+        for call in calls:
+            self._print(json.dumps(call.as_dict(), ensure_ascii=False) + "\n")
 
     def _print(self, text: str) -> None:
         print(text, end="", flush=True)

@@ -1,4 +1,4 @@
-"""An operator's calls of the asynchronous client that tell their progress."""
+"""An operator's calls of the asynchronous client."""
 
 import os
 from collections.abc import AsyncIterator
@@ -20,6 +20,7 @@ class AsyncOperations:
     address: str
     _metadata: Metadata | None
     _stubs: Any
+    _call: Any
 
     async def drain(
         self, worker: str = "", *, max_seconds: float = 0.0, force: bool = False, timeout: float | None = None
@@ -43,6 +44,21 @@ class AsyncOperations:
         request = update_request(folder, version=version, running=running, in_turn=in_turn, max_seconds=max_seconds)
         async for message in self._progress(self._stubs.control.UpdateWeights, request, timeout):
             yield messages.update_progress(message)
+
+    async def flush_cache(self, *, timeout: float | None = None) -> int:
+        """Empties the prefix cache; the number of pages that it held."""
+        request = control_pb2.FlushCacheRequest()
+        return (await self._call(self._stubs.control.FlushCache, request, timeout)).pages
+
+    async def quarantine(self, *, timeout: float | None = None) -> list[types.QuarantinedRequest]:
+        """The requests that the service refuses because they killed their workers, oldest first."""
+        request = control_pb2.ListQuarantineRequest()
+        return messages.quarantine(await self._call(self._stubs.control.ListQuarantine, request, timeout))
+
+    async def clear_quarantine(self, *keys: str, timeout: float | None = None) -> int:
+        """Ends the quarantine of the requests with these keys, of all without keys; the number of requests."""
+        request = control_pb2.ClearQuarantineRequest(keys=keys)
+        return (await self._call(self._stubs.control.ClearQuarantine, request, timeout)).removed
 
     async def _progress(self, method: Any, request: Any, timeout: float | None) -> AsyncIterator[Any]:
         try:

@@ -1,4 +1,4 @@
-"""An operator's calls of the blocking client that tell their progress."""
+"""An operator's calls of the blocking client."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -22,6 +22,7 @@ class Operations:
     address: str
     _metadata: Metadata | None
     _control: Any
+    _call: Any
 
     def drain(
         self, worker: str = "", *, max_seconds: float = 0.0, force: bool = False, timeout: float | None = None
@@ -56,6 +57,21 @@ class Operations:
         """
         request = update_request(folder, version=version, running=running, in_turn=in_turn, max_seconds=max_seconds)
         return self._progress(self._control.UpdateWeights, request, timeout, messages.update_progress)
+
+    def flush_cache(self, *, timeout: float | None = None) -> int:
+        """Empties the prefix cache; the number of pages that it held."""
+        request = control_pb2.FlushCacheRequest()
+        return self._call(self._control.FlushCache, request, timeout).pages
+
+    def quarantine(self, *, timeout: float | None = None) -> list[types.QuarantinedRequest]:
+        """The requests that the service refuses because they killed their workers, oldest first."""
+        request = control_pb2.ListQuarantineRequest()
+        return messages.quarantine(self._call(self._control.ListQuarantine, request, timeout))
+
+    def clear_quarantine(self, *keys: str, timeout: float | None = None) -> int:
+        """Ends the quarantine of the requests with these keys, of all without keys; the number of requests."""
+        request = control_pb2.ClearQuarantineRequest(keys=keys)
+        return self._call(self._control.ClearQuarantine, request, timeout).removed
 
     def _progress(
         self, method: Any, request: Any, timeout: float | None, value: Callable[[Any], _Progress]

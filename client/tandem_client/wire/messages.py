@@ -52,6 +52,8 @@ def delta(message: inference_pb2.Delta) -> types.Delta:
         text=message.text,
         sample_idx=message.sample_idx,
         logprobs=_logprobs(message.logprobs) if message.HasField("logprobs") else (),
+        reasoning=message.reasoning,
+        tool_calls=tuple(_value(types.ToolCallDelta, call) for call in message.tool_calls),
     )
 
 
@@ -97,7 +99,13 @@ def model_info(message: control_pb2.GetModelInfoResponse) -> types.ModelInfo:
     """The value of GetModelInfo's answer."""
     defaults = _value(types.SamplingDefaults, message.sampling_defaults)
     eos_token_ids, limits = tuple(message.eos_token_ids), _limits(message) if message.HasField("limits") else None
-    return _value(types.ModelInfo, message, eos_token_ids=eos_token_ids, sampling_defaults=defaults, limits=limits)
+    parts = {"chat_parts": tuple(message.chat_parts), "sampling_defaults": defaults, "limits": limits}
+    return _value(types.ModelInfo, message, eos_token_ids=eos_token_ids, **parts)
+
+
+def rendered_chat(message: inference_pb2.RenderChatResponse) -> types.RenderedChat:
+    """The value of RenderChat's answer."""
+    return types.RenderedChat(text=message.text, token_ids=tuple(message.token_ids))
 
 
 def _limits(message: control_pb2.GetModelInfoResponse) -> types.RequestLimits:

@@ -5,21 +5,28 @@ service checks every limit.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, Unpack, cast
 
-from google.protobuf.descriptor import FieldDescriptor
 from tandem.v1 import control_pb2, inference_pb2
 
 from tandem_client.types import SampleOffset
+from tandem_client.wire.assign import assign
+from tandem_client.wire.chat import CHAT_FIELDS, ChatKeywords, ChatMessages, ChatOptions, chat_prompt
+from tandem_client.wire.constraint import CONSTRAINT_FIELDS, ConstraintOptions, constraint
 
 # Text, tokenized by the service, or token ids, used as they are.
 Prompt = str | Iterable[int]
 
 
-class GenerateOptions(TypedDict, total=False):
+class GenerateOptions(ChatOptions, ConstraintOptions, total=False):
     """The options of `generate`. None means the service's default, as if the option were absent."""
 
+    # A conversation, in place of a prompt.
+    chat: ChatMessages | None
+    # False: the whole answer is text, with the model's own marks of reasoning and tool calls.
+    parsed: bool | None
     request_id: str | None
     model: str | None
     priority: int | None
@@ -99,70 +106,88 @@ FIELD_KEYWORDS: Mapping[str, str] = {
     "token_ids": "prompt",
     "token_ids.ids": "prompt",
     "sampling.allowed_token_ids": "allowed_token_ids",
+    **CHAT_FIELDS,
+    **CONSTRAINT_FIELDS,
 }
+_KNOWN = {*_PLACES, *CHAT_FIELDS.values(), *CONSTRAINT_FIELDS.values()}
 
 # The same for the fields of ResumeRequest.
 RESUME_KEYWORDS: Mapping[str, str] = {"request_id": "request_id", "resume_secret": "secret", "offsets": "offsets"}
 
-# The range of each kind of integer field.
-_RANGES: Mapping[int, tuple[int, int]] = {
-    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
-    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
-    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
-}
-# Options for which every service refuses 0.
-_FROM_ONE = frozenset({"max_new_tokens", "num_samples"})
 
-
-def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> inference_pb2.GenerateRequest:
+def generate_request(prompt: Prompt | None, **options: Unpack[GenerateOptions]) -> inference_pb2.GenerateRequest:
     """Returns the request with these options.
 
-    Raises TypeError for an unknown keyword or a value of the wrong type and ValueError for a number that its field
-    cannot hold or a text with half a surrogate pair, both naming the keyword.
+    Raises TypeError for an unknown keyword, a value of the wrong type, or not exactly one of prompt and `chat`, and
+    ValueError for a number that its field cannot hold or a text with half a surrogate pair; all name the keyword.
     """
+    given = {name: value for name, value in options.items() if value is not None}
+    if unknown := [name for name in options if name not in _KNOWN]:
+        close = get_close_matches(unknown[0], _KNOWN, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(_KNOWN))}"
+        raise TypeError(f"generate() takes no keyword {unknown[0]}{hint}")
     request = inference_pb2.GenerateRequest()
-    if isinstance(prompt, str):
-        _assign("prompt", request, "text", prompt)
-    elif isinstance(prompt, bytes | bytearray):
-        raise TypeError("prompt is bytes: give text or token ids")
-    else:
-        request.token_ids.SetInParent()
-        _assign("prompt", request.token_ids, "ids", prompt)
-    for name, value in options.items():
-        if name not in _PLACES:
-            close = get_close_matches(name, _PLACES, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(_PLACES))}"
-            raise TypeError(f"generate() takes no keyword {name}{hint}")
-        if value is not None:
-            path, field = _PLACES[name]
+    _set_prompt(request, prompt, {name: given[name] for name in CHAT_FIELDS.values() if name in given})
+    limits = {name: given[name] for name in CONSTRAINT_FIELDS.values() if name in given}
+    if (made := constraint(**cast(ConstraintOptions, limits))) is not None:
+        request.constraint.CopyFrom(made)
+    for name, (path, field) in _PLACES.items():
+        if name in given:
             part: Any = request
             for step in path.split(".") if path else ():
                 part = getattr(part, step)
                 # An empty list differs from an absent one.
                 part.SetInParent()
-            _assign(name, part, field, value)
+            assign(name, part, field, given[name])
     return request
+
+
+def _set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt | None, chat: dict[str, Any]) -> None:
+    messages = chat.pop("chat", None)
+    if (prompt is None) == (messages is None):
+        both = "both prompt and chat are given" if prompt is not None else "neither prompt nor chat is given"
+        raise TypeError(f"{both}; one of them is needed")
+    if messages is not None:
+        request.chat.CopyFrom(chat_prompt(messages, **cast(ChatKeywords, chat)))
+    elif chat:
+        raise TypeError(f"{next(iter(chat))} is for a chat; the request has a prompt")
+    elif isinstance(prompt, str):
+        assign("prompt", request, "text", prompt)
+    elif isinstance(prompt, bytes | bytearray):
+        raise TypeError("prompt is bytes: give text or token ids")
+    else:
+        request.token_ids.SetInParent()
+        assign("prompt", request.token_ids, "ids", prompt)
 
 
 def resume_request(request_id: str, secret: bytes, offsets: Iterable[SampleOffset]) -> inference_pb2.ResumeRequest:
     """Returns the request for the rest of a stream. Raises as `generate_request` does."""
     request = inference_pb2.ResumeRequest()
-    _assign("request_id", request, "request_id", request_id)
-    _assign("secret", request, "resume_secret", secret)
+    assign("request_id", request, "request_id", request_id)
+    assign("secret", request, "resume_secret", secret)
     for idx, offset in enumerate(cast(Iterable[object], offsets)):
         if not isinstance(offset, SampleOffset):
             raise TypeError(f"offsets[{idx}] is {offset!r:.60}; a SampleOffset is needed")
         message = request.offsets.add()
-        _assign(f"offsets[{idx}].token_ids", message, "token_ids", offset.token_ids)
-        _assign(f"offsets[{idx}].text_chars", message, "text_chars", offset.text_chars)
+        for field in fields(offset):
+            assign(f"offsets[{idx}].{field.name}", message, field.name, getattr(offset, field.name))
     return request
 
 
 def tokenize_request(text: str, *, model: str | None) -> inference_pb2.TokenizeRequest:
     """Returns the request for the token ids of a text. Raises as `generate_request` does."""
     request = inference_pb2.TokenizeRequest()
-    _assign("text", request, "text", text)
-    _assign("model", request, "model", model or "")
+    assign("text", request, "text", text)
+    assign("model", request, "model", model or "")
+    return request
+
+
+def render_chat_request(
+    chat: ChatMessages, *, model: str | None, **options: Unpack[ChatOptions]
+) -> inference_pb2.RenderChatRequest:
+    """Returns the request for a rendered conversation. Raises as `generate_request` does."""
+    request = inference_pb2.RenderChatRequest(chat=chat_prompt(chat, **options))
+    assign("model", request, "model", model or "")
     return request
 
 
@@ -171,47 +196,13 @@ def detokenize_request(
 ) -> inference_pb2.DetokenizeRequest:
     """Returns the request for the text of token ids. Raises as `generate_request` does."""
     request = inference_pb2.DetokenizeRequest(skip_special_tokens=skip_special_tokens)
-    _assign("model", request, "model", model or "")
-    _assign("token_ids", request, "token_ids", token_ids)
+    assign("model", request, "model", model or "")
+    assign("token_ids", request, "token_ids", token_ids)
     return request
 
 
 def abort_request(request_ids: Iterable[str]) -> control_pb2.AbortRequest:
     """Returns the request that aborts other requests. Raises as `generate_request` does."""
     request = control_pb2.AbortRequest()
-    _assign("request_ids", request, "request_ids", request_ids)
+    assign("request_ids", request, "request_ids", request_ids)
     return request
-
-
-def _assign(name: str, message: Any, field: str, value: Any) -> None:
-    descriptor: FieldDescriptor = message.DESCRIPTOR.fields_by_name[field]
-    try:
-        if descriptor.message_type is not None:
-            # The only messages here are the entries of maps.
-            for key, entry in _entries(value):
-                getattr(message, field)[key] = entry
-        elif descriptor.is_repeated:
-            getattr(message, field).extend([value] if isinstance(value, str) else value)
-        else:
-            setattr(message, field, value)
-    except UnicodeEncodeError as error:
-        # Python's strings may hold half a surrogate pair; it decodes bytes that are not UTF-8 into such strings.
-        code = f"U+{ord(error.object[error.start]):04X}"
-        raise ValueError(f"{name} has {code} at character {error.start}; it is not Unicode text") from None
-    except (TypeError, ValueError) as error:
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
-        why = str(error)
-        which = "each" if descriptor.is_repeated else "it"
-        if descriptor.message_type is not None:
-            which, descriptor = "each token id", descriptor.message_type.fields_by_name["key"]
-        if isinstance(error, ValueError) and descriptor.cpp_type in _RANGES:
-            low, high = _RANGES[descriptor.cpp_type]
-            why = f"{which} must be {max(low, 1) if name in _FROM_ONE else low} to {high}"
-        raise type(error)(f"{name} is {shown}; {why}") from None
-
-
-def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
-    if not isinstance(value, Mapping):
-        raise TypeError("a mapping from token ids to numbers is needed")
-    return cast(Mapping[Any, Any], value).items()

@@ -4,12 +4,24 @@ Both streams use it. It does not read the stream itself.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from tandem.v1 import inference_pb2
 
 from tandem_client.errors import ProtocolError
 from tandem_client.plural import counted
-from tandem_client.types import Accepted, Delta, Finished, PromptInfo, SampleOffset, Summary, TokenLogprob
+from tandem_client.types import (
+    Accepted,
+    ChatMessage,
+    Delta,
+    Finished,
+    PromptInfo,
+    SampleOffset,
+    Summary,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+)
 from tandem_client.wire import messages
 from tandem_client.wire.request import resume_request
 
@@ -19,7 +31,9 @@ NOTHING = SampleOffset()
 class Sample:
     """One completion of a request, as far as it has been read. Of a resumed one, `before` was read elsewhere."""
 
-    __slots__ = ("_texts", "before", "finished", "idx", "logprobs", "num_tokens", "token_ids")
+    __slots__ = (
+        "_calls", "_reasoning", "_texts", "before", "finished", "idx", "logprobs", "num_tokens", "token_ids"
+    )  # fmt: skip
 
     def __init__(self, idx: int, before: SampleOffset = NOTHING) -> None:
         self.idx = idx
@@ -33,6 +47,9 @@ class Sample:
         # With those of `before`.
         self.num_tokens = before.token_ids
         self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        # The pieces of each tool call, by its number in the answer.
+        self._calls: dict[int, list[ToolCallDelta]] = {}
 
     def __repr__(self) -> str:
         state = f"ended by {self.finished.reason}" if self.finished else "running"
@@ -40,8 +57,32 @@ class Sample:
 
     @property
     def text(self) -> str:
-        """All text so far; without that of `before`."""
+        """All text so far, in a chat the content; without that of `before`."""
         return "".join(self._texts)
+
+    @property
+    def reasoning(self) -> str:
+        """All reasoning so far; without that of `before`."""
+        return "".join(self._reasoning)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls so far, without what `before` has of them; the last one may be incomplete."""
+        return tuple(
+            ToolCall(
+                id="".join(piece.id for piece in pieces),
+                name="".join(piece.name for piece in pieces),
+                arguments="".join(piece.arguments for piece in pieces),
+            )
+            for _, pieces in sorted(self._calls.items())
+        )
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of the assistant, to append to the conversation."""
+        calls = self.tool_calls
+        content = self.text or (None if calls else "")
+        return ChatMessage(role="assistant", content=content, reasoning=self.reasoning, tool_calls=calls).as_dict()
 
     @property
     def offset(self) -> SampleOffset:
@@ -49,6 +90,11 @@ class Sample:
         return SampleOffset(
             token_ids=self.before.token_ids + len(self.token_ids),
             text_chars=self.before.text_chars + sum(map(len, self._texts)),
+            reasoning_chars=self.before.reasoning_chars + sum(map(len, self._reasoning)),
+            # The numbers of calls go on from those of `before`.
+            tool_calls=max(self.before.tool_calls, *(index + 1 for index in self._calls), 0),
+            tool_argument_chars=self.before.tool_argument_chars
+            + sum(len(piece.arguments) for pieces in self._calls.values() for piece in pieces),
         )
 
     def add(self, delta: Delta) -> None:
@@ -58,6 +104,10 @@ class Sample:
         self.num_tokens += len(delta.token_ids)
         if delta.text:
             self._texts.append(delta.text)
+        if delta.reasoning:
+            self._reasoning.append(delta.reasoning)
+        for piece in delta.tool_calls:
+            self._calls.setdefault(piece.index, []).append(piece)
 
     def finish(self, finished: Finished) -> None:
         """Notes how the sample ended."""

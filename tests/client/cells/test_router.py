@@ -9,6 +9,7 @@ from tandem.v1 import inference_pb2
 from tandem_client import AsyncClient, Client
 from tandem_client.cells.affinity import affinity_of
 from tandem_client.cells.router import LOOK_SECONDS, MAX_REMEMBERED, Router
+from tandem_client.wire.request import generate_request
 
 CELLS = ("a:1", "b:1", "c:1", "d:1")
 
@@ -148,3 +149,21 @@ def test_a_token_goes_to_no_other_machine_without_encryption() -> None:
 
 def test_a_client_shows_its_addresses() -> None:
     assert repr(AsyncClient(["a:1", "b:1"])) == "<AsyncClient a:1, b:1>"
+
+
+def test_all_turns_of_a_conversation_have_one_affinity() -> None:
+    first = [("system", "Be brief."), ("user", "Hello")]
+    turns = [first, [*first, ("assistant", "Hi"), ("user", "And?")], [*first, ("assistant", "x" * 5000)]]
+
+    def affinity(turn: list[tuple[str, str]], **options: object) -> str:
+        messages = [{"role": role, "content": text} for role, text in turn]
+        return affinity_of(generate_request(None, chat=messages, **options))
+
+    assert len({affinity(turn) for turn in turns}) == 1
+    others = [
+        affinity(first[1:]),
+        affinity([("system", "Be long."), first[1]]),
+        affinity(first, tools=[{"type": "x"}]),
+        affinity(first, cache_salt="s"),
+    ]
+    assert len({affinity(first), *others}) == 1 + len(others)

@@ -14,7 +14,7 @@ from tandem_client.cli.__main__ import app
 from tandem_client.version import version
 
 ROOT = Path(__file__).resolve().parents[3]
-PANELS = ("Prompt", "Sampling", "Stopping", "Output", "Cache", "Connection")
+PANELS = ("Prompt", "Chat", "Constraint", "Sampling", "Stopping", "Output", "Cache", "Connection")
 
 
 def tandem(*arguments: str, columns: int = 80) -> Result:

@@ -10,12 +10,24 @@ from typing import Annotated, Any
 import typer
 
 from tandem_client.cli import flags
-from tandem_client.cli.flags import CACHE, CONNECTION, OUTPUT, PROMPT, SAMPLING, STOPPING, flag, parameter
+from tandem_client.cli.flags import (
+    CACHE,
+    CHAT,
+    CONNECTION,
+    CONSTRAINT,
+    OUTPUT,
+    PROMPT,
+    SAMPLING,
+    STOPPING,
+    flag,
+    parameter,
+)
 from tandem_client.cli.reporting import Exit, fail, reported
 from tandem_client.cli.service import Service, connects
 from tandem_client.cli.show import print_json, print_text
-from tandem_client.cli.values import parse_biases, read_prompt
+from tandem_client.cli.values import parse_biases, read_chat, read_file, read_json, read_prompt
 from tandem_client.types import FinishReason
+from tandem_client.wire.chat import TOOL_CHOICES
 
 EXAMPLES = """
 Examples:
@@ -37,6 +49,7 @@ _RETRIES = flags.option(CONNECTION, "--retries N", "Retries while the service is
 
 # Each takes the type of the value, the flag's names with the metavar, and the help.
 _prompt, _sampling, _stopping = partial(flag, PROMPT), partial(flag, SAMPLING), partial(flag, STOPPING)
+_chat, _constraint = partial(flag, CHAT), partial(flag, CONSTRAINT)
 _output, _cache, _connection = partial(flag, OUTPUT), partial(flag, CACHE), partial(flag, CONNECTION)
 
 # In the order of the help.
@@ -49,6 +62,17 @@ _PARAMETERS = (
     ),
     _prompt(int, "--priority N", "Higher runs first, -1000 to 1000. Default: 0."),
     _prompt(float, "--max-queue SECONDS", "Longest wait for the first step; 0: no limit. Default: 0."),
+    _chat(bool, "--chat", "PROMPT is a message of the user, which the model answers by its chat template."),
+    _chat(str, "--system TEXT", "The system's message before it; implies --chat."),
+    _chat(str, "--tools JSON", "Tools that the model may call: a JSON list as in OpenAI's API, or a file with it."),
+    _chat(str, "--tool-choice NAME", "auto, none, required, or the name of a tool. Default: auto with tools."),
+    _chat(str, "--template-args JSON", "Arguments of the template, such as '{\"enable_thinking\": false}'."),
+    _chat(bool, "--parsed/--no-parsed", "Take reasoning and tool calls out of the text (default)."),
+    _constraint(str, "--json-schema JSON", "The output is JSON of this schema; also a file with the schema."),
+    _constraint(bool, "--json-object", "The output is a JSON object."),
+    _constraint(str, "--regex PATTERN", "The whole output matches this regular expression."),
+    _constraint(list[str], "--choice TEXT", "The output is one of these texts. Repeatable."),
+    _constraint(str, "--lark FILE", "The output follows the grammar in this file (llguidance's dialect of Lark)."),
     _sampling(
         float,
         "--temperature -t X",
@@ -141,6 +165,8 @@ def generate(
     *,
     prompt: str | None,
     token_ids: bool,
+    chat: bool | None,
+    system: str | None,
     json: bool,
     service: Service,
     timeout: float | None,
@@ -153,7 +179,10 @@ def generate(
         raise fail('PROMPT is missing: tandem generate "Return the", or - to read it from standard input', Exit.USAGE)
     with reported(timeout, of_generate=True), service.client(max_retries=retries) as client:
         given = read_prompt(prompt, token_ids=token_ids)
-        stream = client.generate(given, timeout=timeout, resume=bool(resume), **_keywords(**options))
+        keywords = _keywords(**options)
+        if chat or system is not None:
+            given, keywords["chat"] = None, read_chat(given, system)
+        stream = client.generate(given, timeout=timeout, resume=bool(resume), **keywords)
         with stream:
             if json:
                 print_json(stream)
@@ -165,8 +194,15 @@ def generate(
 
 def _keywords(*, logit_bias: list[str] | None, bypass_cache: list[CacheUse] | None, **options: Any) -> dict[str, Any]:
     """Returns the keywords of `Client.generate`. Raises ValueError."""
+    choice: str | None = options["tool_choice"]
     return {
         **options,
+        "tools": read_json("--tools", options["tools"], list),
+        "tool_choice": choice if choice in (*TOOL_CHOICES, None) else {"function": {"name": choice}},
+        "template_args": read_json("--template-args", options["template_args"], dict),
+        "json_schema": read_json("--json-schema", options["json_schema"], (dict, bool)),
+        "lark": read_file(options["lark"]) if options["lark"] else None,
+        "choices": options["choices"] or None,
         "logit_bias": parse_biases(logit_bias) if logit_bias else None,
         "bypass_cache_read": CacheUse.READ in (bypass_cache or ()) or None,
         "bypass_cache_write": CacheUse.WRITE in (bypass_cache or ()) or None,

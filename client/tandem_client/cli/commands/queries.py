@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from tandem_client.cli.figures import of_quarantined
-from tandem_client.cli.flags import CONNECTION, PROMPT, Json, Model, SkipSpecialTokens, Timeout, option
+from tandem_client.cli.flags import CHAT, CONNECTION, PROMPT, Json, Model, SkipSpecialTokens, Timeout, option
 from tandem_client.cli.reporting import Exit, reported
 from tandem_client.cli.service import Service, connects
-from tandem_client.cli.values import parse_token_ids, read_text
+from tandem_client.cli.values import parse_token_ids, read_chat, read_text
 from tandem_client.plural import counted
 from tandem_client.types import AbortOutcome
 
@@ -22,13 +22,25 @@ def tokenize(
         typer.Argument(metavar="TEXT", rich_help_panel=PROMPT, help="Text; - reads it from standard input."),
     ],
     service: Service,
+    chat: Annotated[
+        bool,
+        option(CHAT, "--chat", "TEXT is a message of the user, which the chat template renders."),
+    ] = False,
+    system: Annotated[
+        str | None, option(CHAT, "--system TEXT", "The system's message before it; implies --chat.")
+    ] = None,
     model: Model = None,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Print the token ids of a text."""
+    """Print the token ids of a text or of a chat."""
     with reported(timeout), service.client() as client:
         given = read_text().removesuffix("\n") if text == "-" else text
+        if chat or system is not None:
+            rendered = client.render_chat(read_chat(given, system), model=model, timeout=timeout)
+            made = {"token_ids": rendered.token_ids, "text": rendered.text}
+            print(json.dumps(made, ensure_ascii=False) if as_json else " ".join(map(str, rendered.token_ids)))
+            return
         ids = client.tokenize(given, model=model, timeout=timeout)
         print(json.dumps({"token_ids": ids}) if as_json else " ".join(map(str, ids)))
 

@@ -1,4 +1,4 @@
-"""The answers to GetLoad and Drain as frozen values. `types` has them, too."""
+"""The answers to an operator's calls as frozen values. `types` has them, too."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -161,3 +161,20 @@ class UpdateProgress:
     seconds: float
     # One sentence.
     detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedRequest:
+    """A request that the service refuses for a time, because it killed its workers or made their steps fail."""
+
+    # A hash of tenant, prompt and options.
+    key: str
+    # The id that it had when the service ended it.
+    request_id: str
+    # A hash of the tenant.
+    tenant: str
+    age_seconds: float
+    # The time until the quarantine ends by itself.
+    expires_seconds: float
+    # What it did, in one sentence.
+    cause: str

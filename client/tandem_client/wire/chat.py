@@ -1,0 +1,165 @@
+"""Builds conversations from keywords: messages, tools, template arguments.
+
+Messages are dicts in OpenAI's form, or `ChatMessage`. Owns the keywords of a chat and the fields that they set. Checks
+the form only; the service checks every limit and every role.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypedDict, Unpack, cast
+
+from google.protobuf.descriptor import Descriptor
+from tandem.v1 import chat_pb2
+
+from tandem_client.types import ChatMessage
+from tandem_client.wire.assign import assign, json_text
+
+# {"role": "user", "content": "Hello"}, as in OpenAI's API.
+ChatMessages = Iterable[ChatMessage | Mapping[str, Any]]
+# As in OpenAI's API: one of these, or {"type": "function", "function": {"name": "..."}}.
+TOOL_CHOICES = ("auto", "none", "required")
+ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
+
+
+class ChatOptions(TypedDict, total=False):
+    """The options of a chat. None means the default, as if the option were absent."""
+
+    # {"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema, "strict": bool}}.
+    tools: Iterable[Mapping[str, Any]] | None
+    tool_choice: ToolChoice | None
+    parallel_tool_calls: bool | None
+    # Arguments of the model's template, such as {"enable_thinking": False}.
+    template_args: Mapping[str, Any] | None
+    # The model continues the last message instead of beginning a new one.
+    continue_final_message: bool | None
+    add_generation_prompt: bool | None
+
+
+class ChatKeywords(ChatOptions, total=False):
+    """The options of a chat that is answered."""
+
+    parsed: bool | None
+
+
+# Fields of a Chat by the keyword that sets them.
+_FIELDS = {
+    "chat": "messages",
+    "tools": "tools_json",
+    "tool_choice": "tool_choice",
+    "parallel_tool_calls": "parallel_tool_calls",
+    "template_args": "template_args_json",
+    "continue_final_message": "continue_final_message",
+    "add_generation_prompt": "add_generation_prompt",
+    "parsed": "unparsed",
+}
+
+
+def _paths(descriptor: Descriptor, prefix: str) -> Iterator[str]:
+    """The paths of the fields of a message, and of its parts."""
+    yield prefix
+    for field in descriptor.fields:
+        path = f"{prefix}.{field.name}"
+        if field.message_type is None:
+            yield path
+        else:
+            yield from _paths(field.message_type, path)
+
+
+_KEYWORDS = {field: keyword for keyword, field in _FIELDS.items()}
+# Path of a field of GenerateRequest to the keyword that sets it, as errors need it.
+CHAT_FIELDS: Mapping[str, str] = {
+    path: _KEYWORDS[path.split(".")[1]] if "." in path else "chat" for path in _paths(chat_pb2.Chat.DESCRIPTOR, "chat")
+}
+_OF_MESSAGE = ("role", "content", "reasoning", "reasoning_content", "tool_calls", "tool_call_id", "name")
+
+
+def chat_prompt(messages: ChatMessages, **options: Unpack[ChatKeywords]) -> chat_pb2.Chat:
+    """Returns the conversation. Raises TypeError, ValueError, which name the keyword and the place in it."""
+    made = chat_pb2.Chat()
+    if isinstance(messages, str | Mapping | ChatMessage):
+        raise TypeError(f"chat is {messages!r:.60}; a list of messages is needed")
+    for idx, message in enumerate(messages):
+        _set_message(f"chat[{idx}]", made.messages.add(), message)
+    for name, value in options.items():
+        match name:
+            case _ if value is None:
+                continue
+            case "tools":
+                tools = cast(Iterable[object], value)
+                made.tools_json.extend(json_text(f"tools[{idx}]", tool) for idx, tool in enumerate(tools))
+            case "tool_choice":
+                made.tool_choice.CopyFrom(_tool_choice(value))
+            case "template_args":
+                made.template_args_json = json_text("template_args", value)
+            case "parsed":
+                made.unparsed = not value
+            case _:
+                assign(name, made, _FIELDS[name], value)
+    return made
+
+
+def _set_message(place: str, made: chat_pb2.ChatMessage, given: object) -> None:
+    values = _known(place, given.as_dict() if isinstance(given, ChatMessage) else given, _OF_MESSAGE)
+    if "role" not in values:
+        raise TypeError(f"{place} has no role")
+    for name in ("role", "tool_call_id", "name"):
+        if name in values:
+            assign(f"{place}.{name}", made, name, values[name])
+    reasoning = values.get("reasoning", values.get("reasoning_content"))
+    if reasoning is not None:
+        assign(f"{place}.reasoning", made, "reasoning", reasoning)
+    if "content" in values:
+        content = values["content"]
+        parts = [content] if isinstance(content, str) else _parts(f"{place}.content", content)
+        assign(f"{place}.content", made, "content", parts)
+    for idx, call in enumerate(values.get("tool_calls", ())):
+        _set_call(f"{place}.tool_calls[{idx}]", made.tool_calls.add(), call)
+
+
+def _parts(place: str, given: object) -> list[str]:
+    """The texts of content that is a list of parts: {"type": "text", "text": "..."}."""
+    if not isinstance(given, Sequence):
+        raise TypeError(f"{place} is {given!r:.60}; text or a list of parts is needed")
+    found: list[str] = []
+    for idx, part in enumerate(cast(Sequence[object], given)):
+        values = _known(f"{place}[{idx}]", part, None)
+        kind = values.get("type")
+        if kind != "text" or not isinstance(values.get("text"), str):
+            raise ValueError(f"{place}[{idx}] is of type {kind}; only parts of type text are taken")
+        found.append(values["text"])
+    return found
+
+
+def _set_call(place: str, made: chat_pb2.ToolCall, given: object) -> None:
+    call = _known(place, given, ("id", "type", "function", "index"))
+    function = _known(f"{place}.function", call.get("function"), ("name", "arguments"))
+    assign(f"{place}.id", made, "id", call.get("id", ""))
+    assign(f"{place}.function.name", made, "name", function.get("name", ""))
+    arguments = json_text(f"{place}.function.arguments", function.get("arguments", "{}"))
+    assign(f"{place}.function.arguments", made, "arguments_json", arguments)
+
+
+def _known(place: str, given: object, names: Iterable[str] | None) -> dict[str, Any]:
+    """The entries of a dict that have a value. Raises TypeError for one that is not known; None: all are."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{place} is {given!r:.60}; a mapping is needed")
+    entries = cast(Mapping[str, Any], given)
+    # Libraries write every field that a message could have, most of them null or empty.
+    values = {name: value for name, value in entries.items() if value is not None}
+    if names is not None:
+        unknown = [name for name, value in values.items() if name not in names and value not in ([], {}, "")]
+        if unknown:
+            raise TypeError(f"{place} has {unknown[0]}; known are {', '.join(names)}")
+    return values
+
+
+def _tool_choice(given: object) -> chat_pb2.ToolChoice:
+    if isinstance(given, Mapping):
+        function = cast(Mapping[str, Any], given).get("function")
+        if isinstance(function, Mapping) and isinstance(name := cast(Mapping[str, Any], function).get("name"), str):
+            made = chat_pb2.ToolChoice()
+            assign("tool_choice", made, "name", name)
+            return made
+    if not isinstance(given, str) or given not in TOOL_CHOICES:
+        form = '{"type": "function", "function": {"name": "..."}}'
+        raise ValueError(f"tool_choice is {given!r:.60}; it must be auto, none, required, or {form}")
+    return chat_pb2.ToolChoice(mode=chat_pb2.ToolChoiceMode.Value(f"TOOL_CHOICE_MODE_{given.upper()}"))
