@@ -169,11 +169,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return pb.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
-        """Returns the text of the ids."""
+        """Returns the text of the ids, or of each of them."""
         model = self._readiness.model()
         model.check_name(request.model)
         tokenizer = validation.check_detokenize(request, model)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+        if request.separately:
+            return pb.DetokenizeResponse(
+                texts=await tokenizer.decode_each(request.token_ids, caller().tenant, skip_special_tokens=skip)
+            )
         text = await tokenizer.decode(request.token_ids, caller().tenant, skip_special_tokens=skip)
         return pb.DetokenizeResponse(text=text)
 

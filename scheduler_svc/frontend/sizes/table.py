@@ -127,6 +127,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "model": _NAME,
         "token_ids": _entries("length", "validate.request.check_detokenize"),
         "skip_special_tokens": _FLAG,
+        "separately": _FLAG,
     },
     "tandem.v1.AbortRequest": {
         "request_ids": _entries(

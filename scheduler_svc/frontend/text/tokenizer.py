@@ -15,6 +15,7 @@ from scheduler_svc.frontend.text.fair_threads import FairThreads
 # About 1 ms of work.
 INLINE_CHARS = 4096
 INLINE_TOKENS = 4096
+INLINE_EACH = 512
 NUM_THREADS = 2
 # Long texts that may wait for a thread, those of one tenant half of them; each may be as large as a gRPC message.
 MAX_WAITING_TEXTS = 128
@@ -76,6 +77,12 @@ class Tokenizer:
         """The whole text of `token_ids`."""
         work = partial(self._decode, token_ids, skip_special_tokens)
         return work() if len(token_ids) <= INLINE_TOKENS else await self._threads.run(tenant, work)
+
+    async def decode_each(self, token_ids: Sequence[int], tenant: str, *, skip_special_tokens: bool) -> list[str]:
+        """The text of each of `token_ids` alone."""
+        each = [[token_id] for token_id in token_ids]
+        work = partial(self._tokenizer.decode_batch, each, skip_special_tokens=skip_special_tokens)
+        return work() if len(each) <= INLINE_EACH else await self._threads.run(tenant, work)
 
     def decoder(self, *, skip_special_tokens: bool) -> Decode:
         """The decode function for a Detokenizer, which decodes a few tokens at a time."""

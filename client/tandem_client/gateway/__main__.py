@@ -1,0 +1,41 @@
+"""`python -m tandem_client.gateway`: the OpenAI-compatible HTTP gateway.
+
+Exit codes: 0 after SIGTERM or SIGINT, 2 for wrong settings, 1 for other failures.
+"""
+
+import os
+import sys
+from importlib.util import find_spec
+
+from tandem_client.gateway.running import log_lines
+from tandem_client.gateway.running.leash import exit_with_parent
+from tandem_client.gateway.settings import SettingsError, load
+
+
+def main() -> int:
+    """Runs the gateway."""
+    arguments = sys.argv[1:]
+    try:
+        settings = load(arguments, os.environ)
+        if find_spec("uvicorn") is None:
+            raise SettingsError(
+                "uvicorn is missing; install the extra `gateway`: pip install 'tandem-inference[gateway]'"
+            )
+        # The modules that need uvicorn.
+        from tandem_client.gateway.running import processes, server
+
+        if settings.exit_with_parent:
+            exit_with_parent()
+        log_lines.start(settings.log_level, as_json=settings.log_format == "json")
+        with server.bind(settings) as bound:
+            if settings.processes > 1:
+                return processes.run(settings, bound, arguments)
+            server.serve(settings, bound)
+    except SettingsError as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

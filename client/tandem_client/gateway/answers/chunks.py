@@ -1,0 +1,143 @@
+"""Writes the messages of the service as the chunks of a stream, `data: {…}` each.
+
+Pure: messages in, bytes out. A delta that has only text, by far the most frequent, is joined from parts that were made
+once; everything else is made by `json.dumps`.
+"""
+
+import json
+from json.encoder import encode_basestring_ascii as quoted
+from typing import Any
+
+from tandem.v1 import chat_pb2, inference_pb2
+
+from tandem_client.gateway.answers import logprobs
+from tandem_client.gateway.answers.finish import finish_reason, stop_reason
+from tandem_client.gateway.answers.frame import Frame
+
+DONE = b"data: [DONE]\n\n"
+_CHAT, _COMPLETION = "chat.completion.chunk", "text_completion"
+
+
+class Chunks:
+    """One stream."""
+
+    __slots__ = ("_called", "_frame", "_head", "_is_chat", "_is_plain", "_offsets", "_parts", "_tally", "_wanted")
+
+    def __init__(self, frame: Frame) -> None:
+        wanted = frame.wanted
+        self._frame, self._wanted, self._tally = frame, wanted, frame.tally
+        self._is_chat = wanted.is_chat
+        self._head = json.dumps(frame.head(_CHAT if wanted.is_chat else _COMPLETION))[:-1]
+        self._is_plain = not (
+            wanted.num_top is not None or wanted.with_every_usage or wanted.with_token_ids or wanted.hides_output
+        )
+        num_choices = len(wanted.requests) * wanted.num_samples
+        middle = '"delta": {"content": ' if wanted.is_chat else '"text": '
+        self._parts = [f'data: {self._head}, "choices": [{{"index": {i}, {middle}' for i in range(num_choices)]
+        # Characters of each choice's text, where logprobs need them.
+        self._offsets = [0] * num_choices
+        self._called = [False] * num_choices
+
+    def opening(self) -> bytes:
+        """The first chunks, before any token: the role of a chat's message."""
+        if not self._is_chat:
+            return b""
+        first = {"role": "assistant", "content": ""}
+        return b"".join(self._chunk(i, {"delta": first}) for i in range(self._wanted.num_samples))
+
+    def message(self, idx: int, response: inference_pb2.GenerateResponse) -> bytes:
+        """The chunks for one message of call `idx`; empty if there is nothing to tell."""
+        match response.WhichOneof("event"):
+            case "delta":
+                return self._delta(idx, response.delta)
+            case "finished":
+                return self._finished(idx, response.finished)
+            case "prompt_info":
+                self._frame.prompts[idx].add(response.prompt_info, self._wanted.num_prompt_top or 0)
+            case "summary":
+                self._tally.summary(idx, response.summary.usage)
+            case _:
+                pass
+        return b""
+
+    def prompt(self, idx: int) -> bytes:
+        """The chunks that echo a prompt; they come once its logprobs are complete."""
+        shown, found = self._frame.prompts[idx], b""
+        for sample in range(self._wanted.num_samples):
+            choice = idx * self._wanted.num_samples + sample
+            body: dict[str, object] = {"text": shown.text}
+            if self._wanted.num_top is not None:
+                body["logprobs"] = logprobs.of_completion(
+                    shown.scored, self._frame.texts, offset=0, with_top=self._wanted.num_top > 0
+                )
+            self._offsets[choice] = len(shown.text)
+            found += self._chunk(choice, body)
+        return found
+
+    def closing(self) -> bytes:
+        """The last chunks, after every message."""
+        if not self._wanted.with_usage:
+            return DONE
+        usage = json.dumps(self._tally.as_json())
+        return f'data: {self._head}, "choices": [], "usage": {usage}}}\n\n'.encode() + DONE
+
+    def _delta(self, idx: int, delta: inference_pb2.Delta) -> bytes:
+        choice = idx * self._wanted.num_samples + delta.sample_idx
+        if self._is_plain and not delta.reasoning and not delta.tool_calls:
+            if not delta.text:
+                return b""
+            close = "}" if self._is_chat else ""
+            return (
+                f"{self._parts[choice]}{quoted(delta.text)}{close}"
+                ', "logprobs": null, "finish_reason": null}]}\n\n'
+            ).encode("ascii")  # fmt: skip
+        self._tally.tokens(idx, len(delta.token_ids))
+        if self._wanted.hides_output:
+            return b""
+        body: dict[str, Any] = self._chat_delta(choice, delta) if self._is_chat else {"text": delta.text}
+        if self._wanted.num_top is not None:
+            body["logprobs"] = self._logprobs(choice, delta)
+            self._offsets[choice] += len(delta.text)
+        if self._wanted.with_token_ids:
+            body["token_ids"] = list(delta.token_ids)
+        is_empty = not (delta.text or delta.reasoning or delta.tool_calls or delta.token_ids)
+        return b"" if is_empty else self._chunk(choice, body)
+
+    def _chat_delta(self, choice: int, delta: inference_pb2.Delta) -> dict[str, Any]:
+        found: dict[str, object] = {}
+        if delta.reasoning:
+            found["reasoning_content"] = delta.reasoning
+        if delta.text:
+            found["content"] = delta.text
+        if delta.tool_calls:
+            self._called[choice] = True
+            found["tool_calls"] = [_call(call) for call in delta.tool_calls]
+        return {"delta": found}
+
+    def _logprobs(self, choice: int, delta: inference_pb2.Delta) -> dict[str, object] | None:
+        num_top = self._wanted.num_top or 0
+        tokens = logprobs.tokens_of(delta.token_ids, delta.logprobs, num_top)
+        if self._is_chat:
+            return logprobs.of_chat(tokens, self._frame.texts)
+        return logprobs.of_completion(
+            tokens, self._frame.texts, offset=self._offsets[choice], with_top=num_top > 0
+        )  # fmt: skip
+
+    def _finished(self, idx: int, finished: inference_pb2.Finished) -> bytes:
+        choice = idx * self._wanted.num_samples + finished.sample_idx
+        body: dict[str, object] = {"delta": {}} if self._is_chat else {"text": ""}
+        body["finish_reason"] = finish_reason(finished, has_calls=self._called[choice])
+        body["stop_reason"] = stop_reason(finished)
+        return self._chunk(choice, body)
+
+    def _chunk(self, choice: int, body: dict[str, Any]) -> bytes:
+        whole = {"index": choice, "logprobs": None, "finish_reason": None, **body}
+        usage = f', "usage": {json.dumps(self._tally.as_json())}' if self._wanted.with_every_usage else ""
+        return f'data: {self._head}, "choices": [{json.dumps(whole)}]{usage}}}\n\n'.encode()
+
+
+def _call(call: chat_pb2.ToolCallDelta) -> dict[str, object]:
+    if call.id or call.name:
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"index": call.index, "id": call.id, "type": "function", "function": function}
+    return {"index": call.index, "function": {"arguments": call.arguments}}

@@ -1,0 +1,120 @@
+"""What the gateway answers instead of a completion: a status, an error in OpenAI's shape, and headers for retries.
+
+Owns the translation of the client's exceptions to HTTP. Knows nothing of ASGI.
+"""
+
+import json
+import math
+import re
+
+from tandem_client import errors
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER = "server_error"
+UNKNOWN_FIELD = "unknown_parameter"
+# A statement about the length of a prompt, in the service's words.
+_TOO_LONG = re.compile(r"\b(tokens|characters)\b.*; the limit is \d", re.DOTALL)
+_PROMPTS = ("prompt", "messages")
+
+# Status, type and code by class; the first that fits. A class comes before its bases.
+_KINDS: tuple[tuple[type[errors.TandemError], int, str, str | None], ...] = (
+    (errors.MessageTooLarge, 413, INVALID_REQUEST, "request_too_large"),
+    (errors.InvalidArgument, 400, INVALID_REQUEST, None),
+    (errors.NotFound, 404, INVALID_REQUEST, "model_not_found"),
+    (errors.Unauthenticated, 401, "authentication_error", "invalid_api_key"),
+    (errors.PermissionDenied, 403, "permission_error", "permission_denied"),
+    (errors.AlreadyExists, 409, INVALID_REQUEST, "request_id_taken"),
+    (errors.Replaced, 409, INVALID_REQUEST, "replaced"),
+    (errors.RateLimited, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (errors.QueueFull, 429, "rate_limit_error", "queue_full"),
+    (errors.Quarantined, 400, INVALID_REQUEST, "request_quarantined"),
+    (errors.Unavailable, 503, "service_unavailable_error", "service_unavailable"),
+    (errors.Cancelled, 503, "service_unavailable_error", "service_unavailable"),
+    (errors.DeadlineExceeded, 408, "timeout_error", "deadline_exceeded"),
+)
+_UNIMPLEMENTED = "UNIMPLEMENTED"
+
+
+class HttpError(Exception):
+    """An answer with an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID_REQUEST,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Headers = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        # The name of the wrong field in OpenAI's API.
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    def body(self) -> bytes:
+        """The error as JSON."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}).encode()
+
+
+def invalid(param: str, message: str, *, code: str | None = None) -> HttpError:
+    """A field is wrong; the message names it, its value and what it must be."""
+    return HttpError(400, message, param=param, code=code)
+
+
+def overloaded(message: str, *, seconds: float, code: str) -> HttpError:
+    """A bound of the gateway is reached; the caller may try again after `seconds`."""
+    return HttpError(429, message, kind="rate_limit_error", code=code, headers=_retry_after(seconds))
+
+
+def unavailable(message: str, *, seconds: float = 1.0) -> HttpError:
+    """The gateway or the service cannot serve now."""
+    return HttpError(
+        503,
+        message,
+        kind="service_unavailable_error",
+        code="service_unavailable",
+        headers=_retry_after(seconds),
+    )
+
+
+def from_service(error: errors.TandemError) -> HttpError:
+    """The answer for an error of the service, whose message already names fields as OpenAI's API does."""
+    status, kind, code = _kind(error)
+    param = error.keyword
+    if isinstance(error, errors.InvalidArgument) and param in _PROMPTS and _TOO_LONG.search(error.message):
+        code = "context_length_exceeded"
+    headers: Headers = ()
+    if error.retry_after_seconds is not None:
+        headers = _retry_after(error.retry_after_seconds)
+    if error.stream_began or error.request_ended or isinstance(error, errors.Quarantined):
+        # OpenAI's clients send such a request again by themselves otherwise, though it was accepted and has run.
+        headers = (*headers, (b"x-should-retry", b"false"))
+    if status == 401:
+        headers = (*headers, (b"www-authenticate", b"Bearer"))
+    return HttpError(status, error.message, kind=kind, param=param, code=code, headers=headers)
+
+
+def _kind(error: errors.TandemError) -> tuple[int, str, str | None]:
+    for cls, status, kind, code in _KINDS:
+        if isinstance(error, cls):
+            return status, kind, code
+    if error.code.name == _UNIMPLEMENTED:
+        return 501, SERVER, "not_implemented"
+    return 500, SERVER, "internal_error"
+
+
+def _retry_after(seconds: float) -> Headers:
+    # OpenAI's clients read the exact time first; others read whole seconds.
+    return (
+        (b"retry-after", str(max(1, math.ceil(seconds))).encode()),
+        (b"retry-after-ms", str(math.ceil(seconds * 1000)).encode()),
+    )

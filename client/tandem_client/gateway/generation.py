@@ -1,0 +1,185 @@
+"""Runs one request of `/v1/completions` or `/v1/chat/completions`: the calls of the service and the answer.
+
+Owns the order of one request: all its calls are accepted before the first byte of the answer, an error before that has
+its own status, and an error after it is an event.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from tandem.v1 import inference_pb2
+
+from tandem_client.credentials import Metadata
+from tandem_client.gateway.answers.chunks import Chunks
+from tandem_client.gateway.answers.frame import Frame
+from tandem_client.gateway.answers.logprobs import ids_of, tokens_of
+from tandem_client.gateway.answers.prompt import ShownPrompt
+from tandem_client.gateway.answers.usage import Tally
+from tandem_client.gateway.answers.whole import Whole
+from tandem_client.gateway.errors import HttpError, unavailable
+from tandem_client.gateway.http.event_stream import EventStream, Pulse
+from tandem_client.gateway.http.exchange import JSON_TYPE, Exchange
+from tandem_client.gateway.metrics import Meter
+from tandem_client.gateway.openai.wanted import Wanted
+from tandem_client.gateway.upstream.call import ServiceCall
+from tandem_client.gateway.upstream.service import Service
+from tandem_client.gateway.upstream.token_texts import TokenTexts
+
+# Characters of the caller's own id that are kept; the service takes 128.
+_KEPT_ID_CHARS = 80
+_ID_HEADER = b"x-request-id"
+_LAST_WORD_SECONDS = 0.5
+
+
+class Generation:
+    """One request. `run` once."""
+
+    def __init__(
+        self, wanted: Wanted, exchange: Exchange, metadata: Metadata, *, service: Service, texts: TokenTexts,
+        meter: Meter, pulse: Pulse,
+    ) -> None:  # fmt: skip
+        self._wanted, self._exchange, self._metadata = wanted, exchange, metadata
+        self._service, self._texts, self._meter, self._pulse = service, texts, meter, pulse
+        self._request_id = _new_id(exchange)
+        self._has_token = False
+        # Whether the texts of tokens are needed.
+        self._is_scored = wanted.num_top is not None or wanted.num_prompt_top is not None
+
+    async def run(self) -> None:
+        """Answers the request. Raises HttpError while nothing is sent."""
+        wanted, calls = self._wanted, list[ServiceCall]()
+        model = wanted.requests[0].model or await self._service.model_name(self._metadata)
+        try:
+            for i, request in enumerate(wanted.requests):
+                request.request_id = self._request_id if i == 0 else f"{self._request_id}-{i}"
+                calls.append(ServiceCall(self._service, request, self._metadata, wanted.names))
+            prompts = [ShownPrompt() for _ in calls]
+            shown = [self._shown(prompt, request) for prompt, request in zip(prompts, wanted.requests, strict=True)]
+            await together([*(call.begin() for call in calls), *shown])
+            tally = Tally(len(calls), hides_output=wanted.hides_output)
+            for i, call in enumerate(calls):
+                tally.accepted(i, call.accepted)
+            frame = Frame(
+                wanted=wanted, request_id=self._request_id, model=model, prompts=prompts, texts=self._texts.by_id,
+                tally=tally,
+            )  # fmt: skip
+            await (self._stream(frame, calls) if wanted.is_stream else self._whole(frame, calls))
+            self._meter.add("prompt_tokens", tally.prompt_tokens)
+            self._meter.add("output_tokens", tally.output_tokens)
+        finally:
+            for call in calls:
+                call.end()
+
+    async def _whole(self, frame: Frame, calls: Sequence[ServiceCall]) -> None:
+        whole = Whole(frame)
+
+        async def read(idx: int, call: ServiceCall) -> None:
+            while (message := await call.next()) is not None:
+                self._meter.add("messages")
+                whole.message(idx, message)
+
+        await together([read(i, call) for i, call in enumerate(calls)])
+        if self._is_scored:
+            await self._texts.load(whole.needed_texts(), frame.model, self._metadata)
+        await self._exchange.answer(200, whole.body(), (JSON_TYPE, (_ID_HEADER, self._request_id.encode())))
+
+    async def _stream(self, frame: Frame, calls: Sequence[ServiceCall]) -> None:
+        chunks, stream = Chunks(frame), EventStream(self._exchange)
+        self._pulse.add(stream)
+        try:
+            await stream.open(self._request_id)
+            if opening := chunks.opening():
+                await stream.write(opening)
+            await together([self._pump(i, call, chunks, stream, frame) for i, call in enumerate(calls)])
+            last = chunks.closing()
+        except HttpError as error:
+            last = b"data: " + error.body() + b"\n\n"
+        except asyncio.CancelledError:
+            # The process stops, or the client has gone and nobody reads this.
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_LAST_WORD_SECONDS):
+                    error = unavailable("the gateway ended the request: it stops, or nobody read the answer")
+                    await stream.close(b"data: " + error.body() + b"\n\n")
+            raise
+        finally:
+            self._pulse.remove(stream)
+        await stream.close(last)
+
+    async def _pump(self, idx: int, call: ServiceCall, chunks: Chunks, stream: EventStream, frame: Frame) -> None:
+        """Passes the messages of one call on, to its end."""
+        echo_due = self._wanted.is_echo
+        while (message := await call.next()) is not None:
+            self._meter.add("messages")
+            if self._is_scored:
+                await self._load_texts(idx, message, frame)
+            data = chunks.message(idx, message)
+            if echo_due and not message.HasField("prompt_info"):
+                # The prompt's logprobs are complete.
+                echo_due = False
+                data = chunks.prompt(idx) + data
+            if not data:
+                continue
+            if not self._has_token:
+                self._has_token = True
+                self._meter.first_token(time.perf_counter() - self._exchange.began_at)
+            await stream.write(data)
+
+    async def _load_texts(self, idx: int, message: inference_pb2.GenerateResponse, frame: Frame) -> None:
+        if message.HasField("prompt_info"):
+            info = message.prompt_info
+            ids = frame.prompts[idx].token_ids
+            first = info.start - 1 if info.start == 1 else info.start
+            tokens = tokens_of(ids[info.start : info.start + len(info.logprobs.logprobs)], info.logprobs, 2**31)
+            await self._texts.load([*ids[first : info.start], *ids_of(tokens)], frame.model, self._metadata)
+        elif message.HasField("delta"):
+            tokens = tokens_of(message.delta.token_ids, message.delta.logprobs, self._wanted.num_top or 0)
+            await self._texts.load(ids_of(tokens), frame.model, self._metadata)
+
+    async def _shown(self, prompt: ShownPrompt, request: inference_pb2.GenerateRequest) -> None:
+        """Finds out what the answer shows of a prompt."""
+        wanted, names, metadata = self._wanted, self._wanted.names, self._metadata
+        needs_ids = wanted.num_prompt_top is not None
+        if request.HasField("chat"):
+            if needs_ids:
+                rendered = await self._service.render(request.model, request.chat, metadata, names)
+                prompt.token_ids = rendered.token_ids
+            return
+        if needs_ids:
+            is_text = request.HasField("text")
+            prompt.token_ids = (
+                await self._service.tokenize(request.model, request.text, metadata, names)
+                if is_text
+                else request.token_ids.ids
+            )
+        if wanted.is_echo:
+            prompt.text = request.text
+            if request.HasField("token_ids"):
+                asked = inference_pb2.DetokenizeRequest(model=request.model, token_ids=request.token_ids.ids)
+                prompt.text = (await self._service.detokenize(asked, metadata, names)).text
+
+
+async def together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Does all of it at once. Raises the first error, after it has cancelled the rest."""
+    if len(works) == 1:
+        # No task: this is how nearly all streams are read.
+        await works[0]
+        return
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _new_id(exchange: Exchange) -> str:
+    """An id for the request: the caller's own, so that it can be found in the service's log, and a part that is new."""
+    given, own = exchange.header(_ID_HEADER), uuid.uuid4().hex
+    return f"{given[:_KEPT_ID_CHARS]}-{own[:12]}" if given and given.isascii() and given.isprintable() else own

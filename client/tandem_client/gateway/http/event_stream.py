@@ -1,0 +1,93 @@
+"""Streams of server-sent events: what keeps a silent one alive, and what ends one whose reader stalls.
+
+One clock serves all streams, so that a message costs none.
+"""
+
+import asyncio
+
+from tandem_client.gateway.http.exchange import Exchange
+
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # nginx would keep events back.
+    (b"x-accel-buffering", b"no"),
+)
+# Proxies cut streams that are silent for a minute or less. Clients ignore lines that begin with a colon.
+PING = b": ping\n\n"
+TICK_SECONDS = 5.0
+_TICKS_PER_PING = 3
+# A reader that has taken nothing for a minute holds a request of the service for nobody.
+_TICKS_TO_STALL = 12
+
+
+class EventStream:
+    """One answer. The task that makes it is the task that writes it."""
+
+    __slots__ = ("_exchange", "_has_sent", "_is_writing", "_quiet_ticks", "_stalled_ticks", "_task")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._has_sent = self._is_writing = False
+        self._quiet_ticks = self._stalled_ticks = 0
+        task = asyncio.current_task()
+        assert task is not None, "a stream belongs to a task"
+        self._task = task
+
+    async def open(self, request_id: str) -> None:
+        """Sends the headers."""
+        await self._exchange.start(200, (*_HEADERS, (b"x-request-id", request_id.encode("latin-1", "replace"))))
+
+    async def write(self, data: bytes) -> None:
+        """Sends events. Waits while the reader is slow."""
+        self._is_writing = True
+        await self._exchange.send(data)
+        self._is_writing = False
+        self._has_sent = True
+
+    async def close(self, data: bytes) -> None:
+        """Sends the last events."""
+        await self._exchange.send(data, is_last=True)
+
+    def tick(self) -> bool:
+        """Notes that time has passed. Returns whether a ping is due."""
+        if self._has_sent:
+            self._has_sent = False
+            self._quiet_ticks = self._stalled_ticks = 0
+        elif self._is_writing:
+            self._stalled_ticks += 1
+            if self._stalled_ticks >= _TICKS_TO_STALL:
+                self._task.cancel()
+        else:
+            self._quiet_ticks += 1
+            if self._quiet_ticks >= _TICKS_PER_PING:
+                self._quiet_ticks = 0
+                return True
+        return False
+
+
+class Pulse:
+    """The clock of all open streams."""
+
+    def __init__(self, tick_seconds: float = TICK_SECONDS) -> None:
+        self._streams: dict[EventStream, None] = {}
+        self._tick_seconds = tick_seconds
+        self._pings: set[asyncio.Task[None]] = set()
+
+    def add(self, stream: EventStream) -> None:
+        """Looks after a stream."""
+        self._streams[stream] = None
+
+    def remove(self, stream: EventStream) -> None:
+        """Looks after it no more."""
+        self._streams.pop(stream, None)
+
+    async def run(self) -> None:
+        """Ticks for ever."""
+        while True:
+            await asyncio.sleep(self._tick_seconds)
+            for stream in list(self._streams):
+                if stream.tick():
+                    task = asyncio.create_task(stream.write(PING))
+                    self._pings.add(task)
+                    task.add_done_callback(self._pings.discard)

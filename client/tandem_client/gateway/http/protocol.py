@@ -1,0 +1,122 @@
+"""Bounds that uvicorn lacks: the time and the size of a request's headers, and the number of connections.
+
+Owns a class for each of uvicorn's HTTP parsers; both keep the state of a request in `cycle`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from tandem_client.gateway.errors import HttpError
+from tandem_client.gateway.http.exchange import MAX_HEADER_BYTES
+from tandem_client.gateway.metrics import Meter
+
+_PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
+
+
+class Bounds:
+    """The bounds of one process, and its connections."""
+
+    def __init__(self, meter: Meter, *, max_connections: int, head_seconds: float) -> None:
+        self._meter = meter
+        self._max_connections = max_connections
+        self.head_seconds = head_seconds
+        self._num_connections = 0
+
+    def enter(self) -> bool:
+        """Counts a connection. Returns False if there are too many."""
+        self._num_connections += 1
+        self._meter.add("connections")
+        if self._num_connections <= self._max_connections:
+            return True
+        self._meter.add("connections_refused")
+        return False
+
+    def leave(self) -> None:
+        """Counts the end of a connection."""
+        self._num_connections -= 1
+        self._meter.add("connections", -1)
+
+
+class BoundedConnection:
+    """One connection; the parser's class comes after it in the order of bases."""
+
+    bounds: Bounds
+    transport: Any
+    cycle: Any
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Counts the connection; closes it if there are too many."""
+        parent: Any = super()
+        parent.connection_made(transport)
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        if self.bounds.enter():
+            self._wait_for_head()
+        else:
+            self._end(503, "too many connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Counts the end."""
+        self.bounds.leave()
+        self._head_is_here()
+        parent: Any = super()
+        parent.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parses bytes. Those of headers are counted, and their time is limited."""
+        if self.transport.is_closing():
+            return
+        in_head = not self._is_in_work()
+        parent: Any = super()
+        parent.data_received(data)
+        if self._is_in_work():
+            self._head_is_here()
+        elif in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEADER_BYTES:
+                self._end(431, f"the headers have more than {MAX_HEADER_BYTES} bytes")
+            elif self._head_timer is None:
+                self._wait_for_head()
+
+    def _is_in_work(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _wait_for_head(self) -> None:
+        self._head_timer = asyncio.get_running_loop().call_later(self.bounds.head_seconds, self._is_late)
+
+    def _head_is_here(self) -> None:
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _is_late(self) -> None:
+        self._head_timer = None
+        if not self._is_in_work():
+            self._end(408, f"the headers were not complete after {self.bounds.head_seconds:g} s")
+
+    def _end(self, status: int, message: str) -> None:
+        """Answers in one piece and closes the connection."""
+        if self.transport.is_closing():
+            return
+        body = HttpError(status, message, code="connection").body()
+        head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
+def bounded(parser: type[Any], bounds: Bounds) -> type[Any]:
+    """Returns uvicorn's protocol class of a parser, with the bounds."""
+    return type("Bounded", (BoundedConnection, parser), {"bounds": bounds})
+
+
+def parser_class(find: Callable[[str], Any]) -> type[Any]:
+    """The faster of uvicorn's parsers that is installed. `find` tells whether a module is."""
+    if find("httptools") is not None:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+        return HttpToolsProtocol
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    return H11Protocol

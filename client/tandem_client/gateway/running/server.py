@@ -1,0 +1,145 @@
+"""One process of the gateway: its event loop, its socket, uvicorn, and its end.
+
+Owns start and stop. uvicorn reads HTTP; `app` answers it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import socket
+import ssl
+from importlib.util import find_spec
+from types import FrameType
+
+import uvicorn
+
+from tandem_client.gateway.app import App
+from tandem_client.gateway.http.protocol import Bounds, bounded, parser_class
+from tandem_client.gateway.metrics import Meter
+from tandem_client.gateway.settings import Settings, SettingsError
+from tandem_client.gateway.upstream.guard import Guard
+from tandem_client.gateway.upstream.service import Service
+
+log = logging.getLogger("tandem.gateway")
+
+LISTENING = "gateway listening on"
+# Files that the process opens besides its connections.
+_SPARE_FILES = 128
+_BACKLOG = 2048
+
+
+def bind(settings: Settings) -> socket.socket:
+    """Returns a socket that is bound and does not listen yet; others may share the address. Raises SettingsError."""
+    host, port = settings.host_and_port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise SettingsError(f"the gateway cannot listen on {settings.listen}: {error.strerror or error}") from None
+    return bound
+
+
+def url_of(settings: Settings, bound: socket.socket) -> str:
+    """The address as callers write it."""
+    host, port = bound.getsockname()[:2]
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def serve(settings: Settings, bound: socket.socket) -> None:
+    """Serves until SIGTERM or SIGINT, and then until open requests have ended or the grace is over.
+
+    Raises SettingsError if the files of TLS cannot be used.
+    """
+    if find_spec("uvloop") is not None:
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, bound))
+    else:
+        asyncio.run(_serve(settings, bound))
+
+
+async def _serve(settings: Settings, bound: socket.socket) -> None:
+    _allow_files(settings.max_connections)
+    try:
+        service = Service(
+            settings.address, settings.service_tls_settings, health_address=settings.health_address or None
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"TLS to the service: {error}") from None
+    meter = Meter(settings.table, settings.row)
+    guard = Guard(service, is_public=settings.is_public)
+    app = App(settings, service, meter, guard)
+    server = uvicorn.Server(_config(settings, app, meter))
+    url = url_of(settings, bound)
+    background = [asyncio.create_task(app.pulse.run()), asyncio.create_task(guard.run())]
+    try:
+        await guard.look()
+        # uvicorn raises the signals that it has taken again when it has stopped; then they find these.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _already_handled)
+        announcing = asyncio.create_task(_announce(server, url))
+        await server.serve(sockets=[bound])
+        announcing.cancel()
+    finally:
+        for task in background:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*background)
+        await service.close()
+    log.info("stopped")
+
+
+def _already_handled(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+async def _announce(server: uvicorn.Server, url: str) -> None:
+    while not server.started:
+        await asyncio.sleep(0.01)
+    log.info("%s %s", LISTENING, url)
+
+
+def _config(settings: Settings, app: App, meter: Meter) -> uvicorn.Config:
+    bounds = Bounds(meter, max_connections=settings.max_connections, head_seconds=settings.head_seconds)
+    config = uvicorn.Config(
+        app,  # pyright: ignore[reportArgumentType]
+        http=bounded(parser_class(find_spec), bounds),
+        loop="none",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=round(settings.idle_seconds),
+        timeout_graceful_shutdown=round(settings.grace_seconds),
+    )
+    if settings.tls_cert is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingsError(f"--tls-cert and --tls-key cannot be used: {error}") from None
+        config.load()
+        config.ssl = context
+    return config
+
+
+def _allow_files(max_connections: int) -> None:
+    """Raises the limit of open files as far as allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = max_connections + _SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

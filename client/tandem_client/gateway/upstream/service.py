@@ -1,0 +1,122 @@
+"""The gateway's connection to the service: the stubs of the API and the calls that are one question and one answer.
+
+Owns the channel. Every call carries its own caller's token; the gateway has none. The raw stubs serve the streams,
+because what `AsyncClient` makes of each message costs more than the rest of the gateway.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tandem.v1 import chat_pb2, control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+from tandem_client.credentials import Access, Metadata, TlsSettings
+from tandem_client.errors import TandemError, Unauthenticated
+from tandem_client.gateway.errors import from_service
+from tandem_client.wire.rpc_errors import ErrorReader
+
+# For the calls with one answer.
+ANSWER_SECONDS = 60.0
+# The name of the served model, for answers to requests that name none, may be as old as this.
+_NAME_SECONDS = 5.0
+_Answer = TypeVar("_Answer")
+_NO_NAMES: Mapping[str, str] = {}
+
+
+class Service:
+    """One connection. Make it in the event loop that uses it."""
+
+    def __init__(self, address: str, tls: TlsSettings | None, *, health_address: str | None = None) -> None:
+        """`health_address`: where the health is asked without a token. Raises OSError, ValueError for files of TLS."""
+        access = Access(address=address, tls=tls)
+        self.address = address
+        self._channel = access.aio_channel()
+        self._health_channel = self._channel
+        if health_address is not None:
+            self._health_channel = Access(address=health_address).aio_channel()
+        # grpc's stubs lack the types of asyncio's.
+        self.inference: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._control: Any = control_pb2_grpc.ControlServiceStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._health_channel)
+        self._name = ""
+        self._named_at = -_NAME_SECONDS
+
+    async def close(self) -> None:
+        """Ends all calls."""
+        await self._channel.close()
+        await self._health_channel.close()
+
+    def error(
+        self, error: grpc.RpcError, names: Mapping[str, str] = _NO_NAMES, *, stream_began: bool = False
+    ) -> TandemError:
+        """The client's exception for a gRPC error, with fields named as `names` says."""
+        reader = ErrorReader(address=self.address, timeout=ANSWER_SECONDS, keywords=names)
+        return reader.read(error, stream_began=stream_began)
+
+    async def model_info(self, metadata: Metadata) -> control_pb2.GetModelInfoResponse:
+        """Returns the served model. Raises HttpError."""
+        info = await self._answer(
+            self._control.GetModelInfo(control_pb2.GetModelInfoRequest(), metadata=metadata, timeout=ANSWER_SECONDS)
+        )
+        self._name, self._named_at = info.model, time.monotonic()
+        return info
+
+    async def model_name(self, metadata: Metadata) -> str:
+        """Returns the name of the served model. Raises HttpError."""
+        if time.monotonic() > self._named_at + _NAME_SECONDS:
+            await self.model_info(metadata)
+        return self._name
+
+    async def tokenize(self, model: str, text: str, metadata: Metadata, names: Mapping[str, str]) -> list[int]:
+        """Returns a text's token ids. Raises HttpError."""
+        request = inference_pb2.TokenizeRequest(model=model, text=text)
+        call = self.inference.Tokenize(request, metadata=metadata, timeout=ANSWER_SECONDS)
+        return list((await self._answer(call, names)).token_ids)
+
+    async def render(
+        self, model: str, chat: chat_pb2.Chat, metadata: Metadata, names: Mapping[str, str]
+    ) -> inference_pb2.RenderChatResponse:
+        """Returns a conversation as the model gets it. Raises HttpError."""
+        request = inference_pb2.RenderChatRequest(model=model, chat=chat)
+        return await self._answer(
+            self.inference.RenderChat(request, metadata=metadata, timeout=ANSWER_SECONDS), names
+        )  # fmt: skip
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, metadata: Metadata, names: Mapping[str, str] = _NO_NAMES
+    ) -> inference_pb2.DetokenizeResponse:
+        """Returns the text of token ids. Raises HttpError."""
+        call = self.inference.Detokenize(request, metadata=metadata, timeout=ANSWER_SECONDS)
+        return await self._answer(call, names)
+
+    async def serves(self, metadata: Metadata, seconds: float) -> bool:
+        """Whether the service says that it serves. Raises HttpError if it does not say."""
+        call = self._health.Check(health_pb2.HealthCheckRequest(), metadata=metadata, timeout=seconds)
+        answer: health_pb2.HealthCheckResponse = await self._answer(call)
+        return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    async def needs_tokens(self, seconds: float) -> bool | None:
+        """Whether the service refuses callers without a token; None if it does not answer.
+
+        It is asked by a call without one.
+        """
+        try:
+            await self._control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            found = self.error(error)
+            if isinstance(found, Unauthenticated):
+                return True
+            # A service without a model has let the call in, and says so with details.
+            return False if found.is_refusal and "tokens yet" not in found.message else None
+        except asyncio.CancelledError:
+            raise
+        return False
+
+    async def _answer(self, call: Awaitable[_Answer], names: Mapping[str, str] = _NO_NAMES) -> _Answer:
+        try:
+            return await call
+        except grpc.RpcError as error:
+            raise from_service(self.error(error, names)) from None
