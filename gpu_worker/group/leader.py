@@ -10,6 +10,7 @@ from contextlib import suppress
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.group.pulse import Pulse
 from gpu_worker.group.wires import Wires
 from gpu_worker.group.words import FRAME, STOP, RankLost, name_of, rank_of
@@ -72,6 +73,11 @@ class LeadingRunner:
         """As `PlanRunner`. The followers load too, because they get the scheduler's frame (`forward`)."""
         loader = self._runner.weights
         return None if loader is None else _Loading(loader, self._pulse)
+
+    @property
+    def constraints(self) -> Constraints | None:
+        """As `PlanRunner`. The followers have none: they get the leader's tokens."""
+        return self._runner.constraints
 
     def report_pages(self, join: pb.Join) -> None:
         """As `PlanRunner`."""

@@ -14,13 +14,13 @@ from gpu_worker.layout.row_features import Feature, Float64Array
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.sampling.inputs import Biases, LogitEdits, Penalties
 
-_AT_EVERY_POSITION = Feature.BIASES | Feature.PENALTIES | Feature.ALLOWED
+_AT_EVERY_POSITION = Feature.BIASES | Feature.PENALTIES | Feature.ALLOWED | Feature.CONSTRAINT
 # Features that change logits.
 EDITS = _AT_EVERY_POSITION | Feature.BANS
 
 
 def lay_out_edits(
-    rows: Int64Array, positions: Int64Array, drawing: Int64Array, uses: NDArray[np.uint8], tables: RowTables
+    rows: Int64Array, positions: Int64Array, drawing: Int64Array, uses: NDArray[np.uint16], tables: RowTables
 ) -> LogitEdits[HostArray] | None:
     """Returns the changes of logits, or None if no logits change.
 
@@ -46,12 +46,14 @@ def lay_out_edits(
         if used & Feature.ALLOWED:
             allowed.append((at, features.allowed[row]))
     penalised = np.flatnonzero(uses[edited] & Feature.PENALTIES)
+    masked = np.flatnonzero(uses[edited] & Feature.CONSTRAINT)
     return LogitEdits(
         samples=edited,
         draws=(draws_from, drawing_idx[edited[draws_from]]) if draws_from.size else None,
         biases=_biases(lists) if lists else None,
         penalties=_penalties(penalised, edited, rows, positions, tables) if penalised.size else None,
         allowed=_allowed(allowed) if allowed else None,
+        masked=masked if masked.size else None,
     )
 
 

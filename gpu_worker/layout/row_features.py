@@ -1,7 +1,7 @@
 """The sampling features of rows, most of which few rows use: bans, biases, penalties, allowed tokens, logprobs.
 
-`RowFeatures` has the parameters of each row, and one byte per row with the features that the row uses. If no row uses a
-feature, a step reads only these bytes.
+`RowFeatures` has the parameters of each row, and two bytes per row with the features that the row uses. If no row uses
+a feature, a step reads only these bytes.
 """
 
 from enum import IntEnum
@@ -31,13 +31,15 @@ class Feature(IntEnum):
     DRAWS = 64
     # It draws and filters by typical_p.
     TYPICAL = 128
+    # Its tokens are those of a mask, which comes while the step runs.
+    CONSTRAINT = 256
 
 
 class RowFeatures:
     """Arrays with one entry per row. An entry is meaningless if the row's `uses` lacks the bit of the feature."""
 
     def __init__(self, num_rows: int) -> None:
-        self.uses = np.zeros(num_rows, np.uint8)
+        self.uses = np.zeros(num_rows, np.uint16)
         self.num_prompt = np.zeros(num_rows, np.int64)
         self.banned_until = np.zeros(num_rows, np.int64)
         self.presence_penalty = np.zeros(num_rows, np.float64)
@@ -66,13 +68,15 @@ class RowFeatures:
             if started.banned_until[i] and started.banned[i].size:
                 self.uses[row] |= Feature.BANS
                 self.banned[row] = started.banned[i].astype(np.int64)
+            if started.constraints and started.constraints[i]:
+                self.uses[row] |= Feature.CONSTRAINT
         for bit, has in (
             (Feature.LOGPROBS, started.num_logprobs > 0),
             (Feature.PROMPT_LOGPROBS, started.prompt_logprobs_from > 0),
             (Feature.DRAWS, draws),
             (Feature.TYPICAL, draws & is_typical),
         ):
-            self.uses[rows] |= np.where(has, bit, 0).astype(np.uint8)
+            self.uses[rows] |= np.where(has, bit, 0).astype(np.uint16)
 
     def _start(self, row: int, sampling: RowSampling) -> int:
         """Stores the features of the row's sampling and returns their bits."""

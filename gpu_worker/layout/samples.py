@@ -73,8 +73,8 @@ class SampledRows:
 
     # int64 [samples].
     rows: Int64Array
-    # uint8 [samples]: the features that they use, and those that any of them uses.
-    uses: NDArray[np.uint8]
+    # uint16 [samples]: the features that they use, and those that any of them uses.
+    uses: NDArray[np.uint16]
     any_use: int
     prompt: PromptTokens | None
 

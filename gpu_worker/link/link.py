@@ -6,13 +6,13 @@ Knows nothing of tensors; plans go to the runner unread.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable
 
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.link import constraint_frames
 from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection
 from gpu_worker.link.new_weights import answer_of
 from gpu_worker.link.plan_runner import PlanRunner
@@ -21,17 +21,16 @@ from gpu_worker.link.reconnects import FIRST_PAUSE_SECONDS, Reconnects
 from gpu_worker.link.remote import CurveKeys, NoKey
 from gpu_worker.link.runtime_dir import KeyFile
 from gpu_worker.link.signals import signals_wake
+from gpu_worker.link.waits import HEARTBEAT_SECONDS, idle_ms
 from gpu_worker.logs import is_worth_a_line
 from gpu_worker.wire.frames import FrameError, join_frame, parse_frame, result_frame
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 0.8
 REFUSED_RETRY_SECONDS = 0.5
 _LINGER_MS = 500  # for the last frames when the worker ends: its last results and Leave
 # While the device computes: the pause between reads of the socket, and between reads of the monitor.
 _BUSY_POLL_SECONDS, _BUSY_MONITOR_SECONDS = 50e-6, 0.02
-_JOIN_RETRY_SECONDS = 0.02  # the pause before a Join that could not be sent is tried again
 
 
 class JoinRefused(RuntimeError):
@@ -113,13 +112,9 @@ class Link:
                 self._connection.read_monitor()
 
     def _idle_ms(self) -> int:
-        now = time.monotonic()
-        until = now + HEARTBEAT_SECONDS
-        if self._join_at is None:
-            until = self._last_sent + HEARTBEAT_SECONDS
-        elif self._connection.is_open:
-            until = max(self._join_at, now + _JOIN_RETRY_SECONDS)
-        return max(1, math.ceil((until - now) * 1e3))
+        constraints, is_open = self._runner.constraints, self._connection.is_open
+        is_preparing = constraints is not None and constraints.is_preparing
+        return idle_ms(time.monotonic(), self._last_sent, self._join_at, is_open=is_open, is_preparing=is_preparing)
 
     def _connect_again(self) -> None:
         """Replaces the connection that ended; plans in flight from it are not answered."""
@@ -211,6 +206,8 @@ class Link:
             # After a lost connection this worker joins as one that serves.
             self._join.standby = False
             self._ready.seated()
+        elif kind in ("prepare_constraint", "drop_constraint") and self._joined:
+            constraint_frames.follow(message, self._runner.constraints, self._send)
         elif kind == "load_weights" and self._joined:
             self._send(answer_of(message.load_weights, self._runner, self._join))
         elif kind == "dismissed":
@@ -232,7 +229,9 @@ class Link:
             log.info("%s", problem)
 
     def _send_done(self) -> None:
-        """Sends the results that are finished."""
+        """Sends the results that are finished, and the answers to constraints."""
+        for answer in constraint_frames.answers(self._runner.constraints):
+            self._send(answer)
         while (outcome := self._runner.collect(wait=False)) is not None:
             if self._num_void:
                 self._num_void -= 1

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.wire.frames import Outcome
 from gpu_worker.wire.new_weights import WeightsLoader
 
@@ -24,6 +25,11 @@ class PlanRunner(Protocol):
     @property
     def weights(self) -> WeightsLoader | None:
         """Loads new weights; None if this worker cannot."""
+        ...
+
+    @property
+    def constraints(self) -> Constraints | None:
+        """The constraints that rows may have; None if they may have none."""
         ...
 
     def report_pages(self, join: pb.Join) -> None:

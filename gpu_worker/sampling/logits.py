@@ -1,7 +1,7 @@
-"""Applies biases, penalties and allowed tokens to logits, in worker.proto's order.
+"""Applies biases, penalties, allowed tokens and masks to logits, in worker.proto's order.
 
 The changes come before temperature, in float32, only for the rows that request them. Shape legend: S samples, E samples
-with changed logits, P rows with penalties, L tokens of the longest row, V vocabulary.
+with changed logits, P rows with penalties, L tokens of the longest row, M rows with masks, V vocabulary.
 """
 
 import torch
@@ -14,8 +14,12 @@ from gpu_worker.sampling.token_history import TokenHistory
 _MAX_SCRATCH = 1 << 24
 
 
-def edited(logits: Tensor, edits: LogitEdits[Tensor], history: TokenHistory) -> Tensor:
-    """Returns the changed logits, float32 [E, V]. The model's logits [S, V] stay unchanged."""
+def edited(logits: Tensor, edits: LogitEdits[Tensor], history: TokenHistory, masks: Tensor | None = None) -> Tensor:
+    """Returns the changed logits, float32 [E, V]. The model's logits [S, V] stay unchanged.
+
+    masks: of the rows with masks, uint8 [M, bytes]: bit t, from the lowest bit of byte 0 on, is whether token t is
+    allowed. None: they have none here, because another rank chooses their tokens.
+    """
     # index_select copies; float() copies only if the dtype differs.
     scores = logits.index_select(0, edits.samples).float()
     if edits.biases is not None:
@@ -28,7 +32,25 @@ def edited(logits: Tensor, edits: LogitEdits[Tensor], history: TokenHistory) -> 
         banned = scores.new_ones((restricted.shape[0], scores.shape[1]), dtype=torch.bool)
         banned.index_put_((at, tokens), banned.new_zeros(()))
         scores.index_copy_(0, restricted, scores.index_select(0, restricted).masked_fill_(banned, -torch.inf))
+    if edits.masked is not None and masks is not None:
+        _mask(scores, edits.masked, masks)
     return scores
+
+
+def _mask(scores: Tensor, masked: Tensor, masks: Tensor) -> None:
+    """Removes, in scores [E, V], what the masks do not allow."""
+    num_rows, vocab_size = scores.shape
+    bits = 1 << torch.arange(8, device=scores.device)
+    step = max(1, _MAX_SCRATCH // vocab_size)
+    for first in range(0, masked.shape[0], step):
+        part = slice(first, first + step)
+        allowed = (masks[part, :, None] & bits.to(torch.uint8)).flatten(1)[:, :vocab_size]
+        if masked.shape[0] == num_rows and step >= num_rows:
+            # All of them, in order.
+            scores.masked_fill_(allowed == 0, -torch.inf)
+        else:
+            own = scores.index_select(0, masked[part]).masked_fill_(allowed == 0, -torch.inf)
+            scores.index_copy_(0, masked[part], own)
 
 
 def _penalise(scores: Tensor, penalties: Penalties[Tensor], history: TokenHistory) -> None:

@@ -28,14 +28,13 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.graphs.captured import CapturedSteps
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.samples import SampleExtras, Samples
 from gpu_worker.layout.shapes import MAX_SHAPES, Shapes, StepShape
 from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, allocated, blank
 from gpu_worker.process.lean_imports import compiler_is_loaded
 from gpu_worker.sampling.shared_tokens import ShareTokens
 from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.output import DeviceSampler, StepOutput
+from gpu_worker.step.output import BegunStep, DeviceSampler, StepOutput
 from gpu_worker.step.staging import Staging
 from gpu_worker.step.static_step import StaticOutput, StaticStep
 from gpu_worker.wire.page_orders import PageOrders
@@ -63,7 +62,6 @@ class DeviceStep:
         memory: PoolMemory | None = None,
     ) -> None:
         self.device = device
-        self._model = model
         self.tables = DeviceTables(geometry, device)
         self._geometry, self._no_rows = geometry, RowTables(geometry)
         self._sampler = DeviceSampler(geometry, device, is_padded=shapes.is_padded)
@@ -130,8 +128,8 @@ class DeviceStep:
         self.cache.zero_pages(torch.from_numpy(pages.astype(np.int64)).to(self.device))
 
     @torch.inference_mode()
-    def run(self, orders: PageOrders[HostArray], layout: StepLayout[HostArray] | None) -> StepOutput | None:
-        """Carries out page orders, then computes tokens and logprobs. Returns None if there is nothing to compute."""
+    def begin(self, orders: PageOrders[HostArray], layout: StepLayout[HostArray] | None) -> BegunStep | None:
+        """Carries out page orders, then computes logits. Returns None if there is nothing to compute."""
         self.pool_is_zero = False
         extras = _Extras(orders=orders if orders else None, step=None if layout is None else layout.extras)
         inputs = None if layout is None else layout.inputs
@@ -146,23 +144,23 @@ class DeviceStep:
             self.tables.set_pages(edits)
         static = self._computed(layout.shape, step_inputs)
         self.last_logits = static.logits
-        return self._finished(static, step_inputs.samples, others.step.sampling)
+        return BegunStep(static=static, samples=step_inputs.samples, extras=others.step.sampling)
+
+    @torch.inference_mode()
+    def finish(self, begun: BegunStep, masks: Tensor | None = None) -> StepOutput:
+        """Computes the tokens and logprobs of the step that was begun last. masks: as for `DeviceSampler.finish`."""
+        if begun.static.logits is None:
+            return StepOutput(tokens=begun.samples.rows[:0])
+        output = self._sampler.finish(begun.static, begun.samples, begun.extras, masks)
+        if not self._is_padded or begun.extras is not None:
+            self.tables.newest_token.index_copy_(0, begun.samples.rows, output.tokens.clamp(min=0))
+        return output
 
     def _computed(self, shape: StepShape, inputs: StepInputs[Tensor]) -> StaticOutput:
         if self.proven is not None and _is_decode_step(shape):
             return self.proven.run(shape, inputs)
         static = self.graphs.replay(shape)
         return self._static(inputs) if static is None else static
-
-    def _finished(
-        self, static: StaticOutput, samples: Samples[Tensor], extras: SampleExtras[Tensor] | None
-    ) -> StepOutput:
-        if static.logits is None:
-            return StepOutput(tokens=samples.rows[:0])
-        output = self._sampler.finish(static, samples, extras)
-        if not self._is_padded or extras is not None:
-            self.tables.newest_token.index_copy_(0, samples.rows, output.tokens.clamp(min=0))
-        return output
 
     def _static(self, inputs: StepInputs[Tensor]) -> StaticOutput:
         with self._compilation():

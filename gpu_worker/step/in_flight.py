@@ -1,14 +1,22 @@
-"""A submitted plan and its outcome, when its step has ended or its device is lost."""
+"""The plans in flight, in order: begun, with tokens that are being computed, and settled with an outcome.
 
+Owns their order, and what follows for all of them if the device is lost. A plan whose rows have constraints is begun
+first: its tokens are chosen when the masks are there, which need the tokens of the plan before it.
+"""
+
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.failures import first_line
 from gpu_worker.sampling.logprobs import LogprobTensors
-from gpu_worker.step.output import StepOutput
+from gpu_worker.step.constrained import MaskedSamples
+from gpu_worker.step.output import BegunStep, StepOutput
 from gpu_worker.wire.frames import NO_TOKENS, Outcome, TokenLogprobs
 
 
@@ -18,11 +26,15 @@ class DeviceLost(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
-    """A submitted plan. `output` is None if the plan was refused or computes nothing."""
+    """A submitted plan. `begun` and `output` are None if its outcome is settled."""
 
     outcome: Outcome
+    # Without tokens: they follow.
+    begun: BegunStep | None = None
     output: StepOutput | None = None
     num_samples: int = 0
+    # The samples with constraints; None if there are none.
+    masked: MaskedSamples | None = None
     started: "torch.cuda.Event | None" = None
     ended: "torch.cuda.Event | None" = None
     # To be called when the step has ended well.
@@ -58,6 +70,82 @@ class InFlight:
             prompt_logprobs=_token_logprobs(self.output.prompt_logprobs),
             pool_id=self.outcome.pool_id,
         )
+
+
+class Steps(Protocol):
+    """What carries the plans out."""
+
+    def may_choose(self, item: InFlight) -> bool:
+        """Whether the masks of a plan that was begun are there."""
+        ...
+
+    def with_tokens(self, item: InFlight) -> InFlight:
+        """Waits for the masks, and lets the plan compute its tokens. Does not raise."""
+        ...
+
+    def outcome_of(self, item: InFlight) -> Outcome:
+        """Waits for the tokens. Passes on errors of the device."""
+        ...
+
+
+class PlansInFlight:
+    """Submitted plans without a collected outcome, the oldest first."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._items, self._steps = deque[InFlight](), steps
+        # Why the device is unusable, empty if it is usable.
+        self.lost = ""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def newest(self) -> InFlight:
+        """The plan that was added last."""
+        return self._items[-1]
+
+    @newest.setter
+    def newest(self, item: InFlight) -> None:
+        self._items[-1] = item
+
+    def add(self, item: InFlight) -> None:
+        """Adds a plan. Requires that every plan before it computes its tokens, or is settled (`choose_tokens`)."""
+        self._items.append(item)
+
+    def collect(self, *, wait: bool) -> Outcome | None:
+        """As `Runner.collect`."""
+        if not self._items:
+            if self.lost:
+                raise DeviceLost(f"the device is lost: {self.lost}")
+            return None
+        return self._items.popleft().outcome if self._settle(0, wait=wait) else None
+
+    def choose_tokens(self) -> None:
+        """Waits until the newest plan computes its tokens; the plans before it are settled then."""
+        if self._items and self._items[-1].begun is not None:
+            for place in range(len(self._items) - 1):
+                self._settle(place, wait=True)
+            self._items[-1] = self._steps.with_tokens(self._items[-1])
+
+    def _settle(self, place: int, *, wait: bool) -> bool:
+        """Returns whether the plan is settled."""
+        item = self._items[place]
+        try:
+            if item.begun is not None:
+                if not wait and not self._steps.may_choose(item):
+                    return False
+                item = self._items[place] = self._steps.with_tokens(item)
+            if item.ended is not None and not wait and not item.ended.query():
+                return False
+            outcome = self._steps.outcome_of(item)
+        except torch.AcceleratorError as error:
+            # CUDA reports a kernel's error at a later call, and from then on every call fails.
+            self.lost = first_line(error)
+            outcomes = on_lost_device([item.outcome for item in self._items], self.lost)
+            self._items = deque(InFlight(outcome=outcome) for outcome in outcomes)
+            return True
+        self._items[place] = InFlight(outcome=outcome)
+        return True
 
 
 def on_lost_device(outcomes: Sequence[Outcome], detail: str) -> list[Outcome]:

@@ -32,6 +32,15 @@ class StepOutput:
     buffer: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunStep:
+    """A step with logits and without tokens, on the device. The next step overwrites it."""
+
+    static: StaticOutput
+    samples: Samples[Tensor]
+    extras: SampleExtras[Tensor] | None
+
+
 class ResultRing:
     """Pinned host memory for results, because its allocation may wait for the device.
 
@@ -92,10 +101,16 @@ class DeviceSampler:
         self._history, self._is_padded = TokenHistory(geometry, device), is_padded
         self.share_tokens: ShareTokens = keep_tokens
 
-    def finish(self, static: StaticOutput, samples: Samples[Tensor], extras: SampleExtras[Tensor] | None) -> StepOutput:
+    def finish(
+        self,
+        static: StaticOutput,
+        samples: Samples[Tensor],
+        extras: SampleExtras[Tensor] | None,
+        masks: Tensor | None = None,
+    ) -> StepOutput:
         """Chooses the tokens that the static part did not choose, and computes logprobs. Does not wait for the device.
 
-        Requires that the step has samples.
+        Requires that the step has samples. masks: of its rows with constraints, as for `edited`.
         """
         assert static.logits is not None
         num_samples = samples.rows.shape[0]
@@ -107,7 +122,7 @@ class DeviceSampler:
             tokens = sample(own, None) if static.tokens is None else static.tokens.clone()
             self.share_tokens(tokens)
             return StepOutput(tokens=tokens)
-        tokens = self._chosen(own, static.tokens if self._is_padded else None, samples, extras)
+        tokens = self._chosen(own, static.tokens if self._is_padded else None, samples, extras, masks)
         logprobs = prompt_logprobs = None
         if (wanted := extras.with_logprobs) is not None:
             logprobs = logprobs_of(own, tokens.index_select(0, wanted).clamp(min=0), extras.top_k, rows=wanted)
@@ -116,7 +131,12 @@ class DeviceSampler:
         return StepOutput(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
     def _chosen(
-        self, logits: Tensor, chosen: Tensor | None, samples: Samples[Tensor], extras: SampleExtras[Tensor]
+        self,
+        logits: Tensor,
+        chosen: Tensor | None,
+        samples: Samples[Tensor],
+        extras: SampleExtras[Tensor],
+        masks: Tensor | None,
     ) -> Tensor:
         """Returns the tokens of all samples; `chosen` are those of the static part, if it chose some."""
         edits, changed = extras.edits, None
@@ -125,7 +145,7 @@ class DeviceSampler:
             if penalties is not None and penalties.missing is not None:
                 self._history.write(*penalties.missing)
             changed = EditedLogits(
-                samples=edits.samples, draws=edits.draws, logits=edited(logits, edits, self._history)
+                samples=edits.samples, draws=edits.draws, logits=edited(logits, edits, self._history, masks)
             )
         if chosen is None:
             tokens = sample(logits, extras.drawing, changed)

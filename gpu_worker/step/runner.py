@@ -6,10 +6,8 @@ outcomes in the order of the plans.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -18,20 +16,20 @@ from transformers import PreTrainedModel
 
 from gpu_worker.arrays import HostArray
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.failures import first_line
+from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.saved_pages import SavedPages
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import StepLayout, lay_out
 from gpu_worker.shared_pool.errors import PageDamaged, PoolError
 from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
 from gpu_worker.step.device_step import DeviceStep
-from gpu_worker.step.in_flight import DeviceLost, InFlight, on_lost_device
-from gpu_worker.step.output import ResultRing, StepOutput
+from gpu_worker.step.execution import Execution
+from gpu_worker.step.in_flight import InFlight, PlansInFlight
 from gpu_worker.step.page_labels import PageLabels
 from gpu_worker.step.refusals import OutOfSync, refusal_of
-from gpu_worker.step.saved_pages import SavedPages
 from gpu_worker.step.warm_up import warm_up
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
 from gpu_worker.wire.new_weights import WeightsLoader
@@ -79,17 +77,19 @@ class Runner:
         )
         self.pool = pool or PrivatePool()
         self.pool.attach(self.on_device.cache.pools, geometry.page_size)
-        self._is_asynchronous = device.type != "cpu"
-        # The next step overwrites the results of padded steps; others are read where they were computed.
-        self._results: ResultRing | None = None
-        if self.shapes.is_padded:
-            allocate = partial(torch.zeros, dtype=torch.int64, pin_memory=device.type == "cuda")
-            self._results = ResultRing(num_buffers=MAX_IN_FLIGHT + 1, num_tokens=geometry.max_rows, allocate=allocate)
+        self.execution = Execution(
+            self.on_device,
+            self.pool,
+            geometry,
+            is_padded=self.shapes.is_padded,
+            num_buffers=MAX_IN_FLIGHT + 1,
+            on_error=self._answer,
+        )
         self._generation, self._step, self._failed = 0, 0, False
-        self._saved, self._in_flight = SavedPages(geometry.host_pages), deque[InFlight]()
+        self._saved, self._in_flight = SavedPages(geometry.host_pages), PlansInFlight(self.execution)
         self.weights: WeightsLoader | None = None
-        # Why the device is unusable, empty if it is usable; and what a plan is answered whose step raised an exception.
-        self._lost, self.refusal_of = "", refusal_of
+        # What a plan is answered whose step raised an exception.
+        self.refusal_of = refusal_of
 
     @property
     def num_in_flight(self) -> int:
@@ -101,6 +101,12 @@ class Runner:
         """Names the memory of the KV pool, as in Join."""
         return self.pool.pool_id
 
+    @property
+    def constraints(self) -> Constraints | None:
+        """The constraints that rows may have; None if they may have none."""
+        constrained = self.execution.constrained
+        return None if constrained is None else constrained.constraints
+
     def report_pages(self, join: pb.Join) -> None:
         """Writes the pages that are kept into a Join."""
         self.labels.report(join, self._generation)
@@ -108,6 +114,8 @@ class Runner:
     def join(self, message: pb.Joined) -> None:
         """Begins a session with a scheduler. If it keeps no page, it expects no NaN in the pool, which becomes zero."""
         self.reset(message.generation)
+        if self.constraints is not None:
+            self.constraints.begin_session()
         self._saved.forget()
         self.labels.begin_session(message)
         if not message.keeps_pages:
@@ -117,19 +125,22 @@ class Runner:
         """Begins a generation: removes every row. The next plan must be step 1."""
         self._generation, self._step, self._failed = generation, 0, False
         self.tables.reset()
+        if self.execution.constrained is not None:
+            self.execution.constrained.forget_rows()
         self.pool.begin_generation(generation)
 
     def submit(self, message: pb.StepPlan) -> None:
         """Enqueues one plan. Does not raise: an error becomes the plan's outcome."""
+        self._in_flight.choose_tokens()
         self._submit(message)
         if message.HasField("take_over"):
-            self._in_flight[-1] = self._in_flight[-1].with_pool(self.pool_id)
+            self._in_flight.newest = self._in_flight.newest.with_pool(self.pool_id)
 
     def _submit(self, message: pb.StepPlan) -> None:
         if message.generation > self._generation:
             self.reset(message.generation)
         if self._failed or message.generation < self._generation:
-            self._refuse(message, pb.STEP_STATUS_SKIPPED, "")
+            self._in_flight.add(self._refused(message, pb.STEP_STATUS_SKIPPED, ""))
             return
         begun = time.perf_counter()
         try:
@@ -146,27 +157,30 @@ class Runner:
             if self.tables.checksum != plan.checksum:
                 own = self.tables.checksum
                 raise OutOfSync(f"row tables differ: checksum {own:#x}, the plan's {plan.checksum:#x}")
-            self._in_flight.append(self._run(plan, layout, begun))
+            self._in_flight.add(self.execution.run(plan, layout, begun))
         except Exception as error:  # every plan must be answered
-            self._answer(message, error)
-        if self._in_flight[-1].outcome.status == pb.STEP_STATUS_OUT_OF_MEMORY:
+            self._in_flight.add(self._answer(message, error))
+        if self._in_flight.newest.outcome.status == pb.STEP_STATUS_OUT_OF_MEMORY:
             self.on_device.free_memory()
 
-    def _answer(self, message: pb.StepPlan, error: Exception) -> None:
+    def _answer(self, message: "pb.StepPlan | Outcome", error: Exception) -> InFlight:
         status, detail = self.refusal_of(error, message.step)
         if isinstance(error, torch.AcceleratorError) and status != pb.STEP_STATUS_OUT_OF_MEMORY:
-            self._lost = detail
-        self._refuse(message, status, detail, damaged_pages=int(isinstance(error, PageDamaged)))
+            self._in_flight.lost = detail
+        refused = self._refused(message, status, detail, damaged_pages=int(isinstance(error, PageDamaged)))
         if isinstance(error, PoolError):
             # The scheduler gives all pages up, and expects no NaN in them.
             self.labels.forget()
             self.on_device.zero_pool()
+        return refused
 
-    def _refuse(self, message: pb.StepPlan, status: "pb.StepStatus", detail: str, damaged_pages: int = 0) -> None:
+    def _refused(
+        self, message: "pb.StepPlan | Outcome", status: "pb.StepStatus", detail: str, damaged_pages: int = 0
+    ) -> InFlight:
         if message.generation == self._generation:
             self._failed = True
         outcome = Outcome(generation=message.generation, step=message.step, status=status, detail=detail)
-        self._in_flight.append(InFlight(outcome=replace(outcome, damaged_pages=damaged_pages)))
+        return InFlight(outcome=replace(outcome, damaged_pages=damaged_pages))
 
     def _apply(self, plan: Plan) -> StepLayout[HostArray] | None:
         """Applies the plan to the tables and lays it out. Returns None if the plan computes nothing."""
@@ -185,59 +199,15 @@ class Runner:
         self.tables.advance(plan)
         return layout
 
-    def _run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> InFlight:
-        """Runs the plan on the device; on a GPU it only enqueues the plan."""
-        outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
-        if layout is None and not plan.page_orders:
-            return InFlight(outcome=outcome)
-        num_samples = 0 if layout is None else layout.num_samples
-        if not self._is_asynchronous:
-            output = self._output_of(plan, layout)
-            outcome = replace(outcome, compute_us=int((time.perf_counter() - begun) * 1e6))
-            on_end = self.pool.end_step(plan.step)
-            return InFlight(outcome=outcome, output=output, num_samples=num_samples, on_end=on_end)
-        events = {"started": torch.cuda.Event(enable_timing=True), "ended": torch.cuda.Event(enable_timing=True)}
-        events["started"].record()
-        output, on_end = self._output_of(plan, layout), self.pool.end_step(plan.step)
-        events["ended"].record()
-        return InFlight(outcome=outcome, output=output, num_samples=num_samples, on_end=on_end, **events)
-
-    def _output_of(self, plan: Plan, layout: StepLayout[HostArray] | None) -> StepOutput | None:
-        """Runs the plan and returns its results, which later steps do not overwrite."""
-        output = self.on_device.run(plan.page_orders, layout)
-        return output if output is None or self._results is None else self._results.to_host(output)
-
     def collect(self, *, wait: bool = True) -> Outcome | None:
         """Returns the oldest plan's outcome, or None if no plan is in flight, or if it still runs and `wait` is False.
 
         Raises DeviceLost if the device has failed and every outcome was collected.
         """
-        if not self._in_flight:
-            if self._lost:
-                raise DeviceLost(f"the device is lost: {self._lost}")
-            return None
-        oldest = self._in_flight[0]
-        try:
-            if oldest.ended is not None and not wait and not oldest.ended.query():
-                return None
-            self._in_flight.popleft()
-            outcome = oldest.finished()
-            if self._results is not None and oldest.output is not None:
-                self._results.put_back(oldest.output)
-            return outcome
-        except torch.AcceleratorError as error:
-            # CUDA reports a kernel's error at a later call, and from then on every call fails.
-            self._lost = first_line(error)
-            if self._in_flight and self._in_flight[0] is oldest:
-                self._in_flight.popleft()
-            return self._lose_all(oldest.outcome)
-
-    def _lose_all(self, oldest: Outcome) -> Outcome:
-        """Returns the oldest plan's outcome on a lost device, and replaces those behind it."""
-        outcomes = on_lost_device([oldest, *(item.outcome for item in self._in_flight)], self._lost)
-        self._in_flight = deque(InFlight(outcome=outcome) for outcome in outcomes[1:])
-        self._failed = self._failed or any(outcome.generation == self._generation for outcome in outcomes)
-        return outcomes[0]
+        outcome = self._in_flight.collect(wait=wait)
+        if self._in_flight.lost:
+            self._failed = True
+        return outcome
 
     def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
         """Compiles every kernel and captures padded steps (`warm_up.py`)."""
@@ -253,7 +223,7 @@ class Runner:
         was_zero = self.on_device.pool_is_zero
         outcomes: list[Outcome] = []
         for plan in plans:
-            self._in_flight.append(self._run(plan, self._apply(plan), time.perf_counter()))
+            self._in_flight.add(self.execution.run(plan, self._apply(plan), time.perf_counter()))
             while (outcome := self.collect()) is not None:
                 outcomes.append(outcome)
             if after_each is not None:

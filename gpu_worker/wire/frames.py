@@ -75,6 +75,11 @@ class Outcome:
     pool_id: bytes = b""
     # Pages of a pool that was taken over that the step found damaged.
     damaged_pages: int = 0
+    # Indices into `tokens` of rows whose output satisfies their constraint so that nothing can follow, and of rows
+    # whose constraint failed, with the reason of the first of these.
+    constraint_complete: Int32Array = field(default_factory=lambda: NO_TOKENS)
+    constraint_failed: Int32Array = field(default_factory=lambda: NO_TOKENS)
+    constraint_detail: str = ""
 
 
 def parse_frame(frame: bytes | memoryview) -> pb.CoreToWorker:
@@ -152,6 +157,11 @@ def result_frame(outcome: Outcome) -> bytes:
     result.compute_us = outcome.compute_us
     result.pool_id = outcome.pool_id
     result.damaged_pages = outcome.damaged_pages
+    if outcome.constraint_complete.size:
+        result.constraint_complete = outcome.constraint_complete.astype(_INT32, copy=False).tobytes()
+    if outcome.constraint_failed.size:
+        result.constraint_failed = outcome.constraint_failed.astype(_INT32, copy=False).tobytes()
+        result.constraint_detail = outcome.constraint_detail
     for values, into in (
         (outcome.logprobs, result.logprobs),
         (outcome.prompt_logprobs, result.prompt_logprobs),

@@ -13,6 +13,9 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.wire.fields import Int32Array, PlanError, are_distinct, int32_array, split
 from gpu_worker.wire.sampling import GREEDY, MAX_SAMPLING_BYTES, RowSampling, read_sampling
 
+# Of a constraint: SHA-256; zeros stand for none.
+_HASH_BYTES = 32
+_NO_HASH = bytes(_HASH_BYTES)
 # The most alternatives that a plan may ask for beside each token.
 MAX_TOP_LOGPROBS = 1024
 
@@ -34,6 +37,8 @@ class StartedRows:
     num_logprobs: Int32Array
     # 0 means none; otherwise the first position of the prompt whose logprob is wanted.
     prompt_logprobs_from: Int32Array
+    # The hash of each row's constraint, empty for a row without one; or empty if no row has one.
+    constraints: Sequence[bytes] = ()
 
     @classmethod
     def of_prompts(
@@ -102,7 +107,17 @@ def read_started(message: pb.StartedRows, geometry: Geometry) -> StartedRows:
         banned=split(banned, num_banned),
         num_logprobs=_read_rare(message, "num_logprobs", 1 + min(geometry.vocab_size, MAX_TOP_LOGPROBS), num),
         prompt_logprobs_from=logprobs_from,
+        constraints=_read_constraints(message.constraints, num),
     )
+
+
+def _read_constraints(data: bytes, num: int) -> Sequence[bytes]:
+    if not data:
+        return ()
+    if len(data) != num * _HASH_BYTES:
+        raise PlanError(f"started.constraints has {len(data)} bytes; {num} rows need {num * _HASH_BYTES}")
+    hashes = [data[at : at + _HASH_BYTES] for at in range(0, len(data), _HASH_BYTES)]
+    return [b"" if found == _NO_HASH else found for found in hashes]
 
 
 def _read_samplings(message: pb.StartedRows, num: int, vocab_size: int) -> list[RowSampling]:

@@ -28,6 +28,7 @@ class ExecutorRunner:
     """A runner whose results are due some time after their plans."""
 
     pool_id = b""
+    constraints = None
 
     def __init__(self, executor: Executor, step_seconds: float) -> None:
         self._executor = executor

@@ -35,6 +35,10 @@ class RecordedRunner:
         return self.runner.num_in_flight
 
     @property
+    def constraints(self) -> Any:
+        return self.runner.constraints
+
+    @property
     def pool_id(self) -> bytes:
         return self.runner.pool_id
 

@@ -167,7 +167,7 @@ def tokens_by_the_host(patch: Patch, rig: GraphRig) -> None:
 
 def results_that_are_not_copied(patch: Patch, rig: GraphRig) -> None:
     """The tokens of a step stay in the graph's memory until their outcome is collected."""
-    patch.setattr(rig.runner, "_results", None)
+    patch.setattr(rig.runner.execution, "results", None)
 
 
 def _bucket_of(patch: Patch, rig: GraphRig, more: int) -> None:

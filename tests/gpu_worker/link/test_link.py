@@ -14,6 +14,7 @@ import pytest
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.link.connection import MAX_FRAME_BYTES
 from gpu_worker.link.link import JoinRefused, Link
 from gpu_worker.link.ready_lines import ready_line
@@ -29,6 +30,7 @@ class EchoRunner:
     def __init__(self) -> None:
         self.joined: list[int] = []
         self.outcomes: list[Outcome] = []
+        self.constraints: Constraints | None = None
 
     @property
     def num_in_flight(self) -> int:

@@ -47,8 +47,8 @@ def as_on_gpu(runner: Runner, patch: pytest.MonkeyPatch, *, fails: Callable[[], 
     """Lets the runner take its path for GPUs. fails: whether the device has failed, asked at each call."""
     allocations = Allocations()
     ring = ResultRing(num_buffers=MAX_IN_FLIGHT + 1, num_tokens=runner.geometry.max_rows, allocate=allocations)
-    patch.setattr(runner, "_results", ring)
-    patch.setattr(runner, "_is_asynchronous", True)
-    patch.setattr(runner, "_lost", "")
+    patch.setattr(runner.execution, "results", ring)
+    patch.setattr(runner.execution, "is_asynchronous", True)
+    patch.setattr(runner._in_flight, "lost", "")
     patch.setattr(torch.cuda, "Event", lambda enable_timing=False: Event(fails=fails))
     return allocations

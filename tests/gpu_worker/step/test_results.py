@@ -7,8 +7,8 @@ import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.sampling.logprobs import LogprobTensors
+from gpu_worker.step.in_flight import DeviceLost
 from gpu_worker.step.output import ResultRing, StepOutput
-from gpu_worker.step.runner import DeviceLost
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.rig import Rig
 from tests.gpu_worker.rig_specs import SPECS

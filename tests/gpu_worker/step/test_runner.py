@@ -8,7 +8,7 @@ import pytest
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.step.runner import DeviceLost
+from gpu_worker.step.in_flight import DeviceLost
 from tests.gpu_worker.plans import TinyCore, int32
 from tests.gpu_worker.reference import hidden_and_logits
 from tests.gpu_worker.rig import Rig
@@ -236,7 +236,7 @@ def test_a_lost_device_answers_its_plan_and_then_ends_the_worker(rig: Rig, monke
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(rig.runner.on_device, "_static", fail)
-    monkeypatch.setattr(rig.runner, "_lost", "")
+    monkeypatch.setattr(rig.runner._in_flight, "lost", "")
     outcome = rig.submit(core.plan(decode=[1]))
     assert outcome.status == pb.STEP_STATUS_FAILED
     with pytest.raises(DeviceLost, match="illegal memory access"):

@@ -1,0 +1,143 @@
+"""The constraints of a worker, as its steps use them: what the scheduler has sent, the rows that run, their masks.
+
+Owns the order of events: a row starts, its masks are asked for, its tokens are learned. Knows nothing of plans or
+torch, and leaves processes and limits to `supervisor.py`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_worker.constraints.area import Sizes
+from gpu_worker.constraints.process import ServerProcess
+from gpu_worker.constraints.rows import ConstrainedRow, Fate, Prepared, Registry
+from gpu_worker.constraints.supervisor import Supervisor
+
+
+class Constraints:
+    """One worker's. No process starts before the first constraint."""
+
+    def __init__(self, tokenizer_json: bytes, sizes: Sizes, eos_token_ids: Sequence[int]) -> None:
+        """Raises OSError if there is no memory."""
+        server = ServerProcess(tokenizer_json, sizes, eos_token_ids)
+        self._area, self._eos = server.area, frozenset(eos_token_ids)
+        self._known = Registry()
+        self._supervisor = Supervisor(server, self._known)
+        self._num_constraints = self._num_starts = 0
+
+    @property
+    def mask_words(self) -> int:
+        """32-bit words of a mask."""
+        return self._area.sizes.mask_words
+
+    def prepare(self, hash_: bytes, source: bytes) -> None:
+        """Begins to prepare a constraint. The answer comes by `answers`."""
+        known = self._known.by_hash.get(hash_)
+        if known is not None:
+            if known.is_answered:
+                self._known.answers.append((hash_, ""))
+            return
+        self._num_constraints += 1
+        known = Prepared(id=self._num_constraints, hash=hash_, source=source)
+        self._known.by_hash[hash_] = self._known.by_id[known.id] = known
+        self._supervisor.prepare(known)
+
+    def drop(self, hash_: bytes) -> None:
+        """Forgets a constraint, if it is known."""
+        known = self._known.by_hash.get(hash_)
+        if known is not None:
+            self._known.remove(known, "the constraint was dropped")
+            self._supervisor.drop(known)
+
+    def begin_session(self) -> None:
+        """A scheduler follows that has sent no constraint yet."""
+        self.forget_rows()
+        for hash_ in list(self._known.by_hash):
+            self.drop(hash_)
+        self._known.answers.clear()
+
+    def forget_rows(self) -> None:
+        """No row runs any more."""
+        for own in self._known.rows.values():
+            own.end()
+        self._known.rows.clear()
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether `answers` will return something sooner or later."""
+        return bool(self._known.answers or self._known.unanswered())
+
+    def answers(self) -> list[tuple[bytes, str]]:
+        """The hashes of constraints that became ready, or why they cannot be used. Does not wait."""
+        if self._known.unanswered():
+            self._supervisor.look(waits_for_rows=False)
+        found = self._known.answers.copy()
+        self._known.answers.clear()
+        return found
+
+    def knows(self, hash_: bytes) -> bool:
+        """Whether rows may have the constraint."""
+        known = self._known.by_hash.get(hash_)
+        return known is not None and known.is_answered
+
+    def start(self, row: int, hash_: bytes, output_tokens: NDArray[np.int32]) -> None:
+        """The row starts with these output tokens, and with a constraint or, if the hash is empty, without one."""
+        before = self._known.rows.pop(row, None)
+        if before is not None:
+            before.end()
+        if not hash_:
+            return
+        self._num_starts += 1
+        num = output_tokens.size
+        self._area.tokens[row, :num] = output_tokens
+        constraint = self._known.by_hash[hash_]
+        own = ConstrainedRow(row=row, start=self._num_starts, constraint=constraint, num_tokens=num)
+        self._known.rows[row] = own
+        self._supervisor.ask([own])
+
+    def row(self, row: int) -> ConstrainedRow:
+        """The sequence that runs in a row with a constraint."""
+        return self._known.rows[row]
+
+    def learn(self, sampled: Iterable[tuple[ConstrainedRow, int]]) -> None:
+        """Adds a token to each row, -1 for one without meaning, and waits until their fates are known."""
+        changed: list[ConstrainedRow] = []
+        for own, token in sampled:
+            if self._known.rows.get(own.row) is not own or own.fate is not Fate.OPEN:
+                continue
+            if token < 0 or token in self._eos:
+                own.end()
+                continue
+            self._area.tokens[own.row, own.num_tokens] = token
+            own.num_tokens += 1
+            changed.append(own)
+        self._wait(changed, lambda own: own.is_taken)
+
+    def are_masked(self, rows: Sequence[ConstrainedRow]) -> bool:
+        """Whether the masks of these rows are there. Called again and again, it keeps to the limits of time."""
+        if not all(own.is_masked for own in rows):
+            self._supervisor.ask(rows)
+            self._supervisor.look(waits_for_rows=True)
+        return all(own.is_masked for own in rows)
+
+    def masks(self, rows: Sequence[ConstrainedRow], into: NDArray[np.int32]) -> None:
+        """Waits for the masks of the rows' next tokens and writes them, in order, to int32 [n, words].
+
+        A row without a mask, because it is complete or has failed, may have any token.
+        """
+        self._wait(rows, lambda own: own.is_masked)
+        np.take(self._area.masks, [own.row for own in rows], axis=0, out=into)
+        for i, own in enumerate(rows):
+            if own.fate is not Fate.OPEN:
+                into[i] = -1
+
+    def _wait(self, rows: Sequence[ConstrainedRow], is_done: Callable[[ConstrainedRow], bool]) -> None:
+        self._supervisor.ask(rows)
+        while not all(is_done(own) for own in rows):
+            self._supervisor.wait()
+            self._supervisor.ask(rows)
+
+    def close(self) -> None:
+        """Ends the mask server."""
+        self._supervisor.close()

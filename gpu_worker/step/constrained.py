@@ -1,0 +1,96 @@
+"""The constrained rows of plans: they start, get masks before they sample, and are judged by their tokens.
+
+Owns the connection between plans and the worker's constraints (`constraints/`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.arrays import HostArray, Int64Array
+from gpu_worker.constraints.area import Sizes
+from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.constraints.rows import ConstrainedRow, Fate
+from gpu_worker.geometry import Geometry
+from gpu_worker.layout.step_layout import StepLayout
+from gpu_worker.sampling.masks import MaskUpload
+from gpu_worker.wire.fields import PlanError
+from gpu_worker.wire.frames import Outcome
+from gpu_worker.wire.started import StartedRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedSamples:
+    """The samples of a step with constraints, in order."""
+
+    # int64 [n]: indices into the samples.
+    samples: Int64Array
+    rows: Sequence[ConstrainedRow]
+
+
+class ConstrainedSteps:
+    """The steps of one runner."""
+
+    def __init__(self, constraints: Constraints, upload: MaskUpload) -> None:
+        self.constraints, self._upload = constraints, upload
+
+    def start(self, started: StartedRows) -> None:
+        """Starts the rows, whose masks are asked for. Raises PlanError if a constraint is not prepared."""
+        hashes = started.constraints or [b""] * started.rows.size
+        starts = zip(started.rows.tolist(), hashes, started.tokens, started.num_prompt_tokens.tolist(), strict=True)
+        for row, hash_, tokens, num_prompt in starts:
+            if hash_ and not self.constraints.knows(hash_):
+                raise PlanError(f"started.constraints names {hash_.hex()[:16]} for row {row}, which is not prepared")
+            self.constraints.start(row, hash_, tokens[num_prompt:])
+
+    def forget_rows(self) -> None:
+        """No row runs any more."""
+        self.constraints.forget_rows()
+
+    def of(self, layout: StepLayout[HostArray]) -> MaskedSamples | None:
+        """The constrained samples of a step; None if it has none."""
+        sampling = layout.extras.sampling
+        edits = None if sampling is None else sampling.edits
+        if edits is None or edits.masked is None:
+            return None
+        samples = edits.samples[edits.masked]
+        rows = [self.constraints.row(row) for row in layout.inputs.samples.rows[samples].tolist()]
+        return MaskedSamples(samples=samples, rows=rows)
+
+    def are_masked(self, masked: MaskedSamples) -> bool:
+        """Whether the masks are there. Called again and again, it keeps to the limits of time."""
+        return self.constraints.are_masked(masked.rows)
+
+    def masks(self, masked: MaskedSamples) -> Tensor:
+        """Waits for the masks and returns them on the device, as `sampling/logits.py` takes them."""
+        return self._upload.upload(len(masked.rows), lambda into: self.constraints.masks(masked.rows, into))
+
+    def judged(self, masked: MaskedSamples, outcome: Outcome) -> Outcome:
+        """The outcome with what the step's tokens mean for the constraints."""
+        tokens = outcome.tokens[masked.samples]
+        tokens[np.isin(masked.samples, outcome.nonfinite)] = -1
+        self.constraints.learn(zip(masked.rows, tokens.tolist(), strict=True))
+        fates = [own.fate for own in masked.rows]
+        details = [own.detail for own in masked.rows if own.fate is Fate.FAILED]
+        return replace(
+            outcome,
+            constraint_complete=_samples(masked, [fate is Fate.COMPLETE for fate in fates]),
+            constraint_failed=_samples(masked, [fate is Fate.FAILED for fate in fates]),
+            constraint_detail=details[0] if details else "",
+        )
+
+
+def constrained_steps(
+    tokenizer_json: bytes, eos_token_ids: Sequence[int], geometry: Geometry, device: torch.device
+) -> ConstrainedSteps:
+    """Those of a worker that takes constraints. Raises OSError."""
+    sizes = Sizes(max_rows=geometry.max_rows, vocab_size=geometry.vocab_size, max_length=geometry.max_length)
+    upload = MaskUpload(device, max_rows=geometry.max_rows, mask_words=sizes.mask_words)
+    return ConstrainedSteps(Constraints(tokenizer_json, sizes, eos_token_ids), upload)
+
+
+def _samples(masked: MaskedSamples, are_meant: Sequence[bool]) -> HostArray:
+    return masked.samples[np.array(are_meant, np.bool_)].astype(np.int32)
