@@ -53,6 +53,7 @@ def add_to_server(
         "Generate": inference.admit_generate,
         "Resume": inference.admit_resume,
         "Tokenize": inference.admit_tokenize,
+        "RenderChat": inference.admit_tokenize,
         "Detokenize": inference.admit_detokenize,
         "Abort": lambda: MAX_ABORT_BYTES,
         "Watch": health.admit_watch,

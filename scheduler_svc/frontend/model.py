@@ -1,4 +1,4 @@
-"""Owns the front end's data of the served model: its limits and defaults, and its tokenizer.
+"""Owns the front end's data of the served model: its limits and defaults, its tokenizer and its chats.
 
 Knows nothing of requests. The front end makes a Model from the core's ModelState, and a new one when workers of other
 sizes join or leave and the sizes change. The identity of the model never changes for one core, so the tokenizer is read
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
+from scheduler_svc.frontend.chat.forms import AnswerForm
+from scheduler_svc.frontend.chat.served import ServedChat, load_chat
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sampling_limits import LIMITS
 from scheduler_svc.frontend.sizes.limits import MAX_MODEL_NAME_CHARS, Sizes
@@ -33,6 +35,7 @@ class Model:
     defaults: inference_pb2.SamplingParams
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None
+    chat: ServedChat
     # SHA-256 of the bytes that `tokenizer` was made from.
     tokenizer_digest: bytes = field(repr=False)
     # The start of every chain of page hashes. It is a secret and never logged.
@@ -46,10 +49,11 @@ class Model:
             raise status.unknown_model(name, self.info.model)
 
 
-def load(state: frontend_pb2.ModelState, before: Model | None = None) -> Model:
+def load(state: frontend_pb2.ModelState, before: Model | None = None, answers: AnswerForm | None = None) -> Model:
     """Makes the model of a state, with the tokenizer of `before` if it is the same.
 
-    Otherwise it takes 0.5 s for a vocabulary of 150,000, so call it outside the event loop.
+    `answers`: the operator's form of the answers of chats. Otherwise it takes 0.5 s for a vocabulary of 150,000, and a
+    second more with a chat template, so call it outside the event loop.
     """
     info = control_pb2.GetModelInfoResponse()
     info.CopyFrom(state.info)
@@ -57,6 +61,9 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None) -> Model:
     is_same = before is not None and before.tokenizer_digest == digest and before.info.vocab_size == info.vocab_size
     tokenizer = before.tokenizer if before is not None and is_same else _make_tokenizer(state)
     info.has_tokenizer = tokenizer is not None
+    chat = load_chat(state, answers, None if before is None else before.chat)
+    info.chat_refusal = chat.refusal
+    info.chat_parts[:] = () if chat.form is None else chat.form.parts
     defaults = inference_pb2.SamplingParams(top_k=0, num_samples=1)
     for name, limits in LIMITS.items():
         setattr(defaults, name, limits.off)
@@ -71,6 +78,7 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None) -> Model:
         defaults=defaults,
         eos_token_ids=frozenset(info.eos_token_ids),
         tokenizer=tokenizer,
+        chat=chat,
         tokenizer_digest=digest,
         cache_root=state.cache_root,
     )

@@ -1,4 +1,4 @@
-"""Owns InferenceService: Generate, Tokenize and Detokenize.
+"""Owns InferenceService: Generate, Resume, Tokenize, Detokenize and RenderChat.
 
 Generate passes a request from readiness through validation and the tokenizer to the core, and its output to the caller.
 The front end checks readiness before it reads the message, before it parses it, and before it hashes the prompt, so
@@ -29,12 +29,13 @@ from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.sizes.limits import MAX_CHAR_BYTES, Sizes
 from scheduler_svc.frontend.streaming.measured import measured
-from scheduler_svc.frontend.streaming.outputs import describe, make_outputs
+from scheduler_svc.frontend.streaming.outputs import describe, make_outputs, serialized
 from scheduler_svc.frontend.streaming.sender import PreparedStream, StreamSender, wait_for_admission, wait_for_resumed
 from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.writer import StreamWriter
 from scheduler_svc.frontend.validate import request as validation
+from scheduler_svc.frontend.validate.prompt import read_prompt, render_chat, text_ids
 from scheduler_svc.frontend.validate.resume import check_offsets, check_resume
 from scheduler_svc.frontend.validate.sampling import without_lists
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
@@ -165,8 +166,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Returns the ids that Generate would make of the text."""
         model = self._readiness.model()
         model.check_name(request.model)
-        token_ids = await validation.text_ids("text", request.text, model, caller().tenant)
+        token_ids = await text_ids("text", request.text, model, caller().tenant)
         return pb.TokenizeResponse(token_ids=token_ids)
+
+    async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
+        """Returns the prompt that Generate would make of the chat."""
+        model = self._readiness.model()
+        model.check_name(request.model)
+        rendered = (await render_chat(request.chat, model, caller().tenant)).rendered
+        return pb.RenderChatResponse(text=rendered.text, token_ids=rendered.token_ids)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
         """Returns the text of the ids, or of each of them."""
@@ -185,22 +193,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: Any, model: Model, who: Caller
     ) -> tuple[frontend_pb2.Submit, PreparedStream]:
         checked = validation.check_request(request, model, who.limits)
-        token_ids = await validation.prompt_ids(request, model, who.tenant)
+        prompt = await read_prompt(request, model, who.tenant)
         # The queue may have filled while a long text was tokenized.
         self._readiness.admit()
-        submit = await validation.make_submit(checked, token_ids, model, who, deadline_seconds=seconds_left(context))
+        token_ids, left = prompt.token_ids, seconds_left(context)
+        submit = await validation.make_submit(checked, token_ids, model, who, deadline_seconds=left)
         accepted = pb.Accepted(
             request_id=checked.request_id,
             sampling=without_lists(checked.sampling),
             prompt_tokens=len(token_ids),
             max_new_tokens=validation.new_tokens_in_force(submit.max_new_tokens, len(token_ids), model),
         )
-        description = describe(checked, accepted, token_ids, submit.max_new_tokens)
+        description = describe(checked, accepted, prompt, submit.max_new_tokens)
         if checked.linger_seconds:
             secret = secrets.token_bytes(SECRET_BYTES)
             submit.linger_seconds = checked.linger_seconds
             submit.secret_hash = hashlib.sha256(secret).digest()
-            submit.description = description.SerializeToString()
+            submit.description = serialized(description)
             description.accepted.resume_secret = secret
         return submit, _prepared(description, model)
 

@@ -12,6 +12,7 @@ RIGHTS: Mapping[str, Rights] = {
     "/tandem.v1.InferenceService/Resume": _INFERENCE,
     "/tandem.v1.InferenceService/Tokenize": _INFERENCE,
     "/tandem.v1.InferenceService/Detokenize": _INFERENCE,
+    "/tandem.v1.InferenceService/RenderChat": _INFERENCE,
     # Without the right of control it ends the tenant's own requests only.
     "/tandem.v1.ControlService/Abort": _INFERENCE | _CONTROL,
     "/tandem.v1.ControlService/GetModelInfo": _INFERENCE | _CONTROL,

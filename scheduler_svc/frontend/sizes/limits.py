@@ -20,6 +20,14 @@ MAX_LISTED_TOKENS = 4096
 MAX_LINGER_SECONDS = 600
 # A secret has 32 bytes. A wrong one has the answer of an unknown request.
 MAX_SECRET_BYTES = 1024
+MAX_CHAT_MESSAGES = 1024
+MAX_CHAT_TOOLS = 128
+# Names of arguments of a template.
+MAX_CHAT_ARGS = 64
+# Of all messages together.
+MAX_CHAT_PARTS = 4096
+MAX_CHAT_CALLS = 1024
+MAX_TOOL_NAME_CHARS = 128
 MAX_ABORT_IDS = 1024
 # With room for tags and lengths.
 MAX_ABORT_BYTES = MAX_ABORT_IDS * (4 + 4 * MAX_REQUEST_ID_CHARS)

@@ -19,6 +19,8 @@ from scheduler_svc.frontend.sizes.table import LIMITS, Limit, Of
 MIN_BYTES = 4096
 # Fields of one message besides the entries of lists; the largest request has some 40.
 MAX_SINGLE_FIELDS = 256
+# The same of one entry of a list of messages; a message of a chat has 4.
+MAX_FIELDS_OF_ENTRY = 8
 # Pieces of one list of numbers. Encoders write one, with all numbers packed; a piece may be a single number too.
 MAX_PIECES = 4096
 _VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
@@ -32,7 +34,10 @@ class _MalformedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """What the walk knows of a field. `inside` has the fields of a message; `is_packed`: a list of numbers."""
+    """What the walk knows of a field. `inside` has the fields of a message; `is_packed`: a list of numbers.
+
+    The entries of a list of messages have `inside` if the table has limits for their fields.
+    """
 
     path: str
     limit: Limit
@@ -54,8 +59,8 @@ def _message(descriptor: Any, limits: Mapping[str, Limit], above: str = "") -> _
     for field in descriptor.fields:
         path, is_message = above + field.name, field.message_type is not None
         has_bytes = is_message or field.type in (field.TYPE_STRING, field.TYPE_BYTES)
-        is_single = is_message and not field.is_repeated
-        inside = _message(field.message_type, limits, f"{path}.") if is_single else None
+        has_limits = any(each.startswith(f"{path}.") for each in limits) or not field.is_repeated
+        inside = _message(field.message_type, limits, f"{path}.") if is_message and has_limits else None
         is_packed = field.is_repeated and not has_bytes
         # Packed numbers are counted as varints.
         assert not is_packed or field.type in (field.TYPE_UINT32, field.TYPE_INT32, field.TYPE_UINT64), path
@@ -73,6 +78,7 @@ class Scan:
         self._data = b""
         self._sizes = Sizes()
         self._num_single = 0
+        self._max_single = MAX_SINGLE_FIELDS
         # Entries of each list, and pieces of each list of numbers.
         self._counts: dict[str, int] = {}
         self._pieces: dict[str, int] = {}
@@ -80,6 +86,7 @@ class Scan:
     def check(self, data: bytes, sizes: Sizes) -> None:
         """Refuses a message with a list, string or field beyond its limit. Raises Refusal (INVALID_ARGUMENT)."""
         self.num_visited = self._num_single = 0
+        self._max_single = MAX_SINGLE_FIELDS
         self._counts.clear()
         self._pieces.clear()
         self._data, self._sizes = data, sizes
@@ -123,8 +130,8 @@ class Scan:
 
     def _check_single(self, field: _Field, message: _Message, at: int, size: int) -> None:
         self._num_single += 1
-        if self._num_single > MAX_SINGLE_FIELDS:
-            _refuse(field.path, f"{field.path} comes after {MAX_SINGLE_FIELDS} other fields", MAX_SINGLE_FIELDS)
+        if self._num_single > self._max_single:
+            _refuse(field.path, f"{field.path} comes after {self._max_single} other fields", self._max_single)
         if field.inside is not None:
             self._walk(field.inside, at, at + size)
         elif field.limit.of == Of.BYTES:
@@ -143,12 +150,21 @@ class Scan:
         if is_packed:
             # The last byte of each number has no highest bit.
             count = int(np.count_nonzero(np.frombuffer(self._data, np.int8, size, at) >= 0)) if size else 0
-        elif size > field.limit.each_bytes:
-            _refuse(field.path, f"{field.path} has an entry of {size:,} bytes", f"{field.limit.each_bytes:,}")
+        elif field.inside is None and size > (most_bytes := self._each_bytes(field.limit)):
+            _refuse(field.path, f"{field.path} has an entry of {size:,} bytes", f"{most_bytes:,}")
         total = self._counts[field.path] = self._counts.get(field.path, 0) + count
         if total > most:
             number = f"{total:,}" if is_packed else f"more than {most:,}"
             _refuse(field.path, f"{field.path} is {number} long", f"{most:,}")
+        if field.inside is not None:
+            outside = self._num_single, self._max_single
+            self._num_single, self._max_single = 0, MAX_FIELDS_OF_ENTRY
+            self._walk(field.inside, at, at + size)
+            self._num_single, self._max_single = outside
+
+    def _each_bytes(self, limit: Limit) -> int:
+        each = limit.each_bytes
+        return MAX_CHAR_BYTES * int(getattr(self._sizes, each)) if isinstance(each, str) else each
 
     def _most(self, limit: Limit) -> int:
         return int(getattr(self._sizes, limit.most) if isinstance(limit.most, str) else limit.most)

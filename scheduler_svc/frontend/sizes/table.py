@@ -29,6 +29,8 @@ class Of(StrEnum):
 class Limit:
     """The limit of one field. `each_bytes` bounds an entry of a list of strings, messages or of a map.
 
+    The name of one of `Sizes` there stands for that number of characters. It is 0 for messages whose fields have limits
+    of their own; then the entries of a list in them count together, over all messages.
     A value is at least `least`, or above it if `is_above`.
     """
 
@@ -36,11 +38,11 @@ class Limit:
     most: float | str = 0
     least: float = 0
     is_above: bool = False
-    each_bytes: int = 0
+    each_bytes: int | str = 0
     checked_by: str = ""
 
 
-def _entries(most: int | str, checked_by: str, *, each_bytes: int = 0) -> Limit:
+def _entries(most: int | str, checked_by: str, *, each_bytes: int | str = 0) -> Limit:
     return Limit(of=Of.ENTRIES, most=most, each_bytes=each_bytes, checked_by=checked_by)
 
 
@@ -60,13 +62,48 @@ def _sampling(name: str) -> Limit:
 _INSIDE = _FLAG = Limit(of=Of.NOTHING)
 _REQUEST, _CHECKS = "validate.request.check_request", "validate.checks.check_request_id"
 _SAMPLING, _RESUME = "validate.sampling.check_sampling", "validate.resume.check_resume"
+_CHAT = "chat.conversation.check_size"
 _UPDATE = "watches.weights.check_update"
 _NAME = _characters(n.MAX_MODEL_NAME_CHARS, "model.Model.check_name")
 _TEXT = _characters("text_chars", "text.tokenizer.Tokenizer.check_size")
 # Two fields of at most 6 bytes each, with their tags; an entry of a map the same.
 _PAIR_BYTES = 32
+# Five such fields.
+_OFFSET_BYTES = 64
 
-# By the full name of the request, then by path. Messages of lists have no paths inside: `each_bytes` bounds them.
+
+def _chat(path: str) -> dict[str, Limit]:
+    """The limits of a chat and of the fields inside, whose text together is at most `text_chars`."""
+    text = _characters("text_chars", _CHAT)
+    call = {"id": text, "name": text, "arguments_json": text}
+    message = {
+        # All roles are short; the check names them.
+        "role": text,
+        "content": _entries(n.MAX_CHAT_PARTS, _CHAT, each_bytes="text_chars"),
+        "reasoning": text,
+        "tool_calls": _entries(n.MAX_CHAT_CALLS, _CHAT),
+        **{f"tool_calls.{name}": limit for name, limit in call.items()},
+        "tool_call_id": text,
+        "name": text,
+    }
+    inside = {
+        "messages": _entries(n.MAX_CHAT_MESSAGES, _CHAT),
+        **{f"messages.{name}": limit for name, limit in message.items()},
+        "tools_json": _entries(n.MAX_CHAT_TOOLS, _CHAT, each_bytes="text_chars"),
+        "tool_choice": _INSIDE,
+        # An enum, whose numbers `choose` checks.
+        "tool_choice.mode": _FLAG,
+        "tool_choice.name": _characters(n.MAX_TOOL_NAME_CHARS, "tools.tool.choose"),
+        "parallel_tool_calls": _FLAG,
+        "template_args_json": text,
+        "continue_final_message": _FLAG,
+        "add_generation_prompt": _FLAG,
+        "unparsed": _FLAG,
+    }
+    return {path: _INSIDE, **{f"{path}.{name}": limit for name, limit in inside.items()}}
+
+
+# By the full name of the request, then by path. Messages of lists without paths inside are bounded by `each_bytes`.
 LIMITS: Mapping[str, Mapping[str, Limit]] = {
     "tandem.v1.GenerateRequest": {
         "request_id": _characters(n.MAX_REQUEST_ID_CHARS, _CHECKS),
@@ -74,6 +111,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "text": _TEXT,
         "token_ids": _INSIDE,
         "token_ids.ids": _entries("prompt_tokens", "validate.request.make_submit"),
+        **_chat("chat"),
         "sampling": _INSIDE,
         "sampling.temperature": _sampling("temperature"),
         "sampling.top_p": _sampling("top_p"),
@@ -120,7 +158,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
     "tandem.v1.ResumeRequest": {
         "request_id": _characters(n.MAX_REQUEST_ID_CHARS, _CHECKS),
         "resume_secret": Limit(of=Of.BYTES, most=n.MAX_SECRET_BYTES, checked_by=_RESUME),
-        "offsets": _entries(MAX_NUM_SAMPLES, _RESUME, each_bytes=_PAIR_BYTES),
+        "offsets": _entries(MAX_NUM_SAMPLES, _RESUME, each_bytes=_OFFSET_BYTES),
     },
     "tandem.v1.TokenizeRequest": {"model": _NAME, "text": _TEXT},
     "tandem.v1.DetokenizeRequest": {
@@ -129,6 +167,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "skip_special_tokens": _FLAG,
         "separately": _FLAG,
     },
+    "tandem.v1.RenderChatRequest": {"model": _NAME, **_chat("chat")},
     "tandem.v1.AbortRequest": {
         "request_ids": _entries(
             n.MAX_ABORT_IDS,

@@ -4,16 +4,25 @@ The front end that accepts a request makes the description. The core keeps it fo
 another front end can build the same stream. Knows nothing of the stream's state.
 """
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
+from scheduler_svc.core.messages.submit import MAX_DESCRIPTION_BYTES
+from scheduler_svc.frontend.chat.output import ChatOutput
+from scheduler_svc.frontend.chat.served import make_parser
 from scheduler_svc.frontend.model import Model
-from scheduler_svc.frontend.text.detokenize import Detokenizer
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.text.detokenize import Decode, Detokenizer
 from scheduler_svc.frontend.text.output import SampleOutput
 from scheduler_svc.frontend.text.stop_strings import StopFinder
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.frontend.validate.prompt import Prompt
 from scheduler_svc.frontend.validate.request import Checked
 
 # Prompt tokens that give the first output token its context when it is decoded.
@@ -21,9 +30,9 @@ NUM_CONTEXT_TOKENS = 8
 
 
 def describe(
-    checked: Checked, accepted: pb.Accepted, token_ids: Sequence[int], max_new_tokens: int
+    checked: Checked, accepted: pb.Accepted, prompt: Prompt, max_new_tokens: int
 ) -> frontend_pb2.StreamDescription:
-    """Returns the description of a request's stream. `token_ids` is its prompt."""
+    """Returns the description of a request's stream."""
     return frontend_pb2.StreamDescription(
         accepted=accepted,
         stop=checked.stop,
@@ -31,8 +40,22 @@ def describe(
         want_text=checked.want_text,
         want_token_ids=checked.want_token_ids,
         skip_special_tokens=checked.skip_special_tokens,
-        context=np.asarray(token_ids[-NUM_CONTEXT_TOKENS:], "<i4").tobytes(),
+        context=np.asarray(prompt.token_ids[-NUM_CONTEXT_TOKENS:], "<i4").tobytes(),
+        # Without text there is nothing to parse.
+        chat=prompt.parsing if checked.want_text else None,
     )
+
+
+def serialized(description: frontend_pb2.StreamDescription) -> bytes:
+    """The bytes that the core keeps. Raises Refusal if they are more than it takes."""
+    data = description.SerializeToString()
+    if len(data) > MAX_DESCRIPTION_BYTES:
+        message = (
+            f"resume.linger_seconds is set, and what is kept to resume the request has {len(data)} bytes, most of them "
+            f"types of tools' arguments or stop strings; the limit is {MAX_DESCRIPTION_BYTES}"
+        )
+        raise status.invalid("resume.linger_seconds", message)
+    return data
 
 
 def make_outputs(description: frontend_pb2.StreamDescription, model: Model) -> tuple[SampleOutput, ...]:
@@ -40,20 +63,52 @@ def make_outputs(description: frontend_pb2.StreamDescription, model: Model) -> t
 
     Takes up to 10 ms for the largest set of stop strings.
     """
-    stop, decode = description.stop, None
+    stop, decode, hidden = description.stop, None, None
     strings = tuple(dict.fromkeys(stop.stop_strings))
-    if model.tokenizer is not None and (description.want_text or strings):
+    if model.tokenizer is not None and description.HasField("chat"):
+        decode, hidden = _decoder_of_chat(description, model.tokenizer)
+    elif model.tokenizer is not None and (description.want_text or strings):
         decode = model.tokenizer.decoder(skip_special_tokens=description.skip_special_tokens)
     context = np.frombuffer(description.context, "<i4").tolist()
     stop_finder = StopFinder(strings, include_stop=stop.include_stop) if strings else None
     model_stops = frozenset[int]() if stop.ignore_eos else model.eos_token_ids
-    return tuple(
-        SampleOutput(
-            detokenizer=Detokenizer(decode, context) if decode is not None else None,
-            stop_finder=stop_finder.fork() if stop_finder is not None else None,
-            stop_token_ids=model_stops | frozenset(stop.stop_token_ids),
-            min_new_tokens=stop.min_new_tokens,
-            include_stop=stop.include_stop,
-        )
-        for _ in range(description.accepted.sampling.num_samples)
-    )
+
+    def make(sample_idx: int) -> SampleOutput:
+        parts: dict[str, Any] = {
+            "detokenizer": Detokenizer(decode, context) if decode is not None else None,
+            "stop_finder": stop_finder.fork() if stop_finder is not None else None,
+            "stop_token_ids": model_stops | frozenset(stop.stop_token_ids),
+            "min_new_tokens": stop.min_new_tokens,
+            "include_stop": stop.include_stop,
+        }
+        if not description.HasField("chat"):
+            return SampleOutput(**parts)
+        parser = make_parser(description.chat, description.accepted.request_id, sample_idx)
+        return ChatOutput(**parts, parser=parser, hidden=hidden)
+
+    return tuple(make(idx) for idx in range(description.accepted.sampling.num_samples))
+
+
+def _decoder_of_chat(
+    description: frontend_pb2.StreamDescription, tokenizer: Tokenizer
+) -> tuple[Decode, re.Pattern[str] | None]:
+    """Returns (the decode function, the special tokens that the caller does not see although the parser does)."""
+    if not description.skip_special_tokens:
+        return tokenizer.decoder(skip_special_tokens=False), None
+    template = json.loads(description.chat.response_template_json)
+    marks = "\n".join(_strings(template["fields"]))
+    special = tokenizer.special_tokens
+    seen = {idx for idx, text in special.items() if text in marks or re.escape(text) in marks}
+    texts = sorted((special[idx] for idx in seen), key=len, reverse=True)
+    hidden = re.compile("|".join(map(re.escape, texts))) if texts else None
+    return tokenizer.decoder_without(special.keys() - seen), hidden
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Every string in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        inside = cast(dict[str, object] | list[object], value)
+        for each in inside.values() if isinstance(inside, dict) else inside:
+            yield from _strings(each)

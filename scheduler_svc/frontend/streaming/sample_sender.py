@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.streaming.stream import SampleStream
-from scheduler_svc.frontend.text.output import OutputPiece, SampleOutput
+from scheduler_svc.frontend.text.output import CallPiece, OutputPiece, SampleOutput
 from scheduler_svc.metrics.front_meter import SampleMeter
 
 TOKEN_REASONS = (pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP_TOKEN)
@@ -38,7 +38,6 @@ class SampleSender:
         "_request",
         "_skips",
         "_unsent_from",
-        "chars_to_skip",
         "is_ending",
         "is_over",
         "meter",
@@ -46,6 +45,7 @@ class SampleSender:
         "reason",
         "sample",
         "stop_string",
+        "to_skip",
     )
 
     def __init__(self, idx: int, sample: SampleStream, output: SampleOutput, request: PreparedStream) -> None:
@@ -62,30 +62,37 @@ class SampleSender:
         self._request = request
         self._idx = idx
         received = request.received[idx] if idx < len(request.received) else pb.SampleOffset()
-        # The caller of a resumed stream has the token ids before this one, and this many characters of text that is
-        # built again.
+        # The caller of a resumed stream has the token ids before this one, and this much of the text that is built
+        # again.
         self._unsent_from = received.token_ids
-        self.chars_to_skip = received.text_chars
-        self._skips = bool(received.token_ids or received.text_chars)
-        self._has_text_only = bool(received.text_chars and not received.token_ids)
+        self.to_skip = pb.SampleOffset()
+        self.to_skip.CopyFrom(received)
+        self.to_skip.token_ids = 0
+        self._skips = received.ByteSize() > 0
+        self._has_text_only = self.to_skip.ByteSize() > 0 and not received.token_ids
         # The offset of the next delta.
         self._num_sent = received.token_ids
 
     def next_delta(self, piece: OutputPiece) -> pb.GenerateResponse | None:
         """The message with the delta that `piece` makes. Returns None if the delta would be empty."""
         wants, logprobs = self._request, self.sample.logprobs
-        token_ids = piece.token_ids if wants.want_token_ids else ()
-        text = piece.text if wants.want_text else ""
+        if not wants.want_text:
+            piece = piece._replace(text="", reasoning="", calls=())
+        token_ids = list[int]() if not wants.want_token_ids else piece.token_ids
         if self._skips:
-            token_ids, text = self._beyond_received(piece, token_ids, text)
+            token_ids, piece = self._beyond_received(piece, token_ids)
         has_logprobs = logprobs is not None and bool(piece.token_ids)
-        if not (token_ids or text or has_logprobs):
+        if not (token_ids or piece.text or has_logprobs or piece.reasoning or piece.calls):
             # Tokens without ids and text wait for the delta that shows them.
             return None
         # The message of every token, so it is filled in place: a Delta of its own would be copied.
         message = pb.GenerateResponse()
         delta = message.delta
-        delta.sample_idx, delta.token_offset, delta.text = self._idx, self._num_sent, text
+        delta.sample_idx, delta.token_offset, delta.text = self._idx, self._num_sent, piece.text
+        if piece.reasoning:
+            delta.reasoning = piece.reasoning
+        for call in piece.calls:
+            delta.tool_calls.add(index=call.idx, id=call.id, name=call.name, arguments=call.arguments)
         if token_ids:
             delta.token_ids.extend(token_ids)
         if logprobs is not None and has_logprobs:
@@ -103,16 +110,31 @@ class SampleSender:
             meter.skip(num_built, num_received=num_built if self._has_text_only else min(num_built, self._unsent_from))
         self.meter = meter
 
-    def _beyond_received(self, piece: OutputPiece, token_ids: Sequence[int], text: str) -> tuple[Sequence[int], str]:
+    def _beyond_received(self, piece: OutputPiece, token_ids: list[int]) -> tuple[list[int], OutputPiece]:
         """Returns the part of a piece that the caller of a resumed stream has not received."""
-        num_tokens = self.output.num_tokens
+        num_tokens, skip = self.output.num_tokens, self.to_skip
         start = num_tokens - len(piece.token_ids)
-        num_skipped = min(len(text), self.chars_to_skip)
-        self.chars_to_skip -= num_skipped
-        self._skips = num_tokens < self._unsent_from or self.chars_to_skip > 0
-        if num_skipped == len(text) and not self._request.want_token_ids:
+        num_text = min(len(piece.text), skip.text_chars)
+        num_reasoning = min(len(piece.reasoning), skip.reasoning_chars)
+        skip.text_chars -= num_text
+        skip.reasoning_chars -= num_reasoning
+        left = [call for each in piece.calls if (call := self._call_beyond_received(each)) is not None]
+        self._skips = num_tokens < self._unsent_from or skip.ByteSize() > 0
+        piece = piece._replace(text=piece.text[num_text:], reasoning=piece.reasoning[num_reasoning:], calls=left)
+        if not (piece.text or piece.reasoning or left or self._request.want_token_ids):
             self._num_sent = num_tokens
-        return token_ids[max(0, self._unsent_from - start) :], text[num_skipped:]
+        return token_ids[max(0, self._unsent_from - start) :], piece
+
+    def _call_beyond_received(self, call: CallPiece) -> CallPiece | None:
+        num_chars = min(len(call.arguments), self.to_skip.tool_argument_chars)
+        self.to_skip.tool_argument_chars -= num_chars
+        if not call.id:
+            return call._replace(arguments=call.arguments[num_chars:]) if len(call.arguments) > num_chars else None
+        if not self.to_skip.tool_calls:
+            return call._replace(arguments=call.arguments[num_chars:])
+        self.to_skip.tool_calls -= 1
+        rest = call.arguments[num_chars:]
+        return CallPiece(call.idx, "", "", rest) if rest else None
 
     def finished(self) -> pb.Finished:
         """How the sample ended: at a stop string, else as the core's End says."""

@@ -22,6 +22,13 @@ from scheduler_svc.frontend.streaming.writer import StreamWriter
 
 # The core counts as hung if it takes longer than this to admit or reject a request, or to confirm a stop string.
 ANSWER_SECONDS = 10.0
+# What the fields of an offset count.
+_COUNTED = {
+    "text_chars": "the sample's number of characters",
+    "reasoning_chars": "the sample's number of characters of reasoning",
+    "tool_calls": "the sample's number of tool calls",
+    "tool_argument_chars": "the number of characters of the arguments of the sample's tool calls",
+}
 
 
 async def wait_for_admission(stream: RequestStream) -> int:
@@ -76,17 +83,18 @@ class StreamSender:
         messages: list[pb.GenerateResponse] = []
         for idx, sender in enumerate(self._samples):
             sample = sender.sample
-            num_chars = sender.chars_to_skip
+            claimed = pb.SampleOffset()
+            claimed.CopyFrom(sender.to_skip)
             while not sender.is_ending and (sample.pending or sample.end is not None):
                 message = self._next_message(sender)
                 if message is not None:
                     messages.append(message)
                 # Up to 1,024 tokens at once, so that other streams do not wait.
                 await asyncio.sleep(0)
-            if sender.chars_to_skip:
-                field, num_found = f"offsets[{idx}].text_chars", num_chars - sender.chars_to_skip
-                message = f"{field} is {num_chars}; the limit is {num_found}, the sample's number of characters so far"
-                raise status.invalid(field, message)
+            for descriptor, num_left in sender.to_skip.ListFields():
+                field, num_claimed = f"offsets[{idx}].{descriptor.name}", getattr(claimed, descriptor.name)
+                found = f"{num_claimed - num_left}, {_COUNTED[descriptor.name]} so far"
+                raise status.invalid(field, f"{field} is {num_claimed}; the limit is {found}")
         self._stream.wake()
         return messages
 
@@ -108,7 +116,9 @@ class StreamSender:
         await self._wait_for_ends()
         ends = [sample.end for sample in self._stream.samples if sample.end is not None]
         num_tokens = [sender.output.num_tokens for sender in self._samples]
-        summary = summarize(ends, num_tokens, prompt_tokens=self._request.accepted.prompt_tokens)
+        reasoning_tokens = sum(sender.output.reasoning_tokens for sender in self._samples)
+        prompt_tokens = self._request.accepted.prompt_tokens
+        summary = summarize(ends, num_tokens, prompt_tokens=prompt_tokens, reasoning_tokens=reasoning_tokens)
         if meter is not None:
             # Before the caller sees the Summary, so that the next report counts all that it has seen.
             meter.finished(summary, [sender.reason for sender in self._samples])

@@ -10,7 +10,9 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 
-def summarize(ends: Sequence[frontend_pb2.End], num_tokens: Sequence[int], *, prompt_tokens: int) -> pb.Summary:
+def summarize(
+    ends: Sequence[frontend_pb2.End], num_tokens: Sequence[int], *, prompt_tokens: int, reasoning_tokens: int = 0
+) -> pb.Summary:
     """The summary of samples that ended with `ends` and delivered `num_tokens` tokens each."""
     num_sampled = [end.usage.output_tokens + end.usage.discarded_tokens for end in ends]
     usage = pb.Usage(
@@ -20,6 +22,7 @@ def summarize(ends: Sequence[frontend_pb2.End], num_tokens: Sequence[int], *, pr
         recomputed_tokens=sum(end.usage.recomputed_tokens for end in ends),
         # The prompt counts once: the other samples find the pages that the first one computed.
         cached_prompt_tokens=ends[0].usage.cached_prompt_tokens,
+        reasoning_tokens=reasoning_tokens,
     )
     timings = [end.timing for end in ends]
     with_tokens = [timing for timing, count in zip(timings, num_sampled, strict=True) if count]

@@ -12,12 +12,24 @@ from scheduler_svc.frontend.text.detokenize import Detokenizer
 from scheduler_svc.frontend.text.stop_strings import StopFinder
 
 
+class CallPiece(NamedTuple):
+    """A piece of a call of a tool. `idx` is the call's number in the output; id and name are in the first piece."""
+
+    idx: int
+    id: str
+    name: str
+    arguments: str
+
+
 class OutputPiece(NamedTuple):
     """The next part of an output. `stop_string` is the string that ended the output, or ""."""
 
     token_ids: list[int]
     text: str
     stop_string: str
+    # Of a parsed answer, whose content is `text`.
+    reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +43,8 @@ class SampleOutput:
     include_stop: bool
     # Output tokens returned so far.
     num_tokens: int = field(default=0, init=False)
+    # Of a parsed answer.
+    reasoning_tokens: int = field(default=0, init=False)
     # The last token, if it may be the stop token. The next token or the End decides whether its text is visible.
     _withheld: list[int] = field(default_factory=list[int], init=False)
 

@@ -5,8 +5,8 @@ processed in threads: the batch calls of `tokenizers` release the interpreter lo
 0.23.3: for 450,000 characters the event loop stood still for 240 ms with single calls and 1 ms with batch calls).
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence, Set
+from functools import cached_property, partial
 
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.text.detokenize import Decode
@@ -43,7 +43,8 @@ class Tokenizer:
         longest = max(len(self._tokenizer.id_to_token(i) or "") for i in range(vocab_size))
         # A token stands for at most as many characters as its own string has (byte-level: as many bytes).
         self.max_chars_per_token = max(1, longest)
-        self._threads = FairThreads(NUM_THREADS, MAX_WAITING_TEXTS, "long texts")
+        # For long texts and for chats.
+        self.threads = FairThreads(NUM_THREADS, MAX_WAITING_TEXTS, "long texts")
 
     def check_size(self, field: str, text: str, max_length: int) -> None:
         """Refuses a text that cannot fit into `max_length` tokens, before any work on it."""
@@ -57,7 +58,7 @@ class Tokenizer:
         """The text's token ids, including the special tokens that the tokenizer adds to a prompt."""
         if len(text) <= INLINE_CHARS:
             return self._encode(text)
-        return await self._threads.run(tenant, partial(self._encode, text))
+        return await self.threads.run(tenant, partial(self._encode, text))
 
     async def check_tokens(self, field: str, text: str, max_length: int, tenant: str) -> None:
         """Refuses a very long text that has clearly more than `max_length` tokens, as soon as a part of it has.
@@ -68,7 +69,7 @@ class Tokenizer:
             return
         num_tokens = 0
         for start in range(0, len(text), SLICE_CHARS):
-            num_tokens += await self._threads.run(tenant, partial(self._count, text[start : start + SLICE_CHARS]))
+            num_tokens += await self.threads.run(tenant, partial(self._count, text[start : start + SLICE_CHARS]))
             if num_tokens > SLICE_MARGIN * max_length:
                 many = f"{len(text)} characters, and the first {start + SLICE_CHARS} are {num_tokens} tokens"
                 raise status.invalid(field, f"{field} has {many}; the limit is {max_length}")
@@ -76,7 +77,7 @@ class Tokenizer:
     async def decode(self, token_ids: Sequence[int], tenant: str, *, skip_special_tokens: bool) -> str:
         """The whole text of `token_ids`."""
         work = partial(self._decode, token_ids, skip_special_tokens)
-        return work() if len(token_ids) <= INLINE_TOKENS else await self._threads.run(tenant, work)
+        return work() if len(token_ids) <= INLINE_TOKENS else await self.threads.run(tenant, work)
 
     async def decode_each(self, token_ids: Sequence[int], tenant: str, *, skip_special_tokens: bool) -> list[str]:
         """The text of each of `token_ids` alone."""
@@ -88,9 +89,20 @@ class Tokenizer:
         """The decode function for a Detokenizer, which decodes a few tokens at a time."""
         return partial(self._tokenizer.decode, skip_special_tokens=skip_special_tokens)
 
+    def decoder_without(self, token_ids: Set[int]) -> Decode:
+        """A decode function that leaves out these tokens alone, and no other special tokens."""
+        decode = self.decoder(skip_special_tokens=False)
+        return lambda tokens: decode([token for token in tokens if token not in token_ids])
+
+    @cached_property
+    def special_tokens(self) -> Mapping[int, str]:
+        """The texts of the special tokens."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items() if token.special}
+
     def close(self) -> None:
         """Takes no more long texts. Those already in a thread are completed."""
-        self._threads.close()
+        self.threads.close()
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode_batch_fast([text])[0].ids

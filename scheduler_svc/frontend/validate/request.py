@@ -86,31 +86,6 @@ def check_request(request: inference_pb2.GenerateRequest, model: Model, limits: 
     )
 
 
-async def prompt_ids(request: inference_pb2.GenerateRequest, model: Model, tenant: str) -> Sequence[int]:
-    """Returns the prompt's token ids, after tokenizing a text prompt. Raises Refusal."""
-    kind = request.WhichOneof("prompt")
-    if kind is None:
-        raise status.invalid("prompt", "prompt is missing; give text or token_ids")
-    if kind == "text":
-        return await text_ids("text", request.text, model, tenant)
-    check_token_ids("token_ids.ids", request.token_ids.ids, model)
-    return request.token_ids.ids
-
-
-async def text_ids(field: str, text: str, model: Model, tenant: str) -> list[int]:
-    """Returns a text's token ids. Raises Refusal if the model has no tokenizer, or the text is empty or too long."""
-    if model.tokenizer is None:
-        raise status.invalid(field, f"{field} needs a tokenizer, and the served model has none")
-    model.tokenizer.check_size(field, text, model.max_length)
-    await model.tokenizer.check_tokens(field, text, model.max_length, tenant)
-    token_ids = await model.tokenizer.encode(text, tenant)
-    if not token_ids:
-        raise status.invalid(field, f"{field} has {len(text)} characters but 0 tokens; at least 1 token is needed")
-    # A tokenizer may have more tokens than the model has embeddings.
-    check_token_ids(field, token_ids, model)
-    return token_ids
-
-
 async def make_submit(
     checked: Checked, token_ids: Sequence[int], model: Model, who: Caller, *, deadline_seconds: float
 ) -> frontend_pb2.Submit:

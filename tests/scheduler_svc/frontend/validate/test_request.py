@@ -22,6 +22,7 @@ from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.validate import request as wire
+from scheduler_svc.frontend.validate.prompt import read_prompt
 from scheduler_svc.frontend.validate.sampling import MAX_LISTED_TOKENS
 from tests.scheduler_svc.frontend.fake_core import CACHE_ROOT, model_state
 from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, EOS
@@ -53,8 +54,8 @@ def submit_message(request: pb.GenerateRequest, model: Model = MODEL) -> fronten
     checked = wire.check_request(request, model, EVERYONE.limits)
 
     async def made() -> frontend_pb2.Submit:
-        ids = await wire.prompt_ids(request, model, "")
-        return await wire.make_submit(checked, ids, model, EVERYONE, deadline_seconds=1.5)
+        prompt = await read_prompt(request, model, "")
+        return await wire.make_submit(checked, prompt.token_ids, model, EVERYONE, deadline_seconds=1.5)
 
     return asyncio.run(made())
 

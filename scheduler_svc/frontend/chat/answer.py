@@ -1,0 +1,170 @@
+"""Owns the parsing of one answer: its reasoning, its content and its calls of tools, from text that arrives in pieces.
+
+What is not a valid call is content, so no text of the model is lost. White space at the edges of a part belongs to the
+marks and is left out; at the start and the end of the whole answer it stays.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler_svc.frontend.chat.calls import call_id, read_calls
+from scheduler_svc.frontend.chat.forms import CALLS_FIELD, REASONING_FIELDS
+from scheduler_svc.frontend.chat.segments import Event, Kind, Segmenter
+from scheduler_svc.frontend.text.output import CallPiece
+
+CONTENT_FIELD = "content"
+# A region of calls that is longer is content.
+MAX_CALL_CHARS = 65_536
+
+
+@dataclass(slots=True)
+class Parsed:
+    """What a piece of text adds to an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallPiece] = field(default_factory=list[CallPiece])
+
+    def add(self, later: "Parsed") -> None:
+        """Appends what came later."""
+        self.content += later.content
+        self.reasoning += later.reasoning
+        self.calls += later.calls
+
+
+class _Part:
+    """The visible text of a field that may have several regions."""
+
+    __slots__ = ("_between", "_held", "_is_empty", "_join", "_keeps_start", "_strips")
+
+    def __init__(self, spec: Any, *, keeps_start: bool) -> None:
+        self._strips: bool = spec is None or spec.content_args.get("strip", True)
+        self._join: str = "\n" if spec is None or spec.join is None else spec.join
+        # No mark is before it, or text of it is visible already.
+        self._keeps_start = keeps_start
+        self._held = self._between = ""
+        self._is_empty = True
+
+    def push(self, text: str) -> str:
+        """The text that is visible for certain."""
+        if not self._strips:
+            return self._show(text)
+        text = self._held + text
+        if not self._keeps_start:
+            text = text.lstrip()
+        body = text.rstrip()
+        self._held = text[len(body) :]
+        if not body:
+            return ""
+        self._keeps_start = True
+        return self._show(body)
+
+    def end(self) -> None:
+        """The region ends: white space before the mark is not visible."""
+        self._held = ""
+        self._keeps_start = False
+        self._between = "" if self._is_empty else self._join
+
+    def rest(self) -> str:
+        """The held text, at the end of the answer."""
+        held, self._held = self._held, ""
+        return held
+
+    def _show(self, text: str) -> str:
+        between, self._between = self._between, ""
+        self._is_empty = False
+        return between + text
+
+
+class AnswerParser:
+    """Parses one answer. `spec` is Transformers' ResponseTemplate; `prefix` is what the prompt has of the message."""
+
+    def __init__(
+        self,
+        spec: Any,
+        prefix: str,
+        *,
+        argument_types: Mapping[str, Mapping[str, Any]],
+        ignores_calls: bool,
+        request_id: str,
+        sample_idx: int,
+    ) -> None:
+        self._spec, self._types = spec, argument_types
+        self._request_id, self._sample_idx = request_id, sample_idx
+        self._segmenter = Segmenter(spec, frozenset({CALLS_FIELD}) if ignores_calls else frozenset())
+        self._content = _Part(spec.fields.get(CONTENT_FIELD), keeps_start=True)
+        name = next((each for each in REASONING_FIELDS if each in spec.fields), "")
+        self._reasoning_field = name
+        self._reasoning = _Part(spec.fields.get(name), keeps_start=False)
+        # The text of a region of calls, with its first mark.
+        self._region = ""
+        self._is_babble = False
+        self._num_calls = 0
+        # Characters of the prompt that the segmenter still holds, because they may begin a mark.
+        self._num_of_prompt = 0
+        self._read(self._segmenter.feed(prefix))
+        self._num_of_prompt = self._segmenter.num_held
+        # White space that the prompt ends with is not part of the answer.
+        self._content.rest()
+        self._reasoning.rest()
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether new text is reasoning."""
+        return self._segmenter.current == self._reasoning_field
+
+    def feed(self, text: str) -> Parsed:
+        """What `text` adds to the answer for certain."""
+        return self._read(self._segmenter.feed(text))
+
+    def finish(self) -> Parsed:
+        """What the end of the answer adds."""
+        parsed = self._read(self._segmenter.finish(), is_end=True)
+        parsed.content += self._content.rest()
+        return parsed
+
+    def _read(self, events: Iterable[Event], *, is_end: bool = False) -> Parsed:
+        parsed = Parsed()
+        for event in events:
+            event = self._without_prompt(event)
+            if event.field == CALLS_FIELD:
+                self._read_calls(event, parsed)
+            elif event.field == CONTENT_FIELD:
+                if event.kind is Kind.TEXT:
+                    parsed.content += self._content.push(event.text)
+                elif event.kind is Kind.CLOSE and not is_end:
+                    self._content.end()
+            elif event.field == self._reasoning_field:
+                if event.kind is Kind.TEXT:
+                    parsed.reasoning += self._reasoning.push(event.text)
+                elif event.kind is Kind.CLOSE:
+                    self._reasoning.end()
+                    self._content.end()
+        return parsed
+
+    def _without_prompt(self, event: Event) -> Event:
+        num_skipped = min(len(event.text), self._num_of_prompt)
+        self._num_of_prompt -= num_skipped
+        return event._replace(text=event.text[num_skipped:]) if num_skipped and event.kind is Kind.TEXT else event
+
+    def _read_calls(self, event: Event, parsed: Parsed) -> None:
+        if event.kind is Kind.OPEN:
+            self._region, self._is_babble = event.text, False
+            return
+        self._region += event.text
+        if not self._is_babble and event.kind is Kind.CLOSE:
+            calls = read_calls(self._region, self._spec, self._types)
+            for call in calls:
+                idx = self._num_calls
+                call_name = call_id(self._request_id, self._sample_idx, idx)
+                parsed.calls.append(CallPiece(idx, call_name, call.name, call.arguments))
+                self._num_calls += 1
+            self._is_babble = not calls
+        elif len(self._region) > MAX_CALL_CHARS:
+            self._is_babble = True
+        if self._is_babble:
+            parsed.content += self._content.push(self._region)
+            self._region = ""
+        if event.kind is Kind.CLOSE and not self._is_babble:
+            self._content.end()

@@ -1,0 +1,100 @@
+"""Owns the calls of tools in an answer: their names and arguments from the text of a region, and their ids. Pure."""
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, NamedTuple, cast
+
+# Letters and digits, as Mistral's templates demand of ids.
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+ID_CHARS = 9
+
+
+class Call(NamedTuple):
+    """A call of a tool. `arguments` is a compact JSON object."""
+
+    name: str
+    arguments: str
+
+
+def call_id(request_id: str, sample_idx: int, call_idx: int) -> str:
+    """The id of a call: the same one whenever the answer is built again."""
+    number = int.from_bytes(sha256(f"{request_id}\0{sample_idx}\0{call_idx}".encode()).digest())
+    letters = list[str]()
+    for _ in range(ID_CHARS):
+        number, rest = divmod(number, len(_LETTERS))
+        letters.append(_LETTERS[rest])
+    return "".join(letters)
+
+
+def read_calls(text: str, spec: Any, argument_types: Mapping[str, Mapping[str, Any]]) -> list[Call]:
+    """The calls in the text of a region with its marks. Empty if it is not a valid region of calls."""
+    # Imported with the response template.
+    from transformers.utils import chat_parsing
+
+    parse_response: Any = cast(Any, chat_parsing).parse_response
+    tools = [
+        {"function": {"name": name, "parameters": {"properties": types}}} for name, types in argument_types.items()
+    ]
+    try:
+        message: dict[str, Any] = parse_response(text, spec, prefix="", tools=tools)
+        return [_call(value) for value in _flat(message.get("tool_calls"))]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def _flat(value: object) -> list[object]:
+    if isinstance(value, list):
+        return [inner for each in cast(list[object], value) for inner in _flat(each)]
+    return [] if value is None else [value]
+
+
+def _call(value: object) -> Call:
+    """Raises ValueError or TypeError if it is not a call."""
+    if not isinstance(value, dict):
+        raise TypeError("not an object")
+    given = cast(dict[str, Any], value)
+    function = cast(dict[str, Any], given.get("function", given))
+    name, arguments = function["name"], function["arguments"]
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
+        raise TypeError("no name, or arguments that are not an object")
+    name.encode()
+    return Call(name.strip(), compact(cast(dict[str, Any], arguments)))
+
+
+def compact(value: object) -> str:
+    """The value as JSON without spaces. Raises ValueError if JSON has no such value."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which JSON can write but no message can carry.
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text
+
+
+def argument_types(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The types of the arguments of each tool: all that the values of tagged arguments are read by."""
+    types = dict[str, dict[str, Any]]()
+    for tool in tools:
+        function = tool["function"]
+        parameters: dict[str, Any] = function.get("parameters") or {}
+        properties = parameters.get("properties")
+        if isinstance(properties, dict):
+            known = cast(dict[str, Any], properties)
+            types[function["name"]] = {name: _type(schema, depth=0) for name, schema in known.items()}
+    return types
+
+
+def _type(schema: object, *, depth: int) -> dict[str, Any]:
+    """The part of a schema that says which types it takes."""
+    if not isinstance(schema, dict):
+        return {}
+    given = cast(dict[str, Any], schema)
+    kept = {key: given[key] for key in ("type", "nullable") if key in given}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(given.get(key), list) and depth < 4:
+            kept[key] = [_type(each, depth=depth + 1) for each in given[key]]
+    return kept

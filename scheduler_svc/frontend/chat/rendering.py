@@ -1,0 +1,155 @@
+"""Owns the tokenizer that renders chats: Transformers' own, with the served checkpoint's templates.
+
+Control tokens come from the template alone: those in the caller's strings become ordinary text. Transformers sees to
+the strings; this module refuses control tokens in keys, which Transformers leaves as they are. Transformers is imported
+with the first chat template, and imports no torch. Templates are the operator's; callers cannot send any.
+"""
+
+import json
+import os
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tandem.internal.v1 import worker_pb2
+
+from scheduler_svc.frontend.chat.conversation import Conversation
+from scheduler_svc.frontend.rpc import status
+
+# Transformers puts a caller's control tokens between these two, until they have been tokenized as text.
+MARKERS = "\U000f0000\U000f0001"
+_MARKER = re.compile(f"[{MARKERS}]")
+# What a template makes of a marker that it writes as JSON in ASCII: the token behind it would not be recognized.
+_ESCAPED_MARKER = "\\udb80\\udc0"
+MAX_ERROR_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """A rendered chat."""
+
+    token_ids: list[int]
+    # Control tokens of the caller's text are between MARKERS.
+    marked: str
+
+    @property
+    def text(self) -> str:
+        """What the template made, with the caller's text as it is."""
+        return _MARKER.sub("", self.marked)
+
+
+class Renderer:
+    """The templates of one checkpoint. Not for the event loop: a long chat takes seconds."""
+
+    def __init__(self, tokenizer_json: bytes, template: str, files: worker_pb2.ChatFiles) -> None:
+        """Takes about a second, most of it the import of Transformers. Raises an error of Transformers."""
+        self._tokenizer = _make_tokenizer(tokenizer_json, template, files)
+        self._names = frozenset(self._tokenizer.special_tokens_map)
+        # Every added token that is not white space, a few more than the template's own control tokens.
+        self._forbidden = tuple(
+            each for each in (*self._tokenizer.added_tokens_encoder, *MARKERS) if not each.isspace()
+        )
+        self._first_chars = frozenset(token[0] for token in self._forbidden)
+        # Encoding sets a switch of the tokenizer for a moment, so it is used by one thread at a time.
+        self._lock = threading.Lock()
+
+    def render(self, conversation: Conversation, max_chars: int) -> Rendered:
+        """Raises Refusal if the template refuses the chat, or makes more than `max_chars` characters of it."""
+        self._check_args(conversation.template_args)
+        self._check_keys(conversation)
+        with self._lock:
+            self._tokenizer.max_chars = max_chars
+            try:
+                token_ids = self._tokenizer.apply_chat_template(
+                    conversation.messages,
+                    tools=conversation.tools or None,
+                    add_generation_prompt=conversation.add_generation_prompt,
+                    continue_final_message=conversation.continues,
+                    sanitize_control_tokens=True,
+                    return_dict=False,
+                    **conversation.template_args,
+                )
+            except status.Refusal:
+                raise
+            except Exception as error:  # Any error of a template: of jinja2, or of Python for wrong types.
+                raise _template_failed(error) from error
+            return Rendered(token_ids=list(token_ids), marked=self._tokenizer.marked)
+
+    def _check_args(self, args: Mapping[str, Any]) -> None:
+        for name in args:
+            if name in self._names:
+                field = "chat.template_args_json"
+                raise status.invalid(field, f"{field} has {name!r}, which the server sets itself")
+
+    def _check_keys(self, conversation: Conversation) -> None:
+        for field, value in conversation.with_keys():
+            for key in _keys(value):
+                if self._first_chars.isdisjoint(key):
+                    continue
+                found = next((token for token in self._forbidden if token in key), None)
+                if found is not None:
+                    shown = f"U+{ord(found):X}" if found in MARKERS else repr(found)
+                    message = (
+                        f"{field} has {shown} in the key {key[:64]!r}; tokens of the model are not allowed in keys"
+                    )
+                    raise status.invalid(field, message)
+
+
+def _keys(value: object) -> Iterable[str]:
+    """Every key of a JSON value, at any depth."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            inside = cast(dict[str, object], each)
+            yield from inside
+            waiting.extend(inside.values())
+        elif isinstance(each, list):
+            waiting.extend(cast(list[object], each))
+
+
+def _template_failed(error: Exception) -> status.Refusal:
+    lines = str(error).strip().splitlines()
+    first = (lines[0] if lines else type(error).__name__)[:MAX_ERROR_CHARS]
+    return status.invalid("chat", f"the model's chat template refuses the chat: {_MARKER.sub('', first)}")
+
+
+def _make_tokenizer(tokenizer_json: bytes, template: str, files: worker_pb2.ChatFiles) -> Any:
+    # Says that PyTorch is missing, which is as it should be here.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    base: Any = PreTrainedTokenizerFast
+
+    class ChatTokenizer(base):
+        """Keeps the text that the template made, and refuses one that is too long before it is tokenized."""
+
+        max_chars = 0
+        marked = ""
+
+        def __call__(self, text: str, *args: Any, **kwargs: Any) -> Any:
+            num_chars = len(_MARKER.sub("", text))
+            if num_chars > self.max_chars:
+                message = (
+                    f"chat becomes {num_chars} characters with the model's template; the limit is {self.max_chars}"
+                )
+                raise status.invalid("chat", message)
+            if _ESCAPED_MARKER in text.lower():
+                message = "chat has control tokens of the model where its template writes JSON in ASCII; leave them out"
+                raise status.invalid("chat", message)
+            self.marked = text
+            return base.__call__(self, text, *args, **kwargs)
+
+    backend = tokenizers.Tokenizer.from_buffer(tokenizer_json)
+    # A chat that is too long is refused; it is never cut.
+    backend.no_truncation()
+    backend.no_padding()
+    settings: dict[str, Any] = json.loads(files.tokenizer_config_json or "{}")
+    listed = settings.pop("added_tokens_decoder", {})
+    settings["added_tokens_decoder"] = {int(idx): tokenizers.AddedToken(**token) for idx, token in listed.items()}
+    named = dict(files.named_templates)
+    settings["chat_template"] = {**({"default": template} if template else {}), **named} if named else template
+    return ChatTokenizer(tokenizer_object=backend, **settings)

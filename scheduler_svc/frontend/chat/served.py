@@ -1,0 +1,119 @@
+"""Owns what the served model can do with chats: its templates, the form of its answers, or why chats are refused.
+
+Made with the model, in a thread. Knows nothing of requests that wait or of streams.
+"""
+
+import functools
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from tandem.internal.v1 import frontend_pb2, worker_pb2
+
+from scheduler_svc.frontend.chat import requirements
+from scheduler_svc.frontend.chat.answer import AnswerParser
+from scheduler_svc.frontend.chat.calls import argument_types, compact
+from scheduler_svc.frontend.chat.conversation import Conversation
+from scheduler_svc.frontend.chat.forms import AnswerForm, choose_form
+from scheduler_svc.frontend.chat.rendering import MARKERS, Rendered, Renderer
+from scheduler_svc.frontend.tools.tool import Calls
+
+logger = logging.getLogger(__name__)
+
+NO_TOKENIZER = "chats need a tokenizer, and the served model has none"
+NO_TEMPLATE = "chats need a chat template, and the served model has none"
+# Of a message that the model continues; only its last region matters.
+MAX_PREFIX_CHARS = 8192
+_MARKER = re.compile(f"[{MARKERS}]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedChat:
+    """The chats of one model. Either `refusal` says why there are none, or there is a renderer."""
+
+    refusal: str
+    renderer: Renderer | None = None
+    # None: answers are not parsed.
+    form: AnswerForm | None = None
+    digest: bytes = field(default=b"", repr=False)
+
+    def prefix(self, rendered: Rendered) -> str:
+        """What the prompt has of the message that the model writes."""
+        if self.form is None:
+            return ""
+        anchor = spec_of(compact(self.form.template)).start_anchor_re
+        ends = [match.end() for match in anchor.finditer(rendered.marked)]
+        text = _MARKER.sub("", rendered.marked[ends[-1] :]) if ends else ""
+        half = MAX_PREFIX_CHARS // 2
+        return text if len(text) <= MAX_PREFIX_CHARS else text[:half] + text[-half:]
+
+    def parsing(self, rendered: Rendered, conversation: Conversation) -> frontend_pb2.ChatParsing | None:
+        """How the answer of this chat is parsed; None if it is not."""
+        if self.form is None:
+            return None
+        ignores_calls = conversation.choice.calls is Calls.NONE
+        fields: Mapping[str, Any] = self.form.template["fields"]
+        # Values in JSON have their types.
+        is_tagged = fields.get("tool_calls", {}).get("content") not in (None, "json")
+        types = argument_types(conversation.tools) if is_tagged and not ignores_calls else {}
+        return frontend_pb2.ChatParsing(
+            response_template_json=compact(self.form.template),
+            prefix=self.prefix(rendered),
+            argument_types_json=compact(types) if types else "",
+            ignore_tools=ignores_calls,
+        )
+
+
+def load_chat(state: frontend_pb2.ModelState, override: AnswerForm | None, before: ServedChat | None) -> ServedChat:
+    """The chats of a model. Takes a second with the first chat template, so call it outside the event loop."""
+    files = worker_pb2.ChatFiles.FromString(state.chat_files)
+    parts = (state.tokenizer_json, state.chat_template.encode(), state.chat_files)
+    digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+    if before is not None and before.digest == digest:
+        return before
+    templates = [state.chat_template, *files.named_templates.values()]
+    why = NO_TOKENIZER if not state.tokenizer_json else "" if any(templates) else NO_TEMPLATE
+    if why or (why := requirements.refusal()):
+        return ServedChat(refusal=why, digest=digest)
+    try:
+        renderer = Renderer(state.tokenizer_json, state.chat_template, files)
+    except Exception as error:  # Any error of Transformers.
+        logger.exception("chats are refused: the worker's tokenizer or its settings cannot be used")
+        return ServedChat(refusal=f"the served model's chat files cannot be used: {str(error)[:200]}", digest=digest)
+    return ServedChat(refusal="", renderer=renderer, form=_form(templates, files, override), digest=digest)
+
+
+def _form(templates: list[str], files: worker_pb2.ChatFiles, override: AnswerForm | None) -> AnswerForm | None:
+    try:
+        form = choose_form(templates, files.response_template_json, override)
+        if form is not None:
+            spec_of(compact(form.template))
+    except ValueError as error:
+        logger.error("answers of chats are not parsed: the response template cannot be used: %s", error)
+        return None
+    logger.info("answers of chats %s", "are not parsed" if form is None else f"are parsed as {form.family}")
+    return form
+
+
+@functools.lru_cache(maxsize=16)
+def spec_of(template_json: str) -> Any:
+    """Transformers' ResponseTemplate. Raises ValueError if the template cannot be used."""
+    from transformers.utils.chat_parsing import response_templates
+
+    return cast(Any, response_templates).load_response_template(json.loads(template_json))
+
+
+def make_parser(parsing: frontend_pb2.ChatParsing, request_id: str, sample_idx: int) -> AnswerParser:
+    """The parser of one sample of a chat."""
+    return AnswerParser(
+        spec_of(parsing.response_template_json),
+        parsing.prefix,
+        argument_types=json.loads(parsing.argument_types_json or "{}"),
+        ignores_calls=parsing.ignore_tools,
+        request_id=request_id,
+        sample_idx=sample_idx,
+    )

@@ -1,0 +1,87 @@
+"""Owns the conversion of a request's prompt to token ids: text, token ids or a chat. Every refusal is a Refusal.
+
+Texts and chats are limited before any work on them. A chat is checked, rendered and tokenized in the threads of texts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import chat_pb2, inference_pb2
+
+from scheduler_svc.frontend.chat import conversation as chats
+from scheduler_svc.frontend.chat.conversation import Conversation
+from scheduler_svc.frontend.chat.rendering import Rendered, Renderer
+from scheduler_svc.frontend.model import Model
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.validate.checks import check_token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt's token ids, and of a chat that is parsed, how."""
+
+    token_ids: Sequence[int]
+    parsing: frontend_pb2.ChatParsing | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A chat that was rendered. Its ids have been checked, but not their number."""
+
+    conversation: Conversation
+    rendered: Rendered
+
+
+async def read_prompt(request: inference_pb2.GenerateRequest, model: Model, tenant: str) -> Prompt:
+    """Returns the prompt of a request. Raises Refusal."""
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        raise status.invalid("prompt", "prompt is missing; give text, token_ids or chat")
+    if kind == "text":
+        return Prompt(token_ids=await text_ids("text", request.text, model, tenant))
+    if kind == "chat":
+        chat = await render_chat(request.chat, model, tenant)
+        parsing = None if request.chat.unparsed else model.chat.parsing(chat.rendered, chat.conversation)
+        return Prompt(token_ids=chat.rendered.token_ids, parsing=parsing)
+    check_token_ids("token_ids.ids", request.token_ids.ids, model)
+    return Prompt(token_ids=request.token_ids.ids)
+
+
+async def text_ids(field: str, text: str, model: Model, tenant: str) -> list[int]:
+    """Returns a text's token ids. Raises Refusal if the model has no tokenizer, or the text is empty or too long."""
+    if model.tokenizer is None:
+        raise status.invalid(field, f"{field} needs a tokenizer, and the served model has none")
+    model.tokenizer.check_size(field, text, model.max_length)
+    await model.tokenizer.check_tokens(field, text, model.max_length, tenant)
+    token_ids = await model.tokenizer.encode(text, tenant)
+    if not token_ids:
+        raise status.invalid(field, f"{field} has {len(text)} characters but 0 tokens; at least 1 token is needed")
+    # A tokenizer may have more tokens than the model has embeddings.
+    check_token_ids(field, token_ids, model)
+    return token_ids
+
+
+async def render_chat(chat: chat_pb2.Chat, model: Model, tenant: str) -> ChatPrompt:
+    """Returns a rendered chat. Raises Refusal if the model serves no chats, or the chat is invalid or too long."""
+    renderer, tokenizer = model.chat.renderer, model.tokenizer
+    if renderer is None or tokenizer is None:
+        raise status.invalid("chat", model.chat.refusal)
+    max_chars = model.sizes.text_chars
+    chats.check_size(chat, max_chars)
+    made = await tokenizer.threads.run(tenant, lambda: _render(chat, renderer, max_chars))
+    if isinstance(made, status.Refusal):
+        raise made
+    if not made.rendered.token_ids:
+        raise status.invalid("chat", "chat becomes 0 tokens with the model's template; at least 1 token is needed")
+    check_token_ids("chat", made.rendered.token_ids, model)
+    return made
+
+
+def _render(chat: chat_pb2.Chat, renderer: Renderer, max_chars: int) -> ChatPrompt | status.Refusal:
+    """Returns a Refusal, because only the time of work that returns counts for its tenant."""
+    try:
+        conversation = chats.read(chat)
+        return ChatPrompt(conversation=conversation, rendered=renderer.render(conversation, max_chars))
+    except status.Refusal as refusal:
+        return refusal
