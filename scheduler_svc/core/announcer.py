@@ -89,4 +89,9 @@ class Announcer:
 def _model(frontend: str, served: Served | None) -> ModelServed:
     if served is None:
         return ModelServed(frontend=frontend, info=None, recent_max_length=0)
-    return ModelServed(frontend=frontend, info=served.info, recent_max_length=served.recent_max_length)
+    return ModelServed(
+        frontend=frontend,
+        info=served.info,
+        recent_max_length=served.recent_max_length,
+        constraint_refusal=served.constraint_refusal,
+    )

@@ -12,9 +12,11 @@ from scheduler_svc.core.lingering.audit import audit_kept, audit_reader
 from scheduler_svc.core.pages.audit import audit_lane_pages
 from scheduler_svc.core.queue.audit import audit_tenants
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.state.audit import audit_constraints
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
-from scheduler_svc.core.state.rows import Rows, mix
+from scheduler_svc.core.state.rows import Rows
+from scheduler_svc.core.state.splitmix import mix
 from scheduler_svc.core.suspicion.quarantine import MAX_ENTRIES
 
 
@@ -31,6 +33,7 @@ def audit(core: Scheduler) -> None:
     for held in core.held_pools.pools:
         assert not held.pages.num_used, "a row holds a page of a lost worker"
         assert all(held.pages is not lane.pool for lane in core.lanes.values()), "a pool is held and in use"
+    audit_constraints(core.preparations.sources, list(core.queue), core.lanes.values())
     audit_lane_pages([lane.pages for lane in core.lanes.values()])
     for request in core.queue:
         if not request.row:

@@ -35,8 +35,8 @@ from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.steps import Steps
 from scheduler_svc.core.suspicion.suspects import Suspects
+from scheduler_svc.core.update.endings import Ending
 from scheduler_svc.core.update.output_collector import OutputCollector
-from scheduler_svc.core.update.results import Ending
 from scheduler_svc.core.update.stats import stats_of
 from scheduler_svc.core.weights.updates import Updates
 from scheduler_svc.core.workers.flush import flush
@@ -52,7 +52,8 @@ class Scheduler:
         self.queue = RequestQueue()
         self._lanes = Lanes(config, self.queue)
         self._hung = HungWorkers(config, self._lanes)
-        self._steps = Steps(config, self.queue, self._lanes)
+        self._steps = Steps(config, self.queue, self._lanes, self._end)
+        self.preparations = self._steps.preparations
         self.convictions = Convictions(config, self._lanes)
         self.frontends: dict[str, int] = {}
         """Index of each connected front end, by name; an index is never used twice."""
@@ -62,8 +63,8 @@ class Scheduler:
         self._seen_revision = self._lanes.worker_infos.revision
         self._output = OutputCollector(report_detached=config.report_detached)
         self._deadlines = Deadlines(config, self.queue, self._lanes, self._end)
-        self._acceptance = Acceptance(config, self.queue, self._lanes, self._deadlines)
-        self._refusals = Refusals(config, self.queue, self._lanes, self.convictions)
+        self._acceptance = Acceptance(config, self.queue, self._lanes, self._deadlines, self.preparations)
+        self._refusals = Refusals(config, self.queue, self._lanes, self.convictions, self.preparations.sources)
         self._lingering = Lingering(config, self.queue, self._lanes, self._remove)
         self.drains = Drains(config, self.queue, self._lanes, self.frontends, self._end)
         self.weights = Updates(config, self.queue, self._lanes, self.frontends, self._end)
@@ -86,6 +87,7 @@ class Scheduler:
             ev.WorkerLost: self._on_worker_lost,
             ev.WorkerAlive: LostFrames(self._lanes).heard,
             ev.StepDone: self._on_step_done,
+            ev.ConstraintReady: self.preparations.answered,
             ev.TenantsChanged: self._on_tenants_changed,
             ev.Tick: self._on_tick,
             ev.Paused: self._on_paused,
@@ -226,6 +228,7 @@ class Scheduler:
         if (account := self.queue.account_of(request)) is not None:
             account.give_back(request.total_length - request.known, now)
         self._lanes.suspects.forget(request)
+        self.preparations.removed(request)
         return request.pending_tokens
 
     def _on_tenants_changed(self, event: ev.TenantsChanged, now: float) -> list[fx.Effect]:

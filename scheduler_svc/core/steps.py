@@ -1,7 +1,8 @@
 """Makes the plans of all lanes and reads the results of their steps.
 
-`Steps` owns the durations of the last steps. If a step fails, its requests become suspects
-(`suspicion/suspects.py`), as they do if a worker dies. `Steps` does not end requests itself: it returns those that end.
+`Steps` owns the durations of the last steps, and what workers are told of constraints. If a step fails, its requests
+become suspects (`suspicion/suspects.py`), as they do if a worker dies. `Steps` does not end requests itself: it returns
+those that end.
 """
 
 from collections import deque
@@ -14,6 +15,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.preparations import End, Preparations
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.placement import Placement, by_backlog
 from scheduler_svc.core.schedule.planner import plan_step
@@ -23,7 +25,8 @@ from scheduler_svc.core.schedule.turn import NO_STARTS, Turn
 from scheduler_svc.core.state.eviction import evict_unverified
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.update.check_result import is_valid
-from scheduler_svc.core.update.results import DETACHED, Ending, StepTokens, read_result
+from scheduler_svc.core.update.endings import Ending
+from scheduler_svc.core.update.results import DETACHED, StepTokens, read_result
 from scheduler_svc.core.workers.check_join import plan_bytes
 from scheduler_svc.core.workers.lanes import Lanes
 
@@ -37,10 +40,11 @@ _CAUSES = {
 
 
 class Steps:
-    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes) -> None:
+    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, end: End) -> None:
         self._config = config
         self._queue = queue
         self._lanes = lanes
+        self.preparations = Preparations(queue, lanes, end)
         self._out_of_memory = OutOfMemory(queue, lanes)
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
@@ -51,7 +55,8 @@ class Steps:
 
     def plan(self, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
         """Makes plans until each lane has `plans_in_flight` plans in flight or nothing can run."""
-        effects: list[fx.Effect] = []
+        self.preparations.expire(now)
+        effects = self.preparations.drops()
         proven = [lane for lane in self._lanes.serving if lane.weights.admits]
         suspects = self._lanes.suspects
         trial_on = trial_lane(suspects, self._lanes.serving, now) if len(suspects) else None
@@ -79,6 +84,8 @@ class Steps:
                 else:
                     plan = self._plan(lane, placement, turn if is_open else NO_STARTS, frontends, now)
                 placement.end(lane)
+                if lane.constraints.wanted:
+                    effects += self.preparations.orders(lane, now)
                 looked.add(lane.number)
                 if plan is not None:
                     effects.append(fx.SendPlan(worker=lane.worker, plan=plan))

@@ -20,6 +20,7 @@ from scheduler_svc.shell.served_model import ServedModel
 from scheduler_svc.shell.worker_links import WorkersLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
+from scheduler_svc.wire.constraints import order_frame
 from scheduler_svc.wire.weights import load_frame
 
 log = logging.getLogger("tandem.core")
@@ -96,6 +97,8 @@ class EffectDispatcher:
             match effect:
                 case fx.SendPlan():
                     self.send(self._workers, effect.worker, worker_wire.plan_frame(effect.plan))
+                case fx.PrepareConstraint() | fx.DropConstraint():
+                    self.send(self._workers, effect.worker, order_frame(effect))
                 case fx.WorkerProven():
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():

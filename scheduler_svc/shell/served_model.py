@@ -76,4 +76,5 @@ class ServedModel:
             chat_files=self._chat_files,
             cache_root=self._cache_root,
             recent_max_length=effect.recent_max_length,
+            constraint_refusal=effect.constraint_refusal,
         )

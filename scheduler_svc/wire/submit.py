@@ -11,7 +11,13 @@ from tandem.v1 import inference_pb2
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
-from scheduler_svc.core.messages.submit import MAX_DESCRIPTION_BYTES, MAX_SAMPLING_BYTES, SECRET_HASH_BYTES
+from scheduler_svc.core.messages.submit import (
+    CONSTRAINT_HASH_BYTES,
+    MAX_CONSTRAINT_BYTES,
+    MAX_DESCRIPTION_BYTES,
+    MAX_SAMPLING_BYTES,
+    SECRET_HASH_BYTES,
+)
 from scheduler_svc.wire.arrays import WireError, array, fields
 
 _MAX_STOP_IDS = 1024
@@ -53,6 +59,7 @@ def submit_of(submit: pb.Submit, frontend: str) -> ev.Submit:
         raise WireError(f"traceparent has {len(submit.traceparent)} characters; the limit is {_MAX_TRACEPARENT}")
     _check_hashes(submit, len(prompt))
     _check_linger(submit)
+    _check_constraint(submit)
     same = fields(submit, _SUBMIT)
     same |= {"prompt": prompt, "stop_token_ids": tuple(int(token) for token in stop_ids)}
     same |= {"sampling_key": _sampling_key(submit.sampling), "request_id": core_id(submit.tenant, submit.request_id)}
@@ -69,6 +76,17 @@ def _check_linger(submit: pb.Submit) -> None:
         raise WireError(f"description has {num_description} bytes; the limit is {MAX_DESCRIPTION_BYTES}")
     if submit.linger_seconds and (submit.num_logprobs or submit.prompt_logprobs_from):
         raise WireError("the request wants logprobs and lingers; logprobs are not kept")
+
+
+def _check_constraint(submit: pb.Submit) -> None:
+    num_source, num_hash = len(submit.constraint), len(submit.constraint_hash)
+    if num_source > MAX_CONSTRAINT_BYTES:
+        raise WireError(f"constraint has {num_source} bytes; the limit is {MAX_CONSTRAINT_BYTES}")
+    expected = CONSTRAINT_HASH_BYTES if num_source else 0
+    if num_hash != expected:
+        raise WireError(f"constraint_hash has {num_hash} bytes; it must have {expected}")
+    if num_source and submit.min_new_tokens:
+        raise WireError(f"min_new_tokens is {submit.min_new_tokens}; with a constraint it must be 0")
 
 
 def resume_of(resume: pb.Resume, frontend: str) -> ev.Resume:

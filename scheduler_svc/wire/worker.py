@@ -13,6 +13,7 @@ from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, RowStart
 from scheduler_svc.core.messages.worker_effects import WorkerAccepted
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
+from scheduler_svc.wire import constraints as constraints_wire
 from scheduler_svc.wire import weights as weights_wire
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 from scheduler_svc.wire.page_labels import fill_labels, kept_pages_of
@@ -23,7 +24,9 @@ PROTOCOL = 9
 _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status in ev.StepStatus}
 # The fields that a Join and a WorkerInfo share, with the same values.
 _INFO = tuple(
-    name for name in WorkerInfo.__slots__ if name not in ("eos_token_ids", "device", "defaults", "is_standby")
+    name
+    for name in WorkerInfo.__slots__
+    if name not in ("eos_token_ids", "device", "defaults", "is_standby", "constraint_refusal")
 )
 _MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS, _MAX_POOL_BYTES = 2000, 512, 1024, 64
 
@@ -42,6 +45,8 @@ def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
             return ev.WorkerLost(worker=worker, reason="it stops", is_orderly=True)
         case "result":
             return _step_done(message.result, worker)
+        case "constraint_ready":
+            return constraints_wire.ready_of(message.constraint_ready, worker)
         case "weights_loaded":
             return weights_wire.loaded_of(message.weights_loaded, worker)
         case _:
@@ -90,6 +95,7 @@ def _info(join: pb.Join) -> WorkerInfo:
         **fields(join, _INFO),
         eos_token_ids=tuple(join.eos_token_ids),
         device=join.device[:_MAX_NAME],
+        constraint_refusal=join.constraint_refusal[:_MAX_DETAIL],
         is_standby=join.standby,
         defaults=GenerationDefaults(**fields(join.defaults, GenerationDefaults.__slots__)),
     )
@@ -117,6 +123,7 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         prompt_logprobs=_logprobs(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NO_LOGPROBS,
         pool_id=pool_id,
         damaged_pages=result.damaged_pages,
+        constraints=constraints_wire.of_step(result),
     )
 
 
@@ -188,6 +195,8 @@ def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
         out.num_logprobs = _ints([start.num_logprobs for start in starts])
     if any(start.prompt_logprobs_from for start in starts):
         out.prompt_logprobs_from = _ints([start.prompt_logprobs_from for start in starts])
+    if any(start.constraint for start in starts):
+        out.constraints = b"".join(start.constraint or constraints_wire.NONE for start in starts)
 
 
 def joined_frame(accepted: WorkerAccepted, listen: str) -> bytes:

@@ -9,6 +9,7 @@ order, chunks first, but that whoever writes a page comes before those that shar
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
@@ -21,6 +22,7 @@ from tests.rigs.plan_arrays import Chunk, PlanArrays, PlanError, StartedRow, rea
 from tests.rigs.row_tables import Row, RowTables
 from tests.rigs.sampling import Logprob, draw, logprob_of
 from tests.rigs.shape import Shape
+from tests.rigs.toy_constraints import REFUSAL, Matcher, ToyConstraint, late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,9 @@ class _Outcome:
 
     token: int | None = None
     nonfinite: bool = False
+    # Why there was no mask.
+    failure: str = ""
+    is_complete: bool = False
     logprob: tuple[Logprob | None, int] | None = None
     prompt_logprobs: list[tuple[Logprob | None, int]] = field(default_factory=list)
 
@@ -86,7 +91,10 @@ class Executor:
             host_pages=shape.host_pages,
             max_length=shape.max_length,
         )
-        self._tables = RowTables(shape, self._pool)
+        # What the core has sent and not dropped, by hash, and those of it that are answered as ready.
+        self._constraints: dict[bytes, ToyConstraint] = {}
+        self._ready: set[bytes] = set()
+        self._tables = RowTables(shape, self._pool, self._constraints)
         self.labels = Labels(shape.page_size)
         self._generation = 0
         self._step = 0
@@ -103,6 +111,28 @@ class Executor:
                 # The self-check uses rows and pages.
                 self._tables.reset()
         return pb.WeightsLoaded(version=order.version, ok=not refusal, detail=refusal)
+
+    def prepare(self, order: pb.PrepareConstraint) -> float:
+        """Takes a constraint, which may be a known one. `constraint_ready` answers after the seconds returned."""
+        if sha256(order.source).digest() != order.hash:
+            self._notice(f"a constraint of {len(order.source)} bytes came with another hash")
+        constraint = self._constraints[order.hash] = ToyConstraint.of(order.source)
+        return constraint.prepare_seconds
+
+    def constraint_ready(self, name: bytes) -> pb.ConstraintReady:
+        """The answer for a constraint that was sent. From now on rows with it may sample."""
+        if self._constraints[name].is_refused:
+            # Plans in flight may start rows with it, which never sample.
+            return pb.ConstraintReady(hash=name, error=REFUSAL)
+        self._ready.add(name)
+        return pb.ConstraintReady(hash=name)
+
+    def drop(self, order: pb.DropConstraint) -> None:
+        """Forgets a constraint."""
+        if order.hash not in self._ready:
+            self._notice("a constraint is dropped that was not answered as ready")
+        self._ready.discard(order.hash)
+        self._constraints.pop(order.hash, None)
 
     @property
     def tables(self) -> dict[int, tuple[int, list[int]]]:
@@ -125,6 +155,8 @@ class Executor:
             self._pool.keep(self.labels.by_page)
         else:
             self._pool.reset()
+        self._constraints.clear()
+        self._ready.clear()
         self._open(message.generation)
 
     def report_pages(self, join: pb.Join) -> None:
@@ -204,7 +236,9 @@ class Executor:
         return False
 
     def _note(self, result: pb.StepResult, text: str) -> None:
-        line = f"generation {result.generation} step {result.step}: {text}"
+        self._notice(f"generation {result.generation} step {result.step}: {text}")
+
+    def _notice(self, line: str) -> None:
         self.violations.append(line)
         if self._on_violation is not None:
             self._on_violation(line)
@@ -362,7 +396,11 @@ class Executor:
         hashes = row.hashes if self._tokens_by_version or row.plain is None else row.plain
         started, history = row.started, int(hashes[end])
         banned = row.never | started.banned if end < started.banned_until else row.never
-        allowed = started.settings.allowed
+        allowed, matcher = started.settings.allowed, row.matcher
+        if started.constraint and started.constraint not in self._ready:
+            raise PlanError(f"row {row.idx} samples, and its constraint is not ready")
+        if matcher is not None:
+            allowed = matcher.allowed(self.shape.sampled_vocab, self.shape.eos_token_ids)
         token = draw(history, row.key, vocab=self.shape.sampled_vocab, allowed=allowed, banned=banned)
         outcome.nonfinite = self._sees(end - 1, bad)
         # Where it is not finite the token means nothing: an id that no code may look at.
@@ -370,9 +408,20 @@ class Executor:
         if started.num_logprobs:
             told = None if outcome.nonfinite else self._logprob(history, token, started.num_logprobs - 1)
             outcome.logprob = told, started.num_logprobs - 1
+        if matcher is not None and not outcome.nonfinite:
+            self._follow(matcher, token, outcome)
         row.tokens[end] = token
         row.num_tokens = end + 1
         return outcome
+
+    def _follow(self, matcher: Matcher, token: int, outcome: _Outcome) -> None:
+        """Appends a token to the output of a row with a constraint."""
+        if matcher.fails:
+            outcome.failure, outcome.token = late(matcher.num_tokens + 1), -1
+        was_complete = matcher.is_complete
+        matcher.take(token)
+        # A plan that was in flight may sample after the end.
+        outcome.is_complete = matcher.is_complete and not was_complete and not outcome.failure
 
     def _not_finite(self, start: int, computed: list[int], bad: list[int]) -> list[int]:
         """The positions written whose values are not finite.
@@ -415,6 +464,11 @@ def _fill(result: pb.StepResult, outcomes: list[_Outcome]) -> None:
     sampled = [outcome for outcome in outcomes if outcome.token is not None]
     result.tokens = np.array([outcome.token for outcome in sampled], dtype="<i4").tobytes()
     result.nonfinite = np.array([i for i, one in enumerate(sampled) if one.nonfinite], dtype="<i4").tobytes()
+    complete = [i for i, one in enumerate(sampled) if one.is_complete]
+    failed = [i for i, one in enumerate(sampled) if one.failure]
+    result.constraint_complete = np.array(complete, dtype="<i4").tobytes()
+    result.constraint_failed = np.array(failed, dtype="<i4").tobytes()
+    result.constraint_detail = sampled[failed[0]].failure if failed else ""
     told = [outcome.logprob for outcome in sampled if outcome.logprob is not None]
     if told:
         _tell(result.logprobs, told)

@@ -9,12 +9,16 @@ from enum import StrEnum
 
 from tests.rigs.hashing import ROOT, extend, salt_of
 from tests.rigs.sampling import Logprob, Settings, draw, logprob_of
+from tests.rigs.toy_constraints import Matcher, ToyConstraint
 
 
 class Reason(StrEnum):
     EOS = "eos"
     STOP_TOKEN = "stop_token"
     LENGTH = "length"
+    CONSTRAINT_COMPLETE = "constraint_complete"
+    # There was no mask for the next token.
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +40,12 @@ def complete(
     min_new_tokens: int = 0,
     stop_token_ids: Collection[int] = (),
     ignore_eos: bool = False,
+    constraint: bytes = b"",
 ) -> Completion:
-    """Returns token ids up to EOS, a stop token or the length. `vocab` is the number of ids if all are allowed."""
+    """Returns token ids up to EOS, a stop token or the length. `vocab` is the number of ids if all are allowed.
+
+    With a constraint, which toy_constraints reads, also up to where it is complete or fails.
+    """
     if not prompt:
         raise ValueError("the prompt is empty")
     settings = settings or Settings()
@@ -46,14 +54,24 @@ def complete(
     stops = frozenset(stop_token_ids)
     history = _history(prompt)
     out: list[int] = []
+    matcher = Matcher(ToyConstraint.of(constraint)) if constraint else None
     while len(out) < max_new_tokens:
+        allowed = settings.allowed
+        if matcher is not None:
+            if matcher.fails:
+                return Completion(tokens=tuple(out), reason=Reason.FAILED, stop_token_id=None)
+            allowed = matcher.allowed(vocab, eos_token_ids)
         too_early = eos | stops if len(out) < min_new_tokens else frozenset()
-        token = draw(history, key, vocab=vocab, allowed=settings.allowed, banned=banned | too_early)
+        token = draw(history, key, vocab=vocab, allowed=allowed, banned=banned | too_early)
         out.append(token)
         if token in stops:
             return Completion(tokens=tuple(out), reason=Reason.STOP_TOKEN, stop_token_id=token)
         if token in eos:
             return Completion(tokens=tuple(out), reason=Reason.EOS, stop_token_id=token)
+        if matcher is not None:
+            matcher.take(token)
+            if matcher.is_complete:
+                return Completion(tokens=tuple(out), reason=Reason.CONSTRAINT_COMPLETE, stop_token_id=None)
         history = extend(history, token)
     return Completion(tokens=tuple(out), reason=Reason.LENGTH, stop_token_id=None)
 

@@ -18,6 +18,9 @@ class PlanError(Exception):
     """The plan breaks the contract. The message says where."""
 
 
+_HASH_BYTES = 32
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedRow:
     row: int
@@ -30,6 +33,8 @@ class StartedRow:
     banned: frozenset[int]
     num_logprobs: int
     prompt_logprobs_from: int
+    # The hash of its constraint; empty without one.
+    constraint: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +98,7 @@ def _started(message: pb.StartedRows) -> list[StartedRow]:
     prompt = _array(message.num_prompt_tokens, "<i4", "num_prompt_tokens", n)
     until = _array(message.banned_until, "<i4", "banned_until", n)
     settings = _settings(message, n)
+    constraints = _constraints(message.constraints, n)
     num_logprobs = _rare(message.num_logprobs, "<i4", "num_logprobs", n, 0)
     logprobs_from = _rare(message.prompt_logprobs_from, "<i4", "prompt_logprobs_from", n, 0)
     return [
@@ -107,9 +113,21 @@ def _started(message: pb.StartedRows) -> list[StartedRow]:
             banned=frozenset(banned[i].tolist()),
             num_logprobs=int(num_logprobs[i]),
             prompt_logprobs_from=int(logprobs_from[i]),
+            constraint=constraints[i],
         )
         for i in range(n)
     ]
+
+
+def _constraints(data: bytes, n: int) -> list[bytes]:
+    if not data:
+        return [b""] * n
+    hashes = [data[i : i + _HASH_BYTES] for i in range(0, len(data), _HASH_BYTES)]
+    if len(hashes) != n or len(data) % _HASH_BYTES:
+        raise PlanError(f"constraints: {len(data)} bytes where {n} hashes belong")
+    if not any(map(any, hashes)):
+        raise PlanError("constraints is set and no row has one")
+    return [one if any(one) else b"" for one in hashes]
 
 
 def _settings(message: pb.StartedRows, n: int) -> list[Settings]:

@@ -4,6 +4,7 @@ Owns the executor's view of a generation: which rows were started, with which to
 pool which pages are given out, and knows nothing of what they hold.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.rigs.hashing import MASK, ROOT, extend, mix
 from tests.rigs.page_pool import PagePool
 from tests.rigs.plan_arrays import PlanError, StartedRow
 from tests.rigs.shape import Shape
+from tests.rigs.toy_constraints import Matcher, ToyConstraint
 
 
 def _page_term(row: int, logical_idx: int, page: int) -> int:
@@ -50,6 +52,8 @@ class Row:
     # Of all that shapes its draws, and what a bias of minus infinity bans.
     key: int
     never: frozenset[int]
+    # Follows the output; None without a constraint.
+    matcher: Matcher | None = None
     page_set: set[int] = field(default_factory=set)
     # The hashes as all weights would have them; None while they are the same.
     plain: np.ndarray | None = None
@@ -78,7 +82,9 @@ class RowTables:
     given out again, loaded or copied over. The pages before a start's first position are others', or filled by a move.
     """
 
-    def __init__(self, shape: Shape, pool: PagePool) -> None:
+    def __init__(self, shape: Shape, pool: PagePool, constraints: Mapping[bytes, ToyConstraint]) -> None:
+        """`constraints` are those that the core has sent and not dropped."""
+        self._constraints = constraints
         self._shape = shape
         self._pool = pool
         self.rows: dict[int, Row] = {}
@@ -139,6 +145,7 @@ class RowTables:
             started=started,
             key=started.settings.key(started.num_prompt_tokens),
             never=started.settings.banned(),
+            matcher=self._matcher(started),
         )
         self.rows[idx] = row
         num_shared, slot = divmod(started.first_position, shape.page_size)
@@ -147,6 +154,16 @@ class RowTables:
                 self._list(row, page, behind=shape.is_behind(logical_idx, started.first_position))
             else:
                 self._append(row, page, slot if logical_idx == num_shared and page in filled else 0)
+
+    def _matcher(self, started: StartedRow) -> Matcher | None:
+        if not started.constraint:
+            return None
+        constraint = self._constraints.get(started.constraint)
+        if constraint is None:
+            raise PlanError(f"row {started.row} has a constraint that was not sent, or was dropped")
+        return (
+            None if constraint.is_refused else Matcher(constraint, started.tokens[started.num_prompt_tokens :].tolist())
+        )
 
     def _check_start(self, started: StartedRow) -> None:
         idx, num_tokens = started.row, len(started.tokens)

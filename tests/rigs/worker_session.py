@@ -75,6 +75,8 @@ class WorkerSession:
         self._on_phase = on_phase
         self._queued: deque[_Queued] = deque()
         self._held: deque[_Held] = deque()
+        # Constraints that are not answered yet, and when they will be.
+        self._preparing: list[tuple[float, bytes]] = []
         self._join_at = 0.0
         self._heartbeat_at = 0.0
         # Results since the last Joined; the first one answers the plan that proves the worker.
@@ -118,6 +120,12 @@ class WorkerSession:
                 self._join.weights_version = self._executor.version
                 self._join.weights_folder = self._executor.weights_folder
                 self.outgoing.append(pb.WorkerToCore(weights_loaded=loaded))
+            case "prepare_constraint":
+                seconds = self._executor.prepare(message.prepare_constraint)
+                ready_at = now + seconds + self._lateness.before_answer()
+                self._preparing.append((ready_at, message.prepare_constraint.hash))
+            case "drop_constraint":
+                self._executor.drop(message.drop_constraint)
             case "plan":
                 self._queue(message.plan, now)
             case None:
@@ -154,6 +162,8 @@ class WorkerSession:
             self.outgoing.append(pb.WorkerToCore(result=result))
             self._done = result.generation, result.step
             self.num_answered += 1
+        if self.phase == Phase.JOINED:
+            self._answer_constraints(now)
         if self.phase == Phase.JOINED and now >= self._heartbeat_at:
             beat = pb.Heartbeat(
                 phase="stepping" if self._queued or self._held else "ready",
@@ -171,6 +181,7 @@ class WorkerSession:
         due = [self._heartbeat_at if self.phase == Phase.JOINED else self._join_at]
         if self._queued:
             due.append(self._queued[0].apply_at)
+        due += [at for at, _ in self._preparing]
         if self._held:
             due.append(self._held[0].release_at)
         return max(0.0, min(due) - now)
@@ -182,6 +193,13 @@ class WorkerSession:
     def _forget_plans(self) -> None:
         self._queued.clear()
         self._held.clear()
+        self._preparing.clear()
+
+    def _answer_constraints(self, now: float) -> None:
+        ready = [name for at, name in self._preparing if now >= at]
+        self._preparing = [(at, name) for at, name in self._preparing if now < at]
+        for name in ready:
+            self.outgoing.append(pb.WorkerToCore(constraint_ready=self._executor.constraint_ready(name)))
 
     def _queue(self, plan: pb.StepPlan, now: float) -> None:
         if self.phase != Phase.JOINED:

@@ -11,9 +11,8 @@ import pytest
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
-from tests.scheduler_svc.core.world import Stream, streams_in
-
-_OWN_ENDS = (fx.EndReason.EOS, fx.EndReason.STOP_TOKEN, fx.EndReason.LENGTH)
+from tests.rigs.oracle import Reason
+from tests.scheduler_svc.core.world import OWN_ENDS, Stream, streams_in
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,15 +137,26 @@ class Callers:
     def _check_end(self, caller: Caller, end: fx.End) -> None:
         assert (end.reason is None) != (end.failure is None)
         caller.check_logprobs(self._shape)
-        if end.reason in _OWN_ENDS:
+        if end.reason in OWN_ENDS:
             expected = caller.expected(self._shape)
             assert caller.tokens == list(expected.tokens), f"stream {end.stream} ended early"
             assert (end.reason.name, end.stop_token_id) == (expected.reason.name, expected.stop_token_id)
         if end.failure is not None and "while it ran alone" in end.failure.message:
             deaths = caller.lone_deaths[len(caller.tokens)]
             assert deaths >= 2, f"stream {end.stream} was convicted after {deaths} deaths: {end.failure.message}"
+        elif end.failure is not None and "the constraint" in end.failure.message:
+            self._check_constraint(caller, end.failure.message)
         elif end.failure is not None and end.failure.code is fx.FailureCode.INTERNAL:
             assert caller.may_fail, f"stream {end.stream} failed because of another request: {end.failure.message}"
+
+    def _check_constraint(self, caller: Caller, message: str) -> None:
+        """A constraint fails at the token that its source names, or when it is prepared."""
+        expected, source = caller.expected(self._shape), caller.submit.constraint
+        if "cannot be used" in message:
+            assert b"toy_refuse" in source and not caller.tokens, message
+        else:
+            assert expected.reason is Reason.FAILED and caller.tokens == list(expected.tokens), message
+            assert message.endswith((f"at output token {len(caller.tokens) + 1}", "the constraint failed")), message
 
     def _check_stats(self, caller: Caller, stats: fx.Stats, now: float) -> None:
         heard = len(caller.tokens)

@@ -56,6 +56,7 @@ class Deaths:
             lives.submit(
                 prompt, max_new_tokens=rng.randint(1, 30), num_samples=rng.choice([1, 1, 2, 3]),
                 linger=rng.choice([0.0, 30.0, 60.0]), seed=rng.randrange(100),
+                constraint=rng.choice([b"", b"", b"a toy", b"another, toy_complete=4"]),
             )  # fmt: skip
         elif chance < 0.16 and live:
             self._lose_reader(lives)

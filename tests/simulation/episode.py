@@ -21,6 +21,7 @@ from scheduler_svc.core.messages.page_hash import hash_pages
 from scheduler_svc.core.messages.reports import DrainReport, StepReport, WeightsReport
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.state.constrained import holds
 from scheduler_svc.core.workers.standby import PATIENCE_SECONDS
 from scheduler_svc.recording.event_log import EffectsDigest
 from scheduler_svc.wire import worker as worker_wire
@@ -101,6 +102,7 @@ class Episode:
             (lambda: load.submit(self.now), 14), (load.end_from_outside, 4),
             (fleet.execute_plans, 18), (fleet.deliver_results, 18), (self._tick, 24), (self._progress, 13),
             (fleet.standby_worker_joins, 0.4),
+            (fleet.constraints_ready, 8),
             (fleet.heartbeats, 2), (fleet.rejoin, 1.5), (fleet.worker_joins, 1.2), (fleet.worker_dies, 0.5),
             (fleet.join_twice, 0.2), (fleet.late_result_arrives, 0.5), (fleet.other_model_joins, 0.1),
             (self._long_silence, 0.2), (self._pause, 0.2), (fleet.worker_hangs, 1.0), (fleet.workers_wake, 0.2),
@@ -187,12 +189,17 @@ class Episode:
         if lanes and not any(lane.in_flight for lane in lanes):
             leaving, turns = self.core.drains.leaving, self.core.queue.turns
             may_start = [lane for lane in lanes if lane.worker not in leaving and lane.weights.admits]
+            # Rows that must not sample yet may have all rows or pages.
+            self.seen["row awaits its constraint"] += sum(lane.rows.num_awaiting for lane in may_start)
+            may_start = [lane for lane in may_start if not lane.rows.num_awaiting]
             # A tenant may have all its rows on a worker that was told to leave, or to load weights.
             stops = bool(leaving) or any(lane.weights.is_held for lane in lanes)
             waiting = [one for one in self.core.queue.waiting() if not (stops and turns.of(one.tenant).is_parked)]
-            assert not any(lane.info.holds(request.total_length) for request in waiting for lane in may_start), (
-                "requests that fit a worker wait, and no step was planned"
-            )
+            assert not any(
+                holds(lane, request) and (not request.constraint or lane.constraints.is_ready(request.constraint))
+                for request in waiting
+                for lane in may_start
+            ), "requests that fit a worker wait, and no step was planned"
 
     def _check_seats(self, any_seated: bool) -> None:
         """Asserts that a proven standby worker is seated in time if no other worker is there."""
@@ -214,6 +221,8 @@ class Episode:
                 | fx.KillWorker()
                 | fx.DismissWorker()
                 | fx.LoadWeights()
+                | fx.PrepareConstraint()
+                | fx.DropConstraint()
             ):
                 self.fleet.take(effect, self._submit_at)
                 if isinstance(effect, fx.SendPlan):

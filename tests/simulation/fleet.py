@@ -68,6 +68,8 @@ class Fleet:
         self.workers[name] = worker = Worker(
             name=name, shape=shape, faults=faults, is_standby=is_standby, pool_id=pool_id, shared=self._shared
         )
+        if self._rng.random() < self._setting.without_constraints_share and shape != self._setting.shape:
+            worker.constraint_refusal = "this worker takes no constraints"
         self._join(worker)
 
     def full_size_worker_joins(self) -> None:
@@ -225,10 +227,25 @@ class Fleet:
             for _ in range(self._rng.randint(1, 3)):
                 self._deliver(worker, corrupt_share=self._setting.corrupt_share)
 
+    def constraints_ready(self) -> None:
+        """One worker answers one of the constraints that it was sent, in any order."""
+        if self.workers:
+            self._answer_constraint(self._any())
+
+    def _answer_constraint(self, worker: Worker) -> bool:
+        if worker.is_hung or worker.is_poisoned or not worker.preparing:
+            return False
+        self._seen["constraint answered"] += 1
+        self._handle(worker.constraint_ready(self._rng.randrange(len(worker.preparing))))
+        return True
+
     def step_all(self) -> bool:
         """Each worker handles one message, the core receives one result of each. Returns False if nothing was left."""
         self.dismissed_leave()
-        busy = [worker.work() | self._deliver(worker, corrupt_share=0.0) for worker in list(self.workers.values())]
+        busy = [
+            worker.work() | self._deliver(worker, corrupt_share=0.0) | self._answer_constraint(worker)
+            for worker in list(self.workers.values())
+        ]
         self._bury_poisoned()
         return any(busy)
 
@@ -267,6 +284,8 @@ class Fleet:
             | fx.KillWorker
             | fx.DismissWorker
             | fx.LoadWeights
+            | fx.PrepareConstraint
+            | fx.DropConstraint
         ),
         submit_at: SubmitAt,
     ) -> None:
@@ -293,6 +312,9 @@ class Fleet:
                 worker.joined_with, worker.done = worker.executor.pool_id, (0, 0)
                 self._writers[worker.joined_with].append((effect.generation, worker.provenance.writers))
                 worker.inbox.append(Joined(effect=effect))
+            case fx.PrepareConstraint() | fx.DropConstraint():
+                self._seen["constraint dropped"] += isinstance(effect, fx.DropConstraint)
+                worker.inbox.append(effect)
             case fx.LoadWeights():
                 worker.inbox.append(pb.CoreToWorker.FromString(load_frame(effect)).load_weights)
             case fx.WorkerRefused():

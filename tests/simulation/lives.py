@@ -10,6 +10,7 @@ import random
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.journal.opened import OpenedJournal
 from scheduler_svc.journal.writer import Sync
 from scheduler_svc.wire import worker as worker_wire
+from scheduler_svc.wire.constraints import order_frame
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.oracle import complete
 from tests.rigs.sampling import Settings
@@ -84,6 +86,7 @@ class Caller:
                 eos_token_ids=shape.eos_token_ids,
                 settings=settings_of(self.submit, i),
                 ignore_eos=self.submit.ignore_eos,
+                constraint=self.submit.constraint,
             )
             assert tokens == list(expected.tokens[: len(tokens)])
             if end is not None and end.reason is not fx.EndReason.STOP_STRING:
@@ -98,6 +101,7 @@ class Caller:
 class _Worker:
     executor: Executor
     plans: deque[pb.StepPlan] = field(default_factory=deque[pb.StepPlan])
+    preparing: deque[bytes] = field(default_factory=deque[bytes])
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
 
 
@@ -150,6 +154,7 @@ class Lives:
         worker = self.workers[name]
         worker.plans.clear()
         worker.results.clear()
+        worker.preparing.clear()
         info = replace(info_of(self.shape), identity=self.identity)
         self.turn(ev.WorkerJoined(worker=name, info=info, kept=reported_pages(worker.executor)))
 
@@ -190,6 +195,13 @@ class Lives:
                     self.starts += [(len(start.tokens), start.first_position) for start in effect.plan.starts]
                     frame = pb.CoreToWorker.FromString(worker_wire.plan_frame(effect.plan))
                     self.workers[effect.worker].plans.append(frame.plan)
+                case fx.PrepareConstraint() | fx.DropConstraint():
+                    order, worker = pb.CoreToWorker.FromString(order_frame(effect)), self.workers[effect.worker]
+                    if isinstance(effect, fx.DropConstraint):
+                        worker.executor.drop(order.drop_constraint)
+                    else:
+                        worker.executor.prepare(order.prepare_constraint)
+                        worker.preparing.append(effect.hash)
                 case fx.WorkerAccepted():
                     self.generations.append(effect.generation)
                     reported = len(self.workers[effect.worker].executor.labels.by_page)
@@ -212,7 +224,14 @@ class Lives:
     # What happens in it ---------------------------------------------------------------------------------------------
 
     def submit(
-        self, prompt: list[int], *, max_new_tokens: int = 8, num_samples: int = 1, linger: float = 60.0, seed: int = 0
+        self,
+        prompt: list[int],
+        *,
+        max_new_tokens: int = 8,
+        num_samples: int = 1,
+        linger: float = 60.0,
+        seed: int = 0,
+        constraint: bytes = b"",
     ) -> Caller:
         stream, self._next_stream = self._next_stream, self._next_stream + 64
         event = ev.Submit(
@@ -220,6 +239,7 @@ class Lives:
             sampling=Settings(temperature=1.0, seed=seed).encoded(), max_new_tokens=max_new_tokens, min_new_tokens=0,
             stop_token_ids=(), ignore_eos=False, priority=0, max_time_seconds=0.0, deadline_seconds=0.0,
             num_samples=num_samples, linger_seconds=linger, secret_hash=bytes([7] * 32) if linger else b"",
+            constraint=constraint, constraint_hash=sha256(constraint).digest() if constraint else b"",
             description=b"text options", **hashes_of(prompt, self.shape.page_size),
         )  # fmt: skip
         caller = Caller(event, stream, [[] for _ in range(num_samples)], [None] * num_samples)
@@ -251,6 +271,9 @@ class Lives:
         elif worker.results:
             message = pb.WorkerToCore(result=worker.results.popleft())
             self.now += 0.001
+            self.turn(worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), name))
+        elif worker.preparing:
+            message = pb.WorkerToCore(constraint_ready=worker.executor.constraint_ready(worker.preparing.popleft()))
             self.turn(worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), name))
         else:
             return False

@@ -5,6 +5,7 @@ Owns nothing; draws from the caller's generator.
 
 import random
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,10 @@ def random_submit(
     stops, ignore_eos = rng.choice([(), (), (1,), (1, 2)]), rng.random() < 0.5
     too_early = {*stops, *(() if ignore_eos else shape.eos_token_ids)} if min_new_tokens else set[int]()
     is_rich = rng.random() < 0.3
-    edits = random_edits(rng, shape, too_early) if is_rich else {}
+    constraint = random_constraint(rng) if rng.random() < setting.constrained_share else b""
+    if constraint:
+        min_new_tokens, ignore_eos, too_early = 0, False, set()
+    edits = random_edits(rng, shape, too_early) if is_rich and not constraint else {}
     num_logprobs = rng.choice([0, 1, 2, 4, 6]) if is_rich else 0
     plain, is_shared = rng.random() < 0.5, rng.random() < 0.95
     tenant, salt = rng.choice(setting.tenants), rng.choice(setting.salts)
@@ -87,8 +91,16 @@ def random_submit(
         max_queue_seconds=rng.choice([0, 0, 0, 0.5, 3.0]) if tenant else 0.0,
         tenant=tenant,
         secret_hash=SECRET_HASH if linger_seconds else b"",
+        constraint=constraint,
+        constraint_hash=sha256(constraint).digest() if constraint else b"",
         **hashes,
     )
+
+
+def random_constraint(rng: random.Random) -> bytes:
+    """Draws a source of the toy matcher; few different ones, so that several requests often have the same."""
+    word = rng.choice(["", "", "toy_complete=1", "toy_complete=5", "toy_complete=9", "toy_fail=1", "toy_fail=3"])
+    return f"{rng.randrange(3)} {word}{' toy_refuse' if rng.random() < 0.05 else ''}".encode()
 
 
 def random_edits(rng: random.Random, shape: Shape, too_early: set[int]) -> dict[str, Any]:

@@ -41,6 +41,9 @@ class Setting:
     corrupt_share: float
     poison_share: float
     killer_share: float
+    constrained_share: float
+    # Share of workers that take no constraints.
+    without_constraints_share: float
     lethal_share: float
     # Share of workers whose memory fits fewer positions or rows than they report, and of moves in which one hangs.
     small_memory_share: float
@@ -67,6 +70,8 @@ def draw_setting(rng: random.Random) -> Setting:
         corrupt_share=rng.choice([0.0, 0.0, 0.1]),
         poison_share=rng.choice([0.0, 0.05, 0.2]),
         killer_share=rng.choice([0.0, 0.0, 0.03, 0.1]),
+        constrained_share=rng.choice([0.0, 0.1, 0.3, 0.6]),
+        without_constraints_share=rng.choice([0.0, 0.0, 0.2]),
         lethal_share=rng.choice([0.0, 0.0, 0.03, 0.1]),
         small_memory_share=rng.choice([0.0, 0.0, 0.3, 1.0]),
         hang_share=rng.choice([0.0, 0.0, 0.1, 0.3]),

@@ -14,6 +14,7 @@ from scheduler_svc.core.messages.page_labels import KeptPages
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.wire import worker as worker_wire
+from scheduler_svc.wire.constraints import order_frame
 from scheduler_svc.wire.page_labels import kept_pages_of
 from tests.rigs.executor import Executor, Poisoned, Shape
 from tests.rigs.faults import Faults
@@ -41,6 +42,9 @@ class Joined:
         return pb.CoreToWorker.FromString(worker_wire.joined_frame(self.effect, "")).joined
 
 
+Message = Plan | Joined | pb.LoadWeights | fx.PrepareConstraint | fx.DropConstraint
+
+
 @dataclass(slots=True, kw_only=True)
 class Worker:
     """A worker that may have joined; only the core knows whether it has a lane."""
@@ -60,9 +64,13 @@ class Worker:
     is_poisoned: bool = False
     # The core has drained it.
     is_dismissed: bool = False
-    inbox: deque[Plan | Joined | pb.LoadWeights] = field(default_factory=deque[Plan | Joined | pb.LoadWeights])
+    inbox: deque[Message] = field(default_factory=deque[Message])
     # Answers to orders to load weights.
     answers: deque[pb.WeightsLoaded] = field(default_factory=deque[pb.WeightsLoaded])
+    # Constraints that it has not answered.
+    preparing: list[bytes] = field(default_factory=list[bytes])
+    # Why it takes no constraints.
+    constraint_refusal: str = ""
     # Why it refuses the next weights; empty: it loads.
     refusal: str = ""
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
@@ -84,6 +92,7 @@ class Worker:
         return replace(
             info_of(self.shape),
             is_standby=self.is_standby,
+            constraint_refusal=self.constraint_refusal,
             pool_id=pool_id,
             pool_layout=b"layout" if pool_id else b"",
             weights_version=self.executor.version,
@@ -94,6 +103,7 @@ class Worker:
         """The event of its Join. It carries out no plan that comes before the answer."""
         self.inbox.clear()
         self.answers.clear()
+        self.preparing.clear()
         return ev.WorkerJoined(worker=self.name, info=self.info, kept=reported_pages(self.executor))
 
     def alive(self) -> ev.WorkerAlive:
@@ -112,6 +122,15 @@ class Worker:
         if isinstance(message, pb.LoadWeights):
             self.answers.append(self.executor.load_weights(message, refusal=self.refusal))
             return True
+        if isinstance(message, fx.PrepareConstraint | fx.DropConstraint):
+            order = pb.CoreToWorker.FromString(order_frame(message))
+            if isinstance(message, fx.PrepareConstraint):
+                self.executor.prepare(order.prepare_constraint)
+                self.preparing.append(message.hash)
+            else:
+                self.executor.drop(order.drop_constraint)
+            assert not self.executor.violations, f"{self.name}: {self.executor.violations[0]}"
+            return True
         try:
             result = self.executor.apply(pb.CoreToWorker.FromString(worker_wire.plan_frame(message)).plan)
         except Poisoned:
@@ -120,6 +139,11 @@ class Worker:
         self.results.append(result)
         assert not self.executor.violations, f"{self.name}: {self.executor.violations[0]}"
         return True
+
+    def constraint_ready(self, idx: int = 0) -> ev.Event:
+        """The event that the core receives for one of the constraints that are not answered."""
+        message = pb.WorkerToCore(constraint_ready=self.executor.constraint_ready(self.preparing.pop(idx)))
+        return worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), self.name)
 
     def answer(self) -> ev.Event:
         """The event that the core receives for its oldest answer."""

@@ -12,6 +12,7 @@ from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.policy import headroom
+from scheduler_svc.core.state.constrained import holds
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.workers import standby
@@ -129,7 +130,7 @@ def _move_rows(
         known = int(lane.rows.known[request.row])
         for other in targets:
             number, needed = other.number, other.info.pages_at_once(known + 1) + 1
-            if free[number] <= 0 or pages[number] < needed or not other.info.holds(request.total_length):
+            if free[number] <= 0 or pages[number] < needed or not holds(other, request):
                 continue
             if budget[number] < known and budget[number] < other.info.token_budget:
                 continue

@@ -43,3 +43,4 @@ class HungWorkers:
         for lane in self._lanes.by_worker.values():
             lane.clock.paused(seconds, is_working=bool(lane.in_flight))
             lane.weights.paused(seconds)
+            lane.constraints.paused(seconds)

@@ -11,7 +11,7 @@ from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.update.results import Ending
+from scheduler_svc.core.update.endings import Ending
 from scheduler_svc.core.workers.lanes import Lanes
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.update.results import Ending, ending_of
+from scheduler_svc.core.update.endings import Ending, ending_of
 
 
 def restore_output(request: Request, tokens: Int32Array) -> None:

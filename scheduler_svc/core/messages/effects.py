@@ -22,8 +22,10 @@ from scheduler_svc.core.messages.reports import DrainReport, Load, StepReport, W
 from scheduler_svc.core.messages.worker_effects import (
     AskRejoin,
     DismissWorker,
+    DropConstraint,
     KillWorker,
     LoadWeights,
+    PrepareConstraint,
     SendPlan,
     WeightsChanged,
     WorkerAccepted,
@@ -154,6 +156,8 @@ class ModelServed:
     """The largest present worker, or the last one if none is present. None until a worker is proven."""
     recent_max_length: int
     """Largest `max_length` of `info` and of the workers that left less than `max_worker_wait_seconds` ago."""
+    constraint_refusal: str = ""
+    """Why constraints are refused; empty if a known worker takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +227,8 @@ Effect = (
     | DismissWorker
     | KillWorker
     | SendPlan
+    | PrepareConstraint
+    | DropConstraint
     | LoadWeights
     | WeightsChanged
     | WeightsReport

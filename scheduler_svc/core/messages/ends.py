@@ -16,6 +16,7 @@ class EndReason(StrEnum):
     TIME_LIMIT = "time limit"
     ABORTED = "aborted"
     CONTEXT_FULL = "context full"
+    CONSTRAINT_COMPLETE = "constraint complete"
 
 
 class FailureCode(StrEnum):

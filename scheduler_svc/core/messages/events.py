@@ -141,6 +141,18 @@ NO_LOGPROBS = RawLogprobs()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ConstraintsOfStep:
+    """The rows of a step whose constraints are complete or failed. Indices are into `StepDone.tokens`."""
+
+    complete: Int32Array = field(default_factory=lambda: NO_IDS)
+    """The output satisfies the constraint with this token, and nothing can follow."""
+    failed: Int32Array = field(default_factory=lambda: NO_IDS)
+    """The constraint gave no mask. The tokens are meaningless."""
+    detail: str = ""
+    """Why the first one failed, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepDone:
     """A worker's result of one plan."""
 
@@ -164,6 +176,18 @@ class StepDone:
     """If the plan had a `take_over`: the pool that the worker uses now."""
     damaged_pages: int = 0
     """Pages of a pool that was taken over that the step found damaged."""
+    constraints: ConstraintsOfStep | None = None
+    """None if no constraint was complete and none failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstraintReady:
+    """A worker has prepared a constraint, or cannot."""
+
+    worker: str
+    hash: bytes
+    error: str = ""
+    """Why the constraint cannot be used, in one sentence; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +220,7 @@ Event = (
     | WorkerLost
     | WorkerAlive
     | StepDone
+    | ConstraintReady
     | TenantsChanged
     | Tick
     | Paused

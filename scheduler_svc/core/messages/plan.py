@@ -55,6 +55,8 @@ class RowStart:
     num_logprobs: int
     prompt_logprobs_from: int
     """The request wants prompt logprobs from this position on. 0 for none."""
+    constraint: bytes = b""
+    """Hash of the row's constraint; empty without one. The worker replays the output tokens that come with the row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,5 +150,7 @@ class SentPlan:
     """Number of pages that are swapped out, copied, or swapped in."""
     started_tokens: int = 0
     """Number of tokens that come with the started rows."""
+    constrained: npt.NDArray[np.bool_] | None = None
+    """bool[s]: whether the row has a constraint, for each row that samples. None if no row of the lane has one."""
     takes_over: bytes = b""
     """The id of the pool that the worker takes over with this plan, empty if it keeps its pool."""

@@ -10,6 +10,9 @@ MAX_SAMPLING_BYTES = 96 << 10
 # The largest `Submit.description`: stop strings and stop tokens make 20 kB at most.
 MAX_DESCRIPTION_BYTES = 32 << 10
 SECRET_HASH_BYTES = 32
+# The largest `Submit.constraint`.
+MAX_CONSTRAINT_BYTES = 64 << 10
+CONSTRAINT_HASH_BYTES = 32
 
 # Sampling, stop tokens in any order, limits.
 Options = tuple[bytes, tuple[int, ...], tuple[int, ...]]
@@ -63,14 +66,18 @@ class Submit:
     """Who pays; empty without a token file."""
     traceparent: str = ""
     """The caller's trace, for the flight recorder; the core does not read it."""
+    constraint: bytes = b""
+    """A grammar that the output matches; empty without one. The core passes it to workers and does not parse it."""
+    constraint_hash: bytes = b""
+    """SHA-256 of `constraint`: 32 bytes, or empty."""
     sampling_key: bytes = b""
     """Hash of `sampling` without the seed, which may be drawn anew each time. If it is empty, `sampling` counts."""
 
     @property
     def options(self) -> Options:
-        """What identifies the request besides tenant and prompt: its sampling, its stop tokens and limits."""
+        """What identifies the request besides tenant and prompt: sampling and constraint, stop tokens, limits."""
         limits = (self.ignore_eos, self.max_new_tokens, self.min_new_tokens, self.num_logprobs)
-        return self.sampling_key or self.sampling, self.stop_token_ids, limits
+        return (self.sampling_key or self.sampling) + self.constraint_hash, self.stop_token_ids, limits
 
     @property
     def streams(self) -> range:

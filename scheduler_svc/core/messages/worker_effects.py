@@ -65,6 +65,23 @@ class SendPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareConstraint:
+    """The worker is to prepare a constraint, and to answer with ConstraintReady."""
+
+    worker: str
+    hash: bytes
+    source: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropConstraint:
+    """No plan in flight uses the constraint, and none will before the next PrepareConstraint."""
+
+    worker: str
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadWeights:
     """The worker, which has no plan in flight, is to load these weights."""
 

@@ -63,6 +63,8 @@ class WorkerInfo:
     """The version of the weights; empty for those that the worker was started with, to which `identity` belongs."""
     weights_folder: str = ""
     """The folder that they came from; empty with `weights_version`."""
+    constraint_refusal: str = ""
+    """Why the worker takes no constraints, in one sentence; empty if it takes them."""
     is_standby: bool = False
     """Whether the worker gets no request before a serving worker is lost."""
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)

@@ -8,22 +8,31 @@ from collections.abc import Sequence
 from scheduler_svc.core.lingering.restored import restore_output, restored_ending
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.submit import Restored, Submit
+from scheduler_svc.core.preparations import Preparations
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.requests.check_submit import new_requests, tokens_to_charge
 from scheduler_svc.core.requests.deadlines import Deadlines
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.update.results import Ending
+from scheduler_svc.core.update.endings import Ending
 from scheduler_svc.core.workers.lanes import Lanes
 
 
 class Acceptance:
     """Queues new requests. A worker must have been proven."""
 
-    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        config: CoreConfig,
+        queue: RequestQueue,
+        lanes: Lanes,
+        deadlines: Deadlines,
+        preparations: Preparations,
+    ) -> None:
         self._config = config
         self._queue = queue
         self._lanes = lanes
         self._deadlines = deadlines
+        self._preparations = preparations
         self._next_handle = 1
 
     def take_handles(self, count: int) -> int:
@@ -37,6 +46,7 @@ class Acceptance:
         if submit.tenant:
             charge = tokens_to_charge(submit, self._lanes.worker_infos)
             self._queue.accounts.of(submit.tenant, now).charge(charge, now)
+        self._preparations.accepted(submit, submit.num_samples)
         for request in self._new_requests(submit, first_handle, now):
             self._queue.add(request)
             self._deadlines.begin(request, submit, now)
@@ -54,6 +64,7 @@ class Acceptance:
                 if event.ends[request.sample_idx] is not None:
                     continue
                 restore_output(request, event.outputs[request.sample_idx])
+                self._preparations.accepted(event.submit, 1)
                 self._queue.add(request)
                 if (account := self._queue.account_of(request)) is not None:
                     # What it may still make: its end gives the rest back.

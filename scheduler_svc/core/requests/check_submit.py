@@ -176,6 +176,7 @@ def new_requests(
             virtual_start=queue.virtual_start(event.tenant, share, total),
             tenant=event.tenant,
             prefix_root=event.prefix_root,
+            constraint=event.constraint_hash,
             options=options,
             page_hashes=hashes.copy(),
             cache_read=event.cache_read,

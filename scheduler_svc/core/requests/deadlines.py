@@ -44,7 +44,9 @@ class Deadlines:
 
     def update_worker_wait(self, request: Request, now: float) -> None:
         """Starts or ends the request's wait for a worker that can hold it."""
-        if request.phase is Phase.RUNNING or request.total_length <= self._lanes.worker_infos.longest_present:
+        infos = self._lanes.worker_infos
+        longest = infos.longest_with_constraints if request.constraint else infos.longest_present
+        if request.phase is Phase.RUNNING or request.total_length <= longest:
             request.end_worker_wait()
         elif request.begin_worker_wait(now):
             self._queue.add_deadline(now + self._config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
@@ -80,8 +82,9 @@ class Deadlines:
         if now < ends_at:
             self._queue.add_deadline(ends_at, request, DeadlineKind.WORKER_WAIT)
             return
+        takes = " and took constraints" if request.constraint else ""
         message = (
             f"for {now - since:.0f} s no worker could hold its {request.total_length} tokens (prompt and "
-            f"max_new_tokens); the limit is {limit:g} s (max_worker_wait_seconds)"
+            f"max_new_tokens){takes}; the limit is {limit:g} s (max_worker_wait_seconds)"
         )
         self._end(request, now, failure=fx.Failure(code=fx.FailureCode.NO_WORKER, message=message))

@@ -1,5 +1,6 @@
 """Why a Submit is refused: the state of the service, a quarantine, its own values, the queue, its tenant's rates."""
 
+from scheduler_svc.core.constraints.sources import Sources
 from scheduler_svc.core.faults.convictions import Convictions
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode, Rejected
@@ -12,11 +13,14 @@ from scheduler_svc.core.workers.lanes import Lanes
 class Refusals:
     """Decides whether a Submit is accepted. It changes nothing."""
 
-    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, convictions: Convictions) -> None:
+    def __init__(
+        self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, convictions: Convictions, sources: Sources
+    ) -> None:
         self._config = config
         self._queue = queue
         self._lanes = lanes
         self._convictions = convictions
+        self._sources = sources
 
     def rejected(self, event: Submit, now: float, *, is_registered: bool, is_draining: bool) -> Rejected | None:
         """Returns the answer to a request that is refused, None if it is accepted.
@@ -71,4 +75,14 @@ class Refusals:
             return RejectCode.NOT_READY, "", cause
         if sentence := self._convictions.quarantine.refusal(event, now):
             return RejectCode.QUARANTINED, "", sentence
-        return refusal(event, worker_infos=self._lanes.worker_infos, queue=self._queue, config=self._config)
+        refused = refusal(event, worker_infos=self._lanes.worker_infos, queue=self._queue, config=self._config)
+        return refused or (self._of_constraint(event) if event.constraint else None)
+
+    def _of_constraint(self, event: Submit) -> Refusal | None:
+        infos, name = self._lanes.worker_infos, event.constraint_hash
+        if why := infos.constraint_refusal:
+            return RejectCode.INVALID, "constraint", why
+        if self._sources.is_other(name, event.constraint):
+            return RejectCode.INVALID, "constraint", "the constraint's hash is that of another constraint"
+        why = self._sources.refusal(name, event.constraint)
+        return (RejectCode.QUEUE_FULL, "constraint", why) if why else None

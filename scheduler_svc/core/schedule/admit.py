@@ -3,7 +3,7 @@
 A request is admitted only if there are pages for all of its known tokens. If only its first chunk had to fit, prompts
 would preempt each other half-way. In addition, `policy.headroom` pages must stay free. If a request does not fit, no
 later request is admitted. A request is skipped if it waits for something that later requests do not need: logit rows,
-the prompt of a sibling (another sample of the same request), another lane (`placement`).
+the prompt of a sibling (another sample of the same request), another lane (`placement`), its constraint.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,10 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.admission_order import AdmissionOrder
 from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
-from scheduler_svc.core.schedule.policy import chunk_tokens, headroom, headroom_bound
+from scheduler_svc.core.schedule.policy import before_sampling, chunk_tokens, headroom, headroom_bound
 from scheduler_svc.core.schedule.prefix_match import NO_MATCH, PrefixMatch, match_prefix
 from scheduler_svc.core.schedule.turn import Turn
+from scheduler_svc.core.state.constrained import holds, may_sample
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
 
@@ -91,7 +92,7 @@ def _judge(
     if request.pending_plans:
         # Its plans in flight may add tokens, so it waits for their results. Those of another lane may take long.
         return _Refusal.STOP if lane.awaits(request) else _Refusal.SKIP
-    if not lane.info.holds(request.total_length):
+    if not holds(lane, request):
         return _Refusal.SKIP
     if request.prompt_logprobs_from and not builder.logit_budget.has(lane.info.chunk_align):
         return _Refusal.SKIP
@@ -99,6 +100,8 @@ def _judge(
     newly_seated = [start.row for start in builder.starts] if len(siblings) > 1 else ()
     matched = match_prefix(lane, request, siblings, newly_seated)
     if matched is None or placement.starts_elsewhere(lane, request, matched, turn.closed):
+        return _Refusal.SKIP
+    if request.constraint and not _may_begin(lane, request, matched):
         return _Refusal.SKIP
     if not builder.has_bytes_for(request, lane.pages_for(request.known)):
         return _Refusal.STOP  # the next plan starts it
@@ -132,12 +135,14 @@ def admit_suspects(builder: PlanBuilder, turn: Turn, policy: Policy) -> None:
     for request in turn.suspects:
         if not lane.num_free_rows or builder.budget <= 0:
             return
-        if request.pending_plans or not lane.info.holds(request.total_length):
+        if request.pending_plans or not holds(lane, request):
             continue
         if request.prompt_logprobs_from and not builder.logit_budget.has(lane.info.chunk_align):
             continue
         matched = match_prefix(lane, request) if turn.uses_cache else NO_MATCH
         assert matched is not None, "match_prefix returns None only if siblings are passed"
+        if request.constraint and not _may_begin(lane, request, matched):
+            continue
         if not builder.has_bytes_for(request, lane.pages_for(request.known)):
             return
         count = _first_chunk(builder, request, matched, policy)
@@ -151,8 +156,17 @@ def admit_suspects(builder: PlanBuilder, turn: Turn, policy: Policy) -> None:
 
 def set_aside_misfits(queue: RequestQueue, lane: Lane, placement: Placement) -> None:
     """Sets aside each request at the queue's head that no present lane can ever run."""
-    while (head := queue.head()) is not None and not (lane.info.holds(head.total_length) or placement.holds(head)):
+    while (head := queue.head()) is not None and not (holds(lane, head) or placement.holds(head)):
         queue.set_aside(head)
+
+
+# Constraints -----------------------------------------------------------------------------------------------------
+
+
+def _may_begin(lane: Lane, request: Request, matched: PrefixMatch) -> bool:
+    """Returns whether a request with a constraint has something to compute: it may sample, or has positions before."""
+    left = request.known - matched.first_position
+    return may_sample(lane, request) or before_sampling(left, lane.info.chunk_align) > 0
 
 
 # Sizes -------------------------------------------------------------------------------------------------------------
@@ -175,7 +189,10 @@ def _first_chunk(builder: PlanBuilder, request: Request, matched: PrefixMatch, p
 def _chunk_with_pages(lane: Lane, request: Request, matched: PrefixMatch, budget: int, *, headroom_pages: int) -> int:
     """Returns the size of a first chunk that fits the token budget and, with a window, the unused pages."""
     align = lane.info.chunk_align
-    count = chunk_tokens(remaining=request.known - matched.first_position, budget=budget, align=align)
+    remaining = request.known - matched.first_position
+    if not may_sample(lane, request):
+        remaining = before_sampling(remaining, align)
+    count = chunk_tokens(remaining=remaining, budget=budget, align=align)
     if lane.info.window:
         # With a window pages are allocated chunk by chunk, so that a prompt may be longer than the pool. If a
         # chunk needed more than the unused pages, it would wait until the last running row ends.

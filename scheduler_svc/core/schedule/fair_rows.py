@@ -15,6 +15,7 @@ from collections import Counter
 from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.turn import Turn
+from scheduler_svc.core.state.constrained import holds
 from scheduler_svc.core.state.request import Request
 
 
@@ -24,7 +25,7 @@ def make_room(builder: PlanBuilder, turn: Turn) -> None:
     if not queue.turns.is_shared or turn.is_trial is not None or not turn.admits or turn.closed is lane:
         return
     head = queue.head()
-    if head is None or head.pending_plans or not lane.info.holds(head.total_length):
+    if head is None or head.pending_plans or not holds(lane, head):
         return
     if lane.num_free_rows and not lane.schedule.still_blocks(head.handle, lane.pool.num_releases):
         return

@@ -51,6 +51,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
             swapped_out=tuple(page_hash for _, _, page_hash in builder.swap_outs),
             moved_pages=len(builder.swap_outs) + len(builder.copies) + len(builder.swap_ins),
             started_tokens=builder.started_tokens,
+            constrained=rows.is_constrained[all_rows[sampled]] if rows.num_constrained else None,
             takes_over=b"" if take_over is None else take_over.pool_id,
         )
     )

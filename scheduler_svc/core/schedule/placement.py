@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch, cached_limit, match_prefix
+from scheduler_svc.core.state.constrained import holds
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
 
@@ -79,7 +80,7 @@ class Placement:
 
     def holds(self, request: Request) -> bool:
         """Returns whether a lane is large enough for the request."""
-        return any(lane.info.holds(request.total_length) for lane in self.lanes)
+        return any(holds(lane, request) for lane in self.lanes)
 
     def first_of(self, lane: Lane, queue: RequestQueue, count: int) -> list[Request]:
         """Returns the first `count` waiting requests, in order, that no other lane has left to a third one."""
@@ -133,6 +134,8 @@ class Placement:
         known = request.known
         best = self._loads[lane.number].backlog + known - matched.first_position, lane.number
         chosen: _Load | None = None
+        # Then it does not wait for a lane that must prepare its constraint first.
+        is_ready = bool(request.constraint) and lane.constraints.is_ready(request.constraint)
         depths = self._depths(request)
         least = max(1, known - (depths[0][1] * lane.info.page_size if depths else 0))
         for load in self._order:
@@ -141,7 +144,7 @@ class Placement:
                 break
             if load.free_rows <= 0 or other is lane or other is closed or other.schedule.is_blocked:
                 continue
-            if not other.info.holds(request.total_length):
+            if not holds(other, request) or (is_ready and not other.constraints.is_ready(request.constraint)):
                 continue
             depth = next((pages for lanes, pages in depths if lanes & other.pages.bit), 0)
             if other.info.pages_at_once(known) - depth > other.pool.num_unused:

@@ -16,6 +16,7 @@ from scheduler_svc.core.schedule.logit_budget import LogitBudget
 from scheduler_svc.core.schedule.plan_size import start_bytes
 from scheduler_svc.core.schedule.policy import ending_budget, swapping_pays
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch
+from scheduler_svc.core.state.constrained import began
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
@@ -100,6 +101,7 @@ class PlanBuilder:
             self.copies.append((source, pages[len(matched.pages)], num_tokens))
         held_from = lane.first_seen_page(first) if None in matched.pages else 0
         row = lane.seat(request, pages, self.frontend_idx(request.frontend), first_position=first, held_from=held_from)
+        began(lane, request)
         self.starts.append(_start(request, row, pages, first))
         self.started_tokens += request.known
         self.bytes_left -= start_bytes(request, len(pages))
@@ -217,4 +219,5 @@ def _start(request: Request, row: int, pages: list[int], first_position: int) ->
         banned=request.banned,
         num_logprobs=request.num_logprobs,
         prompt_logprobs_from=request.prompt_logprobs_from,
+        constraint=request.constraint,
     )

@@ -10,7 +10,7 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.request import Request
 
 # Bytes of the scalars of one started row, and of the tags and lengths of its fields.
-_ROW_BYTES = 144
+_ROW_BYTES = 176
 # Bytes of a plan without its rows and pages.
 _PLAN_BYTES = 4096
 # Bytes that a row may have besides its tokens: its sampling, and the token ids banned before min_new_tokens.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.config import Policy
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.queue.order import running_key
@@ -19,14 +20,17 @@ from scheduler_svc.core.schedule.fair_rows import before_head, make_room
 from scheduler_svc.core.schedule.finish_plan import finish_plan
 from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
-from scheduler_svc.core.schedule.policy import chunk_tokens, victim_key
+from scheduler_svc.core.schedule.policy import before_sampling, chunk_tokens, victim_key
 from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.row_pages import free_behind_windows
+from scheduler_svc.core.state.rows import Rows
 
 _NO_ROWS = np.zeros(0, np.int64)
+# Any number of positions that are a chunk.
+_A_CHUNK = 2
 
 
 def plan_step(
@@ -89,6 +93,8 @@ def _decide(
         kept = [row for row in seated.tolist() if is_held(rows.request_at(row)) is turn.is_trial]
         seated = np.array(kept, np.int64)
     remaining = np.minimum(rows.known[seated] + rows.tokens_in_flight[seated], rows.last[seated]) - rows.planned[seated]
+    if rows.num_awaiting:
+        remaining = _without_sampling(rows, seated, remaining, builder.lane.info.chunk_align)
     decoding = seated[remaining == 1]
     decode = _grow_decoding(builder, decoding) if policy.mixed_steps else _NO_ROWS
     if builder.has_preempted:
@@ -113,6 +119,12 @@ def _decide(
     if builder.fresh:
         decode = np.concatenate([decode, np.array(builder.fresh, np.int64)])
     return decode, is_starved
+
+
+def _without_sampling(rows: Rows, seated: npt.NDArray[np.int64], remaining: Int32Array, align: int) -> Int32Array:
+    """Returns `remaining`, where rows that must not sample have a chunk (`before_sampling`) or nothing left."""
+    may_chunk = np.where(remaining > align, _A_CHUNK, 0).astype(np.int32)
+    return np.where(rows.awaits_constraint[seated], may_chunk, remaining)
 
 
 def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -142,7 +154,10 @@ def _continue_chunks(builder: PlanBuilder, chunking: Sequence[Request]) -> bool:
     lane, align = builder.lane, builder.lane.info.chunk_align
     for request in chunking:
         row, planned = request.row, int(lane.rows.planned[request.row])
-        count = chunk_tokens(remaining=int(lane.rows.known[row]) - planned, budget=builder.budget, align=align)
+        remaining = int(lane.rows.known[row]) - planned
+        if lane.rows.num_awaiting and lane.rows.awaits_constraint[row]:
+            remaining = before_sampling(remaining, align)
+        count = chunk_tokens(remaining=remaining, budget=builder.budget, align=align)
         if count == 0:
             # If a running row gets no chunk, no waiting request is admitted, so that it is not overtaken.
             builder.admit_no_more()

@@ -44,6 +44,11 @@ def chunk_tokens(*, remaining: int, budget: int, align: int) -> int:
     return max(0, budget) // align * align
 
 
+def before_sampling(remaining: int, align: int) -> int:
+    """Returns how many of a row's remaining positions, at least 1, it can compute in chunks without sampling."""
+    return (remaining - 1) // align * align
+
+
 def ending_budget(info: WorkerInfo, prompt_tokens: int) -> int:
     """Returns the largest token budget for further chunks in a step in which a prompt ends.
 

@@ -16,6 +16,7 @@ from scheduler_svc.core.queue.order import trial_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.placement import backlog
 from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
+from scheduler_svc.core.state.constrained import holds, may_sample
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move
@@ -28,14 +29,14 @@ PATIENCE_SECONDS = 10.0
 def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane | None:
     """Returns the lane that must run the current trial, None if there is none or it must wait."""
     proven = [lane for lane in serving if lane.weights.admits]
-    trial = suspects.next_trial(lambda request: any(lane.info.holds(request.total_length) for lane in proven))
+    trial = suspects.next_trial(lambda request: any(holds(lane, request) for lane in proven))
     if trial is None:
         return None
     members = suspects.members()
     for lane in serving:
         if lane.worker == trial.worker and any(request.worker == lane.worker for request in members):
             return lane
-    fitting = [lane for lane in proven if any(lane.info.holds(request.total_length) for request in members)]
+    fitting = [lane for lane in proven if any(holds(lane, request) for request in members)]
     if not fitting:
         return None
 
@@ -67,7 +68,7 @@ def is_apart(suspects: Suspects, proven: Sequence[Lane]) -> bool:
 def move_others(lane: Lane, queue: RequestQueue, other_lanes: Sequence[Lane], counters: Counters) -> None:
     """Preempts the rows of a trial's lane, without plans in flight, that other lanes can run."""
     for request in lane.rows.requests_at(lane.rows.seated()):
-        if not queue.is_held(request) and any(other.info.holds(request.total_length) for other in other_lanes):
+        if not queue.is_held(request) and any(holds(other, request) for other in other_lanes):
             counters.preempted()
             lane.unseat(request, Move.PREEMPT)
             queue.enqueue(request)
@@ -79,12 +80,13 @@ def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[T
     if trial is None:
         return [EVERYBODY]
     may_start = suspects.waiting_members() if lane.weights.admits else []
-    waiting = [request for request in may_start if lane.info.holds(request.total_length)]
+    waiting = [request for request in may_start if holds(lane, request)]
     own = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
     rest = Turn(
         is_trial=False,
         admits=not is_apart(suspects, [lane, *other_lanes]),
-        stops_at=min(map(trial_key, waiting), default=None),
+        # Others may overtake a suspect whose constraint the lane prepares.
+        stops_at=min((trial_key(request) for request in waiting if may_sample(lane, request)), default=None),
     )
     if not suspects.lacks_control():
         return [own, rest] if suspects.is_next else [rest, own]

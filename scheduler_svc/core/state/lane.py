@@ -18,6 +18,7 @@ generation. Results of older generations are ignored. The worker drops its rows 
 from collections import deque
 from dataclasses import replace
 
+from scheduler_svc.core.constraints.lane_constraints import LaneConstraints
 from scheduler_svc.core.limits.memory_limit import MemoryLimit
 from scheduler_svc.core.limits.step_clock import StepClock
 from scheduler_svc.core.messages.config import CoreConfig
@@ -61,7 +62,7 @@ class Lane:
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
         self.pages = LanePages(info, page_index)
-        self.schedule, self.weights = LaneSchedule(), LaneWeights()
+        self.schedule, self.weights, self.constraints = LaneSchedule(), LaneWeights(), LaneConstraints()
         self.proven_at: float | None = None
         """When the worker's first step succeeded, or it joined with `prove_workers` off; None before."""
         self.is_seated = not info.is_standby
@@ -244,5 +245,6 @@ class Lane:
         if not keep_pages:
             self.pages.evict_all()
         self.pages.labels.lane_reset(self.in_flight, keep_pages=keep_pages)
+        self.constraints.reset()
         self._open(generation)
         return requests

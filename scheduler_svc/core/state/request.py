@@ -8,8 +8,6 @@ tokens move here and its pages are released, so it can resume on any lane.
 are delivered when the results arrive. Until then some of its tokens are not known, so it cannot be admitted again.
 `pending_plans` counts these plans, `pending_tokens` the tokens that they will sample for the request. After a lane
 reset both are zero, because the plans of the old generation are void.
-
-**Page hashes.** The request hashes its full pages on demand and keeps the hashes (`page_hash`).
 """
 
 from dataclasses import dataclass, field
@@ -87,6 +85,8 @@ class Request:
     tenant: str = ""
     prefix_root: bytes = b""
     """The start of the page hashes, made of tenant and salt. Empty: the request shares no pages."""
+    constraint: bytes = b""
+    """Hash of the constraint that the output matches (`constraints/`). Empty without one."""
     options: Options = (b"", (), ())
     page_hashes: list[bytes] = field(default_factory=list[bytes])
     """Hashes of the leading full pages, as far as they were computed."""

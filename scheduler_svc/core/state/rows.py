@@ -33,30 +33,13 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.state.request import Request
+from scheduler_svc.core.state.splitmix import MASK, mix, mix_one
 
 # A row's new tokens collect in `_tail` until it is full, so the loop over requests runs once in about 64 steps.
 TAIL_TOKENS = 64
 
 _MANY_PAGES = 16  # from here on, array operations take less time than a loop
-_MASK = (1 << 64) - 1
-_GAMMA, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _POSITION_TAG = 0xFFFFF
-
-
-def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Applies the finalizer of splitmix64 (Steele, Lea, Flood 2014) to each element, modulo 2^64."""
-    z = x + np.uint64(_GAMMA)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX2)
-    return z ^ (z >> np.uint64(31))
-
-
-def mix_one(x: int) -> int:
-    """Applies `mix` to one number, which is twenty times faster than `mix` of an array with one element."""
-    z = x + _GAMMA & _MASK
-    z = (z ^ z >> 30) * _MIX1 & _MASK
-    z = (z ^ z >> 27) * _MIX2 & _MASK
-    return z ^ z >> 31
 
 
 class Rows:
@@ -68,6 +51,8 @@ class Rows:
         self.num_seated = 0
         self.num_with_logprobs = 0
         """Number of seated rows with logprobs. If it is 0, planning does nothing for logprobs."""
+        self.num_constrained = self.num_awaiting = 0
+        """Numbers of seated rows with a constraint, and of those that must not sample yet (`awaits_constraint`)."""
         self.remaining_bound = 0
         """Upper bound on the sum of `last - known` over the seated rows: the sum at the times when they were seated."""
         # The next row is the lowest, so that seated rows stay dense.
@@ -98,6 +83,9 @@ class Rows:
         self.has_stops = np.zeros(n, np.bool_)
         self.num_logprobs = np.zeros(n, np.int32)
         self.prompt_logprobs_from = np.zeros(n, np.int32)
+        self.is_constrained = np.zeros(n, np.bool_)
+        # Whether the worker has not prepared the row's constraint yet, so that the row must not sample.
+        self.awaits_constraint = np.zeros(n, np.bool_)
         # If pages are small, the width is a multiple of their size, so that the tokens of a full page are contiguous.
         self._width = -(-TAIL_TOKENS // page_size) * page_size if page_size <= 4 * TAIL_TOKENS else TAIL_TOKENS
         self._tail = np.zeros((n, self._width), np.int32)
@@ -164,6 +152,8 @@ class Rows:
         self.num_logprobs[row] = request.num_logprobs
         self.prompt_logprobs_from[row] = request.prompt_logprobs_from
         self.num_with_logprobs += self._has_logprobs(row)
+        self.is_constrained[row] = bool(request.constraint)
+        self.num_constrained += bool(request.constraint)
         self._remaining_when_seated[row] = request.last_position - known
         self.remaining_bound += self._remaining_when_seated[row]
         self._replace_table(row, pages, first_position)
@@ -173,6 +163,11 @@ class Rows:
     def attach(self, row: int, stream: int, frontend_idx: int) -> None:
         """Changes the reader of the row's output."""
         self.stream[row], self.frontend_idx[row] = stream, frontend_idx
+
+    def await_constraint(self, row: int, awaits: bool) -> None:
+        """Sets whether the row, which has a constraint, must not sample."""
+        self.num_awaiting += awaits - int(self.awaits_constraint[row])
+        self.awaits_constraint[row] = awaits
 
     def unseat(self, row: int) -> list[int]:
         """Removes the request from its row and returns the row's page list.
@@ -189,6 +184,9 @@ class Rows:
         self.num_seated -= 1
         self.remaining_bound -= self._remaining_when_seated[row]
         self.num_with_logprobs -= self._has_logprobs(row)
+        if request.constraint:
+            self.await_constraint(row, False)
+            self.num_constrained -= 1
         self._free.append(row)
         pages, self.pages[row] = self.pages[row], []
         return pages
@@ -199,8 +197,8 @@ class Rows:
         term = mix_one(row << 40 ^ len(pages) << 20 ^ page)
         pages.append(page)
         self.num_pages[row] += 1
-        self._page_sum[row] = (int(self._page_sum[row]) + term) & _MASK
-        self._checksum = (self._checksum + term) & _MASK
+        self._page_sum[row] = (int(self._page_sum[row]) + term) & MASK
+        self._checksum = (self._checksum + term) & MASK
 
     def append_pages(self, rows: list[int], pages: list[int]) -> None:
         """Appends `pages[i]` to the page list of `rows[i]`. The rows are distinct."""
@@ -213,7 +211,7 @@ class Rows:
         terms = mix(index.astype(np.uint64) << np.uint64(40) ^ page_idx << np.uint64(20) ^ np.array(pages, np.uint64))
         self.num_pages[index] += 1
         self._page_sum[index] += terms
-        self._checksum = (self._checksum + int(terms.sum())) & _MASK
+        self._checksum = (self._checksum + int(terms.sum())) & MASK
         tables = self.pages
         for row, page in zip(rows, pages, strict=True):
             tables[row].append(page)
@@ -225,7 +223,7 @@ class Rows:
         self.plans_in_flight[rows] += 1
         self.tokens_in_flight[rows if len(sampled) == len(rows) else rows[sampled]] += 1
         moved = np.dot(self._weight[rows], counts.astype(np.uint64))
-        self._checksum = (self._checksum + int(moved)) & _MASK
+        self._checksum = (self._checksum + int(moved)) & MASK
         return planned
 
     def confirm(self, rows: npt.NDArray[np.int64], ends: Int32Array) -> None:
@@ -277,12 +275,12 @@ class Rows:
         weight = int(self._weight[row])
         old = int(self.planned[row]) * weight + int(self._page_sum[row])
         if len(pages) < _MANY_PAGES:
-            page_sum = sum(mix_one(row << 40 ^ i << 20 ^ page) for i, page in enumerate(pages)) & _MASK
+            page_sum = sum(mix_one(row << 40 ^ i << 20 ^ page) for i, page in enumerate(pages)) & MASK
         else:
             index = np.arange(len(pages), dtype=np.uint64) << np.uint64(20)
             words = np.array(pages, np.uint64) ^ index ^ np.uint64(row << 40)
-            page_sum = int(mix(words).sum()) & _MASK
+            page_sum = int(mix(words).sum()) & MASK
         self._page_sum[row] = page_sum
         new = first_position * weight + page_sum
-        self._checksum = (self._checksum - old + new) & _MASK
+        self._checksum = (self._checksum - old + new) & MASK
         self.planned[row] = first_position

@@ -21,6 +21,8 @@ class Served:
     """The largest present worker, or the last one if none is present."""
     recent_max_length: int
     """Largest `max_length` of `info` and the workers that left recently."""
+    constraint_refusal: str = ""
+    """Why constraints are refused; empty if a known worker takes them."""
 
 
 class WorkerInfos:
@@ -33,6 +35,8 @@ class WorkerInfos:
         """Proven workers that are present, with the largest first."""
         self.longest_present = 0
         """`longest_sequence` of the present workers, 0 without one."""
+        self.longest_with_constraints = 0
+        """The same of those that take constraints."""
         self.known: tuple[WorkerInfo, ...] = ()
         """Workers that are present, then those that left recently. Not empty after a worker was proven."""
         self.served: Served | None = None
@@ -52,6 +56,11 @@ class WorkerInfos:
         self._departed[limits] = now
         if len(self._departed) > _MAX_DEPARTED:
             del self._departed[next(iter(self._departed))]
+
+    @property
+    def constraint_refusal(self) -> str:
+        """Why no known worker takes constraints, in one sentence; empty if one does."""
+        return "" if self.served is None else self.served.constraint_refusal
 
     def expire(self, now: float) -> None:
         """Drops workers that left at least `max_worker_wait_seconds` ago."""
@@ -79,7 +88,9 @@ class WorkerInfos:
         self.revision += 1
         self._update_served()
         self.known = (*self.present, *self.recent)
+        takers = (info.longest_sequence for info in self.present if not info.constraint_refusal)
         self.longest_present = max((info.longest_sequence for info in self.present), default=0)
+        self.longest_with_constraints = max(takers, default=0)
 
     def _update_served(self) -> None:
         """Updates `served`. It stays the same object if callers would see no difference."""
@@ -89,10 +100,12 @@ class WorkerInfos:
             info = self.served.info
         else:
             return
+        known = (info, *self.present, *self._departed)
         longest = max(one.max_length for one in (info, *self._departed))
-        before = self.served
-        if before is None or _limits(before.info) != _limits(info) or before.recent_max_length != longest:
-            self.served = Served(info=info, recent_max_length=longest)
+        why = "" if any(not one.constraint_refusal for one in known) else info.constraint_refusal
+        before, served = self.served, Served(info=info, recent_max_length=longest, constraint_refusal=why)
+        if before is None or replace(before, info=_limits(before.info)) != replace(served, info=_limits(info)):
+            self.served = served
 
 
 def _limits(info: WorkerInfo) -> WorkerInfo:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.state.constrained import holds
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.suspicion.suspect import Conviction, Loss, Suspect, Trial, halves
@@ -221,7 +222,7 @@ class Suspects:
         self.waits_until = None
         trial = self.trial
         assert trial is not None
-        fits = {request.handle: lane.info.holds(request.total_length) for request in self.members()}
+        fits = {request.handle: holds(lane, request) for request in self.members()}
         rest = [handle for handle, does in fits.items() if not does]
         if rest:
             self._groups.append(rest)

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from scheduler_svc.core.messages.arrays import is_within
-from scheduler_svc.core.messages.events import RawLogprobs, StepDone
+from scheduler_svc.core.messages.events import ConstraintsOfStep, RawLogprobs, StepDone
 from scheduler_svc.core.messages.plan import SentPlan
 
 
 def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
     """Returns whether the result has a valid token for each sampled row, the wanted logprobs and the wanted pool.
 
-    Values of rows with logits that are not finite are not checked.
+    Values of rows with logits that are not finite, and tokens of rows whose constraint failed, are not checked.
     """
     if event.pool_id != record.takes_over:
         return False
@@ -24,9 +24,22 @@ def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
         return False
     if not _has_wanted_logprobs(record, event, vocab_size):
         return False
-    if not len(event.nonfinite):
+    meaningless = event.nonfinite
+    if event.constraints is not None:
+        if not _fits_constraints(event.constraints, record):
+            return False
+        meaningless = np.concatenate([meaningless, event.constraints.failed])
+    if not len(meaningless):
         return is_within(event.tokens, vocab_size)
-    return is_within(np.delete(event.tokens, event.nonfinite), vocab_size)
+    return is_within(np.delete(event.tokens, meaningless), vocab_size)
+
+
+def _fits_constraints(found: ConstraintsOfStep, record: SentPlan) -> bool:
+    """Returns whether only rows with a constraint are named, and none both as complete and as failed."""
+    named, constrained = np.concatenate([found.complete, found.failed]), record.constrained
+    if constrained is None or not is_within(named, len(constrained)):
+        return False
+    return bool(constrained[named].all()) and len(np.unique(named)) == len(named)
 
 
 def _has_wanted_logprobs(record: SentPlan, event: StepDone, vocab_size: int) -> bool:

@@ -12,38 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Int32Array, is_any_of
-from scheduler_svc.core.messages.effects import EndReason, Failure, FailureCode, PromptLogprobs, TokenLogprobs
+from scheduler_svc.core.messages.effects import PromptLogprobs, TokenLogprobs
 from scheduler_svc.core.messages.events import RawLogprobs, StepDone
 from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.full_pages import cache_full_pages
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
+from scheduler_svc.core.update.endings import Ending, Outcomes, ending_of
 from scheduler_svc.core.update.logprobs import entry_logprobs, prompt_piece
 
 # The index that stands for no front end, in the tokens of requests without a reader. Front ends count from 1.
 DETACHED = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ending:
-    """A request that ends with a step: normally, with a `reason`, or with a `failure`."""
-
-    request: Request
-    reason: EndReason | None = None
-    stop_token_id: int | None = None
-    failure: Failure | None = None
-
-    @staticmethod
-    def failed(request: Request, message: str) -> "Ending":
-        """Returns an ending with an internal failure."""
-        return Ending(request=request, failure=Failure(code=FailureCode.INTERNAL, message=message))
-
-    @staticmethod
-    def not_finite(request: Request) -> "Ending":
-        """Returns the ending of a request whose logits contain NaN or infinite values."""
-        what = f"request {request.request_id}: the model's output was not finite; the request was ended"
-        return Ending.failed(request, what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,22 +58,24 @@ def read_result(
     if not all_mine:
         _confirm_pending_plans(queue, record.handles[~mine])
 
-    if all_mine and not record.prefill_tokens and not len(event.nonfinite) and record.num_logprobs is None:
+    is_usual = not len(event.nonfinite) and event.constraints is None
+    if all_mine and not record.prefill_tokens and is_usual and record.num_logprobs is None:
         # The common step: all rows decode, still have the requests of the plan, and have finite logits.
         return _seated(lane, named, tokens, now)
-    finite = np.ones(len(tokens), np.bool_)
-    finite[event.nonfinite] = False
+    outcomes = Outcomes(event)
     sampled_rows, sampled_mine = named[record.sampled], mine[record.sampled]
-    good = sampled_mine & finite
-    nonfinite_rows = sampled_rows[sampled_mine & ~finite]
+    good = sampled_mine & outcomes.is_good
+    failed = np.flatnonzero(sampled_mine & ~outcomes.is_good)
     prompt_logprobs, not_finite = _prompt_logprobs(queue, record, event.prompt_logprobs)
-    step_tokens = _seated(lane, sampled_rows[good], tokens[good], now)
-    rows.drop_sampled(nonfinite_rows)
-    endings = [*step_tokens.endings, *map(Ending.not_finite, rows.requests_at(nonfinite_rows))]
+    is_complete = None if outcomes.is_complete is None else outcomes.is_complete[good]
+    step_tokens = _seated(lane, sampled_rows[good], tokens[good], now, is_complete)
+    rows.drop_sampled(sampled_rows[failed])
+    endings = step_tokens.endings
+    endings += [outcomes.failure(i, rows.request_at(int(sampled_rows[i]))) for i in failed.tolist()]
     pending_sampled: list[int] = []
     if not all_mine:
         eos = lane.info.eos_token_ids
-        pending, pending_sampled = _pending(queue, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
+        pending, pending_sampled = _pending(queue, record, tokens, outcomes, ~sampled_mine, eos, frontend_idx, now)
         step_tokens = _joined(step_tokens, pending)
         endings += pending.endings
     if not_finite:
@@ -116,8 +98,14 @@ def _confirm_pending_plans(queue: RequestQueue, handles: npt.NDArray[np.int64]) 
             request.pending_plan_answered()
 
 
-def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: float) -> StepTokens:
-    """Applies the tokens of rows that still have the requests of the plan."""
+def _seated(
+    lane: Lane,
+    rows_s: npt.NDArray[np.int64],
+    tokens: Int32Array,
+    now: float,
+    is_complete: npt.NDArray[np.bool_] | None = None,
+) -> StepTokens:
+    """Applies the tokens of rows that still have the requests of the plan. `is_complete` is as in `Outcomes`."""
     rows = lane.rows
     verified, known = rows.add_sampled(rows_s, tokens)
     offsets = known - rows.prompt[rows_s]
@@ -135,9 +123,11 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: 
     if np.count_nonzero(may_stop):
         is_eos &= ~rows.ignore_eos[rows_s]
         may_end |= (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
+    if is_complete is not None:
+        may_end |= is_complete
     for i in may_end.nonzero()[0].tolist():
-        request = rows.request_at(int(rows_s[i]))
-        ending = ending_of(request, int(tokens[i]), int(known[i]), bool(is_eos[i]))
+        request, completes = rows.request_at(int(rows_s[i])), is_complete is not None and bool(is_complete[i])
+        ending = ending_of(request, int(tokens[i]), int(known[i]), bool(is_eos[i]), is_complete=completes)
         if ending is not None:
             endings.append(ending)
     return StepTokens(
@@ -149,23 +139,11 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: 
     )
 
 
-def ending_of(request: Request, token: int, known: int, is_eos: bool) -> Ending | None:
-    """Returns the ending that `token` causes, if any. `known` includes it. Stop tokens precede the length limit."""
-    if known > request.prompt_tokens + request.min_new_tokens:
-        if token in request.stop_token_ids:
-            return Ending(request=request, reason=EndReason.STOP_TOKEN, stop_token_id=token)
-        if is_eos:
-            return Ending(request=request, reason=EndReason.EOS, stop_token_id=token)
-    if known == request.total_length:
-        return Ending(request=request, reason=EndReason.CONTEXT_FULL if request.is_cut else EndReason.LENGTH)
-    return None
-
-
 def _pending(
     queue: RequestQueue,
     record: SentPlan,
     tokens: Int32Array,
-    finite: npt.NDArray[np.bool_],
+    outcomes: Outcomes,
     is_pending: npt.NDArray[np.bool_],
     eos: tuple[int, ...],
     frontend_idx: Mapping[str, int],
@@ -183,8 +161,8 @@ def _pending(
         if request is None:
             continue
         request.take_pending_token()
-        if not finite[i]:
-            endings.append(Ending.not_finite(request))
+        if not outcomes.is_good[i]:
+            endings.append(outcomes.failure(i, request))
             continue
         token = int(tokens[i])
         if request.known == request.prompt_tokens:
@@ -196,7 +174,8 @@ def _pending(
         sampled.append(i)
         queue.add_pending_token(request, token)
         is_eos = not request.ignore_eos and token in eos
-        ending = ending_of(request, token, request.known, is_eos)
+        is_complete = outcomes.is_complete is not None and bool(outcomes.is_complete[i])
+        ending = ending_of(request, token, request.known, is_eos, is_complete=is_complete)
         if ending is not None:
             endings.append(ending)
     step_tokens = StepTokens(

@@ -38,6 +38,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "update_weights": ("frontend", "version", "running"),
     "weights_loaded": ("worker", "version", "ok", "detail"),
     "weights_restored": ("version",),
+    "constraint_ready": ("worker", "hash", "error"),
+    "prepare_constraint": ("worker", "hash", "bytes"),
+    "drop_constraint": ("worker", "hash"),
     "load_weights": ("worker", "version", "keep_rows"),
     "accepted": ("worker", "generation", "keeps_pages"),
     "proven": ("worker", "was_standby"),
@@ -78,6 +81,7 @@ EVENTS: dict[type[Any], Callable[[Any], Short]] = {
     ev.TenantsChanged: lambda one: ("tenants", len(one.limits)),
     ev.UpdateWeights: lambda one: ("update_weights", one.frontend, one.weights.version, one.running.value),
     ev.WeightsLoaded: lambda one: ("weights_loaded", one.worker, one.version, one.ok, one.detail[:MAX_TEXT]),
+    ev.ConstraintReady: lambda one: ("constraint_ready", one.worker, one.hash.hex()[:16], one.error[:MAX_TEXT]),
     ev.WeightsRestored: lambda one: ("weights_restored", one.weights.version),
 }  # fmt: skip
 """The short forms of events. Those of steps are in `ring`; heartbeats, ticks and queries are not kept."""
@@ -89,6 +93,8 @@ EFFECTS: dict[type[Any], Callable[[Any], Short]] = {
     fx.AskRejoin: lambda one: ("ask_rejoin", one.worker),
     fx.KillWorker: lambda one: ("kill", one.worker),
     fx.LoadWeights: lambda one: ("load_weights", one.worker, one.weights.version, one.keep_rows),
+    fx.PrepareConstraint: lambda one: ("prepare_constraint", one.worker, one.hash.hex()[:16], len(one.source)),
+    fx.DropConstraint: lambda one: ("drop_constraint", one.worker, one.hash.hex()[:16]),
     fx.Note: lambda one: ("note", one.message[:MAX_TEXT]),
     Resumed: lambda one: ("resumed", one.frontend, one.stream, one.request_id),
     fx.Replaced: lambda one: ("replaced", one.frontend, one.stream),

@@ -38,6 +38,8 @@ class Fleet(World):
                 self.sent.append(effect.plan)
                 self.plans_of[effect.worker].append(effect.plan)
                 self.workers[effect.worker].inbox.append(effect.plan)
+            case fx.PrepareConstraint() | fx.DropConstraint():
+                self.workers[effect.worker].inbox.append(effect)
             case fx.WorkerAccepted():
                 self.workers[effect.worker].inbox.append(Joined(effect=effect))
             case _:
@@ -68,18 +70,29 @@ class Fleet(World):
         self.handle(worker.event_of(worker.results.popleft()))
         return True
 
+    def answer_from(self, name: str) -> bool:
+        """Delivers the worker's oldest answer for a constraint, unless `holds_answers`. Returns False if it did not."""
+        worker = self.workers[name]
+        if self.holds_answers or not worker.preparing:
+            return False
+        self.handle(worker.constraint_ready())
+        return True
+
     def step(self, seconds: float = 0.0) -> None:
         """Ticks, then delivers one result of each worker."""
         self.tick(seconds)
         for name in list(self.workers):
             self.apply_plans(name)
             self.deliver_from(name)
+            self.answer_from(name)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Steps until nothing is left to do. Raises AssertionError after `max_steps`."""
         for _ in range(max_steps):
             self.tick(0.001)
-            busy = [self.apply_plans(name) | self.deliver_from(name) for name in list(self.workers)]
+            busy = [
+                self.apply_plans(name) | self.deliver_from(name) | self.answer_from(name) for name in list(self.workers)
+            ]
             if not any(busy):
                 return
         raise AssertionError(f"still busy after {max_steps} steps")

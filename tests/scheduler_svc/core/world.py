@@ -7,6 +7,7 @@ terminal answer.
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,17 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.wire import worker as worker_wire
+from scheduler_svc.wire.constraints import order_frame
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
 from tests.rigs.oracle import Completion, complete, logprobs
 from tests.rigs.sampling import Logprob, Settings
 
 FRONTEND = "f-1"
+# The ends that follow from the tokens alone.
+OWN_ENDS = (
+    fx.EndReason.EOS, fx.EndReason.STOP_TOKEN, fx.EndReason.LENGTH, fx.EndReason.CONSTRAINT_COMPLETE
+)  # fmt: skip
 # Of the requests that linger.
 SECRET, DESCRIPTION = bytes(range(100, 132)), b"how to build the stream"
 # A service draws this at random when it starts.
@@ -115,6 +121,7 @@ class Stream:
             min_new_tokens=self.submit.min_new_tokens,
             stop_token_ids=self.submit.stop_token_ids,
             ignore_eos=self.submit.ignore_eos,
+            constraint=self.submit.constraint,
         )
 
     def take(self, output: fx.StepOutput, number: int) -> None:
@@ -180,6 +187,9 @@ class World:
         self.now = 0.0
         self.plans: deque[Plan] = deque()
         self.results: deque[pb.StepResult] = deque()
+        # Constraints that the worker has not answered. `run` and `step` answer them, unless `holds_answers`.
+        self.preparing: deque[bytes] = deque()
+        self.holds_answers = False
         self.sent: list[Plan] = []
         self.streams: dict[int, Stream] = {}
         self.log: list[tuple[float, ev.Event]] = []
@@ -210,6 +220,13 @@ class World:
             case fx.SendPlan():
                 self.plans.append(effect.plan)
                 self.sent.append(effect.plan)
+            case fx.PrepareConstraint() | fx.DropConstraint():
+                message = pb.CoreToWorker.FromString(order_frame(effect))
+                if isinstance(effect, fx.DropConstraint):
+                    self.executor.drop(message.drop_constraint)
+                else:
+                    self.executor.prepare(message.prepare_constraint)
+                    self.preparing.append(effect.hash)
             case fx.WorkerAccepted():
                 self.executor.joined(pb.CoreToWorker.FromString(worker_wire.joined_frame(effect, "")).joined)
             case fx.Admitted():
@@ -267,6 +284,7 @@ class World:
         self._workers += 1
         self.plans.clear()
         self.results.clear()
+        self.preparing.clear()
         self.executor = Executor(self.shape, faults=faults)
         self.handle(ev.WorkerJoined(worker=self.worker, info=self.info()))
 
@@ -274,12 +292,14 @@ class World:
         """Removes the worker, which has announced its stop, with its plans and undelivered results."""
         self.plans.clear()
         self.results.clear()
+        self.preparing.clear()
         self.handle(ev.WorkerLost(worker=self.worker, reason="it stops", is_orderly=True))
 
     def kill(self) -> None:
         """Removes the worker, as if it had died, with its plans and undelivered results."""
         self.plans.clear()
         self.results.clear()
+        self.preparing.clear()
         self.handle(ev.WorkerLost(worker=self.worker, reason="killed"))
 
     def submit(
@@ -305,6 +325,7 @@ class World:
         cache_write: bool = True,
         linger_seconds: float = 0.0,
         frontend: str = FRONTEND,
+        constraint: bytes = b"",
         **sampling: Any,
     ) -> int:
         """Submits a request and returns its first stream. Without `page_hashes` (None) the prompt's own are sent."""
@@ -335,6 +356,8 @@ class World:
             secret_hash=SECRET if linger_seconds else b"",
             description=DESCRIPTION if linger_seconds else b"",
             tenant=tenant,
+            constraint=constraint,
+            constraint_hash=sha256(constraint).digest() if constraint else b"",
             **hashes,
         )
         for sample_idx, number in enumerate(event.streams):
@@ -380,6 +403,8 @@ class World:
         self.tick(seconds)
         self.apply()
         self.deliver()
+        if not self.holds_answers:
+            self.answer()
 
     # The worker's side -------------------------------------------------------------------------------------------
 
@@ -399,11 +424,19 @@ class World:
         self.handle(worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), self.worker))
         return True
 
+    def answer(self) -> bool:
+        """Delivers the answer for the oldest constraint that was not answered. Returns False if there is none."""
+        if not self.preparing:
+            return False
+        message = pb.WorkerToCore(constraint_ready=self.executor.constraint_ready(self.preparing.popleft()))
+        self.handle(worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), self.worker))
+        return True
+
     def run(self, max_steps: int = 10_000) -> None:
         """Ticks, applies and delivers until nothing is left to do. Raises AssertionError after `max_steps`."""
         for _ in range(max_steps):
             self.tick(0.001)
-            if not (self.apply() | self.deliver()):
+            if not (self.apply() | self.deliver() | (not self.holds_answers and self.answer())):
                 return
         raise AssertionError(f"still busy after {max_steps} steps")
 
@@ -429,7 +462,7 @@ class World:
             end = stream.end
             if end is None or end.reason is None:
                 continue
-            if end.reason in (fx.EndReason.EOS, fx.EndReason.STOP_TOKEN, fx.EndReason.LENGTH):
+            if end.reason in OWN_ENDS:
                 assert stream.tokens == list(expected.tokens), f"stream {number} ended early"
                 assert end.reason.name == expected.reason.name
                 assert end.stop_token_id == expected.stop_token_id

@@ -141,7 +141,7 @@ def test_no_message_between_hosts_has_the_time_of_a_clock() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
-        ("protocol", 1, "it speaks protocol 1; this scheduler speaks 8"),
+        ("protocol", 1, "it speaks protocol 1; this scheduler speaks 9"),
         ("vocab_size", 0, "vocab_size is 0; it must be 1 to 16777216"),
         ("num_pages", 1, "num_pages is 1; it must be 2 to 1048576"),
         ("token_budget", 4, "token_budget is 4; it must be 5 to 16777216"),

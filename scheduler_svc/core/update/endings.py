@@ -1,0 +1,77 @@
+"""Which requests end with a step, and why: their tokens, the outcome of their rows. Owns no state."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.messages.effects import EndReason, Failure, FailureCode
+from scheduler_svc.core.messages.events import StepDone
+from scheduler_svc.core.state.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ending:
+    """A request that ends with a step: normally, with a `reason`, or with a `failure`."""
+
+    request: Request
+    reason: EndReason | None = None
+    stop_token_id: int | None = None
+    failure: Failure | None = None
+
+    @staticmethod
+    def failed(request: Request, message: str) -> "Ending":
+        """Returns an ending with an internal failure."""
+        return Ending(request=request, failure=Failure(code=FailureCode.INTERNAL, message=message))
+
+    @staticmethod
+    def not_finite(request: Request) -> "Ending":
+        """Returns the ending of a request whose logits contain NaN or infinite values."""
+        what = f"request {request.request_id}: the model's output was not finite; the request was ended"
+        return Ending.failed(request, what)
+
+
+class Outcomes:
+    """What a step's result says of its sampled rows besides their tokens."""
+
+    def __init__(self, event: StepDone) -> None:
+        num_sampled, found = len(event.tokens), event.constraints
+        self.is_good = np.ones(num_sampled, np.bool_)
+        """bool[s]: whether the row's token has a meaning."""
+        self.is_good[event.nonfinite] = False
+        self.is_complete: npt.NDArray[np.bool_] | None = None
+        """bool[s]: whether the token completes the row's constraint. None if none does."""
+        self._of_constraint: dict[int, str] = {}
+        if found is None:
+            return
+        self.is_good[found.failed] = False
+        if len(found.complete):
+            self.is_complete = np.zeros(num_sampled, np.bool_)
+            self.is_complete[found.complete] = True
+        # The detail is that of the first.
+        for i, idx in enumerate(found.failed.tolist()):
+            self._of_constraint[idx] = found.detail if i == 0 else "the constraint failed"
+
+    def failure(self, idx: int, request: Request) -> Ending:
+        """Returns the ending of the request whose row has this index among the sampled ones and no good token."""
+        detail = self._of_constraint.get(idx)
+        if detail is None:
+            return Ending.not_finite(request)
+        return Ending.failed(request, f"request {request.request_id}: {detail or 'the constraint failed'}")
+
+
+def ending_of(request: Request, token: int, known: int, is_eos: bool, *, is_complete: bool = False) -> Ending | None:
+    """Returns the ending that `token` causes, if any. `known` includes it.
+
+    Stop tokens precede a complete constraint (`is_complete`), which precedes the length limit.
+    """
+    if known > request.prompt_tokens + request.min_new_tokens:
+        if token in request.stop_token_ids:
+            return Ending(request=request, reason=EndReason.STOP_TOKEN, stop_token_id=token)
+        if is_eos:
+            return Ending(request=request, reason=EndReason.EOS, stop_token_id=token)
+    if is_complete:
+        return Ending(request=request, reason=EndReason.CONSTRAINT_COMPLETE)
+    if known == request.total_length:
+        return Ending(request=request, reason=EndReason.CONTEXT_FULL if request.is_cut else EndReason.LENGTH)
+    return None
