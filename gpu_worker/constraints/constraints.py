@@ -76,11 +76,6 @@ class Constraints:
         self._known.answers.clear()
         return found
 
-    def knows(self, hash_: bytes) -> bool:
-        """Whether rows may have the constraint."""
-        known = self._known.by_hash.get(hash_)
-        return known is not None and known.is_answered
-
     def start(self, row: int, hash_: bytes, output_tokens: NDArray[np.int32]) -> None:
         """The row starts with these output tokens, and with a constraint or, if the hash is empty, without one."""
         before = self._known.rows.pop(row, None)
@@ -91,10 +86,19 @@ class Constraints:
         self._num_starts += 1
         num = output_tokens.size
         self._area.tokens[row, :num] = output_tokens
-        constraint = self._known.by_hash[hash_]
-        own = ConstrainedRow(row=row, start=self._num_starts, constraint=constraint, num_tokens=num)
+        constraint = self._known.by_hash.get(hash_)
+        own = ConstrainedRow(
+            row=row,
+            start=self._num_starts,
+            constraint=constraint or Prepared(id=0, hash=hash_, source=b""),
+            num_tokens=num,
+        )
         self._known.rows[row] = own
-        self._supervisor.ask([own])
+        if constraint is None:
+            # A plan that was in flight when the answer was an error.
+            own.fail("the constraint is not prepared")
+        elif constraint.is_answered:
+            self._supervisor.ask([own])
 
     def row(self, row: int) -> ConstrainedRow:
         """The sequence that runs in a row with a constraint."""

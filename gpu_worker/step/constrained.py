@@ -17,7 +17,6 @@ from gpu_worker.constraints.rows import ConstrainedRow, Fate
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.step_layout import StepLayout
 from gpu_worker.sampling.masks import MaskUpload
-from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import Outcome
 from gpu_worker.wire.started import StartedRows
 
@@ -38,12 +37,10 @@ class ConstrainedSteps:
         self.constraints, self._upload = constraints, upload
 
     def start(self, started: StartedRows) -> None:
-        """Starts the rows, whose masks are asked for. Raises PlanError if a constraint is not prepared."""
+        """Starts the rows. Masks are asked for, unless the scheduler waits for the answer: then no row samples yet."""
         hashes = started.constraints or [b""] * started.rows.size
         starts = zip(started.rows.tolist(), hashes, started.tokens, started.num_prompt_tokens.tolist(), strict=True)
         for row, hash_, tokens, num_prompt in starts:
-            if hash_ and not self.constraints.knows(hash_):
-                raise PlanError(f"started.constraints names {hash_.hex()[:16]} for row {row}, which is not prepared")
             self.constraints.start(row, hash_, tokens[num_prompt:])
 
     def forget_rows(self) -> None:

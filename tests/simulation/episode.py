@@ -195,6 +195,9 @@ class Episode:
             # A tenant may have all its rows on a worker that was told to leave, or to load weights.
             stops = bool(leaving) or any(lane.weights.is_held for lane in lanes)
             waiting = [one for one in self.core.queue.waiting() if not (stops and turns.of(one.tenant).is_parked)]
+            if any(one.constraint for one in self.core.suspects.members()):
+                # A trial may wait for its constraint, and the next trials for it.
+                waiting = [one for one in waiting if not self.core.queue.is_held(one)]
             assert not any(
                 holds(lane, request) and (not request.constraint or lane.constraints.is_ready(request.constraint))
                 for request in waiting
