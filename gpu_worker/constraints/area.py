@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PAGE = 4096
-# Of the main thread: a count of changes; what is computed (a row, or OF_CONSTRAINT - id), at which output token, and
-# how many microseconds it may take. Of the thread that prepares: a count of changes, and the constraint's id or -1.
-COUNT, SUBJECT, TOKEN, LIMIT_US, PREPARE_COUNT, PREPARED = range(6)
-_NUM_PROGRESS = 6
+# Of the main thread: a count of changes; what is computed (a row, or OF_CONSTRAINT - id), and at which output token. Of
+# the thread that prepares: a count of changes, and the constraint's id or -1.
+COUNT, SUBJECT, TOKEN, PREPARE_COUNT, PREPARED = range(5)
+_NUM_PROGRESS = 5
 # The subject while nothing is computed; constraint `id` is the subject OF_CONSTRAINT - id.
 IDLE, OF_CONSTRAINT = -1, -2
 
@@ -58,7 +58,7 @@ class SharedArea:
         memory = mmap.mmap(descriptor, sizes.num_bytes)
         progress, masks, tokens = sizes.offsets
         num_rows = sizes.max_rows + 1
-        # int64 [6].
+        # int64 [5].
         self.progress: NDArray[np.int64] = np.frombuffer(memory, np.int64, _NUM_PROGRESS, progress)
         # int32 [rows, words]: bit t of a row, from the lowest bit of word 0 on, is whether token t may come next.
         shape = (num_rows, sizes.mask_words)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.constraints.area import Sizes
+from gpu_worker.constraints.limits import DEFAULT_LIMITS, Limits
 from gpu_worker.constraints.process import ServerProcess
 from gpu_worker.constraints.rows import ConstrainedRow, Fate, Prepared, Registry
 from gpu_worker.constraints.supervisor import Supervisor
@@ -18,12 +19,14 @@ from gpu_worker.constraints.supervisor import Supervisor
 class Constraints:
     """One worker's. No process starts before the first constraint."""
 
-    def __init__(self, tokenizer_json: bytes, sizes: Sizes, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer_json: bytes, sizes: Sizes, eos_token_ids: Sequence[int], limits: Limits = DEFAULT_LIMITS
+    ) -> None:
         """Raises OSError if there is no memory."""
         server = ServerProcess(tokenizer_json, sizes, eos_token_ids)
         self._area, self._eos = server.area, frozenset(eos_token_ids)
         self._known = Registry()
-        self._supervisor = Supervisor(server, self._known)
+        self._supervisor = Supervisor(server, self._known, limits)
         self._num_constraints = self._num_starts = 0
 
     @property

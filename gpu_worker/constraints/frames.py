@@ -21,7 +21,7 @@ MAX_BYTES = _HEAD.size + MAX_SOURCE_BYTES
 
 
 class Kind(IntEnum):
-    """What a frame says. `number` is the constraint's id, or that of the request."""
+    """What a frame says. `number` is the constraint's id, that of the request, or of a process."""
 
     # To the server: a constraint's source, compiled beside other work; or at once, before the next frame.
     PREPARE = 1
@@ -34,7 +34,7 @@ class Kind(IntEnum):
     # The rows of a request have taken their tokens, or have their masks; their states.
     TAKEN = 6
     MASKED = 7
-    # The first frame of a server: from now on it shows its progress.
+    # The first frame of a server, whose process `number` is: from now on it shows its progress.
     SERVING = 8
 
 

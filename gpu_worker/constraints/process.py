@@ -119,11 +119,9 @@ class ServerProcess:
         """Raises ServerUnusable or ServerGone if the process that forks has said why it ends, or has ended."""
         assert self._control is not None, "the server was started"
         try:
-            reason = self._control.recv(MAX_PACKET)
+            reason = _last_words(self._control)
         except BlockingIOError:
             return
-        except OSError:
-            reason = b""
         self._end()
         if reason:
             raise ServerUnusable(reason.decode("utf-8", "replace"))
@@ -158,3 +156,12 @@ class ServerProcess:
         self._end()
         for descriptor in (self._memory, self._tokenizer):
             os.close(descriptor)
+
+
+def _last_words(control: socket.socket) -> bytes:
+    """What the process has said; empty if it has ended without. Raises BlockingIOError if it lives."""
+    try:
+        return control.recv(MAX_PACKET)
+    except ConnectionResetError:
+        # The kernel reports first that it has not read everything, and then gives what it had sent.
+        return control.recv(MAX_PACKET)

@@ -35,7 +35,7 @@ class ConstrainedRow:
     asked: int = -1
     taken: int = -1
     masked: int = -1
-    # Servers that ended while they computed this row.
+    # Servers that ended while they computed this mask.
     num_deaths: int = 0
 
     def fail(self, detail: str) -> None:

@@ -4,6 +4,7 @@ Owns the loop and the thread that prepares constraints. llguidance drops Python'
 while a constraint is prepared. The process ends when the worker closes the socket, or kills it.
 """
 
+import os
 import queue
 import socket
 import threading
@@ -11,7 +12,6 @@ import threading
 from gpu_worker.constraints.area import (
     COUNT,
     IDLE,
-    LIMIT_US,
     OF_CONSTRAINT,
     PREPARE_COUNT,
     PREPARED,
@@ -28,7 +28,6 @@ from gpu_worker.constraints.frames import (
     limited,
     states,
 )
-from gpu_worker.constraints.limits import DEFINE_SECONDS, MASK_SECONDS
 from gpu_worker.constraints.matchers import MatcherError, Matchers
 
 _NOTHING = -1
@@ -49,7 +48,7 @@ class MaskServer:
         """Returns when the worker has closed the socket."""
         progress = self._area.progress
         progress[SUBJECT], progress[PREPARED] = IDLE, _NOTHING
-        self._send(Frame(Kind.SERVING, 0))
+        self._send(Frame(Kind.SERVING, os.getpid()))
         threading.Thread(target=self._prepare, name="prepare", daemon=True).start()
         while packet := self._connection.recv(MAX_BYTES + 1):
             frame = decoded(packet)
@@ -64,7 +63,7 @@ class MaskServer:
                         self._matchers.drop(frame.number)
                 case _:
                     self._advance(frame)
-            self._begin(IDLE, 0, 0.0)
+            self._begin(IDLE, 0)
 
     def _prepare(self) -> None:
         """Compiles constraints, one after another, in a thread of its own."""
@@ -87,7 +86,7 @@ class MaskServer:
 
     def _define(self, frame: Frame) -> None:
         """Compiles a constraint that was prepared before; rows whose constraint fails now get the error themselves."""
-        self._begin(OF_CONSTRAINT - frame.number, 0, DEFINE_SECONDS)
+        self._begin(OF_CONSTRAINT - frame.number, 0)
         try:
             self._matchers.define(frame.number, self._matchers.compiled(frame.payload))
         except MatcherError:
@@ -107,7 +106,7 @@ class MaskServer:
         for i, (row, _, _, num_tokens) in enumerate(entries):
             if found[i] == RowState.FAILED:
                 continue
-            self._begin(row, num_tokens + 1, MASK_SECONDS)
+            self._begin(row, num_tokens + 1)
             try:
                 self._matchers.fill(row, self._area.masks[row])
             except MatcherError as reason:
@@ -117,7 +116,7 @@ class MaskServer:
 
     def _taken(self, row: int, start: int, constraint: int, num_tokens: int) -> tuple[RowState, str]:
         def on_piece(num_taken: int) -> None:
-            self._begin(row, num_taken + 1, MASK_SECONDS)
+            self._begin(row, num_taken + 1)
 
         on_piece(0)
         try:
@@ -127,10 +126,10 @@ class MaskServer:
             return RowState.FAILED, _at(reason, num_tokens)
         return RowState.COMPLETE if is_complete else RowState.OPEN, ""
 
-    def _begin(self, subject: int, token: int, seconds: float) -> None:
+    def _begin(self, subject: int, token: int) -> None:
         """Shows the worker what is computed from now on."""
         progress = self._area.progress
-        progress[SUBJECT], progress[TOKEN], progress[LIMIT_US] = subject, token, int(seconds * 1e6)
+        progress[SUBJECT], progress[TOKEN] = subject, token
         progress[COUNT] += 1
 
     def _send(self, frame: Frame) -> None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from gpu_worker.constraints.frames import MAX_ROWS, Frame, FrameError, Kind, RowState, advance
-from gpu_worker.constraints.limits import DEFINE_SECONDS, MASK_SECONDS, PREPARE_SECONDS
+from gpu_worker.constraints.limits import Limits
 from gpu_worker.constraints.process import ServerGone, ServerProcess, ServerUnusable
 from gpu_worker.constraints.rows import ConstrainedRow, Fate, Prepared, Registry
 from gpu_worker.constraints.watch import SLICE_SECONDS, Watch
@@ -23,9 +23,9 @@ _MOST_DEATHS = 5
 class Supervisor:
     """One mask server after another. No method raises because of a server."""
 
-    def __init__(self, server: ServerProcess, known: Registry) -> None:
-        self._server, self._known = server, known
-        self._watch = Watch(server.area)
+    def __init__(self, server: ServerProcess, known: Registry, limits: Limits) -> None:
+        self._server, self._known, self._limits = server, known, limits
+        self._watch = Watch(server.area, limits)
         # The rows of requests without their last answer, each with its output tokens at that time.
         self._requests: dict[int, list[tuple[ConstrainedRow, int]]] = {}
         self._num_requests = self._num_deaths = 0
@@ -85,14 +85,14 @@ class Supervisor:
         if self._watch.preparing_overran():
             known = self._known.by_id.get(self._watch.prepared or 0)
             if known is not None:
-                self._known.remove(known, f"the constraint took longer than {PREPARE_SECONDS:g} s to prepare")
+                self._known.remove(known, f"the constraint took longer than {self._limits.prepare:g} s to prepare")
             self._replace()
         elif waits_for_rows and self._watch.overran():
             self._end_of_patience()
 
     def _handle(self, frame: Frame) -> None:
         if frame.kind is Kind.SERVING:
-            self._watch.is_serving = True
+            self._watch.begin(frame.number)
         elif frame.kind is Kind.PREPARED:
             self._answer(frame.number, frame.text)
         else:
@@ -120,10 +120,13 @@ class Supervisor:
         """Fails what the server has computed for too long, and replaces the server."""
         own, defined = self._known.rows.get(self._watch.row), self._known.by_id.get(self._watch.defined or 0)
         if own is not None:
-            own.fail(f"the constraint took longer than {MASK_SECONDS * 1e3:g} ms at output token {self._watch.token}")
+            limit_ms = f"{self._limits.mask * 1e3:g} ms"
+            own.num_deaths += 1
+            if self._watch.has_computed or own.num_deaths > 1:
+                own.fail(f"the constraint took longer than {limit_ms} at output token {self._watch.token}")
         elif defined is not None:
-            self._known.remove(defined, f"the constraint took longer than {DEFINE_SECONDS:g} s to prepare again")
-        log.warning("the mask server is replaced: %s", own.detail if own else "it does not answer")
+            self._known.remove(defined, f"the constraint took longer than {self._limits.define:g} s to prepare again")
+        log.warning("the mask server is replaced: %s", own.detail if own and own.detail else "it does not answer")
         self._replace()
 
     def _exchange(self, action: Callable[[], None]) -> None:
@@ -188,7 +191,7 @@ def _follow(own: ConstrainedRow, kind: Kind, state: int, detail: str) -> None:
     if state == RowState.FAILED:
         own.fail(detail)
     elif kind is Kind.MASKED:
-        own.masked = own.num_tokens
+        own.masked, own.num_deaths = own.num_tokens, 0
     else:
         own.taken = own.num_tokens
         # An empty output ends with EOS.

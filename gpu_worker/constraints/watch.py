@@ -9,7 +9,6 @@ import time
 from gpu_worker.constraints.area import (
     COUNT,
     IDLE,
-    LIMIT_US,
     OF_CONSTRAINT,
     PREPARE_COUNT,
     PREPARED,
@@ -17,27 +16,32 @@ from gpu_worker.constraints.area import (
     TOKEN,
     SharedArea,
 )
-from gpu_worker.constraints.limits import PREPARE_SECONDS, START_SECONDS
+from gpu_worker.constraints.limits import Limits
 
 # The longest wait between two looks. A longer time between them was not spent waiting.
 SLICE_SECONDS, _MOST_SECONDS = 0.02, 0.05
-# A server with a request that shows no progress is stopped, or has lost it.
-_IDLE_SECONDS = 2.0
+# CPUCLOCK_SCHED of Linux.
+_CPU_CLOCK = 2
 
 
 class Watch:
     """The time of one serving process; `restart` begins the next."""
 
-    def __init__(self, area: SharedArea) -> None:
-        self._progress = area.progress
+    def __init__(self, area: SharedArea, limits: Limits) -> None:
+        self._progress, self._limits = area.progress, limits
         self.restart()
 
     def restart(self) -> None:
         """Another process follows, which has not said yet that it serves."""
         self.is_serving = False
-        self._count, self._seconds = -1, 0.0
+        self._process = 0
+        self._count, self._seconds, self._cpu_begun = -1, 0.0, 0.0
         self._prepare_count = -1
         self._begun = self._last_look = self._prepare_begun = time.monotonic()
+
+    def begin(self, process: int) -> None:
+        """The process says that it serves."""
+        self.is_serving, self._process = True, process
 
     @property
     def row(self) -> int:
@@ -69,11 +73,24 @@ class Watch:
             return False
         count, subject = int(self._progress[COUNT]), int(self._progress[SUBJECT])
         if count != self._count:
-            self._count, self._seconds = count, 0.0
+            self._count, self._seconds, self._cpu_begun = count, 0.0, self._cpu_seconds()
             return False
         self._seconds += passed if passed < _MOST_SECONDS else 0.0
-        limit = _IDLE_SECONDS if subject == IDLE else int(self._progress[LIMIT_US]) / 1e6
+        limits = self._limits
+        limit = limits.idle if subject == IDLE else limits.mask if subject > 0 else limits.define
         return self._seconds > limit and int(self._progress[COUNT]) == count
+
+    @property
+    def has_computed(self) -> bool:
+        """Whether the server has used the CPU for half of that time. Otherwise it was stopped, or got no CPU."""
+        return self._cpu_seconds() - self._cpu_begun > self._seconds / 2
+
+    def _cpu_seconds(self) -> float:
+        try:
+            # clock_getcpuclockid(3): the clock of a process.
+            return time.clock_gettime((~self._process << 3) | _CPU_CLOCK)
+        except OSError:
+            return 0.0
 
     def preparing_overran(self) -> bool:
         """Whether the limit of the constraint that is prepared is exceeded."""
@@ -81,8 +98,8 @@ class Watch:
         if count != self._prepare_count or self.prepared is None:
             self._prepare_count, self._prepare_begun = count, now
             return False
-        return now - self._prepare_begun > PREPARE_SECONDS
+        return now - self._prepare_begun > self._limits.prepare
 
     def start_overran(self) -> bool:
         """Whether the process should have said by now that it serves."""
-        return not self.is_serving and time.monotonic() - self._begun > START_SECONDS
+        return not self.is_serving and time.monotonic() - self._begun > self._limits.start

@@ -56,6 +56,7 @@ FILES: dict[str, tuple[str, ...]] = {
     ),
     "compatibility": ("compatibility",),
     "sampling": ("sampling", "step/test_output.py", "step/test_staging.py"),
+    "constraints": ("constraints",),
     "graphs": ("graphs",),
     "takeover": ("shared_pool/test_device_pool.py",),
     "shared_pool": (

@@ -1,0 +1,123 @@
+"""Constraints that take too long, and servers that end or hang: what fails is what is at fault, and nothing else."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.constraints.limits import Limits
+from gpu_worker.constraints.rows import ConstrainedRow, Fate
+from tests.gpu_worker.constraints.rig import (
+    ALL,
+    CHOICE,
+    OBJECT,
+    SIZES,
+    SLOW_AT_ONCE,
+    SLOW_LATER,
+    WORD,
+    Walk,
+    hash_of,
+    prepare,
+    serving,
+    serving_process,
+)
+
+_A = 66
+NO_TOKENS = np.zeros(0, np.int32)
+
+
+def masks(constraints: Constraints, rows: list[ConstrainedRow]) -> None:
+    constraints.masks(rows, np.zeros((len(rows), SIZES.mask_words), np.int32))
+
+
+@pytest.mark.parametrize("place", [1, 4])
+def test_a_mask_over_the_limit_fails_its_row_alone(place: int) -> None:
+    """It names the limit and the output token; rows before and after it in the request go on with right masks."""
+    with serving(Limits(mask=0.03)) as constraints:
+        assert set(prepare(constraints, *ALL, SLOW_LATER).values()) == {""}
+        walk = Walk(constraints=constraints, sources=ALL, seed=3)
+        walk.run(2)
+        constraints.start(7, hash_of(SLOW_LATER), NO_TOKENS)
+        slow = constraints.row(7)
+        masks(constraints, [slow])
+        assert slow.fate is Fate.OPEN
+        rows = walk.open_rows
+        rows.insert(place, slow)
+        constraints.learn([(slow, _A)])
+        masks(constraints, rows)
+        assert slow.fate is Fate.FAILED
+        assert slow.detail == "the constraint took longer than 30 ms at output token 2"
+        walk.run(100)
+        assert not [own for own in map(constraints.row, walk.outputs) if own.fate is Fate.FAILED]
+
+
+def test_a_constraint_over_the_limit_is_refused_and_others_go_on() -> None:
+    with serving(Limits(prepare=0.1)) as constraints:
+        prepare(constraints, *ALL)
+        walk = Walk(constraints=constraints, sources=ALL, seed=6)
+        walk.run(3)
+        constraints.prepare(hash_of(SLOW_AT_ONCE), SLOW_AT_ONCE.encode())
+        constraints.prepare(hash_of("start: /z/"), b"start: /z/")
+        found: dict[bytes, str] = {}
+        while len(found) < 2:
+            walk.run(1)
+            found |= dict(constraints.answers())
+        assert found == {
+            hash_of(SLOW_AT_ONCE): "the constraint took longer than 0.1 s to prepare",
+            hash_of("start: /z/"): "",
+        }
+        walk.run(100)
+        assert not [own for own in map(constraints.row, walk.outputs) if own.fate is Fate.FAILED]
+
+
+def test_masks_are_computed_while_a_constraint_is_prepared() -> None:
+    with serving() as constraints:
+        prepare(constraints, WORD)
+        walk = Walk(constraints=constraints, sources=[WORD])
+        constraints.prepare(hash_of(SLOW_AT_ONCE), SLOW_AT_ONCE.encode())
+        for _ in range(3):
+            walk.step()
+            assert constraints.answers() == []
+        assert prepare(constraints, SLOW_AT_ONCE) == {SLOW_AT_ONCE: ""}
+
+
+def test_a_server_that_ends_twice_in_a_row_fails_this_row() -> None:
+    """Killed from outside while it computes the mask of one row, as if the mask ended it."""
+    with serving(Limits(mask=30.0)) as constraints:
+        prepare(constraints, OBJECT, SLOW_LATER)
+        walk = Walk(constraints=constraints, sources=[OBJECT], seed=8)
+        constraints.start(5, hash_of(SLOW_LATER), np.array([_A], np.int32))
+        bad = constraints.row(5)
+        for num in (1, 2):
+            while constraints._supervisor._watch.row != 5:
+                constraints.are_masked([bad])
+            os.kill(serving_process(constraints), signal.SIGKILL)
+            while constraints._supervisor._watch.row == 5 and bad.fate is Fate.OPEN:
+                constraints.are_masked([bad])
+            assert (bad.fate is Fate.FAILED) == (num == 2)
+        assert bad.detail == "the constraint ended its process twice, at output token 2"
+        walk.run(60)
+        assert constraints.row(1).fate is not Fate.FAILED
+
+
+def test_a_server_that_is_stopped_is_replaced_without_blame() -> None:
+    with serving(Limits(idle=0.1)) as constraints:
+        prepare(constraints, *ALL)
+        walk = Walk(constraints=constraints, sources=ALL, seed=2)
+        for _ in range(3):
+            # Perhaps in the middle of a mask.
+            walk.run(1)
+            os.kill(serving_process(constraints), signal.SIGSTOP)
+        walk.run(100)
+        assert not [own for own in map(constraints.row, walk.outputs) if own.fate is Fate.FAILED]
+
+
+def test_servers_that_cannot_start_end_every_constraint_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as constraints:
+        monkeypatch.setattr("sys.executable", "/bin/false")
+        answers = prepare(constraints, CHOICE)
+        assert "mask server" in answers[CHOICE]
+        monkeypatch.undo()
+        assert prepare(constraints, CHOICE) == {CHOICE: ""}

@@ -1,0 +1,194 @@
+"""The masks of the mask server are llguidance's own, whatever happens to the server in between."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import llguidance
+import numpy as np
+import pytest
+
+from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.constraints.rows import Fate
+from gpu_worker.constraints.support import refusal
+from tests.gpu_worker.constraints.rig import (
+    ALL,
+    CHOICE,
+    EOS,
+    OBJECT,
+    SIZES,
+    SUM,
+    WORD,
+    Walk,
+    allowed,
+    hash_of,
+    own_tokenizer,
+    prepare,
+    serving,
+    serving_process,
+    text_of,
+)
+
+NO_TOKENS = np.zeros(0, np.int32)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_masks_and_ends_are_those_of_a_matcher_in_this_process(seed: int) -> None:
+    with serving() as constraints:
+        assert set(prepare(constraints, *ALL).values()) == {""}
+        walk = Walk(constraints=constraints, sources=[*ALL, *ALL], seed=seed)
+        walk.run(120)
+        for row, source in enumerate(walk.sources, 1):
+            if constraints.row(row).fate is Fate.OPEN:
+                continue
+            fresh = llguidance.LLMatcher(own_tokenizer(), source, log_level=0)
+            tokens = [token for token in walk.outputs[row] if token != EOS]
+            assert fresh.consume_tokens(tokens) and fresh.is_accepting(), text_of(tokens)
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["server", "both processes"])
+def test_a_server_that_is_killed_between_steps_changes_no_mask(everything: bool) -> None:
+    with serving() as constraints:
+        prepare(constraints, *ALL)
+        walk = Walk(constraints=constraints, sources=[*ALL, *ALL], seed=9)
+        for _ in range(8):
+            walk.run(3)
+            process = constraints._supervisor._server._process
+            assert process is not None
+            os.kill(process.pid if everything else serving_process(constraints), signal.SIGKILL)
+        walk.run(100)
+        assert not [own for own in map(constraints.row, walk.outputs) if own.fate is Fate.FAILED]
+
+
+def test_a_row_that_starts_with_output_continues_where_that_ends() -> None:
+    with serving() as constraints:
+        prepare(constraints, OBJECT, WORD)
+        walk = Walk(constraints=constraints, sources=[OBJECT, WORD], seed=4)
+        walk.run(2)
+        assert len(walk.open_rows) == 2
+        for row, tokens in walk.outputs.items():
+            constraints.start(row, hash_of(walk.sources[row - 1]), np.array(tokens, np.int32))
+        walk.run(100)
+        assert not walk.open_rows
+
+
+def test_rows_of_one_constraint_do_not_share_their_outputs() -> None:
+    with serving() as constraints:
+        prepare(constraints, WORD)
+        walk = Walk(constraints=constraints, sources=[WORD] * 8, seed=5)
+        walk.run(20)
+        texts = [text_of(tokens) for tokens in walk.outputs.values()]
+        assert len(set(texts)) > 1 and all(re.fullmatch("[a-f]{3,9}", text) for text in texts)
+
+
+def test_sources_that_cannot_be_used_are_refused_with_a_sentence() -> None:
+    bad = llguidance.LLMatcher.grammar_from_json_schema('{"type": "array", "uniqueItems": true}')
+    empty = "start: /a/ & /b/"
+    with serving() as constraints:
+        answers = prepare(constraints, bad, empty, "start: (", WORD)
+        assert "uniqueItems" in answers[bad] and "\n" not in answers[bad]
+        assert answers[empty] and answers["start: ("]
+        assert answers[WORD] == ""
+        assert not constraints.knows(hash_of(bad)) and constraints.knows(hash_of(WORD))
+
+
+def test_a_constraint_that_was_dropped_is_unknown_until_it_is_prepared_again() -> None:
+    with serving() as constraints:
+        prepare(constraints, WORD, SUM)
+        # At once, because the worker has it already.
+        assert prepare(constraints, WORD) == {WORD: ""}
+        constraints.drop(hash_of(WORD))
+        assert not constraints.knows(hash_of(WORD))
+        prepare(constraints, WORD)
+        Walk(constraints=constraints, sources=[WORD, SUM]).run(20)
+        constraints.begin_session()
+        assert not constraints.knows(hash_of(SUM)) and not constraints.is_preparing
+        prepare(constraints, SUM)
+        Walk(constraints=constraints, sources=[SUM]).run(20)
+
+
+def test_a_complete_row_may_have_any_token() -> None:
+    with serving() as constraints:
+        prepare(constraints, CHOICE)
+        walk = Walk(constraints=constraints, sources=[CHOICE])
+        walk.run(20)
+        own = constraints.row(1)
+        mask = np.zeros((1, SIZES.mask_words), np.int32)
+        constraints.masks([own], mask)
+        assert own.fate in (Fate.COMPLETE, Fate.ENDED) and len(allowed(mask[0])) == SIZES.vocab_size
+        constraints.learn([(own, 7)])
+        assert own.fate is not Fate.FAILED
+
+
+def test_a_token_that_the_constraint_does_not_allow_fails_the_row() -> None:
+    """As after a start with an output of another constraint."""
+    with serving() as constraints:
+        prepare(constraints, WORD)
+        constraints.start(1, hash_of(WORD), np.array([20], np.int32))
+        constraints.start(2, hash_of(WORD), NO_TOKENS)
+        masks = np.zeros((2, SIZES.mask_words), np.int32)
+        rows = [constraints.row(1), constraints.row(2)]
+        constraints.masks(rows, masks)
+        assert [own.fate for own in rows] == [Fate.FAILED, Fate.OPEN]
+        assert "output token 1" in rows[0].detail and "\n" not in rows[0].detail
+
+
+def test_a_model_without_eos_gets_no_mask_with_one() -> None:
+    with serving(eos=()) as constraints:
+        prepare(constraints, WORD)
+        constraints.start(1, hash_of(WORD), np.array([66] * 4, np.int32))
+        mask = np.zeros((1, SIZES.mask_words), np.int32)
+        constraints.masks([constraints.row(1)], mask)
+        truth = llguidance.LLMatcher(own_tokenizer(), WORD)
+        truth.consume_tokens([66] * 4)
+        assert EOS in (all_of_it := allowed(np.frombuffer(truth.compute_bitmask(), np.int32)[: SIZES.mask_words]))
+        assert allowed(mask[0]) == [token for token in all_of_it if token != EOS]
+
+
+def test_a_tokenizer_that_llguidance_cannot_read_refuses_every_constraint() -> None:
+    constraints = Constraints(b'{"version": "1.0"}', SIZES, [EOS])
+    try:
+        for _ in range(2):
+            assert "tokenizer" in prepare(constraints, WORD)[WORD]
+    finally:
+        constraints.close()
+
+
+def test_both_processes_end_with_the_worker(tmp_path: Path) -> None:
+    """It is killed, so nothing of it can end them."""
+    program = (
+        "import os, sys, time\n"
+        "from tests.gpu_worker.constraints.rig import serving, serving_process, prepare, WORD\n"
+        "with serving() as constraints:\n"
+        "    prepare(constraints, WORD)\n"
+        "    print(constraints._supervisor._server._process.pid, serving_process(constraints), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    pids = [os.pidfd_open(int(pid)) for pid in worker.stdout.readline().split()]
+    worker.kill()
+    worker.wait()
+    worker.stdout.close()
+    for pid in pids:
+        assert select.select([pid], [], [], 10)[0] == [pid]
+        os.close(pid)
+
+
+def test_no_module_of_the_server_loads_torch() -> None:
+    program = (
+        "import sys, gpu_worker.constraints.__main__, gpu_worker.constraints.server, gpu_worker.constraints.matchers\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_worker_says_why_it_takes_no_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(b"{}") == ""
+    assert "tokenizer.json" in refusal(b"")
+    monkeypatch.setattr("gpu_worker.constraints.support.find_spec", lambda name: None)
+    assert "llguidance" in refusal(b"{}")
