@@ -129,14 +129,14 @@ class Generation:
             await stream.write(data)
 
     async def _load_texts(self, idx: int, message: inference_pb2.GenerateResponse, frame: Frame) -> None:
-        if message.HasField("prompt_info"):
+        if message.HasField("prompt_info") and self._wanted.num_prompt_top is not None:
             info = message.prompt_info
             ids = frame.prompts[idx].token_ids
             first = info.start - 1 if info.start == 1 else info.start
-            tokens = tokens_of(ids[info.start : info.start + len(info.logprobs.logprobs)], info.logprobs, 2**31)
+            tokens = tokens_of(ids[info.start : info.start + len(info.logprobs.logprobs)], info.logprobs, self._wanted.num_prompt_top)
             await self._texts.load([*ids[first : info.start], *ids_of(tokens)], frame.model, self._metadata)
-        elif message.HasField("delta"):
-            tokens = tokens_of(message.delta.token_ids, message.delta.logprobs, self._wanted.num_top or 0)
+        elif message.HasField("delta") and self._wanted.num_top is not None:
+            tokens = tokens_of(message.delta.token_ids, message.delta.logprobs, self._wanted.num_top)
             await self._texts.load(ids_of(tokens), frame.model, self._metadata)
 
     async def _shown(self, prompt: ShownPrompt, request: inference_pb2.GenerateRequest) -> None:

@@ -53,7 +53,8 @@ class Chunks:
             case "finished":
                 return self._finished(idx, response.finished)
             case "prompt_info":
-                self._frame.prompts[idx].add(response.prompt_info, self._wanted.num_prompt_top or 0)
+                if self._wanted.num_prompt_top is not None:
+                    self._frame.prompts[idx].add(response.prompt_info, self._wanted.num_prompt_top)
             case "summary":
                 self._tally.summary(idx, response.summary.usage)
             case _:

@@ -56,7 +56,8 @@ class Whole:
             case "finished":
                 self._choice(idx, response.finished.sample_idx).finished = response.finished
             case "prompt_info":
-                self._frame.prompts[idx].add(response.prompt_info, self._wanted.num_prompt_top or 0)
+                if self._wanted.num_prompt_top is not None:
+                    self._frame.prompts[idx].add(response.prompt_info, self._wanted.num_prompt_top)
             case "summary":
                 self._frame.tally.summary(idx, response.summary.usage)
             case _:

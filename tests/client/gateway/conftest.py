@@ -1,0 +1,49 @@
+"""A gateway of this module's tests, in front of a fake service."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import openai
+import pytest
+
+from tests.client.fake_service import one_completion
+from tests.client.gateway.told_service import ToldService
+from tests.rigs.processes import Child
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fronted:
+    """The fake service, the gateway before it, and a client of OpenAI's."""
+
+    service: ToldService
+    gateway: Child
+    url: str
+    client: openai.OpenAI
+
+
+def start_gateway(*flags: str) -> tuple[Child, str]:
+    """Starts a gateway on a free port. Returns its process and its URL."""
+    gateway = Child("gateway", ["tandem_client.gateway", "--listen", "127.0.0.1:0", "--exit-with-parent", *flags])
+    return gateway, gateway.wait_line(r"gateway listening on (http\S+)$").group(1)
+
+
+@pytest.fixture(scope="module")
+def module_fronted() -> Iterator[Fronted]:
+    service = ToldService()
+    gateway, url = start_gateway("--address", service.address, "--head-seconds", "1", "--body-seconds", "1")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="tandem_key", max_retries=0)
+    yield Fronted(service=service, gateway=gateway, url=url, client=client)
+    client.close()
+    assert gateway.terminate() == 0, gateway.output()
+    service.stop()
+    assert "Traceback" not in gateway.output(), gateway.output()
+
+
+@pytest.fixture
+def fronted(module_fronted: Fronted) -> Fronted:
+    """The module's gateway; the service has its first behaviour and no records."""
+    service = module_fronted.service
+    service.behaviour = one_completion
+    service.requests.clear()
+    service.endings.clear()
+    return module_fronted

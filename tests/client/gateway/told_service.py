@@ -1,0 +1,74 @@
+"""A fake service that a test tells what to answer: parsed chats, single tokens, and who called."""
+
+from collections.abc import Iterator
+
+import grpc
+from tandem.v1 import chat_pb2, inference_pb2
+
+from tests.client.fake_service import Ending, FakeService, accepted, finished, summary
+
+Stream = Iterator[inference_pb2.GenerateResponse]
+
+
+class ToldService(FakeService):
+    """FakeService with what the gateway needs."""
+
+    def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.DetokenizeResponse:
+        if not request.separately:
+            return super().Detokenize(request, context)
+        self.requests.append(request)
+        return inference_pb2.DetokenizeResponse(texts=[f"<{token_id}>" for token_id in request.token_ids])
+
+    def RenderChat(
+        self, request: inference_pb2.RenderChatRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.RenderChatResponse:
+        self.requests.append(request)
+        text = "".join(f"<{message.role}>{''.join(message.content)}" for message in request.chat.messages)
+        return inference_pb2.RenderChatResponse(text=text, token_ids=text.encode())
+
+    @property
+    def generated(self) -> inference_pb2.GenerateRequest:
+        """The newest request of Generate."""
+        found = [request for request in self.requests if isinstance(request, inference_pb2.GenerateRequest)]
+        return found[-1]
+
+    def metadata(self, key: str) -> list[str | bytes]:
+        """Values of the newest Generate call's metadata."""
+        return [value for name, value in self.endings[-1].context.invocation_metadata() if name == key]
+
+
+def piece(text: str = "", **more: object) -> inference_pb2.GenerateResponse:
+    """A delta of a chat."""
+    return inference_pb2.GenerateResponse(delta=inference_pb2.Delta(text=text, **more))  # pyright: ignore[reportArgumentType]
+
+
+def call_piece(index: int, arguments: str, call_id: str = "", name: str = "") -> inference_pb2.GenerateResponse:
+    """A delta with a part of a tool call."""
+    made = chat_pb2.ToolCallDelta(index=index, id=call_id, name=name, arguments=arguments)
+    return inference_pb2.GenerateResponse(delta=inference_pb2.Delta(tool_calls=[made]))
+
+
+def thoughts_and_calls(request: inference_pb2.GenerateRequest, ending: Ending) -> Stream:
+    """Reasoning, content, and two tool calls whose arguments come in pieces."""
+    yield accepted(request)
+    yield piece(reasoning="hm")
+    yield piece(reasoning="m.")
+    yield piece("Let me ")
+    yield piece("see.")
+    yield call_piece(0, '{"city": "Par', "abcdefgh1", "weather")
+    yield call_piece(0, 'is"}')
+    yield call_piece(1, "{}", "abcdefgh2", "clock")
+    yield finished(9, inference_pb2.FINISH_REASON_EOS)
+    usage = inference_pb2.Usage(prompt_tokens=7, output_tokens=9, cached_prompt_tokens=4, reasoning_tokens=3)
+    yield inference_pb2.GenerateResponse(summary=inference_pb2.Summary(usage=usage))
+
+
+def as_asked(request: inference_pb2.GenerateRequest, ending: Ending) -> Stream:
+    """Each sample gets its own number as text."""
+    yield accepted(request)
+    for i in range(request.sampling.num_samples or 1):
+        yield piece(f"sample {i}", sample_idx=i)
+        yield finished(1, inference_pb2.FINISH_REASON_EOS, sample_idx=i)
+    yield summary(request.sampling.num_samples or 1)

@@ -1,0 +1,204 @@
+"""The gateway before the whole service: lost workers, clients that leave, greedy keys, and public addresses."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from tests.rigs.authorities import Authority
+from tests.rigs.processes import Child, Rig
+from tests.system.test_door import Tenants
+
+SHAPE = ("--num-pages", "2048", "--max-rows", "64", "--max-length", "512", "--token-budget", "512", "--page-size", "16")
+NUM_STREAMS, NEW_TOKENS = 64, 120
+
+
+@contextmanager
+def gateway(rig: Rig, address: str, *flags: str) -> Iterator[tuple[Child, str]]:
+    """A gateway of the rig's service. Yields its process and its URL."""
+    child = Child("gateway", ["tandem_client.gateway", "--listen", "127.0.0.1:0", "--address", address, *flags])
+    rig.children.append(child)
+    yield child, child.wait_line(r"gateway listening on (http\S+)$").group(1)
+    assert child.terminate() == 0, child.output()
+
+
+async def _texts(url: str, started: threading.Event) -> list[str]:
+    """Streams all prompts at once. Sets `started` when a quarter of the tokens is there."""
+    due = NUM_STREAMS * NEW_TOKENS // 4
+
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
+
+        async def one(i: int) -> str:
+            nonlocal due
+            ids = list[int]()
+            stream = await client.completions.create(
+                model="", prompt=[i + 3, 4, 5], max_tokens=NEW_TOKENS, seed=i, temperature=0.8, stream=True,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )  # fmt: skip
+            async for chunk in stream:
+                found = chunk.choices[0].model_dump().get("token_ids") or []
+                ids += found
+                due -= len(found)
+                if due <= 0:
+                    started.set()
+            assert len(ids) == NEW_TOKENS
+            return json.dumps(ids)
+
+        return list(await asyncio.gather(*(one(i) for i in range(NUM_STREAMS))))
+
+
+def test_a_killed_worker_changes_no_stream(rig: Rig) -> None:
+    workers = [rig.worker(*SHAPE)]
+    scheduler = rig.scheduler()
+    caller = rig.caller(scheduler)
+    caller.wait_serving()
+    with gateway(rig, scheduler.address) as (_, url):
+        undisturbed = asyncio.run(_texts(url, threading.Event()))
+        workers.append(rig.worker(*SHAPE))
+        started, result = threading.Event(), list[list[str]]()
+        reading = threading.Thread(target=lambda: result.append(asyncio.run(_texts(url, started))))
+        reading.start()
+        assert started.wait(30)
+        assert caller.load().running == NUM_STREAMS
+        rig.kill_serving(caller, workers)
+        reading.join(60)
+        assert result == [undisturbed]
+        assert caller.wait_idle().lane_resets >= 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_request(rig: Rig, stream: bool) -> None:
+    scheduler, _, caller = rig.serve("--step-ms", "20", *SHAPE, late=False)
+    with gateway(rig, scheduler.address) as (_, url), httpx.Client(base_url=url) as client:
+        seconds = list[float]()
+        for _ in range(5):
+            body = {"prompt": [1, 2, 3], "max_tokens": 500, "ignore_eos": True, "stream": stream}
+            if stream:
+                with client.stream("POST", "/v1/completions", json=body) as answer:
+                    next(answer.iter_raw())
+                    caller.wait_load(lambda load: load.running == 1)
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    client.post("/v1/completions", json=body, timeout=0.3)
+            left = time.monotonic()
+            caller.wait_load(lambda load: load.running == 0)
+            seconds.append(time.monotonic() - left)
+        assert median(seconds) < 0.5, seconds
+
+
+def test_a_greedy_key_does_not_keep_others_waiting(tmp_path: Path) -> None:
+    """One key sends 200 requests at once, again and again; the other one's requests succeed, one after the other."""
+    tenants = Tenants(tmp_path / "tokens.toml")
+    polite, greedy = tenants.add("polite"), tenants.add("greedy")
+    tenants.write()
+    with Rig() as rig:
+        rig.worker("--step-ms", "5", *SHAPE, late=False)
+        scheduler = rig.scheduler("--tokens", str(tenants.path), "--max-waiting", "64")
+        with gateway(rig, scheduler.address, "--max-requests", "256") as (_, url):
+            waits = asyncio.run(_beside_greedy(url, polite, greedy))
+    alone, beside = waits
+    # A tenant that takes all it can leaves half of the rows, so the other one waits for steps, not for requests.
+    assert median(beside) < median(alone) + 0.25, (median(alone), median(beside))
+
+
+async def _beside_greedy(url: str, polite: str, greedy: str) -> tuple[list[float], list[float]]:
+    """Returns the polite key's seconds to the first token, alone and beside the greedy one."""
+    body: dict[str, Any] = {"prompt": [1, 2, 3], "max_tokens": 8, "ignore_eos": True, "stream": True}
+    long: dict[str, Any] = {**body, "max_tokens": 400}
+    refusals = 0
+
+    async def first_token(client: httpx.AsyncClient) -> float:
+        began = time.monotonic()
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            seconds = 0.0
+            async for line in answer.aiter_lines():
+                seconds = seconds or (time.monotonic() - began if line.startswith("data:") else 0.0)
+                assert '"error"' not in line
+        return seconds
+
+    async def take(client: httpx.AsyncClient) -> None:
+        nonlocal refusals
+        while True:
+            answer = await client.post("/v1/completions", json=long)
+            refusals += answer.status_code == 429
+            assert answer.status_code in (200, 429), answer.text
+
+    def client_of(key: str) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=None)
+        return httpx.AsyncClient(
+            base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60, limits=limits
+        )  # fmt: skip
+
+    async with client_of(polite) as mine, client_of(greedy) as theirs:
+        answer = await mine.get("/v1/models")
+        while answer.status_code == 503 or (await mine.get("/health")).status_code != 200:
+            await asyncio.sleep(0.05)
+            answer = await mine.get("/v1/models")
+        alone = [await first_token(mine) for _ in range(20)]
+        taking = [asyncio.create_task(take(theirs)) for _ in range(200)]
+        await asyncio.sleep(1)
+        beside = [await first_token(mine) for _ in range(20)]
+        ended = [task for task in taking if task.done()]
+        for task in taking:
+            task.cancel()
+        await asyncio.gather(*taking, return_exceptions=True)
+    for task in ended:
+        task.result()
+    assert refusals > 0
+    return alone, beside
+
+
+def test_a_public_gateway_serves_only_with_a_service_that_asks_for_tokens(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("service", "IP:127.0.0.1")
+    tls = ("--tls-cert", str(pair.certificate), "--tls-key", str(pair.key))
+    tenants = Tenants(tmp_path / "tokens.toml")
+    token = tenants.add("acme")
+    tenants.write()
+    with Rig() as rig:
+        rig.worker(*SHAPE)
+        open_door = rig.scheduler()
+        with public(rig, open_door.address, tls) as url, trusting(authority, url, token) as client:
+            answer = client.get("/v1/models")
+            assert answer.status_code == 503 and "asks for no tokens" in answer.text
+            assert client.get("/livez").status_code == 200
+    with Rig() as rig:
+        rig.worker(*SHAPE)
+        scheduler = rig.scheduler(*tls, "--tokens", str(tenants.path), "--health-listen", "127.0.0.1:0")
+        health = scheduler.wait_line(r"health listening on (\S+)").group(1)
+        flags = (*tls, "--service-ca", str(authority.certificate), "--health-address", health)
+        with public(rig, scheduler.address, flags) as url, trusting(authority, url, token) as client:
+            while client.get("/health").status_code != 200:
+                time.sleep(0.05)
+            assert client.get("/v1/models").json()["data"][0]["id"]
+            answer = client.post("/v1/completions", json={"prompt": [1, 2], "max_tokens": 2})
+            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 2
+            refused = client.get("/v1/models", headers={"authorization": "Bearer tandem_wrong"})
+            assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
+        assert token not in "".join(child.output() for child in rig.children)
+
+
+@contextmanager
+def public(rig: Rig, address: str, flags: tuple[str, ...]) -> Iterator[str]:
+    """A gateway that listens on all addresses. Yields its URL on the loopback one."""
+    with gateway(rig, address, "--listen", "0.0.0.0:0", *flags) as (_, url):
+        yield url.replace("0.0.0.0", "127.0.0.1")
+
+
+@contextmanager
+def trusting(authority: Authority, url: str, token: str) -> Iterator[httpx.Client]:
+    import ssl
+
+    context = ssl.create_default_context(cafile=str(authority.certificate))
+    with httpx.Client(base_url=url, verify=context, headers={"authorization": f"Bearer {token}"}, timeout=30) as client:
+        yield client
