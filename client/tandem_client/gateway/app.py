@@ -40,7 +40,7 @@ class App:
         self._texts = TokenTexts(service)
         self._room = BodyRoom(_BODY_ROOM_BYTES)
         self._places = Places(settings.max_requests)
-        self.pulse = Pulse()
+        self.pulse = Pulse(settings.ping_seconds)
         asks = simple.Simple(service)
         # Path: the endpoint's name in metrics, its method, its handler, and whether it takes one of the places.
         self._routes: dict[str, tuple[str, str, Handler, bool]] = {

@@ -133,7 +133,9 @@ class Generation:
             info = message.prompt_info
             ids = frame.prompts[idx].token_ids
             first = info.start - 1 if info.start == 1 else info.start
-            tokens = tokens_of(ids[info.start : info.start + len(info.logprobs.logprobs)], info.logprobs, self._wanted.num_prompt_top)
+            tokens = tokens_of(
+                ids[info.start : info.start + len(info.logprobs.logprobs)], info.logprobs, self._wanted.num_prompt_top
+            )
             await self._texts.load([*ids[first : info.start], *ids_of(tokens)], frame.model, self._metadata)
         elif message.HasField("delta") and self._wanted.num_top is not None:
             tokens = tokens_of(message.delta.token_ids, message.delta.logprobs, self._wanted.num_top)

@@ -58,6 +58,9 @@ _FLAGS: Mapping[str, Flag] = {
     "max_body_bytes": Flag("BYTES", "largest body of a request", 1024, 1 << 30),
     "head_seconds": Flag("SECONDS", "time for the headers of a request", 0.1, 3600),
     "body_seconds": Flag("SECONDS", "time for the body of a request", 0.1, 3600),
+    "ping_seconds": Flag(
+        "SECONDS", "silence after which a stream gets a ping; a reader may stall four times as long", 0.1, 3600
+    ),
     "idle_seconds": Flag("SECONDS", "time that a connection may wait for its next request", 1, 3600),
     "grace_seconds": Flag("SECONDS", "time for open requests after SIGTERM", 0, 3600),
     "log_level": Flag("LEVEL", "debug, info, warning or error"),
@@ -89,6 +92,7 @@ class Settings:
     max_body_bytes: int = 4 << 20
     head_seconds: float = 10.0
     body_seconds: float = 60.0
+    ping_seconds: float = 15.0
     idle_seconds: float = 75.0
     grace_seconds: float = 30.0
     log_level: str = "info"

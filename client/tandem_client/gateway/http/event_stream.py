@@ -15,10 +15,9 @@ _HEADERS = (
 )
 # Proxies cut streams that are silent for a minute or less. Clients ignore lines that begin with a colon.
 PING = b": ping\n\n"
-TICK_SECONDS = 5.0
 _TICKS_PER_PING = 3
-# A reader that has taken nothing for a minute holds a request of the service for nobody.
-_TICKS_TO_STALL = 12
+# A reader that takes nothing holds a request of the service for nobody.
+_TICKS_TO_STALL = 4 * _TICKS_PER_PING
 
 
 class EventStream:
@@ -69,9 +68,10 @@ class EventStream:
 class Pulse:
     """The clock of all open streams."""
 
-    def __init__(self, tick_seconds: float = TICK_SECONDS) -> None:
+    def __init__(self, ping_seconds: float) -> None:
+        """`ping_seconds`: of silence, after which a stream gets a ping. A reader may stall for four times as long."""
         self._streams: dict[EventStream, None] = {}
-        self._tick_seconds = tick_seconds
+        self._tick_seconds = ping_seconds / _TICKS_PER_PING
         self._pings: set[asyncio.Task[None]] = set()
 
     def add(self, stream: EventStream) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ class _Processes:
     def __init__(self, settings: Settings, flags: Sequence[str], url: str) -> None:
         self._settings, self._url = settings, url
         self._supervisors: dict[str, Supervisor] = {}
-        self._listening: set[str] = set()
+        self._num_listening = 0
         for row in range(settings.processes):
             name = f"gateway {row + 1}"
             child = Child(name, _MODULE, [*flags, f"--row={row}"], on_line=self._on_line)
@@ -75,13 +76,13 @@ class _Processes:
 
     def _on_line(self, name: str, line: str) -> None:
         if LISTENING not in line:
-            print(line, flush=True)
+            print(line, file=sys.stderr, flush=True)
             return
         self._supervisors[name].mark_serving()
-        if name not in self._listening:
-            self._listening.add(name)
-            if len(self._listening) == len(self._supervisors):
-                log.info("%s %s", LISTENING, self._url)
+        self._num_listening += 1
+        # At the start when all listen, then after each restart.
+        if self._num_listening >= len(self._supervisors):
+            log.info("%s %s", LISTENING, self._url)
 
     def _say(self, line: str) -> None:
         log.warning("%s", line)

@@ -1,0 +1,203 @@
+"""What a caller may send at most: bodies, headers, time, nesting; and what a wrong request is told."""
+
+import itertools
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from tandem.v1 import inference_pb2
+
+from tests.client.fake_service import Ending, accepted, delta, endless
+from tests.client.gateway.conftest import Fronted, start_gateway
+from tests.client.gateway.told_service import ToldService
+
+
+def post(fronted: Fronted, path: str, body: Any, **headers: str) -> httpx.Response:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return httpx.post(f"{fronted.url}{path}", content=data, headers={"content-type": "application/json", **headers})
+
+
+def connected(url: str) -> socket.socket:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def everything(sock: socket.socket) -> bytes:
+    found = b""
+    while piece := sock.recv(65536):
+        found += piece
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", "not valid JSON"),
+        (b'{"prompt": NaN}', "NaN is no JSON"),
+        (b"[1]", "not a JSON object"),
+        (b"\xff", "not valid JSON"),
+        (b'{"prompt": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"max_tokens": ' + b"9" * 10_000 + b"}", "not valid JSON"),
+        (b"", "not valid JSON"),
+    ],
+)
+def test_a_body_that_is_no_json(fronted: Fronted, body: bytes, words: str) -> None:
+    answer = post(fronted, "/v1/completions", body)
+    assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert fronted.service.requests == []
+
+
+def test_a_body_that_is_too_large_is_refused_by_its_length(fronted: Fronted) -> None:
+    with connected(fronted.url) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 4194305\r\n\r\n")
+        answer = everything(sock)
+    assert b" 413 " in answer and b"the body has 4,194,305 bytes; the limit is 4,194,304" in answer
+
+
+def test_a_body_without_a_length_is_refused_when_it_is_too_large(fronted: Fronted) -> None:
+    with connected(fronted.url) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
+        piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
+        sent = 0
+        try:
+            while sent < 100:
+                sock.sendall(piece)
+                sent += 1
+        except OSError:
+            # Refused after 64 pieces; the rest is not read.
+            pass
+        assert 64 <= sent <= 100
+
+
+def test_a_body_that_comes_too_slowly(fronted: Fronted) -> None:
+    with connected(fronted.url) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\nconnection: close\r\n\r\n{")
+        assert b" 408 " in everything(sock)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx: "])
+def test_headers_that_do_not_come(fronted: Fronted, sent: bytes) -> None:
+    with connected(fronted.url) as sock:
+        sock.sendall(sent)
+        assert b"408 Request Timeout" in everything(sock)
+
+
+def test_headers_that_are_too_large(fronted: Fronted) -> None:
+    with connected(fronted.url) as sock:
+        sock.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n")
+        answer = b""
+        try:
+            for _ in range(100):
+                sock.sendall(b"x: " + b"y" * 1000 + b"\r\n")
+            answer = everything(sock)
+        except OSError:
+            answer = b"closed"
+        assert b"431" in answer or answer == b"closed"
+    answer = httpx.get(f"{fronted.url}/livez", headers={"x": "y" * 40_000})
+    assert answer.status_code == 431
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [("Bearer a", 200), ("bearer a", 200), ("Basic a", 401), ("Bearer a b", 401), ("Bearer " + "a" * 600, 401)],
+)
+def test_the_authorization_header(fronted: Fronted, authorization: str, status: int) -> None:
+    answer = httpx.get(f"{fronted.url}/v1/models", headers={"authorization": authorization})
+    assert answer.status_code == status
+    assert status == 200 or answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_paths_and_methods(fronted: Fronted) -> None:
+    assert httpx.get(f"{fronted.url}/v2/nothing").status_code == 404
+    answer = httpx.get(f"{fronted.url}/v1/completions")
+    assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+    assert httpx.head(f"{fronted.url}/livez").status_code == 200
+    assert post(fronted, "/v1/completions", {}, **{"content-type": "text/plain"}).status_code == 415
+
+
+def test_tokenize_and_detokenize(fronted: Fronted) -> None:
+    found = post(fronted, "/tokenize", {"prompt": "abc", "return_token_strs": True}).json()
+    assert found == {"count": 3, "max_model_len": 1024, "tokens": [97, 98, 99], "token_strs": ["<97>", "<98>", "<99>"]}
+    found = post(fronted, "/tokenize", {"messages": [{"role": "user", "content": "a"}]}).json()
+    assert bytes(found["tokens"]) == b"<user>a" and found["token_strs"] is None
+    assert post(fronted, "/detokenize", {"tokens": [104, 105]}).json() == {"prompt": "hi"}
+    assert post(fronted, "/tokenize", {"prompt": "a", "add_special_tokens": False}).status_code == 400
+    assert post(fronted, "/detokenize", {"tokens": [-1]}).json()["error"]["param"] == "tokens[0]"
+
+
+def test_health_and_metrics(fronted: Fronted) -> None:
+    fronted.service.serving(True)
+    assert httpx.get(f"{fronted.url}/health").status_code == 200
+    fronted.service.serving(False)
+    assert httpx.get(f"{fronted.url}/health").status_code == 503
+    assert httpx.get(f"{fronted.url}/livez").status_code == 200
+    fronted.service.serving(True)
+    post(fronted, "/v1/completions", {"prompt": "a", "stream": True})
+    page = httpx.get(f"{fronted.url}/metrics").text
+    assert 'tandem_gateway_requests_total{endpoint="completions",status="200"}' in page
+    assert httpx.get(f"{fronted.url}/version").json()["version"]
+
+
+def test_a_silent_stream_gets_pings_and_a_full_gateway_refuses() -> None:
+    service = ToldService()
+    service.behaviour = endless
+    gateway, url = start_gateway("--address", service.address, "--max-requests", "1", "--ping-seconds", "0.3")
+    body = json.dumps({"prompt": "a", "stream": True}).encode()
+    try:
+        with connected(url) as sock:
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            got = b""
+            while b'"R"' not in got:
+                got += sock.recv(65536)
+            refused = httpx.post(f"{url}/v1/completions", content=body)
+            assert refused.status_code == 429 and refused.json()["error"]["code"] == "too_many_requests"
+            assert httpx.get(f"{url}/livez").status_code == 200
+            while b": ping\n\n" not in got:
+                got += sock.recv(65536)
+        assert service.endings[0].wait()
+    finally:
+        gateway.kill()
+        service.stop()
+
+
+def test_sigterm_lets_streams_end() -> None:
+    service = ToldService()
+    service.behaviour = endless
+    gateway, url = start_gateway("--address", service.address, "--grace-seconds", "1")
+    with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "stream": True}) as answer:
+        lines = answer.iter_lines()
+        assert '"R"' in next(lines)
+        gateway.signal(15)
+        rest = "\n".join(lines)
+    assert "the gateway ended the request" in rest and "[DONE]" not in rest
+    assert gateway.wait() == 0, gateway.output()
+    service.stop()
+
+
+def flood(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    """Sends until the client leaves."""
+    yield accepted(request)
+    for i in itertools.count():
+        yield delta(i, [5], "x" * 10_000)
+
+
+def test_a_reader_that_stalls_is_left() -> None:
+    service = ToldService()
+    service.behaviour = flood
+    gateway, url = start_gateway("--address", service.address, "--ping-seconds", "0.1")
+    body = json.dumps({"prompt": "a", "stream": True}).encode()
+    with connected(url) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        assert b"200 OK" in sock.recv(1000)
+        # Nothing more is read.
+        while not service.endings:
+            pass
+        assert service.endings[0].wait()
+        assert httpx.get(f"{url}/livez").status_code == 200
+    assert gateway.terminate() == 0
+    assert "Traceback" not in gateway.output()
+    service.stop()
