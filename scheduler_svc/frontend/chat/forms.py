@@ -4,6 +4,7 @@ A checkpoint may bring its own response template. Otherwise the form is chosen f
 literals of the chat template; see the README there. Knows nothing of requests.
 """
 
+import dataclasses
 import functools
 import json
 import re
@@ -18,7 +19,7 @@ FOLDER = Path(__file__).parent / "response_templates"
 # The names that response templates have for reasoning.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 CALLS_FIELD = "tool_calls"
-_KEYS = {"family", "literals", "response_template", "call", "reasoning"}
+_KEYS = {"family", "literals", "response_template", "call", "reasoning", "content_begin"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class AnswerForm:
     template: Mapping[str, Any]
     calls: CallFormat | None
     reasoning: ReasoningFormat | None
+    # What stands before content; empty in most families.
+    content_begin: str = ""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -57,6 +60,7 @@ def read_form(value: object, name: str) -> AnswerForm:
         template=cast(dict[str, Any], template),
         calls=None if call is None else CallFormat.from_json(call),
         reasoning=None if reasoning is None else ReasoningFormat.from_json(reasoning),
+        content_begin=str(given.get("content_begin", "")),
     )
 
 
@@ -83,8 +87,9 @@ def choose_form(templates: Sequence[str], own: str, override: AnswerForm | None)
     if not own:
         return known
     template = read_form(json.loads(own), "checkpoint").template
-    calls, reasoning = (known.calls, known.reasoning) if known is not None else (None, None)
-    return AnswerForm(family="checkpoint", template=template, calls=calls, reasoning=reasoning)
+    if known is None:
+        return AnswerForm(family="checkpoint", template=template, calls=None, reasoning=None)
+    return dataclasses.replace(known, family="checkpoint", template=template)
 
 
 def _has_all(text: str, literals: Sequence[str]) -> bool:

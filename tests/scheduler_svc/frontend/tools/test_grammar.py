@@ -6,6 +6,7 @@ Answers are random walks through the masks, so they are whatever a model could w
 import json
 import random
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import jsonschema
@@ -13,8 +14,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat, ReasoningState, TaggedArguments
-from scheduler_svc.frontend.tools.grammar import AnswerFormat, after_reasoning, call_grammar
+from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat, TaggedArguments
+from scheduler_svc.frontend.tools.grammar import AnswerFormat, answer_grammar
+from scheduler_svc.frontend.tools.marks import TEXT, Marks
 from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
 
 MODEL = Path(__file__).parents[4] / "gpu_worker/bundled/model/tokenizer.json"
@@ -33,7 +35,6 @@ NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS = (Tool("get-weather", WEATHER, True), Tool("now", NOTHING, True))
 COMPACT = {"x-guidance": {"whitespace_flexible": False}}
 THINK = ReasoningFormat(open="<think>", close="</think>")
-FRESH = ReasoningState(may_begin=True, is_open=False)
 FORMATS = {
     "hermes": CallFormat(
         call_begin='<tool_call>\n{"name": "',
@@ -79,8 +80,15 @@ def _form(name: str) -> AnswerFormat:
     return AnswerFormat(calls=FORMATS[name], reasoning=THINK, marks=IDS, json_options=COMPACT)
 
 
-def _grammar(name: str, calls: Calls, tools: tuple[Tool, ...] = TOOLS, state: ReasoningState = FRESH) -> str:
-    grammar = call_grammar(Choice(tools, calls), _form(name), state, is_supported=lambda schema: True)
+def _supports_all(schema: Mapping[str, object]) -> bool:
+    return True
+
+
+def _grammar(
+    name: str, calls: Calls, tools: tuple[Tool, ...] = TOOLS, prefix: str = "", content: str | None = None
+) -> str:
+    choice = Choice(tools, calls)
+    grammar = answer_grammar(choice, _form(name), prefix, content=content, supports=_supports_all)
     assert grammar is not None
     return grammar
 
@@ -200,14 +208,13 @@ def test_calls_are_accepted_as_often_as_the_choice_allows(calls: Calls, text: st
     ],
 )
 def test_reasoning_goes_on_where_the_prompt_left_it(prefix: str, text: str, is_accepted: bool) -> None:
-    assert _accepts(_grammar("hermes", Calls.EXACTLY_ONE, state=THINK.state(prefix)), text) is is_accepted
+    assert _accepts(_grammar("hermes", Calls.EXACTLY_ONE, prefix=prefix), text) is is_accepted
 
 
 def test_a_model_decides_freely_over_tools_that_are_not_strict() -> None:
     tools = tuple(Tool(tool.name, tool.parameters, False) for tool in TOOLS)
-    choice = Choice(tools, Calls.ANY)
-    assert call_grammar(choice, _form("hermes"), FRESH, is_supported=lambda schema: True) is None
-    assert call_grammar(Choice((), Calls.NONE), _form("hermes"), FRESH, is_supported=lambda schema: True) is None
+    for choice in (Choice(tools, Calls.ANY), Choice((), Calls.NONE)):
+        assert answer_grammar(choice, _form("hermes"), "", content=None, supports=_supports_all) is None
     # With one strict tool, calls of the others have any arguments.
     mixed = _grammar("hermes", Calls.ANY, (TOOLS[0], tools[1]))
     assert _accepts(mixed, '<tool_call>\n{"name": "now", "arguments": {"zone":3}}\n</tool_call>')
@@ -216,14 +223,15 @@ def test_a_model_decides_freely_over_tools_that_are_not_strict() -> None:
 
 def test_arguments_are_any_object_where_a_loose_tool_has_a_schema_that_is_not_supported() -> None:
     choice = Choice((Tool("now", {"type": "object", "not": {}}, False),), Calls.EXACTLY_ONE)
-    grammar = call_grammar(choice, _form("hermes"), FRESH, is_supported=lambda schema: "not" not in schema)
+    form = _form("hermes")
+    grammar = answer_grammar(choice, form, "", content=None, supports=lambda schema: "not" not in schema)
     assert grammar is not None
     assert _accepts(grammar, '<tool_call>\n{"name": "now", "arguments": {"zone":3}}\n</tool_call>')
 
 
 def test_marks_that_are_no_tokens_of_their_own_are_text() -> None:
     form = AnswerFormat(calls=FORMATS["bare"], reasoning=None, json_options=COMPACT)
-    grammar = call_grammar(Choice(TOOLS, Calls.ANY), form, FRESH, is_supported=lambda schema: True)
+    grammar = answer_grammar(Choice(TOOLS, Calls.ANY), form, "", content=None, supports=_supports_all)
     assert grammar is not None
     assert _accepts(grammar, 'Sure: {"name": "now", "arguments": {}}; {"name": "now", "arguments": {}} Done.')
     assert not _accepts(grammar, 'Sure: {"name": "never", "arguments": {}}')
@@ -242,18 +250,77 @@ def test_references_of_a_tagged_argument_are_found() -> None:
     assert not _accepts(grammar, begin + '{"y":3}' + end)
 
 
-@pytest.mark.parametrize("inner", ['start: "a" | "b"', json.dumps({"grammars": [{"json_schema": {"enum": ["a"]}}]})])
-def test_an_answer_under_a_constraint_may_begin_with_reasoning(inner: str) -> None:
-    content = "a" if inner.startswith("start") else '"a"'
-    grammar = after_reasoning(inner, _form("hermes"), FRESH)
-    assert _accepts(grammar, "<think>well</think>\n" + content)
-    assert _accepts(grammar, content)
-    assert not _accepts(grammar, "well" + content)
-    assert after_reasoning(inner, _form("hermes"), THINK.state("<think></think>")) == inner
+A_OR_B = json.dumps({"grammars": [{"lark_grammar": 'start: "a" | "b"'}]})
+ONLY_A = json.dumps({"grammars": [{"json_schema": {"enum": ["a"]}}]})
+
+
+@pytest.mark.parametrize(("content", "text"), [(A_OR_B, "a"), (ONLY_A, '"a"')])
+def test_an_answer_under_a_constraint_may_begin_with_reasoning(content: str, text: str) -> None:
+    grammar = _grammar("hermes", Calls.NONE, (), content=content)
+    assert _accepts(grammar, "<think>well</think>\n" + text)
+    assert _accepts(grammar, text)
+    assert not _accepts(grammar, "well" + text)
+    assert _grammar("hermes", Calls.NONE, (), "<think></think>", content) == content
+
+
+def test_an_answer_under_a_constraint_may_call_tools_instead() -> None:
+    grammar = _grammar("hermes", Calls.ANY, content=ONLY_A)
+    assert _accepts(grammar, '"a"')
+    assert _accepts(grammar, f"<think>well</think>{CALL}\n{CALL}")
+    assert not _accepts(grammar, "Sure: " + CALL)
+    assert not _accepts(grammar, "Sure.")
+
+
+MARKED = AnswerFormat(
+    calls=CallFormat(
+        call_begin="[TOOL_CALLS]to=", middle=" json<|message|>", call_end="<|call|>", trigger="[TOOL_CALLS]to="
+    ),
+    reasoning=ReasoningFormat(open="[TOOL_CALLS]analysis<|message|>", close="<|call|>[TOOL_CALLS]assistant"),
+    content_begin="[TOOL_CALLS]final<|message|>",
+    marks=IDS,
+    json_options=COMPACT,
+)
+
+
+@pytest.mark.parametrize(
+    ("calls", "text", "is_accepted"),
+    [
+        (Calls.ANY, "[TOOL_CALLS]final<|message|>Hello.", True),
+        (Calls.ANY, "Hello.", False),
+        (Calls.ANY, "[TOOL_CALLS]to=now json<|message|>{}<|call|>", True),
+        (
+            Calls.EXACTLY_ONE,
+            "[TOOL_CALLS]analysis<|message|>well<|call|>[TOOL_CALLS]assistant"
+            "[TOOL_CALLS]to=now json<|message|>{}<|call|>",
+            True,
+        ),
+        (Calls.EXACTLY_ONE, "[TOOL_CALLS]final<|message|>Hello.", False),
+    ],
+)
+def test_a_family_that_marks_content_writes_its_marks(calls: Calls, text: str, is_accepted: bool) -> None:
+    grammar = answer_grammar(Choice(TOOLS, calls), MARKED, "", content=None, supports=_supports_all)
+    assert grammar is not None
+    assert _accepts(grammar, text) is is_accepted
+
+
+def test_content_under_a_constraint_has_the_marks_of_its_family() -> None:
+    grammar = answer_grammar(Choice((), Calls.NONE), MARKED, "", content=ONLY_A, supports=_supports_all)
+    assert grammar is not None
+    assert _accepts(grammar, '[TOOL_CALLS]final<|message|>"a"')
+    assert not _accepts(grammar, '"a"')
+    begun = "[TOOL_CALLS]final<|message|>"
+    assert answer_grammar(Choice((), Calls.NONE), MARKED, begun, content=ONLY_A, supports=_supports_all) == ONLY_A
+
+
+def test_text_up_to_a_mark_ends_with_what_stands_before_the_mark() -> None:
+    rule = Marks(IDS).until("value", "\n/</think>")
+    grammar = json.dumps({"grammars": [{"lark_grammar": f"start: value\n{rule}\n{TEXT}"}]})
+    assert _accepts(grammar, "a\n/b\n/</think>")
+    assert not _accepts(grammar, "a\n</think>")
 
 
 def test_an_unknown_format_is_refused_only_where_calls_are_needed() -> None:
     form = AnswerFormat(calls=None, reasoning=None)
     with pytest.raises(ValueError, match="does not know how the served model writes calls"):
-        call_grammar(Choice(TOOLS, Calls.EXACTLY_ONE), form, FRESH, is_supported=lambda schema: True)
-    assert call_grammar(Choice((), Calls.NONE), form, FRESH, is_supported=lambda schema: True) is None
+        answer_grammar(Choice(TOOLS, Calls.EXACTLY_ONE), form, "", content=None, supports=_supports_all)
+    assert answer_grammar(Choice((), Calls.NONE), form, "", content=None, supports=_supports_all) is None
