@@ -24,6 +24,7 @@ _MARKER = re.compile(f"[{MARKERS}]")
 # What a template makes of a marker that it writes as JSON in ASCII: the token behind it would not be recognized.
 _ESCAPED_MARKER = "\\udb80\\udc0"
 MAX_ERROR_CHARS = 300
+_IN_BRACKETS = re.compile(r"<.*>", re.DOTALL).fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,12 @@ class Renderer:
         self._first_chars = frozenset(token[0] for token in self._forbidden)
         # Encoding sets a switch of the tokenizer for a moment, so it is used by one thread at a time.
         self._lock = threading.Lock()
+
+    @property
+    def marks(self) -> Mapping[str, int]:
+        """The ids of the tokens that llguidance treats as marks, by their texts: special ones, and <these>."""
+        added: Mapping[int, Any] = self._tokenizer.added_tokens_decoder
+        return {token.content: idx for idx, token in added.items() if token.special or _IN_BRACKETS(token.content)}
 
     def render(self, conversation: Conversation, max_chars: int) -> Rendered:
         """Raises Refusal if the template refuses the chat, or makes more than `max_chars` characters of it."""
