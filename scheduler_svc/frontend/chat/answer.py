@@ -92,7 +92,8 @@ class AnswerParser:
     ) -> None:
         self._spec, self._types = spec, argument_types
         self._request_id, self._sample_idx = request_id, sample_idx
-        self._segmenter = Segmenter(spec, frozenset({CALLS_FIELD}) if ignores_calls else frozenset())
+        shown = {CONTENT_FIELD, *REASONING_FIELDS}
+        self._segmenter = Segmenter(spec, frozenset(spec.fields.keys() - shown) if ignores_calls else frozenset())
         self._content = _Part(spec.fields.get(CONTENT_FIELD), keeps_start=True)
         name = next((each for each in REASONING_FIELDS if each in spec.fields), "")
         self._reasoning_field = name
@@ -120,11 +121,11 @@ class AnswerParser:
 
     def finish(self) -> Parsed:
         """What the end of the answer adds."""
-        parsed = self._read(self._segmenter.finish(), is_end=True)
+        parsed = self._read(self._segmenter.finish())
         parsed.content += self._content.rest()
         return parsed
 
-    def _read(self, events: Iterable[Event], *, is_end: bool = False) -> Parsed:
+    def _read(self, events: Iterable[Event]) -> Parsed:
         parsed = Parsed()
         for event in events:
             event = self._without_prompt(event)
@@ -133,14 +134,20 @@ class AnswerParser:
             elif event.field == CONTENT_FIELD:
                 if event.kind is Kind.TEXT:
                     parsed.content += self._content.push(event.text)
-                elif event.kind is Kind.CLOSE and not is_end:
+                elif event.kind is Kind.CLOSE and event.text:
+                    # Without a mark of its own it ends where another region begins, which may be no call after all.
                     self._content.end()
             elif event.field == self._reasoning_field:
-                if event.kind is Kind.TEXT:
+                if event.kind is Kind.OPEN:
+                    self._content.end()
+                elif event.kind is Kind.TEXT:
                     parsed.reasoning += self._reasoning.push(event.text)
                 elif event.kind is Kind.CLOSE:
                     self._reasoning.end()
                     self._content.end()
+            elif self._is_babble:
+                # A mark around calls, and the calls are content.
+                parsed.content += self._content.push(event.text)
         return parsed
 
     def _without_prompt(self, event: Event) -> Event:

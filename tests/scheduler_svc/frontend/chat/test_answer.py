@@ -1,0 +1,236 @@
+"""Parsed answers of every family: as they were written, as Transformers parses them, and however they are cut."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers.utils.chat_parsing import parse_response
+
+from scheduler_svc.frontend.chat.answer import MAX_CALL_CHARS, AnswerParser, Parsed
+from scheduler_svc.frontend.chat.calls import argument_types, call_id
+from scheduler_svc.frontend.chat.forms import choose_form
+from scheduler_svc.frontend.chat.served import spec_of
+from tests.scheduler_svc.frontend.chat.answers import FAMILIES, Call, Family, hermes
+
+# Text that is no mark, and none of what marks are made of; with letters of two to four bytes.
+WORDS = st.text(st.sampled_from("ab z.,\n'é€😀"), max_size=12)
+VALUES = st.one_of(
+    st.integers(-(10**6), 10**6),
+    st.booleans(),
+    st.none(),
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
+    st.lists(st.integers(0, 9), max_size=3),
+    st.dictionaries(st.sampled_from(["k", "l"]), st.integers(0, 9), max_size=2),
+)
+STRINGS = st.text(st.sampled_from("ab \\é😀.,"), min_size=1, max_size=8).map(lambda text: f"s{text}s")
+ARGUMENTS = st.dictionaries(st.sampled_from(["a", "b", "city"]), STRINGS | VALUES, max_size=3)
+CALLS = st.lists(st.tuples(st.sampled_from(["f", "get_weather", "x.y-2"]), ARGUMENTS), min_size=1, max_size=3)
+
+
+def spec(family: str) -> Any:
+    return spec_of(template_of(family))
+
+
+def template_of(family: str) -> str:
+    form = choose_form([FAMILIES[family].literals], "", None)
+    assert form is not None and form.family == family
+    return json.dumps(form.template)
+
+
+def parser(
+    family: str, prefix: str = "", *, ignores_calls: bool = False, types: Mapping[str, Any] = {}
+) -> AnswerParser:
+    return AnswerParser(
+        spec(family), prefix, argument_types=types, ignores_calls=ignores_calls, request_id="r", sample_idx=0
+    )
+
+
+def parsed(made: AnswerParser, pieces: Sequence[str]) -> Parsed:
+    whole = Parsed()
+    for piece in pieces:
+        whole.add(made.feed(piece))
+    whole.add(made.finish())
+    return whole
+
+
+def calls_of(whole: Parsed) -> list[Call]:
+    """The calls, from their pieces as a caller joins them."""
+    names, arguments = dict[int, str](), dict[int, str]()
+    for piece in whole.calls:
+        if piece.id:
+            assert piece.idx == len(names) and piece.id == call_id("r", 0, piece.idx)
+            names[piece.idx] = piece.name
+        assert piece.idx == len(names) - 1
+        arguments[piece.idx] = arguments.get(piece.idx, "") + piece.arguments
+    return [(name, json.loads(arguments[idx])) for idx, name in names.items()]
+
+
+def tools_of(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """Tools whose arguments have the types of these calls' values."""
+    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+    properties: dict[str, dict[str, Any]] = {}
+    for name, args in calls:
+        for key, value in args.items():
+            properties.setdefault(name, {})[key] = {"type": kinds.get(type(value), "null")}
+    return [{"function": {"name": name, "parameters": {"properties": found}}} for name, found in properties.items()]
+
+
+@st.composite
+def cuts(draw: st.DrawFn, text: str) -> list[str]:
+    """The text in random pieces, some of them empty."""
+    at = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return [text[start:end] for start, end in zip([0, *at], [*at, len(text)], strict=True)]
+
+
+@st.composite
+def written(draw: st.DrawFn, family: Family) -> tuple[str, str, str, list[Call]]:
+    """(text, reasoning, content, calls) of an answer in the order in which the family writes them."""
+    reasoning = draw(WORDS) if family.reasoning is not None and draw(st.booleans()) else ""
+    content, calls = draw(WORDS), draw(CALLS) if family.calls is not None and draw(st.booleans()) else []
+    # Two calls of one tool with values of other types would need two schemas.
+    calls = list({name: (name, args) for name, args in calls}.values())
+    text = family.reasoning(reasoning) if family.reasoning is not None and reasoning else ""
+    text += family.content(content)
+    text += family.calls(calls) if family.calls is not None and calls else ""
+    return text, reasoning, content, calls
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_an_answer_is_parsed_as_it_was_written_however_it_is_cut(name: str, data: st.DataObject) -> None:
+    family = FAMILIES[name]
+    text, reasoning, content, calls = data.draw(written(family))
+    tools = tools_of(calls)
+    types = argument_types(tools) if family.is_tagged else {}
+    whole = parsed(parser(name, types=types), [text])
+    assert whole.reasoning == reasoning.strip()
+    assert whole.content.strip() == content.strip()
+    assert calls_of(whole) == calls
+    pieces = parsed(parser(name, types=types), data.draw(cuts(text)))
+    assert (pieces.reasoning, pieces.content) == (whole.reasoning, whole.content)
+    assert calls_of(pieces) == calls
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_an_answer_is_parsed_as_by_transformers(name: str, data: st.DataObject) -> None:
+    family = FAMILIES[name]
+    text, _, _, calls = data.draw(written(family))
+    tools = tools_of(calls) if family.is_tagged else None
+    message = parse_response(text, json.loads(template_of(name)), prefix="", tools=tools)
+    whole = parsed(parser(name, types=argument_types(tools or [])), data.draw(cuts(text)))
+    assert whole.reasoning == message.get("reasoning_content", "")
+    # White space between calls is an empty region there, with a line break before it.
+    assert whole.content.strip() == message.get("content", "").strip()
+    expected = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+    assert calls_of(whole) == expected
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_babble_of_marks_never_fails_and_does_not_depend_on_the_cuts(name: str, data: st.DataObject) -> None:
+    """Marks in any order, with anything between: models that go astray, and callers who ask them to."""
+    family = FAMILIES[name]
+    sample = family.calls([("f", {"a": "s"})]) if family.calls is not None else ""
+    sample += family.reasoning("r") if family.reasoning is not None else ""
+    marks = [*re.findall(r"<[^<>]*>|\[[A-Z_/]+\]|[{}\[\]\",:]|\w+|\s", sample), " ", "{", "}", '"']
+    text = "".join(data.draw(st.lists(st.sampled_from(marks), max_size=24)))
+    whole = parsed(parser(name), [text])
+    pieces = parsed(parser(name), data.draw(cuts(text)))
+    assert (pieces.reasoning, pieces.content, calls_text(pieces)) == (whole.reasoning, whole.content, calls_text(whole))
+
+
+def calls_text(whole: Parsed) -> list[tuple[int, str, str]]:
+    """The calls, joined; arguments may be incomplete."""
+    joined: dict[int, tuple[str, str]] = {}
+    for piece in whole.calls:
+        name, arguments = joined.get(piece.idx, ("", ""))
+        joined[piece.idx] = (name + piece.name, arguments + piece.arguments)
+    return [(idx, *found) for idx, found in joined.items()]
+
+
+BROKEN = [
+    "<tool_call>{broken</tool_call>",
+    "<tool_call></tool_call>",
+    "<tool_call>[]</tool_call>",
+    '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+    '<tool_call>{"name": "f"}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
+    '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
+    "<tool_call>" + "[" * 3000 + "</tool_call>",
+]
+
+
+@pytest.mark.parametrize("call", BROKEN, ids=lambda call: call[:40])
+def test_what_is_not_a_call_is_content_with_its_marks(call: str) -> None:
+    whole = parsed(parser("hermes"), [f"Before {call} after.", hermes("f", {}), "end"])
+    assert whole.content == f"Before {call} after.\nend"
+    assert calls_of(whole) == [("f", {})]
+
+
+def test_a_call_that_the_end_cuts_off_is_content() -> None:
+    whole = parsed(parser("hermes"), ['Hm <tool_call>\n{"name": "f", "argum'])
+    assert (whole.content, whole.calls) == ('Hm <tool_call>\n{"name": "f", "argum', [])
+
+
+def test_a_call_without_its_last_mark_is_a_call() -> None:
+    whole = parsed(parser("hermes"), ['<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n'])
+    assert (whole.content, calls_of(whole)) == ("", [("f", {"a": 1})])
+
+
+def test_a_region_that_is_too_long_for_a_call_is_content() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * MAX_CALL_CHARS + '"}}</tool_call> end'
+    whole = parsed(parser("hermes"), [text[at : at + 1000] for at in range(0, len(text), 1000)])
+    assert (whole.content, whole.calls) == (text, [])
+
+
+def test_without_tools_calls_are_content() -> None:
+    text = f"<think>r</think>{hermes('f', {})} x"
+    whole = parsed(parser("hermes", ignores_calls=True), list(text))
+    assert (whole.reasoning, whole.content, whole.calls) == ("r", f"{hermes('f', {})} x", [])
+
+
+def test_half_of_a_surrogate_pair_stays_an_escape() -> None:
+    whole = parsed(parser("hermes"), ['<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>'])
+    [piece] = [each for each in whole.calls if each.arguments]
+    piece.arguments.encode()
+    assert json.loads(piece.arguments) == {"a": "\ud800"}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "text", "expected"),
+    [
+        ("", " Hello \n", (" Hello \n", "")),
+        ("<think>\n", "so\n</think>\n\nHello", ("Hello", "so")),
+        ("<think>\n\n</think>\n\n", "\nHello ", ("Hello ", "")),
+        ("Well, ", " then", (" then", "")),
+        ("a <", "b", ("b", "")),
+        ("a <thi", "nk>so</think>x", ("\nx", "so")),
+    ],
+)
+def test_the_prompts_part_of_the_message_is_not_part_of_the_answer(
+    prefix: str, text: str, expected: tuple[str, str]
+) -> None:
+    for pieces in ([text], list(text)):
+        whole = parsed(parser("hermes", prefix), pieces)
+        assert (whole.content, whole.reasoning) == expected
+
+
+def test_reasoning_is_known_while_it_runs() -> None:
+    made = parser("hermes")
+    states = [(made.feed(text), made.is_reasoning)[1] for text in ("<think>", "a", "</think>", "b")]
+    assert states == [True, True, False, False]
+
+
+def test_ids_of_calls_have_nine_letters_and_digits_and_differ() -> None:
+    ids = {call_id(request, sample, call) for request in "ab" for sample in range(3) for call in range(5)}
+    assert len(ids) == 30
+    assert all(re.fullmatch(r"[A-Za-z0-9]{9}", each) for each in ids)
