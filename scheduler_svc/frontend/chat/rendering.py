@@ -6,6 +6,7 @@ with the first chat template, and imports no torch. Templates are the operator's
 """
 
 import json
+import logging
 import os
 import re
 import threading
@@ -17,6 +18,8 @@ from tandem.internal.v1 import worker_pb2
 
 from scheduler_svc.frontend.chat.conversation import Conversation
 from scheduler_svc.frontend.rpc import status
+
+logger = logging.getLogger(__name__)
 
 # Transformers puts a caller's control tokens between these two, until they have been tokenized as text.
 MARKERS = "\U000f0000\U000f0001"
@@ -55,6 +58,7 @@ class Renderer:
         self._first_chars = frozenset(token[0] for token in self._forbidden)
         # Encoding sets a switch of the tokenizer for a moment, so it is used by one thread at a time.
         self._lock = threading.Lock()
+        self._check_template()
 
     @property
     def marks(self) -> Mapping[str, int]:
@@ -83,6 +87,20 @@ class Renderer:
             except Exception as error:  # Any error of a template: of jinja2, or of Python for wrong types.
                 raise _template_failed(error) from error
             return Rendered(token_ids=list(token_ids), marked=self._tokenizer.marked)
+
+    def _check_template(self) -> None:
+        """Raises jinja2's TemplateSyntaxError. A template may have other reasons to refuse so short a chat."""
+        from jinja2 import TemplateSyntaxError
+
+        message = {"role": "user", "content": "Hello"}
+        trial: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {}}}
+        for tools in (None, [trial]):
+            try:
+                self._tokenizer.apply_chat_template([message], tools=tools, tokenize=False)
+            except TemplateSyntaxError:
+                raise
+            except Exception as error:
+                logger.info("the chat template refuses a trial: %s", error)
 
     def _check_args(self, args: Mapping[str, Any]) -> None:
         for name in args:

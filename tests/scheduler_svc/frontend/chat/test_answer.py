@@ -42,10 +42,10 @@ def template_of(family: str) -> str:
 
 
 def parser(
-    family: str, prefix: str = "", *, ignores_calls: bool = False, types: Mapping[str, Any] = {}
+    family: str, prefix: str = "", *, ignores_calls: bool = False, types: Mapping[str, Any] | None = None
 ) -> AnswerParser:
     return AnswerParser(
-        spec(family), prefix, argument_types=types, ignores_calls=ignores_calls, request_id="r", sample_idx=0
+        spec(family), prefix, argument_types=types or {}, ignores_calls=ignores_calls, request_id="r", sample_idx=0
     )
 
 
