@@ -36,6 +36,8 @@ class Model:
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None
     chat: ServedChat
+    # Of which the process that tries grammars makes its own tokenizer.
+    tokenizer_json: bytes = field(repr=False)
     # SHA-256 of the bytes that `tokenizer` was made from.
     tokenizer_digest: bytes = field(repr=False)
     # The start of every chain of page hashes. It is a secret and never logged.
@@ -79,6 +81,7 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None, answers: A
         eos_token_ids=frozenset(info.eos_token_ids),
         tokenizer=tokenizer,
         chat=chat,
+        tokenizer_json=state.tokenizer_json,
         tokenizer_digest=digest,
         cache_root=state.cache_root,
     )

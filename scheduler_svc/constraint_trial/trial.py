@@ -1,0 +1,66 @@
+"""One trial of a grammar: compile it, compute the first mask, and walk through 64 masks at random.
+
+Owns the words of a refusal. Knows nothing of sockets or processes. The walk of one grammar is always the same.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+from hashlib import sha256
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+NUM_MASKS = 64
+# The worker's limit for a mask.
+MASK_SECONDS = 0.25
+
+
+class Trial:
+    """Tries grammars with one tokenizer."""
+
+    def __init__(self, tokenizer: LLTokenizer, eos_token_ids: Sequence[int]) -> None:
+        """`eos_token_ids` are the model's."""
+        self._tokenizer = tokenizer
+        self._eos = frozenset(eos_token_ids)
+        # What llguidance takes for the end although it is not the model's.
+        self._hidden = [token for token in tokenizer.eos_tokens if token not in self._eos]
+
+    def refusal(self, grammar: str) -> str:
+        """Returns why the grammar is refused, in one sentence; empty if it is not."""
+        try:
+            return self._walk(grammar)
+        # llguidance's panics are no Exceptions.
+        except BaseException as error:
+            return f"llguidance: {type(error).__name__}: {_first_line(str(error))}"
+
+    def _walk(self, grammar: str) -> str:
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        rng = random.Random(sha256(grammar.encode()).digest())
+        for step in range(NUM_MASKS + 1):
+            if matcher.is_error():
+                return f"llguidance: {_first_line(matcher.get_error())}"
+            if matcher.is_stopped():
+                return "" if matcher.is_accepting() else f"llguidance stopped: {matcher.stop_reason()}"
+            begun = time.thread_time()
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+            seconds = time.thread_time() - begun
+            if matcher.is_error():
+                continue
+            if seconds > MASK_SECONDS:
+                limit = f"the limit is {MASK_SECONDS * 1e3:g} ms"
+                return f"the mask of output token {step + 1} took {seconds * 1e3:.0f} ms; {limit}"
+            allowed = bits.nonzero()[0]
+            allowed = allowed[~np.isin(allowed, self._hidden)]
+            if not len(allowed):
+                return f"no token of the model may come as output token {step + 1}"
+            token = int(allowed[rng.randrange(len(allowed))])
+            if token in self._eos:
+                return ""
+            matcher.consume_token(token)
+        return ""
+
+
+def _first_line(text: str) -> str:
+    """The first line of llguidance's message; the others show the state of its parser."""
+    return text.strip().partition("\n")[0]

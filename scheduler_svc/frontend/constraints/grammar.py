@@ -1,0 +1,118 @@
+"""Owns the grammar of a constraint: one canonical text for llguidance. Pure; imports no llguidance."""
+
+import json
+from collections.abc import Sequence
+from hashlib import sha256
+
+from tandem.v1 import constraint_pb2, inference_pb2
+
+from scheduler_svc.frontend.constraints.json_schema import check_schema, parsed
+from scheduler_svc.frontend.constraints.lark import check_lark
+from scheduler_svc.frontend.constraints.limits import (
+    MAX_BYTES,
+    MAX_CHOICES,
+    MAX_ITEM_CHARS,
+    GrammarError,
+    too_large,
+)
+from scheduler_svc.frontend.constraints.repetition import check_pattern
+
+# A blank after each comma and colon, as people and models write JSON in one line, and no other white space.
+JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+
+
+def grammar_of(constraint: constraint_pb2.Constraint) -> str:
+    """Returns the grammar of a constraint of a request. Raises GrammarError."""
+    kind = constraint.WhichOneof("kind")
+    if kind is None:
+        raise GrammarError("constraint is empty; give json_schema, json_object, regex, choices or lark")
+    if (size := constraint.ByteSize()) > MAX_BYTES:
+        raise too_large("constraint", "it has", size, MAX_BYTES, " bytes")
+    match kind:
+        case "json_schema":
+            grammar = json_grammar("constraint.json_schema", constraint.json_schema)
+        case "json_object":
+            grammar = json_grammar("constraint.json_object", '{"type": "object"}')
+        case "regex":
+            check_pattern("constraint.regex", constraint.regex)
+            grammar = _lark(f"start: /{_escaped(constraint.regex)}/")
+        case "choices":
+            grammar = _choices(constraint.choices.choices)
+        case "lark":
+            check_lark("constraint.lark", constraint.lark)
+            grammar = _lark(constraint.lark)
+    return _within_limit(grammar)
+
+
+def json_grammar(field: str, text: str) -> str:
+    """Returns the grammar of a JSON schema. Raises GrammarError."""
+    schema = parsed(field, text)
+    check_schema(field, schema)
+    # llguidance takes its options from the schema's root.
+    if schema is False:
+        raise GrammarError(f"{field} is false; no output would match it")
+    options = {"x-guidance": JSON_OPTIONS}
+    return _text({"json_schema": options if schema is True else {**schema, **options}})
+
+
+def _choices(texts: Sequence[str]) -> str:
+    field = "constraint.choices.choices"
+    if not 1 <= len(texts) <= MAX_CHOICES:
+        raise GrammarError(f"{field} is {len(texts)} long; it must be between 1 and {MAX_CHOICES}")
+    for i, text in enumerate(texts):
+        if not text:
+            raise GrammarError(f"{field}[{i}] is empty; at least 1 character is needed")
+        if len(text) > MAX_ITEM_CHARS:
+            raise too_large(field, f"entry {i} has", len(text), MAX_ITEM_CHARS, " characters")
+    # The same choice twice makes the same outputs.
+    return _lark("start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(texts)))
+
+
+def _escaped(pattern: str) -> str:
+    """A pattern between slashes in one line of a grammar."""
+    out: list[str] = []
+    is_escaped = False
+    for char in pattern:
+        if is_escaped:
+            # An escaped line break is a line break.
+            out.append({"\n": "n", "\r": "r"}.get(char, char))
+            is_escaped = False
+        elif char in "/\n\r":
+            out.append({"/": "\\/", "\n": "\\n", "\r": "\\r"}[char])
+        else:
+            out.append(char)
+            is_escaped = char == "\\"
+    return "".join(out)
+
+
+def _lark(text: str) -> str:
+    # Not bare: a text that begins with a brace would be read as JSON.
+    return _text({"lark_grammar": text})
+
+
+def _text(grammar: dict[str, object]) -> str:
+    return json.dumps({"grammars": [grammar]}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _within_limit(grammar: str) -> str:
+    if (size := len(grammar.encode())) > MAX_BYTES:
+        raise too_large("constraint", "the grammar made of it has", size, MAX_BYTES, " bytes")
+    return grammar
+
+
+def hash_of(grammar: str) -> bytes:
+    """The name of a grammar: the SHA-256 of its text, 32 bytes."""
+    return sha256(grammar.encode()).digest()
+
+
+def check_combination(request: inference_pb2.GenerateRequest) -> None:
+    """Refuses fields that would leave a constrained output no token, or go on after its end. Raises GrammarError."""
+    sampling, stop = request.sampling, request.stop
+    for name, is_set in (
+        ("stop.min_new_tokens", stop.min_new_tokens > 0),
+        ("stop.ignore_eos", stop.ignore_eos),
+        ("sampling.allowed_token_ids", sampling.HasField("allowed_token_ids")),
+        ("sampling.banned_token_ids", bool(sampling.banned_token_ids)),
+    ):
+        if is_set:
+            raise GrammarError(f"{name} and constraint exclude each other; the constraint says which tokens may come")

@@ -1,0 +1,138 @@
+"""Checks a grammar of llguidance's dialect of Lark before it is compiled: nesting, repetition, alternatives, schemas.
+
+It reads the text as a list of words and knows just enough of the dialect to find rules and quantifiers; whether the
+grammar is valid is llguidance's to say. Owns no state.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+
+from scheduler_svc.frontend.constraints.json_schema import check_schema, parsed
+from scheduler_svc.frontend.constraints.limits import (
+    MAX_ALTERNATIVES,
+    MAX_DEPTH,
+    MAX_REPETITION,
+    GrammarError,
+    too_large,
+)
+from scheduler_svc.frontend.constraints.repetition import bound_of, repetition
+
+_WORD = re.compile(
+    r"""
+    (?P<comment> (//|\#)[^\n]* )
+  | (?P<string> "(\\.|[^"\\\n])*"i? )
+  | (?P<regex> /(?!/)(\\.|[^/\\\n])+/[imslux]* )
+  | (?P<json> %(json|llguidance)\b )
+  | (?P<rule> [?!]?[A-Za-z_][\w\-]* (\.-?\d+)? (\s*\[[^\]\n]*\])? \s* : (?!:) )
+  | (?P<bounds> \{\s*\d*\s*,?\s*\d*\s*\} | ~\s*\d+(\s*\.\.\s*\d+)? )
+  | (?P<name> @?[A-Za-z_][\w\-]* )
+  | (?P<token> <[^>\n]*> )
+  | (?P<mark> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(slots=True)
+class _Rule:
+    """What a rule contains: parts with the product of the repetitions around each; names are measured later."""
+
+    literal: int = 1
+    names: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+
+
+def check_lark(name: str, text: str) -> None:
+    """Refuses a grammar with sizes beyond the limits. `name` is the request's field. Raises GrammarError."""
+    rules: dict[str, _Rule] = {}
+    words = _words(name, text)
+    alternatives = sum(word == "|" for _, word in words)
+    if alternatives + 1 > MAX_ALTERNATIVES:
+        raise too_large(name, "the rules have", alternatives + 1, MAX_ALTERNATIVES, " alternatives")
+    body: list[tuple[str, str]] = []
+    current = ""
+    for kind, word in [*words, ("rule", ":")]:
+        if kind != "rule":
+            body.append((kind, word))
+            continue
+        if current:
+            rules[current] = _read(name, body)
+        current, body = re.split(r"[\s.:\[]", word.lstrip("?!"), maxsplit=1)[0], []
+    measured: dict[str, int] = {}
+    for rule in rules:
+        _measure(name, rule, rules, measured, 0)
+
+
+def _words(name: str, text: str) -> list[tuple[str, str]]:
+    """The words that matter, in order. The schema of `%json` is checked and left out."""
+    words: list[tuple[str, str]] = []
+    position = 0
+    while (found := _WORD.match(text, position)) is not None:
+        kind, word, position = str(found.lastgroup), found[0], found.end()
+        if kind == "json":
+            position = _skip_json(name, text, position, is_schema=word == "%json")
+        elif kind != "comment" and not word.isspace():
+            words.append((kind, word))
+    return words
+
+
+def _skip_json(name: str, text: str, position: int, *, is_schema: bool) -> int:
+    """Returns the position behind a JSON value in a grammar."""
+    start = len(text) - len(text[position:].lstrip())
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"{name}: what follows %json or %llguidance is not JSON: {error}") from None
+    if is_schema:
+        check_schema(name, parsed(name, text[start:end]))
+    return end
+
+
+def _read(name: str, body: list[tuple[str, str]]) -> _Rule:
+    """Reads the body of a rule: a quantifier multiplies what stands before it, a word or a group."""
+    groups, last = [_Rule()], _Rule()
+    for kind, word in body:
+        if kind == "mark" and word in "([":
+            groups.append(_Rule())
+            last = _Rule()
+            if len(groups) > MAX_DEPTH + 1:
+                raise too_large(name, "groups are nested", len(groups) - 1, MAX_DEPTH, " deep")
+            continue
+        if kind == "mark" and word in ")]" and len(groups) > 1:
+            last = groups.pop()
+        elif kind == "bounds":
+            numbers = _DIGITS.findall(word)
+            last = _times(last, bound_of(numbers[0] if numbers else "", numbers[-1] if numbers else ""))
+        elif kind == "mark" and word in "*+?":
+            continue
+        elif kind == "regex":
+            last = _Rule(repetition(name, word[1 : word.rindex("/")]))
+        elif kind == "name":
+            last = _Rule(1, [(word, 1)])
+        else:
+            last = _Rule()
+        inside = groups[-1]
+        inside.literal = max(inside.literal, last.literal)
+        inside.names += last.names
+    return groups[0]
+
+
+def _times(rule: _Rule, count: int) -> _Rule:
+    return _Rule(rule.literal * count, [(name, times * count) for name, times in rule.names])
+
+
+def _measure(field_name: str, rule: str, rules: dict[str, _Rule], measured: dict[str, int], depth: int) -> int:
+    """Returns the largest product of nested repetitions of a rule. A recursive rule counts as 1 inside itself."""
+    if rule not in rules or rule in measured:
+        return measured.get(rule, 1)
+    if depth > MAX_DEPTH:
+        raise too_large(field_name, "rules are nested", depth, MAX_DEPTH, " deep")
+    measured[rule] = 1
+    product = rules[rule].literal
+    for name, times in rules[rule].names:
+        product = max(product, times * _measure(field_name, name, rules, measured, depth + 1))
+    if product > MAX_REPETITION:
+        raise too_large(field_name, "nested repetitions make", product, MAX_REPETITION, f" (in rule {rule[:64]})")
+    measured[rule] = product
+    return product

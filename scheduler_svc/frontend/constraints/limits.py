@@ -1,0 +1,22 @@
+"""Owns the limits of a constraint that are checked without compiling it."""
+
+# Of the constraint, and of the grammar that is made of it.
+MAX_BYTES = 65_536
+# Of an entry of enum, of const, and of a choice.
+MAX_ITEM_CHARS = 4_096
+# Of the smallest part of a pattern, after multiplication of nested repetitions.
+MAX_REPETITION = 10_000
+# Of a JSON schema, and of groups in a pattern or a grammar.
+MAX_DEPTH = 64
+MAX_CHOICES = 1_024
+# Of all rules of a Lark grammar together.
+MAX_ALTERNATIVES = 1_024
+
+
+class GrammarError(Exception):
+    """The constraint is refused; the text is one sentence, which begins with the field."""
+
+
+def too_large(field: str, what: str, number: int, limit: int, where: str = "") -> GrammarError:
+    """The refusal of a number beyond its limit."""
+    return GrammarError(f"{field}: {what} {number}{where}; the limit is {limit}")

@@ -1,0 +1,164 @@
+"""The front end's end of the process that tries grammars: starts it, waits for it, kills it.
+
+Owns the process, its sockets and the clock of a trial. Knows nothing of tenants, or of which grammar is next.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from scheduler_svc.constraint_trial.frames import HELLO, MAX_PACKET, packed, unpacked
+
+# A grammar that takes longer is refused.
+TRIAL_SECONDS = 2.0
+# For the imports and the largest tokenizers, under SCHED_IDLE.
+START_SECONDS = 60.0
+# With less CPU time than this in TRIAL_SECONDS, nothing is known about the grammar.
+FAIR_CPU_SECONDS = 1.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class TrialUnusable(Exception):
+    """No process can try grammars for this model; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The outcome of a trial."""
+
+    # Why the grammar is refused, in one sentence; empty if it is not.
+    refusal: str = ""
+    # Whether the process had to be killed.
+    was_killed: bool = False
+    # Whether the machine was too busy to judge the grammar.
+    is_unknown: bool = False
+
+
+class TrialProcess:
+    """One at a time; no process starts before the first trial. Not for several trials at once."""
+
+    def __init__(self, tokenizer_json: bytes, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer_json, self._vocab_size, self._eos = tokenizer_json, vocab_size, tuple(eos_token_ids)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._connection: socket.socket | None = None
+        self._child = self._number = 0
+
+    async def judge(self, grammar: str) -> Verdict:
+        """Tries a grammar. Raises TrialUnusable."""
+        if self._connection is None:
+            await self._begin()
+        assert self._connection is not None
+        self._number += 1
+        cpu_before = _cpu_seconds(self._child)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(TRIAL_SECONDS):
+                await loop.sock_sendall(self._connection, packed(self._number, grammar))
+                packet = await loop.sock_recv(self._connection, MAX_PACKET)
+        except TimeoutError:
+            used = _cpu_seconds(self._child) - cpu_before
+            self._kill_child()
+            if used < FAIR_CPU_SECONDS:
+                return Verdict(was_killed=True, is_unknown=True)
+            return Verdict(refusal=f"its trial took longer than {TRIAL_SECONDS:g} s", was_killed=True)
+        except OSError:
+            packet = b""
+        except BaseException:
+            # The caller has gone; the child still computes.
+            self._kill_child()
+            raise
+        if not packet:
+            # Out of memory or a crash in llguidance.
+            self._kill_child()
+            return Verdict(refusal="its trial ended the process that tries it, perhaps out of memory", was_killed=True)
+        number, refusal = unpacked(packet)
+        assert number == self._number, f"answer {number} came where {self._number} was due"
+        return Verdict(refusal=refusal)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._kill_child()
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    async def _begin(self) -> None:
+        """Starts the process, if there is none, and a child that serves. Raises TrialUnusable."""
+        try:
+            if self._control is None:
+                await asyncio.to_thread(self._spawn)
+            assert self._control is not None
+            mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            mine.setblocking(False)
+            with other:
+                socket.send_fds(self._control, [b"fork"], [other.fileno()])
+            self._connection = mine
+            async with asyncio.timeout(START_SECONDS):
+                packet = await asyncio.get_running_loop().sock_recv(mine, MAX_PACKET)
+        except (OSError, TimeoutError) as error:
+            packet, reason = b"", f"{type(error).__name__}: {error}"
+        else:
+            reason = self._last_words()
+        if not packet:
+            self.close()
+            raise TrialUnusable(reason)
+        number, text = unpacked(packet)
+        assert number == HELLO, "a child says its process id first"
+        self._child = int(text)
+
+    def _spawn(self) -> None:
+        """Starts the process, which reads the tokenizer from memory."""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        tokenizer = os.memfd_create("tandem-tokenizer", os.MFD_CLOEXEC)
+        with theirs, os.fdopen(tokenizer, "wb") as file:
+            file.write(self._tokenizer_json)
+            file.flush()
+            inherited = theirs.fileno(), tokenizer
+            command = [sys.executable, "-m", "scheduler_svc.constraint_trial"]
+            command += ["--control", str(inherited[0]), "--tokenizer", str(inherited[1])]
+            command += ["--vocab-size", str(self._vocab_size), "--eos", *map(str, self._eos)]
+            nothing = subprocess.DEVNULL
+            # The front end is the only writer of the log; the process says on its socket why it cannot serve.
+            self._process = subprocess.Popen(command, pass_fds=inherited, stdin=nothing, stdout=nothing, stderr=nothing)
+
+    def _last_words(self) -> str:
+        """Why the process has ended."""
+        assert self._control is not None
+        self._control.setblocking(False)
+        with suppress(OSError):
+            if words := self._control.recv(MAX_PACKET):
+                return words.decode("utf-8", "replace")
+        return "its process has ended"
+
+    def _kill_child(self) -> None:
+        """Kills the child at once; the process that forked it may wait long for its turn."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._child:
+            # It is not reaped before the next child, so the number is still its own.
+            with suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGKILL)
+            self._child = 0
+
+
+def _cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS
