@@ -8,6 +8,7 @@ once.
 import hashlib
 import logging
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
@@ -65,6 +66,7 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None, answers: A
     info.has_tokenizer = tokenizer is not None
     chat = load_chat(state, answers, None if before is None else before.chat)
     info.chat_refusal = chat.refusal
+    info.constraint_refusal = _constraint_refusal(state, tokenizer)
     info.chat_parts[:] = () if chat.form is None else chat.form.parts
     defaults = inference_pb2.SamplingParams(top_k=0, num_samples=1)
     for name, limits in LIMITS.items():
@@ -85,6 +87,15 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None, answers: A
         tokenizer_digest=digest,
         cache_root=state.cache_root,
     )
+
+
+def _constraint_refusal(state: frontend_pb2.ModelState, tokenizer: Tokenizer | None) -> str:
+    """Returns why constraints are refused, in one sentence; empty if they are served."""
+    if find_spec("llguidance") is None:
+        return "constraints need llguidance, which is not installed in the scheduler's environment"
+    if tokenizer is None:
+        return "constraints need a tokenizer, and the served model has none"
+    return state.constraint_refusal
 
 
 def _sizes(info: control_pb2.GetModelInfoResponse, max_length: int, tokenizer: Tokenizer | None) -> Sizes:

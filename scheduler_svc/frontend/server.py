@@ -13,6 +13,7 @@ from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.door.tls_files import TlsFileError
 from scheduler_svc.frontend import methods, model
+from scheduler_svc.frontend.constraints.door import ConstraintDoor
 from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.door.entrance import Entrance
@@ -58,7 +59,7 @@ class FrontEnd:
         self._streams = StreamTable(
             self._link.send, settings.stream_limits, self._calls.unread, is_shared=settings.needs_tokens
         )
-        self._queries = CoreQueries(self._link.send)
+        self._queries, self._constraints = CoreQueries(self._link.send), ConstraintDoor()
         self._drains, self._updates = DrainWatches(self._link.send), WeightsWatches(self._link.send)
         self._meter = FrontMeter() if settings.measures else None
         self._request_log = RequestLog(settings.log_requests)
@@ -96,6 +97,7 @@ class FrontEnd:
             for task in (link, sweep, stop):
                 task.cancel()
             await asyncio.gather(link, sweep, stop, return_exceptions=True)
+            self._constraints.close()
 
     def stop(self) -> None:
         """Takes no more requests, and ends when the running ones have ended or the grace period is over."""
@@ -233,16 +235,11 @@ class FrontEnd:
         )
         with patient_threads():
             server = grpc.aio.server(options=options)
+        limit = settings.max_message_bytes
         inference = InferenceServicer(
-            self._readiness, self._streams, max_message_bytes=settings.max_message_bytes, meter=self._meter
+            self._readiness, self._streams, self._constraints, max_message_bytes=limit, meter=self._meter
         )
-        control = ControlServicer(
-            self._readiness,
-            self._queries,
-            self._drains,
-            self._updates,
-            max_message_bytes=settings.max_message_bytes,
-        )
+        control = ControlServicer(self._readiness, self._queries, self._drains, self._updates, max_message_bytes=limit)
         methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, self._request_log)
         if settings.reflection:
             methods.add_reflection(server, self._entrance)

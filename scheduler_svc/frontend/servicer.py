@@ -20,11 +20,12 @@ from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
 from scheduler_svc.door.tenant import Caller
+from scheduler_svc.frontend.constraints.door import ConstraintDoor
 from scheduler_svc.frontend.door.entrance import caller
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.request_log.call_record import current
-from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.rpc.caller_deadline import seconds_left
 from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.sizes.limits import MAX_CHAR_BYTES, Sizes
@@ -50,14 +51,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Serves callers that request text or tokens."""
 
     def __init__(
-        self, readiness: Readiness, streams: StreamTable, *, max_message_bytes: int, meter: FrontMeter | None = None
+        self,
+        readiness: Readiness,
+        streams: StreamTable,
+        constraints: ConstraintDoor,
+        *,
+        max_message_bytes: int,
+        meter: FrontMeter | None = None,
     ) -> None:
-        """`meter`: None without a metrics page."""
         self._readiness = readiness
         self._meter = meter
-        self._streams = streams
-        self._max_message_bytes = max_message_bytes
-        self._corks = Corks()
+        self._streams, self._constraints = streams, constraints
+        self._max_message_bytes, self._corks = max_message_bytes, Corks()
 
     def count_refusal(self, code: grpc.StatusCode) -> None:
         """Counts a Generate call that is refused before its message is here."""
@@ -193,11 +198,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: Any, model: Model, who: Caller
     ) -> tuple[frontend_pb2.Submit, PreparedStream]:
         checked = validation.check_request(request, model, who.limits)
+        constraint = await self._constraints.accept(request, model, who.tenant)
         prompt = await read_prompt(request, model, who.tenant)
         # The queue may have filled while a long text was tokenized.
         self._readiness.admit()
         token_ids, left = prompt.token_ids, seconds_left(context)
         submit = await validation.make_submit(checked, token_ids, model, who, deadline_seconds=left)
+        submit.constraint, submit.constraint_hash = constraint.source, constraint.hash
         accepted = pb.Accepted(
             request_id=checked.request_id,
             sampling=without_lists(checked.sampling),
@@ -241,14 +248,3 @@ def _prepared(
         want_token_ids=description.want_token_ids,
         received=received,
     )
-
-
-def seconds_left(context: Any) -> float:
-    """The seconds until the caller's deadline; 0 without a deadline. Raises Refusal if the deadline has passed."""
-    # None without a deadline, although the stubs promise a float.
-    seconds = context.time_remaining()
-    if seconds is None:
-        return 0.0
-    if seconds <= 0:
-        raise status.deadline_passed("the deadline passed before the request was admitted")
-    return seconds

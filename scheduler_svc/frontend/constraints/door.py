@@ -1,10 +1,9 @@
-"""Owns the way of a constraint from a request to the core's Submit: limits, grammar, trial. One for the whole process."""
+"""Owns the way of a constraint from a request to the core's Submit: limits, grammar, trial. One for the process."""
 
 import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 from tandem.v1 import inference_pb2
 
@@ -28,13 +27,6 @@ class AcceptedConstraint:
 
 
 NO_CONSTRAINT = AcceptedConstraint()
-
-
-def service_refusal(*, has_tokenizer: bool) -> str:
-    """Returns why this front end takes no constraints, in one sentence; empty if it takes them."""
-    if find_spec("llguidance") is None:
-        return "constraints need llguidance, which is not installed in the scheduler's environment"
-    return "" if has_tokenizer else "constraints need a tokenizer, and the served model has none"
 
 
 class ConstraintDoor:

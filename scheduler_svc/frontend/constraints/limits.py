@@ -1,14 +1,16 @@
-"""Owns the limits of a constraint that are checked without compiling it."""
+"""Owns the limits of a constraint that are checked without compiling it. Those that bound a message are in `sizes/`."""
+
+from scheduler_svc.frontend.sizes.limits import MAX_CHOICE_CHARS, MAX_CONSTRAINT_BYTES
+from scheduler_svc.frontend.sizes.limits import MAX_CHOICES as MAX_CHOICES
 
 # Of the constraint, and of the grammar that is made of it.
-MAX_BYTES = 65_536
+MAX_BYTES = MAX_CONSTRAINT_BYTES
 # Of an entry of enum, of const, and of a choice.
-MAX_ITEM_CHARS = 4_096
+MAX_ITEM_CHARS = MAX_CHOICE_CHARS
 # Of the smallest part of a pattern, after multiplication of nested repetitions.
 MAX_REPETITION = 10_000
 # Of a JSON schema, and of groups in a pattern or a grammar.
 MAX_DEPTH = 64
-MAX_CHOICES = 1_024
 # Of all rules of a Lark grammar together.
 MAX_ALTERNATIVES = 1_024
 

@@ -1,8 +1,8 @@
 """Which grammar is tried next, for whom, and the answers of earlier trials. Owns the process that tries them.
 
-One grammar is tried at a time. The tenant that has used the least time of the process goes first (start-time fair queueing,
-as in `text/fair_threads`), so a tenant with slow grammars delays another's by one of its own at most. Equal grammars
-share one trial, and a result is kept by the grammar's hash.
+One grammar is tried at a time. The tenant that has used the least time of the process goes first (start-time fair
+queueing, as in `text/fair_threads`), so a tenant with slow grammars delays another's by one of its own at most. Equal
+grammars share one trial, and a result is kept by the grammar's hash.
 """
 
 import asyncio

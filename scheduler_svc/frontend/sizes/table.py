@@ -63,6 +63,8 @@ _INSIDE = _FLAG = Limit(of=Of.NOTHING)
 _REQUEST, _CHECKS = "validate.request.check_request", "validate.checks.check_request_id"
 _SAMPLING, _RESUME = "validate.sampling.check_sampling", "validate.resume.check_resume"
 _CHAT = "chat.conversation.check_size"
+_GRAMMAR = "constraints.grammar.grammar_of"
+_CONSTRAINT = _characters(n.MAX_CONSTRAINT_BYTES, _GRAMMAR)
 _UPDATE = "watches.weights.check_update"
 _NAME = _characters(n.MAX_MODEL_NAME_CHARS, "model.Model.check_name")
 _TEXT = _characters("text_chars", "text.tokenizer.Tokenizer.check_size")
@@ -152,6 +154,15 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "cache.bypass_read": _FLAG,
         "cache.bypass_write": _FLAG,
         "max_queue_seconds": _value(0, n.MAX_QUEUE_SECONDS, _REQUEST),
+        "constraint": _INSIDE,
+        "constraint.json_schema": _CONSTRAINT,
+        "constraint.json_object": _INSIDE,
+        "constraint.regex": _CONSTRAINT,
+        "constraint.choices": _INSIDE,
+        "constraint.choices.choices": _entries(
+            n.MAX_CHOICES, _GRAMMAR, each_bytes=n.MAX_CHAR_BYTES * n.MAX_CHOICE_CHARS
+        ),
+        "constraint.lark": _CONSTRAINT,
         "resume": _INSIDE,
         "resume.linger_seconds": _value(0, n.MAX_LINGER_SECONDS, "validate.resume.check_linger"),
     },

@@ -27,6 +27,7 @@ def told(sizes: n.Sizes, caller: CallerLimits, *, max_message_bytes: int) -> con
         max_queue_seconds=n.MAX_QUEUE_SECONDS,
         max_linger_seconds=n.MAX_LINGER_SECONDS,
         max_abort_ids=n.MAX_ABORT_IDS,
+        max_constraint_bytes=n.MAX_CONSTRAINT_BYTES,
         max_chat_messages=n.MAX_CHAT_MESSAGES,
         max_chat_tools=n.MAX_CHAT_TOOLS,
     )
