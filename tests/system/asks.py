@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem.v1 import inference_pb2 as pb
+from tandem.v1.constraint_pb2 import Constraint
 
+from scheduler_svc.frontend.constraints.grammar import grammar_of
 from tests.rigs import byte_tokenizer
 from tests.rigs.oracle import Completion, complete, logprobs
 from tests.rigs.sampling import MINUS_INFINITY, SCALARS, Logprob, Settings
@@ -52,6 +54,8 @@ class Ask:
     # None requests no logprobs.
     logprobs: int | None = None
     prompt_logprobs_start: int | None = None
+    # A Lark grammar, which the checking worker reads as `toy_constraints` says.
+    lark: str = ""
     extra: pb.GenerateRequest = field(default_factory=pb.GenerateRequest)
 
     def request(self) -> pb.GenerateRequest:
@@ -70,6 +74,8 @@ class Ask:
         request.stop.stop_strings.extend(self.stop_strings)
         request.stop.include_stop = self.include_stop
         request.stop.ignore_eos = self.ignore_eos
+        if self.lark:
+            request.constraint.lark = self.lark
         request.MergeFrom(self.extra)
         return request
 
@@ -108,6 +114,7 @@ class Ask:
             min_new_tokens=self.min_new_tokens,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
+            constraint=grammar_of(Constraint(lark=self.lark)).encode() if self.lark else b"",
         )
 
     def expected(self, sample_idx: int = 0) -> Expected:
