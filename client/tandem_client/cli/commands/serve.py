@@ -37,6 +37,7 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 def serve(
     listen: options.Listen = None,
+    http: options.Http = None,
     model: options.Model = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -51,6 +52,7 @@ def serve(
     log_format: options.LogLines = None,
     scheduler: options.SchedulerFlags = "",
     worker: options.WorkerFlags = "",
+    gateway: options.GatewayFlags = "",
     standby: options.Standbys = 0,
     shared_pool: options.Pool = SharedPool.AUTO,
 ) -> None:
@@ -80,6 +82,7 @@ def serve(
         worker_policy=RestartPolicy(max_ends=None),
         standbys=standby,
         holder_flags=shared if holds_pools else None,
+        gateway_flags=_gateway_flags(http, gateway, tls_cert=tls_cert, tls_key=tls_key, log_format=log_format),
         on_line=screen.show_child,
         say=screen.say,
     )
@@ -88,6 +91,17 @@ def serve(
     if cause:
         _print_cause(cause, in_json=log_format == LogFormat.JSON)
     raise typer.Exit(code)
+
+
+def _gateway_flags(
+    http: str | None, more: str, *, tls_cert: str | None, tls_key: str | None, log_format: LogFormat | None
+) -> list[str] | None:
+    """The gateway has the certificate of the service. None: no gateway."""
+    if http is None:
+        if more:
+            raise typer.BadParameter("needs --http, the address of the gateway", param_hint="--gateway")
+        return None
+    return [*flags(listen=http, tls_cert=tls_cert, tls_key=tls_key, log_format=log_format), *shlex.split(more)]
 
 
 def _holds_pools(shared_pool: SharedPool, device: str | None, num_standbys: int) -> bool:

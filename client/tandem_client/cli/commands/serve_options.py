@@ -45,6 +45,11 @@ Tokens = Annotated[str | None, typer.Option(metavar="FILE", help="Tenants and ha
 TlsCert = Annotated[str | None, typer.Option(metavar="FILE", help="Certificate chain, PEM: TLS.")]
 TlsKey = Annotated[str | None, typer.Option(metavar="FILE", help="Key of --tls-cert, PEM.")]
 TlsClientCa = Annotated[str | None, typer.Option(metavar="FILE", help="Clients need a certificate of this authority.")]
+Http = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Address of the OpenAI-compatible HTTP gateway; default: none."),
+]
+GatewayFlags = Annotated[str, typer.Option(help='More flags of the gateway, such as "--processes 4".')]
 HealthListen = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Second address for health alone, in plaintext.")
 ]
