@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tandem_client.cli.commands.chat import EXAMPLES as CHAT_EXAMPLES
+from tandem_client.cli.commands.chat import chat
 from tandem_client.cli.commands.drain import drain
 from tandem_client.cli.commands.generate import EXAMPLES, generate
 from tandem_client.cli.commands.keys import keys
@@ -55,7 +57,7 @@ def tandem(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Talk to a Tandem service: generate text, and look at the service itself."""
+    """Talk to a Tandem service: chat, generate text, and look at the service itself."""
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(Exit.USAGE)
@@ -72,6 +74,7 @@ def _add(
     app.command(cls=cls, rich_help_panel=panel, epilog=epilog, context_settings=context_settings)(command)
 
 
+_add(chat, _TEXT, epilog=CHAT_EXAMPLES)
 _add(generate, _TEXT, epilog=EXAMPLES)
 for each in (tokenize, detokenize, abort):
     _add(each, _TEXT)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from tandem_client.async_client import AsyncClient
 from tandem_client.cli.flags import CONNECTION, Address, option, parameter
 from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.credentials import TlsSettings
@@ -34,11 +35,17 @@ class Service:
 
     def client(self, *, max_retries: int = 3) -> Client:
         """Returns a client. Raises OSError, and ValueError if the flags do not fit together."""
+        return Client(self.address, max_retries=max_retries, token=self._token(), tls=self._tls())
+
+    def async_client(self) -> AsyncClient:
+        """Returns a client for an event loop. Raises as `client` does."""
+        return AsyncClient(self.address, token=self._token(), tls=self._tls())
+
+    def _tls(self) -> TlsSettings | None:
         names = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
-        tls = None
-        if self.tls or any(names):
-            tls = TlsSettings(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key, server_name=self.tls_server_name)
-        return Client(self.address, max_retries=max_retries, token=self._token(), tls=tls)
+        if not self.tls and not any(names):
+            return None
+        return TlsSettings(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key, server_name=self.tls_server_name)
 
     def _token(self) -> str | None:
         if self.token_file is None:

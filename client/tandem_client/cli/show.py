@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 from tandem.v1 import inference_pb2
 
+from tandem_client.cli.closing import closing_line
 from tandem_client.cli.plain import plain
 from tandem_client.sync_stream import GenerateStream
 from tandem_client.types import Delta, TokenLogprob
@@ -33,8 +34,8 @@ def print_json(stream: GenerateStream) -> None:
         print(json_line(message), flush=True)
 
 
-def print_text(stream: GenerateStream, *, ids: bool) -> None:
-    """Prints the text or the token ids as they arrive, then log probabilities; on a terminal also a summary line."""
+def print_text(stream: GenerateStream, *, ids: bool, with_figures: bool = True) -> None:
+    """Prints the text or the token ids as they arrive, then log probabilities; on a terminal also a line of figures."""
     started = time.monotonic()
     samples = _Samples(stream, ids=ids)
     try:
@@ -44,8 +45,8 @@ def print_text(stream: GenerateStream, *, ids: bool) -> None:
         samples.end()
     for line in _tables(stream):
         print(line, flush=True)
-    if sys.stderr.isatty() and samples.first is not None:
-        line = _closing_line(stream, samples.first - started, time.monotonic() - samples.first)
+    if with_figures and sys.stderr.isatty() and samples.first is not None:
+        line = closing_line(stream, samples.first - started, time.monotonic() - samples.first)
         Console(stderr=True, highlight=False).print(line, style="dim")
 
 
@@ -146,15 +147,3 @@ def _table(name: str, start: int, token_ids: Sequence[int], logprobs: Iterable[T
         token = f"{token_ids[idx]:>8}" if token_ids else ""
         top = "".join(f"  {other}={logprob:.3f}" for other, logprob in entry.top)
         yield f"{start + idx:>8}{token}{entry.logprob:>10.3f}{top}"
-
-
-def _closing_line(stream: GenerateStream, first_seconds: float, decode_seconds: float) -> str:
-    ends = [sample.finished for sample in stream.samples if sample.finished is not None]
-    num_tokens = sum(end.output_tokens for end in ends)
-    rate = (num_tokens - 1) / decode_seconds if num_tokens > 1 and decode_seconds > 0 else 0.0
-    reasons = ", ".join(dict.fromkeys(end.reason for end in ends))
-    line = f"{num_tokens} tokens, ended by {reasons}; first after {first_seconds:.3f} s, then {rate:.1f} tokens/s"
-    usage = stream.summary.usage if stream.summary is not None else None
-    if usage is None or not usage.cached_prompt_tokens:
-        return line
-    return f"{line}; {usage.cached_prompt_tokens} of {usage.prompt_tokens} prompt tokens cached"

@@ -17,8 +17,8 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from tandem_client import Client
-from tandem_client.cli import show
 from tandem_client.cli.__main__ import app
+from tandem_client.cli.closing import closing_line
 from tandem_client.cli.commands import serve
 from tandem_client.cli.flag_names import FLAGS
 from tandem_client.cli.values import parse_token_ids
@@ -112,8 +112,9 @@ def test_the_closing_line_counts_cached_prompt_tokens(service: FakeService) -> N
     with Client(service.address) as client, client.generate("hi") as stream:
         for _ in stream:
             pass
-        line = show._closing_line(stream, 0.5, 2.0)
-    assert line == ("3 tokens, ended by length; first after 0.500 s, then 1.0 tokens/s; 2 of 3 prompt tokens cached")
+        line = closing_line(stream, 0.5, 2.0)
+    figures = "3 tokens, ended by length; first after 0.500 s, then 1.0 tokens/s"
+    assert line == f"{figures}; 2 of 3 prompt tokens cached; 1 worker change"
 
 
 @pytest.mark.parametrize(("use", "read", "write"), [("read", True, False), ("write", False, True)])

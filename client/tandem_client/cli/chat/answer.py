@@ -1,0 +1,158 @@
+"""One answer: reads its stream, draws it, and looks at the service while it is silent.
+
+Owns the tasks of one answer. `Silence` decides what is told, `Screen` how it looks.
+"""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem_client import errors
+from tandem_client.async_client import AsyncClient
+from tandem_client.async_stream import AsyncGenerateStream
+from tandem_client.cli.chat.screen import Kind, Screen
+from tandem_client.cli.chat.silence import Silence
+from tandem_client.cli.closing import closing_line
+from tandem_client.types import ToolCall
+
+# The pause between two drawings, and the largest share of the time that drawing may take.
+_DRAW_SECONDS = 0.08
+_DRAW_SHARE = 0.2
+# Silence after which GetLoad is asked, the pause before it is asked again, and the time that it has.
+_LOOK_SECONDS = 0.5
+_LOAD_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of an answer, and how it ended."""
+
+    text: str
+    reasoning: str
+    calls: tuple[ToolCall, ...]
+    # The line of figures; empty if the answer has no end.
+    figures: str
+    error: Exception | None = None
+    is_interrupted: bool = False
+
+
+async def ask(
+    client: AsyncClient, screen: Screen, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
+) -> Answer:
+    """Sends the conversation and shows the answer. Ctrl-C ends it; what has come is in the result."""
+    started = time.monotonic()
+    silence = Silence(started)
+    try:
+        stream = client.generate(chat=messages, resume=True, **settings)
+    except (TypeError, ValueError) as error:
+        return Answer(text="", reasoning="", calls=(), figures="", error=error)
+    reading = _Reading(stream, screen, silence)
+    failed: Exception | None = None
+    async with _background(_draw(screen, silence), _look(client, silence)):
+        is_interrupted = False
+        try:
+            is_interrupted = not await _until_interrupted(reading.run())
+        except errors.TandemError as error:
+            failed = error
+        finally:
+            stream.close()
+    screen.finish()
+    (sample, *_) = stream.samples
+    figures = ""
+    if stream.summary is not None and reading.first is not None:
+        figures = closing_line(stream, reading.first - started, time.monotonic() - reading.first)
+    return Answer(
+        text=sample.text,
+        reasoning=sample.reasoning,
+        calls=sample.tool_calls,
+        figures=figures,
+        error=failed,
+        is_interrupted=is_interrupted,
+    )
+
+
+class _Reading:
+    """Reads the stream into the screen."""
+
+    def __init__(self, stream: AsyncGenerateStream, screen: Screen, silence: Silence) -> None:
+        self._stream, self._screen, self._silence = stream, screen, silence
+        # When the first part came.
+        self.first: float | None = None
+
+    async def run(self) -> None:
+        """Reads to the end. Raises TandemError."""
+        async for message in self._stream.messages():
+            now = time.monotonic()
+            match message.WhichOneof("event"):
+                case "accepted":
+                    self._silence.accepted(message.accepted.requests_ahead)
+                case "delta":
+                    self.first = self.first or now
+                    if told := self._silence.part(now):
+                        self._screen.note(told)
+                    if message.delta.reasoning:
+                        self._screen.add(Kind.REASONING, message.delta.reasoning)
+                    if message.delta.text:
+                        self._screen.add(Kind.CONTENT, message.delta.text)
+                case _:
+                    pass
+
+
+async def _until_interrupted(reading: Any) -> bool:
+    """Runs the reading; Ctrl-C cancels it. Returns whether it came to its end."""
+    task = asyncio.ensure_future(reading)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        await asyncio.wait((task,))
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        task.cancel()
+    if task.cancelled():
+        return False
+    task.result()
+    return True
+
+
+async def _draw(screen: Screen, silence: Silence) -> None:
+    while True:
+        began = time.monotonic()
+        screen.refresh(silence.status(began))
+        await asyncio.sleep(max(_DRAW_SECONDS, (time.monotonic() - began) / _DRAW_SHARE))
+
+
+async def _look(client: AsyncClient, silence: Silence) -> None:
+    """Asks for the cause of a silence."""
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        if silence.seconds(time.monotonic()) < _LOOK_SECONDS:
+            continue
+        parts = silence.num_parts
+        try:
+            load = await client.load(timeout=_LOAD_SECONDS)
+            silence.looked(load, time.monotonic())
+        except errors.Unavailable as error:
+            # Not if the answer went on meanwhile.
+            if silence.num_parts == parts:
+                silence.unreachable(error.message)
+        except (errors.TandemError, ValueError):
+            # Not every caller may ask, and several services at once cannot be asked.
+            return
+
+
+@contextlib.asynccontextmanager
+async def _background(*work: Any) -> AsyncGenerator[None]:
+    """Runs tasks beside the body, and ends them with it."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended

@@ -1,0 +1,178 @@
+"""The loop of a conversation: reads a text, carries out commands, asks for answers.
+
+Owns the order of things. The session has the conversation; the screen and the reader have the terminal.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tandem_client import errors
+from tandem_client.async_client import AsyncClient
+from tandem_client.cli.chat import commands, files
+from tandem_client.cli.chat.answer import ask
+from tandem_client.cli.chat.reader import Reader
+from tandem_client.cli.chat.screen import Screen
+from tandem_client.cli.chat.session import Session
+from tandem_client.cli.chat.settings import parse_setting
+from tandem_client.cli.chat.terminal import without_echo
+from tandem_client.cli.plain import plain
+from tandem_client.cli.reporting import describe
+from tandem_client.plural import counted
+from tandem_client.types import ModelInfo
+
+_PROMPT = "> "
+_TIMEOUT_SECONDS = 30.0
+
+
+class Loop:
+    """One conversation on one terminal."""
+
+    def __init__(self, client: AsyncClient, session: Session, screen: Screen, reader: Reader, model: ModelInfo) -> None:
+        self._client, self._session = client, session
+        self._screen, self._reader, self._model = screen, reader, model
+        # Files that this conversation was read from or written to, which it may overwrite.
+        self._own_files: set[Path] = set()
+
+    async def run(self, first: str = "") -> None:
+        """Talks until the person leaves. `first`: a message that is sent at once."""
+        model = self._model
+        self._screen.note(f"{model.model}, {counted(model.max_length, 'token')}; /help lists commands, Ctrl-D leaves")
+        if first:
+            await self._send(first)
+        while True:
+            try:
+                text = await self._reader.read(self._prompt())
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return
+            try:
+                if not await self._take(text):
+                    return
+            except errors.TandemError as error:
+                self._screen.note(f"error: {describe(error)}")
+            except OSError as error:
+                self._screen.note(f"error: {error.filename}: {error.strerror}")
+            except (TypeError, ValueError) as error:
+                self._screen.note(f"error: {error}")
+
+    def _prompt(self) -> str:
+        call = self._session.pending_call
+        return _PROMPT if call is None else f"result of {plain(call.name)}> "
+
+    async def _take(self, text: str) -> bool:
+        """Carries out what was typed. Returns whether the conversation goes on."""
+        given = commands.parse(text)
+        if isinstance(given, commands.Command):
+            return await self._carry_out(given)
+        if given or self._session.pending_call is not None:
+            await self._send(given)
+        return True
+
+    async def _send(self, text: str) -> None:
+        if self._session.say(text):
+            await self._answer()
+
+    async def _answer(self) -> None:
+        with without_echo():
+            answer = await ask(self._client, self._screen, self._session.messages, self._session.settings)
+        kept = False
+        if answer.error is None:
+            kept = self._session.answered(answer.text, answer.reasoning, answer.calls)
+        elif answer.text:
+            # An error in the middle: what came is worth as much as after Ctrl-C.
+            kept = self._session.answered(answer.text, answer.reasoning, ())
+        else:
+            self._session.retract()
+        for call in answer.calls:
+            self._screen.note(f"calls {call.name} {call.arguments}")
+        if answer.is_interrupted:
+            self._screen.note("interrupted" if kept else "interrupted; the message was taken back")
+        elif answer.error is not None:
+            error = answer.error
+            said = describe(error) if isinstance(error, errors.TandemError) else str(error)
+            self._screen.note(f"error: {said}" if kept else f"error: {said}; the message was taken back")
+        elif not kept:
+            self._screen.note("the answer is empty; the message was taken back")
+        if answer.figures:
+            self._screen.note(answer.figures)
+
+    async def _carry_out(self, command: commands.Command) -> bool:
+        session, note = self._session, self._screen.note
+        match command.name:
+            case "/quit":
+                return False
+            case "/help":
+                self._screen.table(commands.help_lines())
+            case "/clear":
+                session.clear()
+                note("the conversation is forgotten")
+            case "/system":
+                self._set_system(command.argument)
+            case "/set":
+                self._set(command.argument)
+            case "/regen":
+                if session.reopen():
+                    await self._answer()
+                else:
+                    note("there is no answer yet")
+            case "/tokens":
+                await self._count_tokens()
+            case "/save":
+                path = Path(command.argument).expanduser()
+                try:
+                    files.save(path, session.saved(), overwrite=path in self._own_files)
+                except FileExistsError:
+                    raise ValueError(f"{path} exists, and this conversation was not loaded from it") from None
+                self._own_files.add(path)
+                note(f"{counted(session.num_turns, 'message')} written to {path}")
+            case _:
+                self._load(Path(command.argument).expanduser())
+        return True
+
+    def _set_system(self, text: str) -> None:
+        if not text:
+            self._screen.note(self._session.system or "there is no message of the system")
+            return
+        self._session.system = None if text == "-" else text
+        self._session.clear()
+        self._screen.note("the conversation begins anew")
+
+    def _set(self, argument: str) -> None:
+        settings = self._session.settings
+        if argument:
+            name, _, text = argument.partition(" ")
+            value = parse_setting(name, text.strip())
+            if value is None:
+                settings.pop(name, None)
+            else:
+                settings[name] = value
+        self._screen.note(_shown(settings) or "every setting has its default")
+
+    async def _count_tokens(self) -> None:
+        session = self._session
+        if not session.messages:
+            self._screen.note("the conversation is empty")
+            return
+        keys = ("tools", "template_args")
+        options: Mapping[str, Any] = {key: session.settings[key] for key in keys if key in session.settings}
+        # The next message needs no more than its own tokens besides these.
+        rendered = await self._client.render_chat(session.messages, timeout=_TIMEOUT_SECONDS, **options)
+        number, limit = len(rendered.token_ids), self._model.max_length
+        self._screen.note(f"{counted(session.num_turns, 'message')}, {number:,} of {counted(limit, 'token')}")
+
+    def _load(self, path: Path) -> None:
+        saved = files.parse_conversation(files.read_text(path))
+        if saved is None:
+            raise ValueError(f"{path} is no saved conversation")
+        try:
+            self._session.restore(saved)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} is no saved conversation: {error}") from None
+        self._own_files.add(path)
+        self._screen.note(f"{counted(self._session.num_turns, 'message')} read from {path}")
+
+
+def _shown(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if name != "tools")

@@ -1,0 +1,186 @@
+"""What the conversation shows: Markdown that grows, or plain text on terminals that cannot move the cursor.
+
+Owns the looks. Everything that a model or a service wrote passes `plain`, so that no escape sequence of theirs reaches
+the terminal. Knows nothing of calls.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
+
+from tandem_client.cli.chat.blocks import cut
+from tandem_client.cli.chat.region import Line, Region, lines_of
+from tandem_client.cli.plain import plain
+
+# A theme of the terminal's own colours, which fit every background.
+_CODE_THEME = "ansi_dark"
+
+
+class Kind(StrEnum):
+    """The parts of an answer."""
+
+    REASONING = "reasoning"
+    CONTENT = "content"
+
+
+class Screen(Protocol):
+    """The place of one conversation."""
+
+    def add(self, kind: Kind, text: str) -> None:
+        """A part of the answer has come; it is drawn with the next `refresh`."""
+        ...
+
+    def refresh(self, status: str) -> None:
+        """Draws what has come, and the status below it; empty: none."""
+        ...
+
+    def finish(self) -> None:
+        """The answer has ended; draws what is left of it and removes the status."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Prints a line that is not the model's."""
+        ...
+
+    def table(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Prints names with their descriptions."""
+        ...
+
+
+def new_console() -> Console:
+    """The console of standard output."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def new_screen(console: Console) -> "Screen":
+    """The screen that the terminal is able to show."""
+    return RichScreen(console) if console.is_terminal and not console.is_dumb_terminal else PlainScreen(console)
+
+
+class RichScreen:
+    """Finished blocks are printed once; the last one is drawn again as it grows."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._region = Region(console)
+        self._kind = Kind.CONTENT
+        # What has come of this kind and is not printed for good, and finished lines that are not printed yet.
+        self._rest = ""
+        self._above: list[Line] = []
+        # What the region shows: the rest, the status and the width of the screen.
+        self._drawn = ("", "", 0)
+
+    def add(self, kind: Kind, text: str) -> None:
+        """See `Screen`."""
+        if kind != self._kind:
+            self._settle()
+            self._kind = kind
+        self._rest += plain(text)
+
+    def refresh(self, status: str) -> None:
+        """See `Screen`."""
+        if self._drawn == (self._rest, status, self._console.width) and not self._above:
+            return
+        done, self._rest = cut(self._rest) if self._kind == Kind.CONTENT else _whole_lines(self._rest)
+        self._above += self._block(done)
+        lines = self._look(self._rest)
+        if status:
+            lines += lines_of(self._console, Text(plain(status), style="dim", no_wrap=True, overflow="ellipsis"))
+        self._print(lines)
+        self._drawn = (self._rest, status, self._console.width)
+
+    def finish(self) -> None:
+        """See `Screen`."""
+        self._settle()
+        self._kind = Kind.CONTENT
+        self._print(())
+
+    def note(self, text: str) -> None:
+        """See `Screen`."""
+        self._above += lines_of(self._console, Text(plain(text), style="dim"))
+        self._print(())
+
+    def table(self, rows: Iterable[tuple[str, str]]) -> None:
+        """See `Screen`."""
+        table = Table.grid(padding=(0, 2))
+        for name, what in rows:
+            table.add_row(Text(name, style="bold"), Text(plain(what)))
+        self._above += lines_of(self._console, table)
+        self._print(())
+
+    def _print(self, lines: Sequence[Line]) -> None:
+        self._region.draw(lines, self._above)
+        self._above, self._drawn = [], ("", "", 0)
+
+    def _settle(self) -> None:
+        """Prints what is left of this kind for good."""
+        if self._rest.strip():
+            self._above += self._block(self._rest)
+            if self._kind == Kind.REASONING:
+                self._above.append([])
+        self._rest = ""
+
+    def _block(self, text: str) -> list[Line]:
+        """The lines of finished text; a blank line follows each block of content."""
+        lines = self._look(text)
+        return [*lines, []] if lines and self._kind == Kind.CONTENT else lines
+
+    def _look(self, text: str) -> list[Line]:
+        if self._kind == Kind.REASONING:
+            return lines_of(self._console, Text(text.rstrip("\n"), style="dim italic")) if text else []
+        # Without hyperlinks, whose text could hide where they lead.
+        return lines_of(self._console, Markdown(text, code_theme=_CODE_THEME, hyperlinks=False))
+
+
+class PlainScreen:
+    """Text as it comes. Nothing is drawn twice."""
+
+    def __init__(self, console: Console) -> None:
+        self._file = console.file
+        self._kind: Kind | None = None
+        self._line_is_open = False
+
+    def add(self, kind: Kind, text: str) -> None:
+        """See `Screen`."""
+        if self._kind not in (None, kind):
+            self._write("\n\n")
+        self._kind = kind
+        self._write(plain(text))
+
+    def refresh(self, status: str) -> None:
+        """See `Screen`. There is no place for the status."""
+
+    def finish(self) -> None:
+        """See `Screen`."""
+        self._end_line()
+        self._kind = None
+
+    def note(self, text: str) -> None:
+        """See `Screen`."""
+        self._end_line()
+        self._write(f"[{plain(text)}]\n")
+
+    def table(self, rows: Iterable[tuple[str, str]]) -> None:
+        """See `Screen`."""
+        for name, what in rows:
+            self._write(f"{name}: {plain(what)}\n")
+
+    def _end_line(self) -> None:
+        if self._line_is_open:
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._file.write(text)
+            self._file.flush()
+            self._line_is_open = not text.endswith("\n")
+
+
+def _whole_lines(text: str) -> tuple[str, str]:
+    end = text.rfind("\n") + 1
+    return text[:end], text[end:]

@@ -1,0 +1,115 @@
+"""The state of a conversation: its messages, the system's message, the settings. Does no I/O.
+
+The messages are OpenAI's dicts, which `generate(chat=...)` takes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tandem_client.types import ChatMessage, ToolCall
+from tandem_client.wire.chat import chat_prompt
+
+
+class Session:
+    """A conversation that ends with an answer, or with what the model is to answer."""
+
+    def __init__(self, *, system: str | None = None, settings: Mapping[str, Any] | None = None) -> None:
+        self.system = system
+        # Keywords of `generate`.
+        self.settings: dict[str, Any] = dict(settings or {})
+        self._turns: list[dict[str, Any]] = []
+        # Calls of the last answer that have no result yet.
+        self._pending: list[ToolCall] = []
+        # Turns and pending calls before the texts that have no answer yet.
+        self._before: tuple[tuple[dict[str, Any], ...], tuple[ToolCall, ...]] = ((), ())
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The whole conversation, to send."""
+        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*first, *self._turns]
+
+    @property
+    def num_turns(self) -> int:
+        """Messages without that of the system."""
+        return len(self._turns)
+
+    @property
+    def pending_call(self) -> ToolCall | None:
+        """The call of a tool whose result the next text is; None if the next text is a message of the user."""
+        return self._pending[0] if self._pending else None
+
+    def say(self, text: str) -> bool:
+        """Adds the user's message, or the result of the pending call. Returns whether the model is to answer."""
+        if not self._turns or self._turns[-1]["role"] == "assistant":
+            self._before = (tuple(self._turns), tuple(self._pending))
+        if self._pending:
+            call = self._pending.pop(0)
+            self._turns.append({"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name})
+        else:
+            self._turns.append({"role": "user", "content": text})
+        return not self._pending
+
+    def answered(self, text: str, reasoning: str, calls: Sequence[ToolCall]) -> bool:
+        """Adds the answer, or the part of it that has come. Returns whether anything was kept.
+
+        A call that was cut off is no JSON, and the service would refuse it; it is dropped. If nothing is left, so is
+        what was asked: most templates refuse two messages of the user in a row.
+        """
+        whole = tuple(call for call in calls if _is_whole(call))
+        if not text and not whole:
+            self.retract()
+            return False
+        message = ChatMessage(role="assistant", content=text or None, reasoning=reasoning, tool_calls=whole)
+        self._turns.append(message.as_dict())
+        self._pending = list(whole)
+        return True
+
+    def retract(self) -> None:
+        """Goes back to where the conversation was before the texts without an answer, or before `reopen`."""
+        self._turns, self._pending = list(self._before[0]), list(self._before[1])
+
+    def reopen(self) -> bool:
+        """Drops the last answer, so that it can be asked for again. Returns whether there was one."""
+        if len(self._turns) < 2 or self._turns[-1]["role"] != "assistant":
+            return False
+        self._before = (tuple(self._turns), tuple(self._pending))
+        self._turns.pop()
+        self._pending = []
+        return True
+
+    def clear(self) -> None:
+        """Drops all messages except the system's."""
+        self._turns, self._pending = [], []
+
+    def saved(self) -> dict[str, Any]:
+        """The conversation as JSON values."""
+        return {"messages": self.messages, "settings": self.settings}
+
+    def restore(self, saved: object) -> None:
+        """Takes the place of this conversation. Raises ValueError, TypeError if `saved` is no conversation."""
+        messages: Any = saved.get("messages") if isinstance(saved, dict) else saved  # pyright: ignore
+        if not isinstance(messages, list):
+            raise ValueError("it has no list of messages")
+        chat_prompt(messages)  # pyright: ignore[reportUnknownArgumentType]
+        found: list[dict[str, Any]] = list(messages)  # pyright: ignore[reportUnknownArgumentType]
+        has_system = bool(found) and found[0]["role"] == "system" and isinstance(found[0].get("content"), str)
+        self.system = found.pop(0)["content"] if has_system else None
+        # A saved conversation ends with an answer, unless another program wrote it.
+        while found and found[-1]["role"] != "assistant":
+            found.pop()
+        calls = found[-1].get("tool_calls") or () if found else ()
+        self._turns, self._pending = found, [_call(each) for each in calls]
+
+
+def _call(given: Mapping[str, Any]) -> ToolCall:
+    function = given["function"]
+    return ToolCall(id=given.get("id", ""), name=function.get("name", ""), arguments="")
+
+
+def _is_whole(call: ToolCall) -> bool:
+    try:
+        call.parsed_arguments()
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""A program on a terminal of its own: a pty whose other side a test reads and types into.
+
+The program is a session leader, so that a typed Ctrl-C interrupts it as it would a person's program.
+"""
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import termios
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from pexpect import fdpexpect
+
+CTRL_C, CTRL_D, ENTER, ALT_ENTER, UP, TAB = "\x03", "\x04", "\r", "\x1b\r", "\x1b[A", "\t"
+WAIT_SECONDS = 20.0
+
+
+class Terminal:
+    """Starts the program; leaving it kills the program."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], *, rows: int = 24, columns: int = 80) -> None:
+        self._master, inner = pty.openpty()
+        self.resize(rows, columns)
+        self.program = subprocess.Popen(
+            command,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            env=env,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(inner)
+        self._reader = fdpexpect.fdspawn(self._master, timeout=WAIT_SECONDS, encoding="utf-8")
+        # All that was read.
+        self.seen = ""
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Changes the size; the program gets SIGWINCH."""
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, keys: str) -> None:
+        """Sends keys."""
+        os.write(self._master, keys.encode())
+
+    def expect(self, pattern: str) -> str:
+        """Reads until a pattern comes; returns what came before it, and the match."""
+        self._reader.expect(pattern)
+        read = str(self._reader.before) + str(self._reader.after)
+        self.seen += read
+        return read
+
+    def expect_end(self) -> int:
+        """Waits for the program's end; returns its exit code."""
+        code = self.program.wait(WAIT_SECONDS)
+        try:
+            while piece := os.read(self._master, 65536):
+                self.seen += piece.decode(errors="replace")
+        except OSError:
+            # Linux reports the closed other side so.
+            pass
+        return code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.program.poll() is None:
+            self.program.kill()
+        self.program.wait()
+        self._reader.close()
