@@ -151,6 +151,8 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         # GetLoad's answer, if it is not the default one; with a status, the call fails.
         self.load: control_pb2.GetLoadResponse | grpc.StatusCode | None = None
         self.model = "fake"
+        # Why chats are refused.
+        self.chat_refusal = ""
         self.health = health.HealthServicer()
         self._server = grpc.server(ThreadPoolExecutor(max_workers=16))
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
@@ -226,6 +228,7 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
             max_logprobs=20,
             window=4096,
             sink_tokens=4,
+            chat_refusal=self.chat_refusal,
             limits=control_pb2.RequestLimits(max_stop_strings=16, min_priority=-3, max_priority=3),
         )
 

@@ -12,6 +12,7 @@ from tandem_client.cli.chat.reader import Reader
 from tandem_client.cli.chat.refusal import check
 from tandem_client.cli.chat.screen import new_console, new_screen
 from tandem_client.cli.chat.session import Session
+from tandem_client.cli.chat.terminal import without_echo
 
 
 async def converse(client: AsyncClient, session: Session, first: str, *, with_history: bool) -> None:
@@ -25,4 +26,5 @@ async def converse(client: AsyncClient, session: Session, first: str, *, with_hi
         path = files.history_path(os.environ) if with_history else None
         # If the answers go into a file, the prompt goes to the terminal.
         reader = Reader(path, output=None if sys.stdout.isatty() else create_output(stdout=sys.stderr))
-        await Loop(client, session, new_screen(new_console()), reader, model).run(first)
+        with without_echo():
+            await Loop(client, session, new_screen(new_console()), reader, model).run(first)

@@ -15,7 +15,6 @@ from tandem_client.cli.chat.reader import Reader
 from tandem_client.cli.chat.screen import Screen
 from tandem_client.cli.chat.session import Session
 from tandem_client.cli.chat.settings import parse_setting
-from tandem_client.cli.chat.terminal import without_echo
 from tandem_client.cli.plain import plain
 from tandem_client.cli.reporting import describe
 from tandem_client.plural import counted
@@ -75,8 +74,7 @@ class Loop:
             await self._answer()
 
     async def _answer(self) -> None:
-        with without_echo():
-            answer = await ask(self._client, self._screen, self._session.messages, self._session.settings)
+        answer = await ask(self._client, self._screen, self._session.messages, self._session.settings)
         kept = False
         if answer.error is None:
             kept = self._session.answered(answer.text, answer.reasoning, answer.calls)
