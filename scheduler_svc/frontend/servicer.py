@@ -20,7 +20,7 @@ from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
 from scheduler_svc.door.tenant import Caller
-from scheduler_svc.frontend.constraints.door import ConstraintDoor
+from scheduler_svc.frontend.constraints.door import NO_CONSTRAINT, ConstraintDoor
 from scheduler_svc.frontend.door.entrance import caller
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
@@ -198,8 +198,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: Any, model: Model, who: Caller
     ) -> tuple[frontend_pb2.Submit, PreparedStream]:
         checked = validation.check_request(request, model, who.limits)
-        constraint = await self._constraints.accept(request, model, who.tenant)
+        is_chat = request.HasField("chat")
+        constraint = NO_CONSTRAINT if is_chat else await self._constraints.accept(request, model, who.tenant)
         prompt = await read_prompt(request, model, who.tenant)
+        if (chat := prompt.chat) is not None:
+            # The grammar of its answer depends on what the template wrote.
+            constraint = await self._constraints.accept_chat(
+                request, chat.conversation, chat.rendered, model, who.tenant
+            )
         # The queue may have filled while a long text was tokenized.
         self._readiness.admit()
         token_ids, left = prompt.token_ids, seconds_left(context)

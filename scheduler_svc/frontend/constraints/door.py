@@ -2,12 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tandem.v1 import inference_pb2
 
-from scheduler_svc.frontend.constraints.grammar import check_combination, grammar_of, hash_of
+from scheduler_svc.frontend.chat.conversation import Conversation
+from scheduler_svc.frontend.chat.grammars import chat_grammar
+from scheduler_svc.frontend.chat.rendering import Rendered
+from scheduler_svc.frontend.constraints.grammar import (
+    JSON_OPTIONS,
+    check_combination,
+    grammar_of,
+    hash_of,
+    within_limit,
+)
+from scheduler_svc.frontend.constraints.json_schema import check_schema
 from scheduler_svc.frontend.constraints.limits import GrammarError
 from scheduler_svc.frontend.constraints.trial_process import TRIAL_SECONDS, TrialProcess
 from scheduler_svc.frontend.constraints.trials import TrialCounts, Trials
@@ -42,17 +52,48 @@ class ConstraintDoor:
         """Returns the grammar of a request's constraint. Raises Refusal."""
         if not request.HasField("constraint"):
             return NO_CONSTRAINT
+        grammar = await self._grammar(request, model)
+        return await self.judge(f"constraint.{request.constraint.WhichOneof('kind')}", grammar, model, tenant)
+
+    async def accept_chat(
+        self,
+        request: inference_pb2.GenerateRequest,
+        conversation: Conversation,
+        rendered: Rendered,
+        model: Model,
+        tenant: str,
+    ) -> AcceptedConstraint:
+        """Returns the grammar of a chat's answer: of its constraint, tools and tool_choice. Raises Refusal."""
+        content = await self._grammar(request, model) if request.HasField("constraint") else None
+        grammar = chat_grammar(
+            model.chat,
+            conversation,
+            rendered,
+            content=content,
+            json_options={"x-guidance": JSON_OPTIONS},
+            check_schema=_why_unsupported,
+        )
+        if grammar is None:
+            return NO_CONSTRAINT
+        field = "chat.tools_json" if content is None else f"constraint.{request.constraint.WhichOneof('kind')}"
         self.check_served(model)
         try:
-            check_combination(request)
+            check_combination(request, "chat.tool_choice" if content is None else "constraint")
+            within_limit(field, grammar)
+        except GrammarError as error:
+            raise self._refused(str(error), field) from None
+        return await self.judge(field, grammar, model, tenant)
+
+    async def _grammar(self, request: inference_pb2.GenerateRequest, model: Model) -> str:
+        """The grammar of a request's constraint, without a trial. Raises Refusal."""
+        self.check_served(model)
+        try:
+            check_combination(request, "constraint")
             if request.constraint.ByteSize() > LONG_BYTES:
-                grammar = await asyncio.to_thread(grammar_of, request.constraint)
-            else:
-                grammar = grammar_of(request.constraint)
+                return await asyncio.to_thread(grammar_of, request.constraint)
+            return grammar_of(request.constraint)
         except GrammarError as error:
             raise self._refused(str(error)) from None
-        kind = request.constraint.WhichOneof("kind")
-        return await self.judge(f"constraint.{kind}", grammar, model, tenant)
 
     def check_served(self, model: Model) -> None:
         """Raises Refusal if the service takes no constraints."""
@@ -67,7 +108,7 @@ class ConstraintDoor:
             why = verdict.refusal or "the machine was too busy to try the constraint"
             raise status.overloaded(f"{field}: {why}; the limit is {TRIAL_SECONDS:g} s", TRIAL_SECONDS)
         if verdict.refusal:
-            raise self._refused(f"{field}: {verdict.refusal}")
+            raise self._refused(f"{field}: {verdict.refusal}", field)
         return accepted
 
     def close(self) -> None:
@@ -86,6 +127,14 @@ class ConstraintDoor:
             self._trials, self._key = Trials(process, self.counts, clock=self._clock), key
         return self._trials
 
-    def _refused(self, message: str) -> status.Refusal:
+    def _refused(self, message: str, field: str = "constraint") -> status.Refusal:
         self.counts.refused += 1
-        return status.invalid("constraint", message)
+        return status.invalid(field, message)
+
+
+def _why_unsupported(field: str, schema: Mapping[str, object]) -> str:
+    try:
+        check_schema(field, schema)
+    except GrammarError as error:
+        return str(error)
+    return ""

@@ -41,7 +41,8 @@ def grammar_of(constraint: constraint_pb2.Constraint) -> str:
         case "lark":
             check_lark("constraint.lark", constraint.lark)
             grammar = _lark(constraint.lark)
-    return _within_limit(grammar)
+    within_limit("constraint", grammar)
+    return grammar
 
 
 def json_grammar(field: str, text: str) -> str:
@@ -94,10 +95,10 @@ def _text(grammar: dict[str, object]) -> str:
     return json.dumps({"grammars": [grammar]}, ensure_ascii=False, separators=(",", ":"))
 
 
-def _within_limit(grammar: str) -> str:
+def within_limit(field: str, grammar: str) -> None:
+    """Refuses a grammar that is too long to be kept and sent. Raises GrammarError."""
     if (size := len(grammar.encode())) > MAX_BYTES:
-        raise too_large("constraint", "the grammar made of it has", size, MAX_BYTES, " bytes")
-    return grammar
+        raise too_large(field, "the grammar made of it has", size, MAX_BYTES, " bytes")
 
 
 def hash_of(grammar: str) -> bytes:
@@ -105,8 +106,11 @@ def hash_of(grammar: str) -> bytes:
     return sha256(grammar.encode()).digest()
 
 
-def check_combination(request: inference_pb2.GenerateRequest) -> None:
-    """Refuses fields that would leave a constrained output no token, or go on after its end. Raises GrammarError."""
+def check_combination(request: inference_pb2.GenerateRequest, what: str) -> None:
+    """Refuses fields that would leave a constrained output no token, or go on after its end. Raises GrammarError.
+
+    `what` is the field that constrains the output.
+    """
     sampling, stop = request.sampling, request.stop
     for name, is_set in (
         ("stop.min_new_tokens", stop.min_new_tokens > 0),
@@ -115,4 +119,4 @@ def check_combination(request: inference_pb2.GenerateRequest) -> None:
         ("sampling.banned_token_ids", bool(sampling.banned_token_ids)),
     ):
         if is_set:
-            raise GrammarError(f"{name} and constraint exclude each other; the constraint says which tokens may come")
+            raise GrammarError(f"{name} and {what} exclude each other; {what} says which tokens may come")

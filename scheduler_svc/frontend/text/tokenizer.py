@@ -83,7 +83,7 @@ class Tokenizer:
         """The text of each of `token_ids` alone."""
         each = [[token_id] for token_id in token_ids]
         work = partial(self._tokenizer.decode_batch, each, skip_special_tokens=skip_special_tokens)
-        return work() if len(each) <= INLINE_EACH else await self._threads.run(tenant, work)
+        return work() if len(each) <= INLINE_EACH else await self.threads.run(tenant, work)
 
     def decoder(self, *, skip_special_tokens: bool) -> Decode:
         """The decode function for a Detokenizer, which decodes a few tokens at a time."""

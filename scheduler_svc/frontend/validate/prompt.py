@@ -18,19 +18,20 @@ from scheduler_svc.frontend.validate.checks import check_token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """A prompt's token ids, and of a chat that is parsed, how."""
-
-    token_ids: Sequence[int]
-    parsing: frontend_pb2.ChatParsing | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
     """A chat that was rendered. Its ids have been checked, but not their number."""
 
     conversation: Conversation
     rendered: Rendered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt's token ids; of a chat also the chat, and if its answer is parsed, how."""
+
+    token_ids: Sequence[int]
+    chat: ChatPrompt | None = None
+    parsing: frontend_pb2.ChatParsing | None = None
 
 
 async def read_prompt(request: inference_pb2.GenerateRequest, model: Model, tenant: str) -> Prompt:
@@ -43,7 +44,7 @@ async def read_prompt(request: inference_pb2.GenerateRequest, model: Model, tena
     if kind == "chat":
         chat = await render_chat(request.chat, model, tenant)
         parsing = None if request.chat.unparsed else model.chat.parsing(chat.rendered, chat.conversation)
-        return Prompt(token_ids=chat.rendered.token_ids, parsing=parsing)
+        return Prompt(token_ids=chat.rendered.token_ids, chat=chat, parsing=parsing)
     check_token_ids("token_ids.ids", request.token_ids.ids, model)
     return Prompt(token_ids=request.token_ids.ids)
 
