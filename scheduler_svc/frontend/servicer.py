@@ -236,9 +236,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         await context.send_initial_metadata((("x-request-id", request_id),) if request_id.isascii() else ())
         if stream.meter is not None:
             stream.meter.accepted(prepared.accepted.prompt_tokens, caller().tenant)
-        await writer.write(pb.GenerateResponse(accepted=prepared.accepted))
-        # From now on the caller may have the secret.
+        # The caller may have the secret, and leave, before the write returns.
         stream.is_resumable = bool(prepared.accepted.resume_secret)
+        await writer.write(pb.GenerateResponse(accepted=prepared.accepted))
         for message in missed:
             await writer.write(message)
         await sender.run()

@@ -30,6 +30,8 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 def chat(*messages: chat_pb2.ChatMessage, **fields: Any) -> chat_pb2.Chat:
+    """A chat whose answer begins with reasoning."""
+    fields.setdefault("template_args_json", '{"enable_thinking": true}')
     return chat_pb2.Chat(messages=messages or [user("hi")], **fields)
 
 
@@ -292,10 +294,10 @@ def test_a_template_error_is_the_callers(run: Run) -> None:
 def test_long_chats_are_refused_before_and_after_the_template(run: Run) -> None:
     async def scenario(s: Service) -> None:
         limit = 4096 * max(len(token) for token in CHATML.get_vocab())
-        code, message = await refusal(generate(s, chat(user("x" * limit))))
+        code, message = await refusal(generate(s, chat(user("x" * limit), template_args_json="")))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert message == f"chat becomes {10 * limit} characters with the model's template; the limit is {limit}"
-        _, message = await refusal(generate(s, chat(user("x" * limit), user("y"))))
+        _, message = await refusal(generate(s, chat(user("x" * limit), user("y"), template_args_json="")))
         assert message == f"chat has {limit + 1} characters; the limit is {limit}"
 
     run(scenario, state=chat_state("{% for _ in range(10) %}{{ messages[0].content }}{% endfor %}"))
