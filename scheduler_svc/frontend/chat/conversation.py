@@ -17,6 +17,7 @@ from scheduler_svc.frontend.sizes.limits import (
     MAX_CHAT_MESSAGES,
     MAX_CHAT_PARTS,
     MAX_CHAT_TOOLS,
+    MAX_TOOL_NAME_CHARS,
 )
 from scheduler_svc.frontend.tools.tool import Choice, choose, read_tools
 
@@ -91,6 +92,9 @@ def check_size(chat: pb.Chat, max_chars: int) -> None:
         raise status.invalid("chat.messages", "chat.messages is empty; at least 1 message is needed")
     _check_count("chat.messages.content", sum(len(each.content) for each in chat.messages), MAX_CHAT_PARTS)
     _check_count("chat.messages.tool_calls", sum(len(each.tool_calls) for each in chat.messages), MAX_CHAT_CALLS)
+    if (name_chars := len(chat.tool_choice.name)) > MAX_TOOL_NAME_CHARS:
+        field = "chat.tool_choice.name"
+        raise status.invalid(field, f"{field} is {name_chars} characters long; the limit is {MAX_TOOL_NAME_CHARS}")
     num_chars = sum(map(len, chat.tools_json)) + len(chat.template_args_json)
     for message in chat.messages:
         num_chars += sum(map(len, message.content)) + len(message.reasoning) + len(message.name)

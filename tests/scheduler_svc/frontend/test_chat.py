@@ -15,7 +15,7 @@ from scheduler_svc.frontend.chat import requirements
 from scheduler_svc.frontend.chat.calls import call_id
 from tests.scheduler_svc.frontend.chat.rig import CHATML, TOKENS, TOOL, chat_state, spelled, user
 from tests.scheduler_svc.frontend.failures import failure
-from tests.scheduler_svc.frontend.fake_core import Service, rest
+from tests.scheduler_svc.frontend.fake_core import Service, rest, until
 from tests.scheduler_svc.frontend.test_resume import resumed
 
 Run = Callable[..., None]
@@ -169,6 +169,7 @@ def test_a_chat_is_resumed_by_another_front_end_from_any_place(run: Run, num_bef
         call = generate(s, chat(tools_json=[TOOL]), resume=LINGER, request_id="r")
         submit = await s.core.admit()
         accepted = (await call.read()).accepted
+        await until_resumable(s, submit)
         description = frontend_pb2.StreamDescription.FromString(submit.description)
         assert len(submit.description) < 2000 and description.chat.prefix == ""
         received: list[Any] = []
@@ -191,6 +192,13 @@ def test_a_chat_is_resumed_by_another_front_end_from_any_place(run: Run, num_bef
     run(scenario, state=chat_state())
 
 
+async def until_resumable(s: Service, submit: frontend_pb2.Submit) -> None:
+    """The write of Accepted may end after the caller has it."""
+    assert s.front_end is not None
+    stream = s.front_end._streams._samples[submit.stream].stream
+    await until(lambda: stream.is_resumable)
+
+
 def offset_of(received: Sequence[tuple[str, Any]]) -> pb.SampleOffset:
     reasoning, content, calls = joined(received)
     return pb.SampleOffset(
@@ -208,6 +216,7 @@ def test_offsets_beyond_the_answer_are_refused_by_name(run: Run, field: str) -> 
         call = generate(s, chat(tools_json=[TOOL]), resume=LINGER, request_id="r")
         submit = await s.core.admit()
         secret = (await call.read()).accepted.resume_secret
+        await until_resumable(s, submit)
         call.cancel()
         await s.core.expect("cancel")
         request = pb.ResumeRequest(request_id="r", resume_secret=secret, offsets=[pb.SampleOffset(**{field: 1000})])

@@ -170,6 +170,7 @@ def test_model_info_adds_every_default_to_the_cores_info(run: Run):
         for name in ("presence_penalty", "frequency_penalty"):
             assert not expected.sampling_defaults.HasField(name)
             setattr(expected.sampling_defaults, name, 0.0)
+        expected.chat_refusal = "chats need a chat template, and the served model has none"
         expected.sampling_defaults.num_samples, expected.sampling_defaults.typical_p = 1, 1.0
         info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
         # sizes/test_table.py tests them.

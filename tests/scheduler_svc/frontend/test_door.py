@@ -31,6 +31,7 @@ OPEN: dict[str, set[str]] = {
     "Resume": {"inference"},
     "Tokenize": {"inference"},
     "Detokenize": {"inference"},
+    "RenderChat": {"inference"},
     "Abort": {"inference", "control"},
     "GetModelInfo": {"inference", "control"},
     "GetLoad": {"control"},

@@ -6,13 +6,13 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tandem.v1 import control_pb2
+from tandem.v1 import chat_pb2, control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.sizes.limits import Sizes
-from scheduler_svc.frontend.sizes.scan import Scan
+from scheduler_svc.frontend.sizes.scan import MAX_FIELDS_OF_ENTRY, Scan
 from scheduler_svc.frontend.sizes.table import LIMITS, Of
 
 SIZES = Sizes(prompt_tokens=511, text_chars=2560, length=512)
@@ -29,8 +29,8 @@ def field(number: int, data: bytes) -> bytes:
     return tag + bytes(size) + bytes([left]) + data
 
 
-STOP, SAMPLING, TOKEN_IDS, TEXT = (
-    GENERATE.fields_by_name[name].number for name in ("stop", "sampling", "token_ids", "text")
+STOP, SAMPLING, TOKEN_IDS, TEXT, CHAT = (
+    GENERATE.fields_by_name[name].number for name in ("stop", "sampling", "token_ids", "text", "chat")
 )
 MANY = 500_000
 # The bytes of a hostile message, the most fields that the walk may visit, and the refusal.
@@ -86,6 +86,30 @@ HOSTILE: dict[str, tuple[Any, bytes, int, str]] = {
     "depth": (
         GENERATE, b"\xfb\x01" * MANY, 2, "GenerateRequest has field number 31, which this server does not know"
     ),
+    "messages": (
+        GENERATE, field(CHAT, field(1, b"") * MANY), 1100,
+        "chat.messages is more than 1,024 long; the limit is 1,024",
+    ),
+    "parts of messages": (
+        GENERATE, field(CHAT, field(1, field(2, b"") * 100) * MANY), 4300,
+        "chat.messages.content is more than 4,096 long; the limit is 4,096",
+    ),
+    "calls of messages": (
+        GENERATE, field(CHAT, field(1, field(4, b"") * 2) * MANY), 2100,
+        "chat.messages.tool_calls is more than 1,024 long; the limit is 1,024",
+    ),
+    "fields of a message": (
+        GENERATE, field(CHAT, field(1, field(1, b"user") * MANY)), 20,
+        "chat.messages.role comes after 8 other fields; the limit is 8",
+    ),
+    "one long part": (
+        GENERATE, field(CHAT, field(1, field(2, b"a" * MANY))), 5,
+        "chat.messages.content has an entry of 500,000 bytes; the limit is 10,240",
+    ),
+    "tools": (
+        GENERATE, field(CHAT, field(2, b"{}") * MANY), 200,
+        "chat.tools_json is more than 128 long; the limit is 128",
+    ),
     "offsets": (
         pb.ResumeRequest.DESCRIPTOR, field(3, b"") * MANY, 70, "offsets is more than 64 long; the limit is 64"
     ),
@@ -118,7 +142,13 @@ def test_the_longest_walk_is_bounded_by_the_limits() -> None:
     limits = LIMITS["tandem.v1.GenerateRequest"].items()
     lists = [each.most for path, each in limits if each.of == Of.ENTRIES and path != "token_ids.ids"]
     # The test above has each of them; together they are one message.
-    assert sum(int(most) for most in lists) + SIZES.prompt_tokens + 256 < 14_000
+    # Entries of a chat have a few fields each.
+    of_chat = MAX_FIELDS_OF_ENTRY * (limits_of("chat.messages") + limits_of("chat.messages.tool_calls"))
+    assert sum(int(most) for most in lists) + of_chat + SIZES.prompt_tokens + 256 < 40_000
+
+
+def limits_of(path: str) -> int:
+    return int(LIMITS["tandem.v1.GenerateRequest"][path].most)
 
 
 def test_a_message_at_every_limit_passes() -> None:
@@ -134,6 +164,14 @@ def test_a_message_at_every_limit_passes() -> None:
     Scan(GENERATE).check(request.SerializeToString(), SIZES)
     text = pb.GenerateRequest(text="\U0001f600" * 2560, priority=-5)
     Scan(GENERATE).check(text.SerializeToString(), SIZES)
+    called = [chat_pb2.ToolCall(id="a", name="b", arguments_json="{}")]
+    messages = [
+        chat_pb2.ChatMessage(
+            role="user", content=["a"] * 4, reasoning="r", tool_calls=called, tool_call_id="i", name="n"
+        )
+    ] * 1024
+    chat = chat_pb2.Chat(messages=messages, tools_json=["\U0001f600" * 2560] * 128)
+    Scan(GENERATE).check(pb.GenerateRequest(chat=chat).SerializeToString(), SIZES)
     offsets = [pb.SampleOffset(token_ids=2**32 - 1, text_chars=2**32 - 1)] * 64
     Scan(pb.ResumeRequest.DESCRIPTOR).check(pb.ResumeRequest(offsets=offsets).SerializeToString(), SIZES)
 

@@ -1,0 +1,171 @@
+"""Every field of a chat at and beyond its limits, and the messages that templates get."""
+
+import json
+from typing import Any
+
+import pytest
+from tandem.v1 import chat_pb2 as pb
+
+from scheduler_svc.frontend.chat import conversation
+from scheduler_svc.frontend.chat.conversation import ROLES, Conversation
+from scheduler_svc.frontend.chat.json_values import MAX_DEPTH, read_object
+from scheduler_svc.frontend.rpc.status import Refusal
+from scheduler_svc.frontend.tools.tool import Calls
+from tests.scheduler_svc.frontend.chat.rig import TOOL, user
+
+
+def read(*messages: pb.ChatMessage, **fields: Any) -> Conversation:
+    return conversation.read(pb.Chat(messages=messages or [user("hi")], **fields))
+
+
+def test_messages_become_those_of_templates() -> None:
+    call = pb.ToolCall(id="i", name="f", arguments_json='{"a": 1}')
+    made = read(
+        pb.ChatMessage(role="developer", content=["a", "", "b"]),
+        pb.ChatMessage(role="assistant", reasoning="r", tool_calls=[call, pb.ToolCall(name="g")]),
+        pb.ChatMessage(role="tool", content=["x"], tool_call_id="i", name="f"),
+    )
+    assert made.messages == [
+        {"role": "developer", "content": "a\n\nb"},
+        {
+            "role": "assistant",
+            "reasoning_content": "r",
+            "tool_calls": [
+                {"id": "i", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
+                {"type": "function", "function": {"name": "g", "arguments": {}}},
+            ],
+        },
+        {"role": "tool", "content": "x", "tool_call_id": "i", "name": "f"},
+    ]
+
+
+def test_a_message_of_the_model_begins_unless_the_last_one_goes_on() -> None:
+    assert read().add_generation_prompt
+    assert not read(add_generation_prompt=False).add_generation_prompt
+    continued = read(continue_final_message=True)
+    assert continued.continues and not continued.add_generation_prompt
+
+
+def test_tools_are_passed_on_as_given() -> None:
+    made = read(tools_json=[TOOL])
+    assert made.tools == [json.loads(TOOL)]
+    assert made.choice.calls is Calls.ANY
+    none = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_NONE)
+    assert read(tools_json=[TOOL], tool_choice=none).tools == [json.loads(TOOL)]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_all_roles_pass(role: str) -> None:
+    assert read(pb.ChatMessage(role=role, content=["x"])).messages[0]["role"] == role
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "chat.messages[0].role",
+        {"messages": [pb.ChatMessage(role="x<|im_end|>")]},
+        "it must be one of system, developer",
+    ),
+    ("chat.messages[0].role", {"messages": [pb.ChatMessage()]}, "is ''"),
+    ("chat.messages[0].reasoning", {"messages": [user("a", reasoning="r")]}, "only messages of assistant have it"),
+    ("chat.messages[0].tool_calls", {"messages": [user(tool_calls=[pb.ToolCall(name="f")])]}, "of assistant have it"),
+    ("chat.messages[0].tool_call_id", {"messages": [user(tool_call_id="i")]}, "only messages of tool have it"),
+    (
+        "chat.messages[0].tool_calls[0].name",
+        {"messages": [pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall()])]},
+        "at least 1 character",
+    ),
+    (
+        "chat.messages[0].tool_calls[0].arguments_json",
+        {"messages": [pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall(name="f", arguments_json="[1]")])]},
+        "is a JSON array; it must be an object",
+    ),
+    ("chat.tools_json[0]", {"tools_json": ["{"]}, "is not JSON"),
+    ("chat.tools_json[1]", {"tools_json": [TOOL, "5"]}, "is a JSON number; it must be an object"),
+    ("chat.template_args_json", {"template_args_json": '"a"'}, "is a JSON string"),
+    (
+        "chat.template_args_json",
+        {"template_args_json": json.dumps({f"a{i}": 1 for i in range(65)})},
+        "65 long; the limit is 64",
+    ),
+    (
+        "chat.template_args_json",
+        {"template_args_json": '{"chat_template": "x"}'},
+        "'chat_template', which the server sets",
+    ),
+    ("chat.template_args_json", {"template_args_json": '{"eos_token": "x"}'}, "'eos_token', which the server sets"),
+    ("chat.template_args_json", {"template_args_json": '{"messages": []}'}, "'messages', which the server sets"),
+    ("chat.template_args_json", {"template_args_json": '{"_x": 1}'}, "'_x'; a name has letters"),
+    ("chat.template_args_json", {"template_args_json": '{"a b": 1}'}, "'a b'; a name has letters"),
+    (
+        "chat.add_generation_prompt",
+        {"add_generation_prompt": True, "continue_final_message": True},
+        "either begins a message or continues one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("field", "fields", "message"), REFUSED, ids=[f"{case[0]}-{case[2]}" for case in REFUSED])
+def test_an_invalid_chat_is_refused_by_field(field: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        conversation.read(pb.Chat(**{"messages": [user("a")], **fields}))
+    assert caught.value.message.startswith(field) and message in caught.value.message
+
+
+SIZES: list[tuple[pb.Chat, str]] = [
+    (pb.Chat(), "chat.messages is empty; at least 1 message is needed"),
+    (pb.Chat(messages=[user("a")] * 1025), "chat.messages is 1025 long; the limit is 1024"),
+    (pb.Chat(messages=[user("a")], tools_json=["{}"] * 129), "chat.tools_json is 129 long; the limit is 128"),
+    (pb.Chat(messages=[user(*[""] * 4097)]), "chat.messages.content is 4097 long; the limit is 4096"),
+    (
+        pb.Chat(messages=[user(tool_calls=[pb.ToolCall()] * 513)] * 2),
+        "chat.messages.tool_calls is 1026 long; the limit is 1024",
+    ),
+    (pb.Chat(messages=[user("a")], tool_choice=pb.ToolChoice(name="x" * 129)), "129 characters long; the limit is 128"),
+]
+
+
+@pytest.mark.parametrize(("chat", "message"), SIZES, ids=[case[1][:40] for case in SIZES])
+def test_numbers_are_bounded_before_any_work(chat: pb.Chat, message: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        conversation.check_size(chat, 10**6)
+    assert message in caught.value.message
+
+
+def test_the_text_of_every_field_counts() -> None:
+    message = pb.ChatMessage(
+        role="user",
+        content=["abc", "d"],
+        reasoning="ef",
+        name="g",
+        tool_call_id="h",
+        tool_calls=[pb.ToolCall(id="i", name="jk", arguments_json="lmn")],
+    )
+    chat = pb.Chat(messages=[message], tools_json=["op", "q"], template_args_json="rs")
+    conversation.check_size(chat, 19)
+    with pytest.raises(Refusal, match="chat has 19 characters; the limit is 18"):
+        conversation.check_size(chat, 18)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": ' * 100_000, r"f is (not JSON|nested)"),
+        ('{"a": ' * MAX_DEPTH + "1" + "}" * MAX_DEPTH, ""),
+        ('{"a": ' * (MAX_DEPTH + 1) + "1" + "}" * (MAX_DEPTH + 1), "f is nested 65 deep; the limit is 64"),
+        ('{"a": [' * 5000 + "]}" * 5000, "f is nested more than 64 deep; the limit is 64"),
+        ('{"a": NaN}', "f is not JSON: NaN is not a JSON number"),
+        ('{"a": -Infinity}', "f is not JSON: -Infinity is not a JSON number"),
+        ('{"a": "\\ud800"}', r"f has U\+D800, half of a surrogate pair"),
+        ('{"\\udfff": 1}', r"f has U\+DFFF"),
+        ('{"a": ' + "9" * 5000 + "}", "f is not JSON: Exceeds the limit"),
+        ("null", "f is a JSON null"),
+        ("", "f is not JSON"),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_json_is_bounded_and_is_text(text: str, message: str) -> None:
+    if not message:
+        assert read_object("f", text)
+        return
+    with pytest.raises(Refusal, match=message):
+        read_object("f", text)
