@@ -60,6 +60,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default = getattr(shape, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     parser.add_argument("--no-tokenizer", action="store_true")
+    parser.add_argument("--chat-template", type=Path)
+    parser.add_argument("--response-template", type=Path)
     parser.add_argument("--lateness", type=int, metavar="SEED", help="apply and answer late, at random")
     parser.add_argument("--step-ms", type=float, default=0.0)
     parser.add_argument("--heartbeat-seconds", type=float, default=1.0)
@@ -92,7 +94,8 @@ def shape_of(args: argparse.Namespace) -> Shape:
 def join_message(args: argparse.Namespace) -> pb.Join:
     shape = shape_of(args)
     tokenizer = b"" if args.no_tokenizer else byte_tokenizer.tokenizer_json()
-    digest = hashlib.sha256(repr(shape).encode() + tokenizer).hexdigest()
+    template, response = (path.read_text() if path else "" for path in (args.chat_template, args.response_template))
+    digest = hashlib.sha256(repr(shape).encode() + tokenizer + template.encode() + response.encode()).hexdigest()
     return pb.Join(
         protocol=args.protocol,
         identity=args.identity or f"checking-{digest[:16]}",
@@ -113,6 +116,8 @@ def join_message(args: argparse.Namespace) -> pb.Join:
         eos_token_ids=shape.eos_token_ids,
         defaults=pb.GenerationDefaults(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
         tokenizer_json=tokenizer,
+        chat_template=template,
+        chat=pb.ChatFiles(response_template_json=response),
         pid=os.getpid(),
         standby=args.standby,
         max_frame_bytes=_MAX_MESSAGE_BYTES,
