@@ -1,4 +1,4 @@
-"""Constraints through the service, with the checking worker's toy matcher: equal text over kills, one's failure alone."""
+"""Constraints through the service, with the checking worker's toy matcher: equal text over kills, and failures."""
 
 import random
 import time

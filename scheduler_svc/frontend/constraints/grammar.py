@@ -87,8 +87,8 @@ def _escaped(pattern: str) -> str:
 
 
 def _lark(text: str) -> str:
-    # Not bare: a text that begins with a brace would be read as JSON.
-    return _text({"lark_grammar": text})
+    # llguidance reads a text that begins with a brace as JSON.
+    return _text({"lark_grammar": text}) if text.lstrip().startswith("{") else text
 
 
 def _text(grammar: dict[str, object]) -> str:

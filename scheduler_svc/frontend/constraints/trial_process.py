@@ -21,7 +21,7 @@ TRIAL_SECONDS = 2.0
 # For the imports and the largest tokenizers, under SCHED_IDLE.
 START_SECONDS = 60.0
 # With less CPU time than this in TRIAL_SECONDS, nothing is known about the grammar.
-FAIR_CPU_SECONDS = 1.0
+FAIR_CPU_SECONDS = 0.5
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -138,9 +138,11 @@ class TrialProcess:
         """Why the process has ended."""
         assert self._control is not None
         self._control.setblocking(False)
-        with suppress(OSError):
-            if words := self._control.recv(MAX_PACKET):
-                return words.decode("utf-8", "replace")
+        # The first error says that the process has not read what was sent to it.
+        for _ in range(2):
+            with suppress(OSError):
+                if words := self._control.recv(MAX_PACKET):
+                    return words.decode("utf-8", "replace")
         return "its process has ended"
 
     def _kill_child(self) -> None:

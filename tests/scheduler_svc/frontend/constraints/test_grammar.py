@@ -1,0 +1,227 @@
+"""The grammar of each kind of constraint, and what is refused without compiling it."""
+
+import json
+import time
+
+import llguidance
+import numpy as np
+import pytest
+from tandem.v1 import inference_pb2
+from tandem.v1.constraint_pb2 import Choices, Constraint, JsonObject
+
+from scheduler_svc.frontend.constraints.grammar import check_combination, grammar_of, hash_of
+from scheduler_svc.frontend.constraints.json_schema import ENFORCED
+from scheduler_svc.frontend.constraints.limits import GrammarError
+from scheduler_svc.frontend.constraints.repetition import repetition
+from tests.rigs import byte_tokenizer
+
+TOKENIZER = llguidance.LLTokenizer(
+    byte_tokenizer.tokenizer_json().decode(), n_vocab=byte_tokenizer.VOCAB_SIZE, eos_token=byte_tokenizer.EOS_ID
+)
+
+
+BRACE = '{"grammars": [{"lark_grammar": "start: /a/"}]}'
+
+
+def schema(value: object) -> Constraint:
+    return Constraint(json_schema=json.dumps(value))
+
+
+def accepts(constraint: Constraint, text: str) -> bool:
+    """Whether llguidance takes the text as a whole output, byte after byte."""
+    matcher = llguidance.LLMatcher(TOKENIZER, grammar_of(constraint), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "good", "bad"),
+    [
+        (
+            schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}),
+            '{"a": 1}',
+            '{"a":1}',
+        ),
+        (schema({"type": "array", "items": {"type": "boolean"}}), "[true, false]", "[true,  false]"),
+        (schema(True), '[1, {"a": null}]', "x"),
+        (Constraint(json_object=JsonObject()), "{}", "[]"),
+        (Constraint(regex="a/b{2}"), "a/bb", "a/b"),
+        (Constraint(regex="a\\/b\nc"), "a/b\nc", "a\\/b\nc"),
+        (Constraint(choices=Choices(choices=['a"\\', "\x00\n", "😀é"])), "😀é", "😀"),
+        (Constraint(choices=Choices(choices=['a"\\', "\x00\n"])), "\x00\n", "\n"),
+        (Constraint(choices=Choices(choices=['a"\\', "b"])), 'a"\\', "a"),
+        (Constraint(lark='start: "a" ("b" | /c+/){2}'), "abcc", "abb c"),
+    ],
+)
+def test_a_grammar_matches_the_whole_output(constraint: Constraint, good: str, bad: str) -> None:
+    assert accepts(constraint, good)
+    assert not accepts(constraint, bad)
+
+
+def test_a_lark_grammar_is_never_read_as_something_else() -> None:
+    grammar = grammar_of(Constraint(lark=BRACE))
+    matcher = llguidance.LLMatcher(TOKENIZER, grammar, log_level=0)
+    assert "expecting rule" in matcher.get_error()
+
+
+def test_equal_constraints_have_one_text_and_the_order_of_properties_counts() -> None:
+    spaced = Constraint(json_schema='{ "type" : "object" }')
+    assert grammar_of(spaced) == grammar_of(schema({"type": "object"}))
+    one, other = ({"properties": {a: {}, b: {}}} for a, b in (("a", "b"), ("b", "a")))
+    assert hash_of(grammar_of(schema(one))) != hash_of(grammar_of(schema(other)))
+    assert grammar_of(Constraint(choices=Choices(choices=["a", "a"]))) == grammar_of(
+        Constraint(choices=Choices(choices=["a"]))
+    )
+
+
+def test_a_model_that_prefers_white_space_cannot_go_on_for_ever() -> None:
+    value = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "null"}, "maxItems": 3}},
+             "required": ["a"], "additionalProperties": False}  # fmt: skip
+    matcher = llguidance.LLMatcher(TOKENIZER, grammar_of(schema(value)), log_level=0)
+    spaces = [ord(char) for char in " \n\t\r"]
+    output: list[int] = []
+    while not matcher.is_stopped():
+        allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little").nonzero()[0]
+        token = next((one for one in spaces if one in allowed), int(allowed[allowed < 256][-1]))
+        output.append(token)
+        matcher.consume_token(token)
+        assert len(output) < 60
+    assert json.loads(bytes(output))["a"] is not None
+
+
+REFUSED = {
+    "constraint is empty": Constraint(),
+    "constraint: it has": Constraint(regex="a" * 70_000),
+    "is not JSON": Constraint(json_schema="{"),
+    "NaN, which is not JSON": Constraint(json_schema='{"const": NaN}'),
+    "the key 'type' twice": Constraint(json_schema='{"type": "string", "type": "null"}'),
+    "it must be an object or true": Constraint(json_schema="3"),
+    "no output would match": schema(False),
+    "llguidance does not support uniqueItems (at /properties/tags)": schema(
+        {"properties": {"tags": {"type": "array", "uniqueItems": True}}}
+    ),
+    "does not support maxLenght (at /anyOf/1)": schema({"anyOf": [{}, {"type": "string", "maxLenght": 3}]}),
+    "does not support x-guidance (at /)": schema({"x-guidance": {"lenient": True}}),
+    "does not support nullable": schema({"type": "string", "nullable": True}),
+    "does not support contentEncoding": schema({"type": "string", "contentEncoding": "base64"}),
+    "items with a list": schema({"items": [{}]}),
+    "exclusiveMinimum with a boolean": schema({"minimum": 1, "exclusiveMinimum": True}),
+    "the dialect 'http://json-schema.org/draft-03/schema#'": schema(
+        {"$schema": "http://json-schema.org/draft-03/schema#"}
+    ),
+    "must be an object or a boolean (at /properties/a)": schema({"properties": {"a": 3}}),
+    "maxItems must be an integer": schema({"maxItems": -1}),
+    "has 4098 characters (at /); the limit is 4096": schema({"const": "x" * 4096}),
+    "nested repetitions make 10001": schema({"type": "string", "maxLength": 10_001}),
+    "nested repetitions make 1000000": schema({"maxItems": 1000, "items": {"type": "string", "maxLength": 1000}}),
+    "make 100000000": schema(
+        {"$defs": {"a": {"maxItems": 10_000, "items": True}}, "maxItems": 10_000, "items": {"$ref": "#/$defs/a"}}
+    ),
+    "(at /pattern): nested repetitions make 1000000": schema({"type": "string", "pattern": "(a{1000}){1000}"}),
+    "has no target": schema({"$ref": "#/$defs/a"}),
+    "constraint.regex: nested repetitions make 1000000": Constraint(regex="((x{1000}){1000}){1000}"),
+    "constraint.regex is empty": Constraint(regex=""),
+    "groups are nested 65 deep": Constraint(regex="(" * 65 + "a" + ")" * 65),
+    "choices is 0 long": Constraint(choices=Choices()),
+    "choices is 1025 long": Constraint(choices=Choices(choices=[str(i) for i in range(1025)])),
+    "choices[1] is empty": Constraint(choices=Choices(choices=["a", ""])),
+    "entry 0 has 4097 characters": Constraint(choices=Choices(choices=["x" * 4097])),
+    "(in rule start)": Constraint(lark='start: a{1000}\na: "x"{1000}'),
+    "constraint.lark: nested repetitions make 20000": Constraint(lark="start: /(ab){20000}/"),
+    "have 1025 alternatives": Constraint(lark="start: " + "|".join(['"a"'] * 1025)),
+    "rules are nested 65 deep": Constraint(lark="\n".join(f"r{i}: r{i + 1}" for i in range(80))),
+    "constraint.lark: llguidance does not support uniqueItems": Constraint(
+        lark='start: %json {"type": "array", "uniqueItems": true}'
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_a_refusal_names_the_field_the_number_and_the_limit(sentence: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        grammar_of(REFUSED[sentence])
+    assert sentence in str(refused.value)
+    assert str(refused.value).startswith("constraint") and "\n" not in str(refused.value)
+
+
+def test_nested_json_is_refused_at_the_limit() -> None:
+    def nested(depth: int) -> Constraint:
+        return Constraint(json_schema='{"items":' * depth + "true" + "}" * depth)
+
+    grammar_of(nested(63))
+    for depth in (64, 5_000):
+        with pytest.raises(GrammarError, match="nested"):
+            grammar_of(nested(depth))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "product"),
+    [
+        ("abc", 1), ("a*", 1), ("a{3}", 3), ("a{2,5}b{4}", 5), ("a{7,}", 7), ("(a{3}b){4}", 12), ("(a|b{3}|c)*{2}", 6),
+        ("[{9}]{3}", 3), (r"\({9}", 9), ("[[:alpha:]]{4}", 4), ("[a&&[b]]{5}", 5), ("x{,6}", 6), ("a{x}", 1),
+        ("((a{2}){3}c){4}d", 24), (r"[\]]{8}", 8), ("(?:a{2}){2}", 4),
+    ],
+)  # fmt: skip
+def test_nested_repetitions_are_multiplied(pattern: str, product: int) -> None:
+    assert repetition("field", pattern) == product
+
+
+def test_recursive_schemas_and_rules_are_measured_once() -> None:
+    tree = {"$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}, "maxItems": 100}}, "$ref": "#/$defs/t"}
+    grammar_of(schema(tree))
+    grammar_of(Constraint(lark='start: "(" start{0,100} ")"'))
+
+
+def test_every_keyword_on_the_list_changes_what_llguidance_takes() -> None:
+    """Otherwise a keyword on the list would be silently without effect."""
+    examples: dict[str, tuple[object, str]] = {
+        "type": ({"type": "null"}, "1"), "enum": ({"enum": [1]}, "2"), "const": ({"const": 1}, "2"),
+        "properties": ({"properties": {"a": {"type": "null"}}}, '{"a": 1}'), "required": ({"required": ["a"]}, "{}"),
+        "additionalProperties": ({"additionalProperties": False}, '{"a": 1}'),
+        "patternProperties": ({"patternProperties": {"^a": {"type": "null"}}}, '{"a": 1}'),
+        "minProperties": ({"minProperties": 1}, "{}"), "maxProperties": ({"maxProperties": 0}, '{"a": 1}'),
+        "items": ({"items": {"type": "null"}}, "[1]"), "prefixItems": ({"prefixItems": [{"type": "null"}]}, "[1]"),
+        "minItems": ({"minItems": 1}, "[]"), "maxItems": ({"maxItems": 0}, "[1]"),
+        "minLength": ({"minLength": 1}, '""'), "maxLength": ({"maxLength": 1}, '"ab"'),
+        "pattern": ({"pattern": "^a$"}, '"b"'), "format": ({"format": "date"}, '"b"'),
+        "minimum": ({"minimum": 2}, "1"), "maximum": ({"maximum": 2}, "3"),
+        "exclusiveMinimum": ({"exclusiveMinimum": 2}, "2"), "exclusiveMaximum": ({"exclusiveMaximum": 2}, "2"),
+        "multipleOf": ({"multipleOf": 2}, "3"), "allOf": ({"allOf": [{"type": "null"}]}, "1"),
+        "anyOf": ({"anyOf": [{"type": "null"}]}, "1"), "oneOf": ({"oneOf": [{"type": "null"}]}, "1"),
+        "$ref": ({"$defs": {"a": {"type": "null"}}, "$ref": "#/$defs/a"}, "1"),
+        "$defs": ({"$defs": {"a": {"type": "null"}}, "$ref": "#/$defs/a"}, "1"),
+        "definitions": ({"definitions": {"a": {"type": "null"}}, "$ref": "#/definitions/a"}, "1"),
+    }  # fmt: skip
+    assert examples.keys() == ENFORCED
+    for name, (value, output) in examples.items():
+        assert not accepts(schema(value), output), name
+        assert accepts(schema(True), output), name
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"stop": {"min_new_tokens": 1}}, "stop.min_new_tokens"),
+        ({"stop": {"ignore_eos": True}}, "stop.ignore_eos"),
+        ({"sampling": {"allowed_token_ids": {"ids": [1]}}}, "sampling.allowed_token_ids"),
+        ({"sampling": {"banned_token_ids": [1]}}, "sampling.banned_token_ids"),
+    ],
+)
+def test_fields_that_would_leave_no_token_are_refused(fields: dict[str, object], name: str) -> None:
+    request = inference_pb2.GenerateRequest(**fields)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(GrammarError, match=f"{name} and constraint exclude each other"):
+        check_combination(request)
+    check_combination(inference_pb2.GenerateRequest(stop={"stop_strings": ["a"]}))  # pyright: ignore[reportArgumentType]
+
+
+def test_the_check_of_the_largest_constraints_is_short() -> None:
+    """It runs in the front end. The bound is far above what it takes, and below that of anything but linear work."""
+    begun = time.thread_time()
+    for constraint in (
+        Constraint(regex="(a|b)" * 13_000),
+        Constraint(lark="start: " + '"a" ' * 16_000),
+        schema({"enum": list(range(9_000))}),
+        Constraint(json_schema='{"anyOf":[' + ",".join(["{}"] * 20_000) + "]}"),
+    ):
+        grammar_of(constraint)
+    assert time.thread_time() - begun < 5

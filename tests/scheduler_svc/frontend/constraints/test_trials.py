@@ -1,0 +1,190 @@
+"""The trial process and who waits for it: hostile grammars are refused in time, tenants take turns, results stay."""
+
+import asyncio
+import functools
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from scheduler_svc.frontend.constraints import trials
+from scheduler_svc.frontend.constraints.grammar import hash_of
+from scheduler_svc.frontend.constraints.trial_process import TrialProcess, TrialUnusable, Verdict
+from scheduler_svc.frontend.constraints.trials import MAX_WAITING, TrialCounts, Trials
+from scheduler_svc.frontend.rpc.status import Refusal
+from tests.rigs import byte_tokenizer
+
+# Compiles in a millisecond; its first mask takes many seconds.
+EVIL = "start: /x{100000}/"
+
+
+Test = Callable[..., Coroutine[Any, Any, None]]
+
+
+def in_loop(test: Test) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
+def process() -> TrialProcess:
+    return TrialProcess(
+        byte_tokenizer.tokenizer_json(),
+        vocab_size=byte_tokenizer.VOCAB_SIZE,
+        eos_token_ids=[byte_tokenizer.EOS_ID],
+    )
+
+
+@in_loop
+async def test_grammars_are_judged_and_hostile_ones_killed_in_time() -> None:
+    trial = process()
+    loop = asyncio.get_running_loop()
+    try:
+        assert await trial.judge('start: "a" | "b"') == Verdict()
+        refused = await trial.judge("start: x")
+        assert "unknown name" in refused.refusal and not refused.was_killed
+        begun = loop.time()
+        evil = await trial.judge(EVIL)
+        # A busy machine may have given it too little time to be judged.
+        assert evil.was_killed and (evil.is_unknown or evil.refusal == "its trial took longer than 2 s")
+        # The successor is there at once, with the tokenizer.
+        assert await trial.judge('start: "c"') == Verdict()
+        assert loop.time() - begun < 10
+        pid = trial._child
+        assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+        limits = Path(f"/proc/{pid}/limits").read_text()
+        assert f"Max address space         {1 << 30}" in limits
+        os.kill(pid, signal.SIGKILL)
+        crashed = await trial.judge('start: "d"')
+        assert crashed.was_killed and "ended the process" in crashed.refusal
+        assert await trial.judge('start: "e"') == Verdict()
+    finally:
+        trial.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@in_loop
+async def test_a_tokenizer_that_cannot_be_read_is_told() -> None:
+    trial = TrialProcess(b"{}", vocab_size=10, eos_token_ids=[])
+    try:
+        with pytest.raises(TrialUnusable):
+            await trial.judge('start: "a"')
+    finally:
+        trial.close()
+
+
+class FakeProcess(TrialProcess):
+    """Judges at a word of the test. `order` has the grammars in the order of their trials."""
+
+    def __init__(self) -> None:
+        super().__init__(b"", vocab_size=1, eos_token_ids=[])
+        self.order: list[str] = []
+        self.verdicts: asyncio.Queue[Verdict] = asyncio.Queue()
+
+    async def judge(self, grammar: str) -> Verdict:
+        self.order.append(grammar)
+        return await self.verdicts.get()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def rig() -> tuple[FakeProcess, Clock, Trials]:
+    fake, clock = FakeProcess(), Clock()
+    return fake, clock, Trials(fake, TrialCounts(), clock=clock)
+
+
+async def _settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@in_loop
+async def test_equal_grammars_share_a_trial_and_results_are_kept() -> None:
+    fake, _, of = rig()
+    asked = [asyncio.create_task(of.judge(hash_of("g"), "g", tenant)) for tenant in ("a", "b")]
+    await _settle()
+    fake.verdicts.put_nowait(Verdict(refusal="no"))
+    assert [await one for one in asked] == [Verdict(refusal="no")] * 2
+    assert await of.judge(hash_of("g"), "g", "c") == Verdict(refusal="no")
+    assert fake.order == ["g"]
+    of.close()
+
+
+@in_loop
+async def test_what_is_unknown_is_tried_again() -> None:
+    fake, _, of = rig()
+    for verdict in (Verdict(is_unknown=True, was_killed=True), Verdict()):
+        fake.verdicts.put_nowait(verdict)
+        assert await of.judge(hash_of("g"), "g", "a") == verdict
+    assert fake.order == ["g", "g"]
+    of.close()
+
+
+@in_loop
+async def test_the_oldest_results_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "MAX_KEPT", 2)
+    fake, _, of = rig()
+    for grammar in ("a", "b", "a", "c", "a", "b"):
+        fake.verdicts.put_nowait(Verdict())
+        await of.judge(hash_of(grammar), grammar, "t")
+    assert fake.order == ["a", "b", "c", "b"]
+    of.close()
+
+
+@in_loop
+async def test_a_tenant_has_eight_waiting_and_another_waits_for_one_of_them_at_most() -> None:
+    fake, clock, of = rig()
+    hostile = list[asyncio.Task[Verdict]]()
+    for i in range(MAX_WAITING + 1):
+        hostile.append(asyncio.create_task(of.judge(hash_of(f"h{i}"), f"h{i}", "hostile")))
+        # The first one is being tried when the others come.
+        await _settle()
+    with pytest.raises(Refusal) as refused:
+        await of.judge(hash_of("h9"), "h9", "hostile")
+    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "8 new constraints of the caller wait for their trial; the limit is 8" in refused.value.message
+    polite = [asyncio.create_task(of.judge(hash_of(f"p{i}"), f"p{i}", "polite")) for i in range(2)]
+    await _settle()
+    for _ in range(MAX_WAITING + 3):
+        clock.now += 2.0 if fake.order[-1].startswith("h") else 0.01
+        fake.verdicts.put_nowait(Verdict())
+        await _settle()
+    assert fake.order[:3] == ["h0", "p0", "p1"]
+    await asyncio.gather(*hostile, *polite)
+    of.close()
+
+
+@in_loop
+async def test_a_grammar_whose_callers_have_all_gone_is_not_tried() -> None:
+    fake, _, of = rig()
+    asked = [asyncio.create_task(of.judge(hash_of(f"g{i}"), f"g{i}", "a")) for i in range(3)]
+    await _settle()
+    asked[1].cancel()
+    await _settle()
+    for _ in range(2):
+        fake.verdicts.put_nowait(Verdict())
+    await asyncio.gather(asked[0], asked[2])
+    assert fake.order == ["g0", "g2"]
+    of.close()
+
+
+@in_loop
+async def test_what_waits_is_refused_when_the_model_changes() -> None:
+    _, _, of = rig()
+    asked = asyncio.create_task(of.judge(hash_of("g"), "g", "a"))
+    await _settle()
+    of.close()
+    with pytest.raises(Refusal, match="not served any more"):
+        await asked
