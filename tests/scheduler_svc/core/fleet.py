@@ -24,10 +24,13 @@ class Fleet(World):
         for shape in shapes:
             self.join_as(shape)
 
-    def join_as(self, shape: Shape, faults: Faults | None = None, *, is_standby: bool = False) -> str:
+    def join_as(
+        self, shape: Shape, faults: Faults | None = None, *, is_standby: bool = False, constraint_refusal: str = ""
+    ) -> str:
         """Lets a new worker join and returns its name."""
         name = chr(ord("a") + len(self.plans_of))
         self.workers[name] = Worker(name=name, shape=shape, faults=faults or Faults(), is_standby=is_standby)
+        self.workers[name].constraint_refusal = constraint_refusal
         self.plans_of[name] = []
         self.handle(self.workers[name].joining())
         return name

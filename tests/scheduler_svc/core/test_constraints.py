@@ -1,0 +1,298 @@
+"""Constraints in the core: when they are sent, when their rows run, how they end, and what is freed."""
+
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.constraints import sources
+from scheduler_svc.core.constraints.lane_constraints import ANSWER_SECONDS
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.fleet import Fleet
+from tests.scheduler_svc.core.world import World
+
+SHAPE = Shape(page_size=4, num_pages=60, max_rows=4, max_length=64, chunk_align=4, token_budget=24)
+SOURCE = b"a toy, toy_complete=6"
+
+
+def name_of(source: bytes) -> bytes:
+    return sha256(source).digest()
+
+
+def sent(world: World, kind: type[fx.PrepareConstraint | fx.DropConstraint]) -> list[str]:
+    """The constraints of these orders, in order."""
+    return [effect.hash.hex() for effect in world.effects if isinstance(effect, kind)]
+
+
+def reason(world: World, stream: int) -> fx.EndReason | None:
+    return world.end(stream).reason
+
+
+def failure(world: World, stream: int) -> str:
+    end = world.end(stream)
+    assert end.failure is not None and end.failure.code is fx.FailureCode.INTERNAL
+    return end.failure.message
+
+
+def test_a_constraint_is_sent_once_and_its_output_ends_where_it_is_complete() -> None:
+    world = World(SHAPE)
+    streams = [world.submit([1, 2, i], max_new_tokens=20, constraint=SOURCE) for i in range(3)]
+    world.run()
+    assert sent(world, fx.PrepareConstraint) == [name_of(SOURCE).hex()]
+    assert {reason(world, stream) for stream in streams} <= {fx.EndReason.CONSTRAINT_COMPLETE, fx.EndReason.EOS}
+    assert reason(world, streams[0]) is fx.EndReason.CONSTRAINT_COMPLETE
+    assert len(world.streams[streams[0]].tokens) == 6
+    world.check_all_ended()
+
+
+def test_a_long_prompt_is_computed_while_its_constraint_is_prepared() -> None:
+    world = World(SHAPE)
+    world.holds_answers = True
+    stream = world.submit(list(range(1, 31)), constraint=SOURCE)
+    world.run()
+    # 28 of 30 positions: the last aligned one before the end.
+    assert [plan.chunk_counts.tolist() for plan in world.sent] == [[24], [4]]
+    assert not any(plan.chunk_samples.any() for plan in world.sent)
+    assert world.sent[0].starts[0].constraint == name_of(SOURCE)
+    assert world.streams[stream].tokens == []
+    world.answer()
+    world.run()
+    assert world.sent[2].chunk_counts.tolist() == [2]
+    world.check_all_ended()
+
+
+def test_a_short_prompt_waits_and_later_requests_start_before_it() -> None:
+    world = World(SHAPE)
+    world.holds_answers = True
+    first = world.submit([1, 2], constraint=SOURCE)
+    second = world.submit([3, 4], max_new_tokens=3)
+    world.run()
+    assert world.end_of(first) is None and world.end_of(second) is not None
+    world.answer()
+    world.run()
+    world.check_all_ended()
+
+
+def test_an_order_precedes_the_first_plan_with_its_constraint() -> None:
+    world = World(SHAPE)
+    world.holds_answers = True
+    world.submit(list(range(1, 31)), constraint=SOURCE)
+    world.tick()
+    kinds = [type(effect) for effect in world.effects if isinstance(effect, fx.PrepareConstraint | fx.SendPlan)]
+    assert kinds[:2] == [fx.PrepareConstraint, fx.SendPlan]
+
+
+def test_a_constraint_that_cannot_be_prepared_ends_its_requests_alone() -> None:
+    world, refused = World(SHAPE), b"toy_refuse"
+    streams = [world.submit(prompt, constraint=refused) for prompt in ([1], list(range(1, 31)))]
+    others = [world.submit([1, 2], constraint=SOURCE), world.submit([3])]
+    world.run()
+    for stream in streams:
+        assert failure(world, stream).endswith("cannot be used: the toy matcher was told to refuse it")
+    assert all(reason(world, stream) is not None for stream in others)
+    assert world.core.counters.resets == 0
+    world.check_all_ended()
+
+
+def test_a_row_without_a_mask_fails_alone() -> None:
+    world = World(SHAPE)
+    late = world.submit([1, 2], max_new_tokens=20, constraint=b"toy_fail=3 toy_complete=9")
+    others = [world.submit([3], max_new_tokens=8, ignore_eos=True), world.submit([4], constraint=SOURCE)]
+    world.run()
+    assert failure(world, late) == f"request r{late}: the constraint took longer than 250 ms at output token 3"
+    assert len(world.streams[late].tokens) == 2
+    assert all(reason(world, stream) is not None for stream in others)
+    assert world.core.counters.resets == 0 and not world.core.suspects
+    world.check_all_ended()
+
+
+def test_rows_that_fail_in_one_step_each_get_a_reason_of_their_own() -> None:
+    world = World(SHAPE)
+    streams = [world.submit([1, i], max_new_tokens=20, constraint=b"toy_fail=2") for i in range(2)]
+    world.run()
+    details = [failure(world, stream).partition(": ")[2] for stream in streams]
+    assert details == ["the constraint took longer than 250 ms at output token 2", "the constraint failed"]
+
+
+def test_the_last_allowed_token_that_completes_is_no_length_stop() -> None:
+    world = World(SHAPE)
+    stream = world.submit([5, 6], max_new_tokens=6, constraint=SOURCE)
+    world.run()
+    assert reason(world, stream) is fx.EndReason.CONSTRAINT_COMPLETE
+    world.check_all_ended()
+
+
+def test_a_constraint_is_dropped_with_its_last_request_and_not_before_its_last_plan() -> None:
+    world = World(SHAPE)
+    stream = world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
+    for _ in range(4):
+        world.step()
+    assert len(world.core.preparations.sources) == 1
+    world.tick()
+    assert world.lane is not None and world.lane.in_flight
+    world.cancel(stream)
+    assert len(world.core.preparations.sources) == 0
+    world.tick()
+    assert sent(world, fx.DropConstraint) == []
+    world.run()
+    assert sent(world, fx.DropConstraint) == [name_of(SOURCE).hex()]
+    assert world.executor.violations == []
+
+
+def test_a_constraint_that_another_request_brings_in_time_is_not_dropped() -> None:
+    world = World(SHAPE)
+    first = world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
+    for _ in range(4):
+        world.step()
+    world.tick()
+    world.cancel(first)
+    world.submit([3, 4], max_new_tokens=20, constraint=SOURCE)
+    world.run()
+    assert sent(world, fx.PrepareConstraint) == sent(world, fx.DropConstraint) == [name_of(SOURCE).hex()]
+    assert world.executor.violations == []
+    world.check_empty()
+
+
+def test_a_constraint_that_is_still_prepared_is_dropped_after_its_answer() -> None:
+    world = World(SHAPE)
+    world.holds_answers = True
+    first = world.submit([1, 2], constraint=SOURCE)
+    world.tick()
+    world.cancel(first)
+    world.submit([3])
+    world.run()
+    assert sent(world, fx.DropConstraint) == []
+    world.answer()
+    world.run()
+    assert sent(world, fx.DropConstraint) == [name_of(SOURCE).hex()]
+    assert world.executor.violations == []
+
+
+def test_after_a_reset_a_constraint_is_sent_again_before_its_rows_sample() -> None:
+    world = World(SHAPE)
+    world.join(Faults(fail_steps=frozenset({4})))
+    world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
+    world.run()
+    assert world.core.counters.resets >= 1
+    assert len(sent(world, fx.PrepareConstraint)) == 2
+    world.check_all_ended()
+
+
+def test_a_new_worker_gets_the_constraint_and_the_output_goes_on() -> None:
+    world = World(SHAPE)
+    stream = world.submit([1, 2], max_new_tokens=20, constraint=b"toy_complete=12")
+    for _ in range(6):
+        world.step()
+    begun = len(world.streams[stream].tokens)
+    assert begun
+    world.kill()
+    world.join()
+    world.run()
+    assert len(sent(world, fx.PrepareConstraint)) == 2
+    assert len(world.streams[stream].tokens) > begun
+    world.check_all_ended()
+
+
+def test_preempted_rows_follow_their_constraints_again() -> None:
+    shape = replace(SHAPE, num_pages=9, page_size=2, max_rows=4, chunk_align=1, max_length=14)
+    world = World(shape)
+    for i in range(4):
+        world.submit([1, i], max_new_tokens=9, constraint=b"toy_complete=9" if i % 2 else b"toy_complete=8")
+    world.run()
+    assert world.core.counters.preemptions
+    world.check_all_ended()
+
+
+def test_an_answer_that_never_comes_ends_its_requests_alone() -> None:
+    world = World(SHAPE)
+    world.holds_answers = True
+    stuck, other = world.submit([1], constraint=SOURCE), world.submit([2])
+    world.run()
+    name = world.worker
+    world.now += ANSWER_SECONDS / 2
+    world.handle(ev.Paused(seconds=ANSWER_SECONDS))
+    world.handle(ev.WorkerAlive(worker=name))
+    for _ in range(20):
+        world.now += 1 + ANSWER_SECONDS / 20
+        world.handle(ev.WorkerAlive(worker=name))
+        world.tick()
+        if world.end_of(stuck):
+            break
+    assert failure(world, stuck).endswith(f"worker {name} has not prepared it within {ANSWER_SECONDS:g} s")
+    assert world.now > 1.5 * ANSWER_SECONDS, "the pause counted"
+    # The late answer finds nobody, so the worker drops what it has.
+    world.answer()
+    assert sent(world, fx.DropConstraint) == [name_of(SOURCE).hex()]
+    assert world.end_of(other) is not None
+    world.check_empty()
+
+
+def test_all_sources_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_SOURCES_BYTES", 100)
+    world = World(SHAPE, join=True)
+    large = [bytes([65 + i]) * 40 for i in range(3)]
+    streams = [world.submit([i], num_samples=2, constraint=source) for i, source in enumerate((*large[:2], large[0]))]
+    assert world.core.preparations.sources.num_bytes == 80, "three requests of two samples have two sources"
+    refused = world.submit([9], constraint=large[2])
+    rejected = world.streams[refused].rejected
+    assert rejected is not None and rejected.code is fx.RejectCode.QUEUE_FULL
+    assert rejected.message.endswith("have 80 bytes and this one has 40; the limit is 100")
+    for stream in streams:
+        for number in world.streams[stream].submit.streams:
+            world.cancel(number)
+    assert world.core.preparations.sources.num_bytes == 0
+    assert world.streams[world.submit([9], constraint=large[2])].rejected is None
+
+
+def test_an_ended_request_that_lingers_keeps_no_source() -> None:
+    world = World(SHAPE)
+    stream = world.submit([1], constraint=SOURCE, linger_seconds=60.0)
+    world.run()
+    world.end(stream)
+    assert len(world.core.kept) == 1 and len(world.core.preparations.sources) == 0
+
+
+def test_a_wrong_hash_is_refused() -> None:
+    world = World(SHAPE)
+    world.submit([1], constraint=SOURCE)
+    submit = replace(world.streams[1].submit, stream=50, request_id="other", constraint=b"another")
+    [rejected] = [one for one in world.core.handle(submit, world.now) if isinstance(one, fx.Rejected)]
+    assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "constraint")
+
+
+def test_a_result_that_completes_a_row_without_a_constraint_is_malformed() -> None:
+    world = World(SHAPE)
+    world.submit([1], max_new_tokens=5)
+    world.tick()
+    world.apply()
+    result = world.results.popleft()
+    result.constraint_complete = np.array([0], "<i4").tobytes()
+    world.results.append(result)
+    world.deliver()
+    assert world.core.lanes == {}
+
+
+def test_workers_that_take_no_constraints_get_none() -> None:
+    why = "this worker takes no constraints"
+    fleet = Fleet()
+    fleet.join_as(SHAPE, constraint_refusal=why)
+    refused = fleet.submit([1], constraint=SOURCE)
+    rejected = fleet.streams[refused].rejected
+    assert rejected is not None and (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "constraint")
+    assert rejected.message == why
+    fleet.join_as(SHAPE)
+    streams = [fleet.submit([1, i], constraint=SOURCE) for i in range(6)]
+    fleet.run()
+    assert {effect.worker for effect in fleet.effects if isinstance(effect, fx.PrepareConstraint)} == {"b"}
+    assert all(reason(fleet, stream) is not None for stream in streams)
+    # It waits for a worker like a request that is too long, and ends with a reason of its own.
+    fleet.lose("b")
+    waits = fleet.submit([2], constraint=SOURCE)
+    fleet.run()
+    fleet.tick(fleet.core.config.max_worker_wait_seconds + 1)
+    end = fleet.end(waits)
+    assert end.failure is not None and "took constraints" in end.failure.message
