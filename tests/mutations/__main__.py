@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from tests.mutations.constraints import CONSTRAINTS
 from tests.mutations.mutation import Mutation
 from tests.mutations.mutations import MUTATIONS
 from tests.mutations.recovery import RECOVERY
@@ -27,7 +28,7 @@ def main() -> int:
     parser.add_argument("--each", action="store_true", help="run every check, even after one has failed")
     parser.add_argument("--trust-the-source", action="store_true", help="skip the checks of the unchanged source")
     args = parser.parse_args()
-    every = RECOVERY if args.recovery else (*RECOVERY, *MUTATIONS)
+    every = RECOVERY if args.recovery else (*RECOVERY, *CONSTRAINTS, *MUTATIONS)
     chosen = [mutation for mutation in every if not args.names or mutation.name in args.names]
     unknown = set(args.names) - {mutation.name for mutation in every}
     if unknown:

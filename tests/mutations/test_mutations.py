@@ -4,6 +4,7 @@ import ast
 
 import pytest
 
+from tests.mutations.constraints import CONSTRAINTS
 from tests.mutations.edits import (
     Edit,
     MisplacedEdit,
@@ -32,7 +33,7 @@ class Pool:
 """
 
 
-EVERY = (*MUTATIONS, *RECOVERY)
+EVERY = (*MUTATIONS, *CONSTRAINTS, *RECOVERY)
 
 
 @pytest.mark.parametrize("mutation", EVERY, ids=[mutation.name for mutation in EVERY])
@@ -76,7 +77,9 @@ def test_mutation_names_are_unique_and_at_least_fifteen_remove_a_protection_of_r
     assert len(RECOVERY) >= 15
 
 
-@pytest.mark.parametrize("mutation", RECOVERY, ids=[mutation.name for mutation in RECOVERY])
+@pytest.mark.parametrize(
+    "mutation", [*RECOVERY, *CONSTRAINTS], ids=[mutation.name for mutation in (*RECOVERY, *CONSTRAINTS)]
+)
 def test_the_tests_that_detect_a_removed_protection_exist(mutation: Mutation) -> None:
     assert mutation.test
     for test in mutation.test.split():

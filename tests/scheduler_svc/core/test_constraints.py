@@ -173,7 +173,7 @@ def test_a_constraint_that_is_still_prepared_is_dropped_after_its_answer() -> No
 
 
 def test_after_a_reset_a_constraint_is_sent_again_before_its_rows_sample() -> None:
-    world = World(SHAPE)
+    world = World(SHAPE, join=False)
     world.join(Faults(fail_steps=frozenset({4})))
     world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
     world.run()
