@@ -175,10 +175,11 @@ def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks)
 
     logs.adopt_libraries()
     logs.log_phase("imports", time.perf_counter() - begun)
-    started = start(settings, folder, ranks)
+    runner, join, together = start(settings, folder, ranks)
+    runner.execution.take_constraints(join, is_leader=ranks.is_leader)
     keep_objects()
     logs.log_phase("whole start", time.perf_counter() - begun)
-    return started
+    return runner, join, together
 
 
 def start_log(settings: WorkerSettings) -> None:

@@ -49,7 +49,6 @@ from gpu_worker.process.threads import choose_or_follow, set_threads
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.shared_pool.pool import WorkerPool
 from gpu_worker.shared_pool.start import open_pool
-from gpu_worker.step.constrained import constrained_steps
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
 from gpu_worker.timings import Timings, take_timings
@@ -121,13 +120,7 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     with phase("timing of prompts and page copies"):
         timings = take_timings(runner, together.of_leader)
     _log_timings(timings, runner)
-    join = join_message(settings, files, runner, timings, device, dtype, identity=hashed, ranks=ranks)
-    runner.execution.follows = not ranks.is_leader
-    if ranks.is_leader and not join.constraint_refusal:
-        runner.execution.constrained = constrained_steps(
-            files.tokenizer_json, files.eos_token_ids, runner.geometry, device
-        )
-    return runner, join, together
+    return runner, join_message(settings, files, runner, timings, device, dtype, identity=hashed, ranks=ranks), together
 
 
 def _choose_threads(model: PreTrainedModel, settings: WorkerSettings, about: str) -> None:

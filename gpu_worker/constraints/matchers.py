@@ -4,16 +4,14 @@ Owns them, and the words of their errors. Knows nothing of sockets or processes.
 constraint: llguidance's errors and panics become a `MatcherError`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import ctypes
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import llguidance
 import numpy as np
-from numpy.typing import NDArray
 
-# Output tokens that are taken at once; the server's progress changes after each piece.
-_PIECE = 64
 _NEWLINE = "\n"
 
 
@@ -21,8 +19,13 @@ class MatcherError(Exception):
     """A constraint cannot be used, or cannot go on; the text is one sentence for the caller."""
 
 
+NO_TOKEN = MatcherError("the constraint allows no token of the model")
+
+
 @dataclass(slots=True)
-class _Row:
+class FollowedRow:
+    """One start of a row."""
+
     start: int
     constraint: int
     matcher: llguidance.LLMatcher
@@ -38,15 +41,17 @@ class Matchers:
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._hidden = () if eos_token_ids else tuple(tokenizer.eos_tokens)
         self._constraints: dict[int, llguidance.LLMatcher] = {}
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, FollowedRow] = {}
 
     def compiled(self, source: bytes) -> llguidance.LLMatcher:
         """A matcher that has computed its first mask. May run in another thread. Raises MatcherError."""
+        scratch = np.zeros(self._num_words, np.int32)
         with _errors():
             matcher = llguidance.LLMatcher(self._tokenizer, source.decode(), log_level=0)
             _check(matcher)
-            scratch = np.zeros(self._num_words, np.int32)
-            self._fill(matcher, scratch)
+            self._fill(matcher, scratch.ctypes.data)
+        if not scratch.any():
+            raise NO_TOKEN
         return matcher
 
     def define(self, constraint: int, matcher: llguidance.LLMatcher) -> None:
@@ -58,47 +63,49 @@ class Matchers:
         self._constraints.pop(constraint, None)
         self._rows = {row: own for row, own in self._rows.items() if own.constraint != constraint}
 
-    def take(
-        self, row: int, start: int, constraint: int, tokens: NDArray[np.int32], on_piece: Callable[[int], None]
-    ) -> bool:
-        """Lets the row take the output tokens that it has not taken. Returns whether nothing can follow.
+    def row(self, row: int, start: int, constraint: int) -> FollowedRow:
+        """The row as far as it was followed. start: numbers the starts of rows; another one is another sequence.
 
-        start: numbers the starts of rows; another one than before is another sequence. tokens: all output tokens.
-        on_piece: called with the number of tokens taken before each piece. Raises MatcherError.
+        Raises MatcherError.
         """
         own = self._rows.get(row)
-        with _errors():
-            if own is None or own.start != start:
-                if (base := self._constraints.get(constraint)) is None:
-                    raise MatcherError("the constraint is not prepared")
-                own = self._rows[row] = _Row(start, constraint, base.deep_copy())
-            while own.num_tokens < tokens.size:
-                on_piece(own.num_tokens)
-                piece = tokens[own.num_tokens : own.num_tokens + _PIECE].tolist()
-                if not own.matcher.consume_tokens(piece):
-                    _check(own.matcher)
-                    raise MatcherError("the constraint does not allow a token of the output")
-                own.num_tokens += len(piece)
-            _check(own.matcher)
-            return own.matcher.is_stopped()
+        if own is None or own.start != start:
+            base = self._constraints.get(constraint)
+            if base is None:
+                raise MatcherError("the constraint is not prepared")
+            with _errors():
+                own = self._rows[row] = FollowedRow(start, constraint, base.deep_copy())
+        return own
 
-    def fill(self, row: int, mask: NDArray[np.int32]) -> None:
-        """Writes the mask of the row's next token, int32 [words]. Raises MatcherError."""
-        matcher = self._rows[row].matcher
-        with _errors():
-            if self._hidden and matcher.is_stopped():
-                mask[:] = -1
-                return
-            self._fill(matcher, mask)
+    def take(self, own: FollowedRow, tokens: Sequence[int]) -> None:
+        """Lets the row take tokens. Raises MatcherError, and whatever llguidance raises."""
+        matcher = own.matcher
+        if not (matcher.consume_token(tokens[0]) if len(tokens) == 1 else matcher.consume_tokens(tokens)):
+            _check(matcher)
+            raise MatcherError("the constraint does not allow a token of the output")
+        own.num_tokens += len(tokens)
 
-    def _fill(self, matcher: llguidance.LLMatcher, mask: NDArray[np.int32]) -> None:
-        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        _check(matcher)
-        words = mask.view(np.uint32)
+    def is_complete(self, own: FollowedRow) -> bool:
+        """Whether nothing can follow. Raises MatcherError."""
+        if not own.matcher.is_stopped():
+            return False
+        _check(own.matcher)
+        return True
+
+    def fill(self, own: FollowedRow, address: int) -> None:
+        """Writes the mask of the row's next token, int32 [words]. Raises MatcherError, and what llguidance raises."""
+        if self._hidden and own.matcher.is_stopped():
+            ctypes.memset(address, 0xFF, 4 * self._num_words)
+            return
+        self._fill(own.matcher, address)
+
+    def _fill(self, matcher: llguidance.LLMatcher, address: int) -> None:
+        matcher.unsafe_compute_mask_ptr(address, 4 * self._num_words)
+        if matcher.is_error():
+            _check(matcher)
         for token in self._hidden:
-            words[token >> 5] &= ~np.uint32(1 << (token & 31))
-        if not mask.any():
-            raise MatcherError("the constraint allows no token of the model")
+            word = ctypes.c_uint32.from_address(address + 4 * (token >> 5))
+            word.value &= ~(1 << (token & 31))
 
 
 def _check(matcher: llguidance.LLMatcher) -> None:
@@ -113,10 +120,13 @@ def _errors() -> Iterator[None]:
     """Turns whatever llguidance raises into a MatcherError; its panics are no Exceptions."""
     try:
         yield
-    except (MatcherError, KeyboardInterrupt, SystemExit):
-        raise
     except BaseException as error:
-        raise MatcherError(_sentence(f"{type(error).__name__}: {error}")) from None
+        raise MatcherError(sentence_of(error)) from None
+
+
+def sentence_of(error: BaseException) -> str:
+    """What a row or a constraint failed of, in one line."""
+    return str(error) if isinstance(error, MatcherError) else _sentence(f"{type(error).__name__}: {error}")
 
 
 def _sentence(text: str) -> str:

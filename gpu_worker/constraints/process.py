@@ -10,13 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
 from gpu_worker.constraints.area import SharedArea, Sizes, new_memory
-from gpu_worker.constraints.frames import MAX_BYTES, Frame, decoded
+from gpu_worker.constraints.frames import MAX_BYTES, Frame, Kind, decoded
 from gpu_worker.constraints.words import MAX_PACKET
 
 
@@ -92,28 +91,28 @@ class ServerProcess:
             except BlockingIOError:
                 return
             except OSError as error:
+                self._look_at_control()
                 raise ServerGone(str(error)) from None
             self._unsent.popleft()
 
     def receive(self) -> list[Frame]:
         """The frames that have come. Raises ServerGone, ServerUnusable or FrameError."""
-        if self._connection is None:
-            return []
-        self._look_at_control()
-        self._flush()
+        assert self._connection is not None, "the server was started"
+        if self._unsent:
+            self._flush()
         frames: list[Frame] = []
-        while True:
+        while not frames or frames[-1].kind is not Kind.MASKED:
             try:
                 packet = self._connection.recv(MAX_BYTES + 1)
             except BlockingIOError:
-                return frames
-            except OSError as error:
-                raise ServerGone(str(error)) from None
+                break
+            except OSError:
+                packet = b""
             if not packet:
-                if frames:
-                    return frames
+                self._look_at_control()
                 raise ServerGone("the process has ended")
             frames.append(decoded(packet))
+        return frames
 
     def _look_at_control(self) -> None:
         """Raises ServerUnusable or ServerGone if the process that forks has said why it ends, or has ended."""
@@ -127,15 +126,13 @@ class ServerProcess:
             raise ServerUnusable(reason.decode("utf-8", "replace"))
         raise ServerGone("the process that forks has ended")
 
-    def wait(self, seconds: float) -> float:
-        """Waits until a frame has come or can be sent, for `seconds` at most. Returns the seconds that passed."""
+    def wait(self, seconds: float) -> None:
+        """Waits until a frame has come or can be sent, for `seconds` at most."""
         assert self._connection is not None and self._control is not None, "the server was started"
-        begun = time.monotonic()
         poller = select.poll()
         poller.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         poller.register(self._control, select.POLLIN)
-        poller.poll(max(0.0, seconds) * 1e3)
-        return time.monotonic() - begun
+        poller.poll(seconds * 1e3)
 
     def _end(self) -> None:
         """Ends the process that forks; its child ends with it."""

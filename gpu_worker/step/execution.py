@@ -17,7 +17,7 @@ from gpu_worker.arrays import HostArray
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.step_layout import StepLayout
 from gpu_worker.shared_pool.pool import WorkerPool
-from gpu_worker.step.constrained import ConstrainedSteps
+from gpu_worker.step.constrained import ConstrainedSteps, constrained_steps
 from gpu_worker.step.device_step import DeviceStep
 from gpu_worker.step.in_flight import InFlight
 from gpu_worker.step.output import ResultRing
@@ -39,7 +39,7 @@ class Execution:
         on_error: Callable[[Outcome, Exception], InFlight],
     ) -> None:
         """num_buffers: for results. on_error: the answer to a plan whose tokens could not be chosen."""
-        self._on_device, self._pool, self._on_error = on_device, pool, on_error
+        self._on_device, self._pool, self._on_error, self._geometry = on_device, pool, on_error, geometry
         self.is_asynchronous = on_device.device.type != "cpu"
         # The next step overwrites the results of padded steps; others are read where they were computed.
         self.results: ResultRing | None = None
@@ -49,6 +49,16 @@ class Execution:
         # None: no row may have a constraint, unless another rank of a group chooses its tokens.
         self.constrained: ConstrainedSteps | None = None
         self.follows = False
+
+    def take_constraints(self, join: pb.Join, *, is_leader: bool) -> None:
+        """Lets rows have constraints from now on, unless the Join says that they cannot. Raises OSError.
+
+        is_leader: False for the ranks of a group whose tokens another rank chooses.
+        """
+        self.follows = not is_leader
+        if is_leader and not join.constraint_refusal:
+            tokenizer, eos = join.tokenizer_json, join.eos_token_ids
+            self.constrained = constrained_steps(tokenizer, eos, self._geometry, self._on_device.device)
 
     def run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> InFlight:
         """Runs the plan; on a GPU it only enqueues it, without its tokens if these need masks.

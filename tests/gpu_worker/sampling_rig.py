@@ -35,6 +35,8 @@ class Wish:
     biases: Mapping[int, float] = field(default_factory=dict)
     allowed: Sequence[int] = ()
     banned: Sequence[int] = ()
+    # The tokens of the mask of a row with a constraint, at every position.
+    mask: Sequence[int] = ()
 
 
 class SamplingRig:
@@ -63,8 +65,10 @@ class SamplingRig:
         self.shapes = Shapes.for_device(self.geometry, on_cpu=device.type == "cpu" if padded is None else not padded)
         self.core, self.tables = TinyCore(self.geometry), RowTables(self.geometry)
         self.sampling = DeviceSampler(self.geometry, device, is_padded=True)
+        self._masks: dict[int, Sequence[int]] = {}
 
     def add(self, row: int, tokens: Sequence[int], wish: Wish, *, num_prompt: int = 0) -> Sequence_:
+        self._masks[row] = wish.mask
         return self.core.add(
             row,
             tokens,
@@ -77,7 +81,11 @@ class SamplingRig:
 
     def laid_out(self, **running: object) -> tuple[int, Samples[Tensor], SampleExtras[Tensor] | None]:
         """The samples of the next plan on the device, their number, and what is special about them."""
-        plan = read_plan(self.core.plan(**running), self.geometry)
+        message = self.core.plan(**running)
+        started = np.frombuffer(message.started.rows, "<i4").tolist()
+        if any(self._masks[row] for row in started):
+            message.started.constraints = b"".join(bytes([bool(self._masks[row])]) * 32 for row in started)
+        plan = read_plan(message, self.geometry)
         self.tables.apply(plan)
         self.tables.check(plan)
         sampled, is_padded = SampledRows.of(plan, self.tables), self.shapes.is_padded
@@ -106,9 +114,25 @@ class SamplingRig:
         rows += [torch.zeros_like(rows[0])] * (samples.rows.shape[0] - num_samples)
         logits = torch.stack(rows).to(self.device)
         tokens = choose(logits, samples.drawing) if self.shapes.is_padded else None
-        output = self.sampling.finish(StaticOutput(logits=logits, tokens=tokens), samples, extras)
+        static = StaticOutput(logits=logits, tokens=tokens)
+        output = self.sampling.finish(static, samples, extras, self.masks_of(samples, extras))
         self.core.learn(output.tokens.cpu()[:num_samples].tolist())
         return output
+
+    def masks_of(self, samples: Samples[Tensor], extras: SampleExtras[Tensor] | None) -> Tensor | None:
+        """The masks of a step, as the worker uploads them."""
+        edits = None if extras is None else extras.edits
+        if edits is None or edits.masked is None:
+            return None
+        rows = samples.rows[edits.samples[edits.masked]].tolist()
+        return torch.stack([_bits(self._masks[row], self.geometry.vocab_size) for row in rows]).to(self.device)
+
+
+def _bits(tokens: Sequence[int], vocab_size: int) -> Tensor:
+    """uint8 [bytes] as a mask server writes them: whole words of 32 bits, and none for tokens that do not exist."""
+    bits = np.zeros(32 * -(-vocab_size // 32), np.uint8)
+    bits[list(tokens)] = 1
+    return torch.from_numpy(np.packbits(bits, bitorder="little"))
 
 
 def logits_by_oracle(logits: Tensor, wish: Wish, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
@@ -123,7 +147,7 @@ def logits_by_oracle(logits: Tensor, wish: Wish, prompt: Sequence[int], output: 
     for token, count in Counter(output).items():
         scores[token] -= get("frequency_penalty", 0.0) * count + get("presence_penalty", 0.0)
     for token in range(scores.size):
-        if wish.allowed and token not in wish.allowed:
+        if any(only and token not in only for only in (wish.allowed, wish.mask)):
             scores[token] = -np.inf
         if token in wish.banned and len(prompt) + len(output) < get("banned_until", 0):
             scores[token] = -np.inf

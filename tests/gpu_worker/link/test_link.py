@@ -460,3 +460,60 @@ with signals_wake(lambda: print("stops", flush=True)):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "stops\n")
+
+
+class FakeConstraints:
+    """Answers a constraint some turns after it was prepared, as the mask server does."""
+
+    def __init__(self) -> None:
+        self.prepared: list[bytes] = []
+        self.dropped: list[bytes] = []
+        self.num_turns = 0
+
+    @property
+    def is_preparing(self) -> bool:
+        return self.num_turns > 0
+
+    def prepare(self, hash_: bytes, source: bytes) -> None:
+        self.prepared.append(source)
+        self.hash, self.num_turns = hash_, 20
+
+    def drop(self, hash_: bytes) -> None:
+        self.dropped.append(hash_)
+
+    def answers(self) -> list[tuple[bytes, str]]:
+        self.num_turns = max(0, self.num_turns - 1)
+        is_due = self.num_turns == 0 and len(self.prepared) == 1
+        self.prepared += [b"answered"] * is_due
+        return [(self.hash, "llguidance does not like it")] if is_due else []
+
+
+def test_the_answer_to_a_constraint_comes_when_it_is_ready_and_plans_go_on(served: Served, core: Core) -> None:
+    constraints = served.runner.constraints = FakeConstraints()  # type: ignore[assignment]
+
+    def script() -> None:
+        core.expect("join")
+        core.say(prepare_constraint=pb.PrepareConstraint(hash=b"x" * 32, source=b"before Joined"))
+        core.say(joined=pb.Joined(generation=1))
+        core.say(prepare_constraint=pb.PrepareConstraint(hash=b"h" * 32, source=b"start: /a/"))
+        core.say(plan=pb.StepPlan(generation=1, step=1))
+        assert core.expect("result").result.step == 1
+        ready = core.expect("constraint_ready").constraint_ready
+        assert (ready.hash, ready.error) == (b"h" * 32, "llguidance does not like it")
+        core.say(drop_constraint=pb.DropConstraint(hash=b"h" * 32))
+        core.say(plan=pb.StepPlan(generation=1, step=2))
+        assert core.expect("result").result.step == 2
+
+    served.run(script)
+    assert constraints.prepared == [b"start: /a/", b"answered"] and constraints.dropped == [b"h" * 32]
+
+
+def test_a_worker_without_constraints_says_so_at_once(served: Served, core: Core) -> None:
+    def script() -> None:
+        core.expect("join")
+        core.say(joined=pb.Joined(generation=1))
+        core.say(prepare_constraint=pb.PrepareConstraint(hash=b"h" * 32, source=b"start: /a/"))
+        core.say(drop_constraint=pb.DropConstraint(hash=b"h" * 32))
+        assert "no constraints" in core.expect("constraint_ready").constraint_ready.error
+
+    served.run(script)

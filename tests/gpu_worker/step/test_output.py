@@ -1,6 +1,7 @@
 """Sampling over many steps: token histories on the device, keys, batches, and the distribution of draws."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,11 @@ FEATURED = [
     Wish(sampling={"temperature": 0.7, "seed": 9, "top_k": 9, "num_logprobs": 3}, allowed=[*range(0, 50, 3)]),
     Wish(sampling={"temperature": 2.0, "seed": 9, "banned_until": 9}, banned=[1, 2, 3, 4]),
     Wish(sampling={"temperature": 1.0, "seed": 3, "repetition_penalty": 0.7, "num_logprobs": 1, "sample_idx": 3}),
+    Wish(mask=[*range(1, 50, 7), 48, 49]),
+]
+MASKED = [
+    Wish(sampling={"temperature": 0.8, "seed": 5, "top_p": 0.9}, mask=[0, 7, 8, 9, 31, 32, 33]),
+    Wish(sampling={"temperature": 1.1, "seed": 6, "repetition_penalty": 1.3}, mask=[*range(20)], biases={3: -2.0}),
 ]
 
 
@@ -71,7 +77,8 @@ def test_a_sequence_does_not_depend_on_the_rest_of_the_batch(device: torch.devic
 
 def test_padded_steps_sample_what_other_steps_sample() -> None:
     """With every feature, and for rows that are greedy alone."""
-    for wishes in ([*PLAIN, *FEATURED], [Wish(), FEATURED[0]], [Wish(sampling={"temperature": 1, "typical_p": 0.5})]):
+    typical = [Wish(sampling={"temperature": 1, "typical_p": 0.5})]
+    for wishes in ([*PLAIN, *FEATURED], [Wish(), FEATURED[0]], typical, MASKED, [*PLAIN, *MASKED, FEATURED[-1]]):
         rows = {row: (row, wish) for row, wish in enumerate(wishes, 1)}
         padded, packed = (generate(torch.device("cpu"), rows, 8, padded=value) for value in (True, False))
         assert padded == packed
@@ -184,8 +191,7 @@ def counts_of(wish: Wish, vary: str, device: torch.device) -> tuple[np.ndarray, 
     tokens = [*prompt(0), *OUTPUT]
     for row in range(1, NUM_DRAWS + 1):
         sampling = {**wish.sampling, vary: row}
-        own = Wish(sampling=sampling, biases=wish.biases, allowed=wish.allowed, banned=wish.banned)
-        rig.add(row, tokens, own, num_prompt=7)
+        rig.add(row, tokens, replace(wish, sampling=sampling), num_prompt=7)
     logits = logits_of_sequence(0)(10)
     drawn = rig.step(lambda row, position: logits, chunks=dict.fromkeys(range(1, NUM_DRAWS + 1), 10)).tokens.cpu()
     return drawn.bincount(minlength=VOCAB).double().numpy(), drawn
@@ -197,12 +203,7 @@ def test_draws_with_everything_combined_follow_the_exact_probabilities(vary: str
     logits = logits_of_sequence(0)(10)
 
     def exact(**change: float) -> np.ndarray:
-        wish = Wish(
-            sampling={**COMBINED.sampling, **change},
-            biases=COMBINED.biases,
-            allowed=COMBINED.allowed,
-            banned=COMBINED.banned,
-        )
+        wish = replace(COMBINED, sampling={**COMBINED.sampling, **change})
         return probabilities(logits_by_oracle(logits, wish, prompt(0), OUTPUT), wish)
 
     counts, drawn = counts_of(COMBINED, vary, device)
@@ -224,6 +225,23 @@ def test_draws_with_everything_combined_follow_the_exact_probabilities(vary: str
     shares = np.bincount(groups, weights=exact(), minlength=5)
     together = np.bincount(pairs[:, 0] * 5 + pairs[:, 1], minlength=25)
     assert chi_square(together, np.outer(shares, shares).ravel()) > 1e-3
+
+
+def test_draws_under_a_mask_follow_the_softmax_over_its_tokens(device: torch.device) -> None:
+    """In float64; and those of other masks do not."""
+    logits = logits_of_sequence(0)(10)
+    mask = [token for token in range(VOCAB) if token % 3 != 1]
+
+    def exact(tokens: list[int]) -> np.ndarray:
+        weights = np.zeros(VOCAB)
+        weights[tokens] = np.exp(logits.double().numpy()[tokens] / 1.5)
+        return weights / weights.sum()
+
+    counts, _ = counts_of(Wish(sampling={"temperature": 1.5}, mask=mask), "seed", device)
+    assert chi_square(counts, exact(mask)) > 1e-3
+    likely = int(exact(mask).argmax())
+    assert chi_square(counts, exact([token for token in mask if token != likely])) < 1e-6
+    assert chi_square(counts, exact([*range(VOCAB)])) < 1e-6
 
 
 @pytest.mark.parametrize("top_k", [FEW_RANKS, FEW_RANKS + 1, 300])
