@@ -1,12 +1,19 @@
 """Steps on a CUDA device, without one: what waits, what crosses, and that a graph can replay the static part."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from tandem.internal.v1 import worker_pb2 as pb
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from gpu_worker.constraints.rows import ConstrainedRow, Prepared
+from gpu_worker.sampling.masks import MaskUpload
+from gpu_worker.step.constrained import ConstrainedSteps
 from tests.gpu_worker.fake_cuda.fake_device import CUDA, FakeCuda
 from tests.gpu_worker.fake_cuda.rig import GEOMETRY, NUM_LAYERS, FakeRig
 from tests.gpu_worker.fake_cuda.trace import Crossing, Trace, difference, launches
@@ -190,3 +197,53 @@ def test_launches_per_layer_stay_under_the_bar(drawing_step: Trace) -> None:
     per_layer = ends[1] - ends[0]
     assert per_layer <= MAX_LAUNCHES_PER_LAYER
     assert len(names) - NUM_LAYERS * per_layer <= MAX_OTHER_LAUNCHES
+
+
+class EveryToken:
+    """In place of a worker's constraints: masks that are there at once."""
+
+    def knows(self, hash_: bytes) -> bool:
+        return True
+
+    def start(self, row: int, hash_: bytes, output_tokens: object) -> None: ...
+
+    def forget_rows(self) -> None: ...
+
+    def row(self, row: int) -> ConstrainedRow:
+        constraint = Prepared(id=1, hash=b"", source=b"")
+        return ConstrainedRow(row=row, start=1, constraint=constraint, num_tokens=0)
+
+    def are_masked(self, rows: Sequence[ConstrainedRow]) -> bool:
+        return True
+
+    def masks(self, rows: Sequence[ConstrainedRow], into: NDArray[np.int32]) -> None:
+        into[:] = -1
+
+    def learn(self, sampled: object) -> None: ...
+
+
+def test_masks_reach_the_device_by_one_more_copy_that_waits_for_nothing(
+    rig: FakeRig, fake: FakeCuda, drawing_step: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the static part stays the one that graphs replay."""
+    words = -(-GEOMETRY.vocab_size // 32)
+    with fake.present():
+        upload = MaskUpload(CUDA, max_rows=GEOMETRY.max_rows, mask_words=words)
+    constraints = ConstrainedSteps(EveryToken(), upload)  # type: ignore[arg-type]
+    monkeypatch.setattr(rig.runner.execution, "constrained", constraints)
+    core = rig.core({})
+    for row in range(1, 9):
+        core.add(row, [row] * 20, position=19, temperature=0.7)
+    make = core.plan
+
+    def plan(**running: Any) -> pb.StepPlan:
+        message = make(**running)
+        if message.started.rows:
+            message.started.constraints = b"".join(bytes([row % 2]) * 32 for row in range(1, 9))
+        return message
+
+    monkeypatch.setattr(core, "plan", plan)
+    for _ in range(4):
+        trace = rig.step(core, decode=list(core.rows))
+        assert trace.crossings == [TO_DEVICE, TO_DEVICE, TO_HOST]
+        assert difference(trace.static_part, drawing_step.static_part) == ""
