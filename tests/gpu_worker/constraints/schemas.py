@@ -1,0 +1,132 @@
+"""Random JSON schemas: small ones, of every keyword that people use, refused ones among them.
+
+Owns the generator. Its strings, lists and objects are bounded, so that an output of random tokens can end.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+Schema = dict[str, Any]
+
+_WORDS = ("id", "name", "age", "tags", "city", "x", "y", "größe", "is ok", "last-seen", "日付")
+_PATTERNS = ("^[a-z]{1,6}$", "^[A-Z][a-z]+-[0-9]{2}$", "^(red|green|blue)$", r"^\d{3}\.\d{1,2}$", "^a.b$")
+_FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email", "hostname")
+_VALUES: tuple[Any, ...] = ("on", "off", "a b", 'quo"te', "ü", 0, -7, 2.5, True, None, [], {}, [1, "two"], {"k": "v"})
+# How deep lists and objects nest.
+_MOST_DEPTH = 3
+
+
+class SchemaMaker:
+    """Makes one schema after another."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._has_defs = False
+
+    def make(self) -> Schema:
+        """A schema, usually of an object or a list."""
+        self._has_defs = self._random.random() < 0.12
+        makers = (self._object, self._object, self._object, self._array, self._array, self._any)
+        schema = self._random.choice(makers)(0)
+        if self._has_defs:
+            schema["$defs"] = {"leaf": self._scalar(), "node": self._node()}
+        if self._random.random() < 0.1:
+            schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+        return schema
+
+    def _chance(self, share: float) -> bool:
+        return self._random.random() < share
+
+    def _any(self, depth: int) -> Schema:
+        if self._has_defs and self._chance(0.3):
+            return {"$ref": f"#/$defs/{self._random.choice(('leaf', 'node'))}"}
+        if depth >= _MOST_DEPTH or self._chance(0.55):
+            return self._scalar()
+        makers: tuple[Callable[[int], Schema], ...] = (self._object, self._array, self._combined)
+        return self._random.choice(makers)(depth)
+
+    def _node(self) -> Schema:
+        """A tree, which refers to itself."""
+        children = {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2}
+        return {"type": "object", "properties": {"v": self._scalar(), "next": children}, "additionalProperties": False}
+
+    def _scalar(self) -> Schema:
+        kinds = (self._string, self._string, self._integer, self._number, self._enum, self._simple)
+        schema = self._random.choice(kinds)()
+        if self._chance(0.1):
+            schema["description"] = "what it is for"
+        return schema
+
+    def _simple(self) -> Schema:
+        return self._random.choice(
+            [{"type": "boolean"}, {"type": "null"}, {"type": ["integer", "null"]}, {"const": "k"}]
+        )
+
+    def _string(self) -> Schema:
+        choice = self._random.random()
+        if choice < 0.15:
+            return {"type": "string", "pattern": self._random.choice(_PATTERNS)}
+        if choice < 0.3:
+            return {"type": "string", "format": self._random.choice(_FORMATS)}
+        low = self._random.randint(0, 3)
+        schema: Schema = {"type": "string", "maxLength": low + self._random.randint(0, 9)}
+        return schema | ({"minLength": low} if low else {})
+
+    def _integer(self) -> Schema:
+        low = self._random.randint(-50, 50)
+        schema: Schema = {"type": "integer", "minimum": low, "maximum": low + self._random.randint(0, 900)}
+        if self._chance(0.2):
+            schema["exclusiveMaximum"] = schema.pop("maximum") + 1
+        if self._chance(0.1):
+            schema = {"type": "integer", "multipleOf": self._random.choice((2, 5, 10)), "minimum": 0, "maximum": 1000}
+        return schema
+
+    def _number(self) -> Schema:
+        low = self._random.randint(-9, 9)
+        return {"type": "number", "minimum": low, "maximum": low + self._random.randint(1, 50)}
+
+    def _enum(self) -> Schema:
+        return {"enum": self._random.sample(_VALUES, self._random.randint(1, 4))}
+
+    def _array(self, depth: int) -> Schema:
+        low = self._random.randint(0, 2)
+        schema: Schema = {"type": "array", "minItems": low, "maxItems": low + self._random.randint(0, 3)}
+        if self._chance(0.15):
+            schema["prefixItems"] = [self._any(depth + 1) for _ in range(self._random.randint(1, 2))]
+        schema["items"] = self._any(depth + 1)
+        if self._chance(0.04):
+            schema["uniqueItems"] = True
+        if self._chance(0.02):
+            schema["contains"] = {"type": "integer"}
+        return schema
+
+    def _object(self, depth: int) -> Schema:
+        names = self._random.sample(_WORDS, self._random.randint(1, 5))
+        required = [name for name in names if self._chance(0.7)]
+        schema: Schema = {"type": "object", "properties": {name: self._any(depth + 1) for name in names}}
+        if required:
+            schema["required"] = required
+        schema["additionalProperties"] = False
+        rare: tuple[tuple[float, Schema], ...] = (
+            (0.03, {"additionalProperties": {"type": "boolean"}, "maxProperties": len(names) + 1}),
+            (0.02, {"patternProperties": {"^z[0-9]$": {"type": "null"}}, "maxProperties": len(names) + 1}),
+            (0.02, {"dependentRequired": {names[0]: [names[-1]]}}),
+            (0.02, {"propertyNames": {"maxLength": 9}}),
+            (0.02, {"if": {"required": [names[0]]}, "then": {"minProperties": 1}}),
+            (0.02, {"unevaluatedProperties": False}),
+        )
+        for share, change in rare:
+            if self._chance(share):
+                schema |= change
+        return schema
+
+    def _combined(self, depth: int) -> Schema:
+        choice = self._random.random()
+        if choice < 0.6:
+            return {"anyOf": [self._any(depth + 1) for _ in range(self._random.randint(2, 3))]}
+        if choice < 0.8:
+            return {"oneOf": [self._integer(), {"type": "string", "maxLength": 5}, self._array(depth + 1)]}
+        if choice < 0.95:
+            return {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": self._random.randint(3, 99)}]}
+        return {"not": {"type": "string"}}
