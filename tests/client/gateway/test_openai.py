@@ -280,6 +280,7 @@ def test_errors(
     found = caught.value
     assert (found.status_code, found.param, found.code) == (status, field, name)
     assert "sampling.num_samples" not in found.message
+    assert ("maximum context length is" in found.message) == (name == "context_length_exceeded")
     headers = found.response.headers
     if isinstance(detail, error_details_pb2.RetryInfo):
         seconds = detail.retry_delay.ToTimedelta().total_seconds()

@@ -1,0 +1,31 @@
+"""instructor: typed answers. Arguments: the gateway's URL, the model's folder (unused)."""
+
+import sys
+from importlib.metadata import version
+
+import instructor
+import openai
+from pydantic import BaseModel, Field
+
+
+class Person(BaseModel):
+    """What the model has to fill in; it babbles, so every field has a bound."""
+
+    name: str = Field(max_length=12, pattern="^[a-z]+$")
+    age: int = Field(ge=0, le=120)
+    likes: list[str] = Field(min_length=1, max_length=2)
+
+
+url = sys.argv[1]
+MESSAGES = [{"role": "user", "content": "Who is it?"}]
+count = 0
+for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS):
+    client = instructor.from_openai(openai.OpenAI(base_url=f"{url}/v1", api_key="k"), mode=mode)
+    for seed in range(5):
+        person = client.chat.completions.create(
+            model="bundled", messages=MESSAGES, response_model=Person, max_retries=1, seed=seed, max_tokens=400,
+            temperature=0.7,
+        )  # fmt: skip
+        assert isinstance(person, Person) and 0 <= person.age <= 120
+        count += 1
+print(f"instructor {version('instructor')}, openai {version('openai')}: {count} of {count} answers are valid")
