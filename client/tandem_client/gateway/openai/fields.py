@@ -4,6 +4,7 @@ Owns the words of these errors. Knows no field by name. A field that is null cou
 """
 
 import difflib
+import json
 import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import cast
@@ -97,7 +98,7 @@ class Fields:
         for field, allowed in values.items():
             value = self.any(field)
             if value is not None and not any(value == one and type(value) is type(one) for one in allowed):
-                needed = " or ".join("unset" if one == [] else str(one).lower() for one in allowed)
+                needed = " or ".join("unset" if one == [] else json.dumps(one) for one in allowed if one != "")
                 raise invalid(
                     self.name(field), f"{self.name(field)} is {shown(value)}; only {needed or 'null'} is supported"
                 )

@@ -1,0 +1,202 @@
+"""Requests of OpenAI's API as messages of the service, field by field, and what is refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+from tandem.v1 import chat_pb2, inference_pb2
+
+from tandem_client.gateway.errors import HttpError
+from tandem_client.gateway.openai import names
+from tandem_client.gateway.openai.chats import chat_completion
+from tandem_client.gateway.openai.completions import completion
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def only(values: dict[str, Any]) -> inference_pb2.GenerateRequest:
+    """The one request of a completion."""
+    [request] = completion({"prompt": "a", **values}).requests
+    return request
+
+
+def chat(values: dict[str, Any]) -> inference_pb2.GenerateRequest:
+    [request] = chat_completion({**CHAT, **values}).requests
+    return request
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "path"),
+    [
+        ("temperature", 0.5, "sampling.temperature"), ("top_p", 0.5, "sampling.top_p"), ("top_k", 7, "sampling.top_k"),
+        ("min_p", 0.25, "sampling.min_p"), ("typical_p", 0.5, "sampling.typical_p"), ("seed", 9, "sampling.seed"),
+        ("presence_penalty", 1, "sampling.presence_penalty"), ("frequency_penalty", -1, "sampling.frequency_penalty"),
+        ("repetition_penalty", 1.5, "sampling.repetition_penalty"), ("n", 3, "sampling.num_samples"),
+        ("min_tokens", 2, "stop.min_new_tokens"), ("max_tokens", 5, "stop.max_new_tokens"),
+        ("ignore_eos", True, "stop.ignore_eos"), ("include_stop_str_in_output", True, "stop.include_stop"),
+        ("skip_special_tokens", False, "output.skip_special_tokens"), ("priority", -5, "priority"),
+        ("cache_salt", "s", "cache.salt"), ("model", "m", "model"),
+    ],
+)  # fmt: skip
+def test_plain_fields(field: str, value: object, path: str) -> None:
+    for request in (only({field: value}), chat({field: value})):
+        found: Any = request
+        for step in path.split("."):
+            found = getattr(found, step)
+        assert found == value
+    # Errors of the service name the field as the caller does.
+    assert names.COMPLETION[path] == names.CHAT[path] == field
+
+
+@pytest.mark.parametrize("value", [None, -1])
+def test_no_top_k(value: int | None) -> None:
+    assert only({"top_k": value}).sampling.top_k == 0
+
+
+def test_lists() -> None:
+    request = only({"stop": "x", "stop_token_ids": [1, 2], "allowed_token_ids": [3], "logit_bias": {"7": 1, "8": -2.5}})
+    assert list(request.stop.stop_strings) == ["x"] and list(request.stop.stop_token_ids) == [1, 2]
+    assert list(request.sampling.allowed_token_ids.ids) == [3]
+    assert dict(request.sampling.logit_bias) == {7: 1.0, 8: -2.5}
+
+
+def test_users_have_salts_of_their_own() -> None:
+    salts = [
+        only(values).cache.salt
+        for values in ({}, {"cache_salt": "a"}, {"user": "a"}, {"user": "b"}, {"user": "a", "cache_salt": "a"})
+    ]
+    assert len(set(salts)) == 5 and salts[0] == "" and all(len(salt) <= 256 for salt in salts)
+    assert only({"user": "x" * 10_000}).cache.salt != only({"user": "x" * 9_999}).cache.salt
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "words"),
+    [
+        ({"nonsense": 1}, "nonsense", "there is no field nonsense"),
+        ({"temprature": 1}, "temprature", "did you mean temperature?"),
+        ({"temperature": "hot"}, "temperature", 'temperature is "hot"; it must be a number'),
+        ({"temperature": True}, "temperature", "temperature is true; it must be a number"),
+        ({"temperature": 10**400}, "temperature", "it must be a finite number"),
+        ({"max_tokens": 1.5}, "max_tokens", "max_tokens is 1.5; it must be a whole number"),
+        ({"max_tokens": -1}, "max_tokens", "max_tokens is -1; it must be 0 to 4294967295"),
+        ({"n": 10**5000}, "n", "n is a number of"),
+        ({"seed": 2**64}, "seed", "it must be"),
+        ({"stop": [1]}, "stop[0]", "stop[0] is 1; it must be a string"),
+        ({"stop": "\ud800"}, "stop", "stop has U+D800 at character 0"),
+        ({"logit_bias": {"x": 1}}, "logit_bias[x]", "is no token id"),
+        ({"logit_bias": {"1": "a"}}, "logit_bias[1]", "it must be a number"),
+        ({"logit_bias": [1]}, "logit_bias", "it must be an object"),
+        ({"best_of": 3}, "best_of", "best_of is 3; only 1 is supported"),
+        ({"suffix": "x"}, "suffix", 'suffix is "x"; only null is supported'),
+        ({"use_beam_search": True}, "use_beam_search", "use_beam_search is true; only false is supported"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream to be true"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "there is no field stream_options.x"),
+        ({"prompt": []}, "prompt", "prompt is empty"),
+        ({"prompt": [[]]}, "prompt", "prompt is empty"),
+        ({"prompt": [[1], []]}, "prompt[1]", "prompt[1] is empty"),
+        ({"prompt": [1, "a"]}, "prompt[1]", 'prompt[1] is "a"; it must be a whole number'),
+        ({"prompt": [1, -1]}, "prompt[1]", "prompt[1] is -1"),
+        ({"prompt": ["a"] * 257}, "prompt", "prompt has 257 prompts; the limit is 256"),
+        ({"prompt": 7}, "prompt", "it must be a string, a list of token ids, or a list of these"),
+        ({"prompt": None}, "prompt", "prompt is missing"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type", 'response_format.type is "yaml"'),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
+        ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json and guided_regex are set"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "there is no field structured_outputs.xml"),
+        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice", "it must be a list of strings"),
+    ],
+)
+def test_refusals_of_completions(values: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(HttpError) as caught:
+        completion({"prompt": "a", **values})
+    assert (caught.value.status, caught.value.param) == (400, field)
+    assert words in caught.value.message and len(caught.value.message) < 300
+    assert json.loads(caught.value.body())["error"]["param"] == field
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "words"),
+    [
+        ({"messages": None}, "messages", "messages is missing"),
+        ({"messages": [1]}, "messages[0]", "it must be an object"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role", "is missing"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content", "a string or a list of parts"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
+            "messages[0].content[1]",
+            "only text parts are supported",
+        ),
+        ({"messages": [{"role": "user", "content": "a", "mood": 1}]}, "messages[0].mood", "there is no field"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
+            "messages[0].tool_calls[0].type",
+            "it must be function",
+        ),
+        ({"top_logprobs": 3}, "top_logprobs", "needs logprobs to be true"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "give one of them"),
+        ({"tool_choice": "maybe"}, "tool_choice", "it must be auto, none, required"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice.type", "it must be function"),
+        ({"tools": [1]}, "tools[0]", "it must be an object"),
+        ({"functions": []}, "functions", "only null is supported"),
+        ({"chat_template": "{{x}}"}, "chat_template", "only null is supported"),
+        ({"modalities": ["audio"]}, "modalities", 'only ["text"] is supported'),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+            "exclude each other",
+        ),
+    ],
+)
+def test_refusals_of_chats(values: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(HttpError) as caught:
+        chat_completion({**CHAT, **values})
+    assert (caught.value.status, caught.value.param) == (400, field)
+    assert words in caught.value.message
+
+
+def test_an_answer_goes_back_as_openais_client_sends_it() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    before = {
+        "role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None, "function_call": None,
+        "tool_calls": [call], "reasoning_content": "hm", "reasoning": None,
+    }  # fmt: skip
+    after = {
+        "role": "tool",
+        "tool_call_id": "c1",
+        "content": [{"type": "text", "text": "5"}, {"type": "text", "text": "6"}],
+    }
+    found = chat({"messages": [*CHAT["messages"], before, after]}).chat
+    assert [message.role for message in found.messages] == ["user", "assistant", "tool"]
+    assert found.messages[1] == chat_pb2.ChatMessage(
+        role="assistant",
+        reasoning="hm",
+        tool_calls=[chat_pb2.ToolCall(id="c1", name="f", arguments_json='{"a":1}')],
+    )
+    assert list(found.messages[2].content) == ["5", "6"] and found.messages[2].tool_call_id == "c1"
+
+
+def test_ignored_fields_change_nothing() -> None:
+    given = {key: {"any": ["thing"]} for key in names.IGNORED}
+    assert only(given) == only({}) and chat(given) == chat({})
+    nulls = dict.fromkeys([*names.COMPLETION.values(), *names.OF_COMPLETIONS, "stream", "logprobs", "user"])
+    del nulls["prompt"], nulls["x-request-id"]
+    assert only({name: None for name in nulls if "." not in name}) == only({})
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format"),
+        ({"structured_outputs": {"json": {}}}, "structured_outputs.json"),
+        ({"guided_json": "{}"}, "guided_json"),
+    ],
+)
+def test_errors_of_a_constraint_name_the_field_that_set_it(values: dict[str, Any], name: str) -> None:
+    wanted = chat_completion({**CHAT, **values})
+    assert wanted.requests[0].constraint.json_schema == "{}"
+    assert wanted.names["constraint.json_schema"] == wanted.names["constraint"] == name
+
+
+def test_errors_of_the_length_name_the_field_that_set_it() -> None:
+    assert chat_completion({**CHAT, "max_completion_tokens": 1}).names["stop.max_new_tokens"] == "max_completion_tokens"
+    assert chat_completion({**CHAT, "max_tokens": 1}).names["stop.max_new_tokens"] == "max_tokens"
