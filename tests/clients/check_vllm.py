@@ -10,7 +10,7 @@ from pathlib import Path
 # What pip chooses of them beside a CPU build of torch cannot be loaded, and nothing here needs it.
 sys.modules |= dict.fromkeys(("torchvision", "torchaudio", "torchcodec"))  # type: ignore[arg-type]
 
-from vllm.benchmarks import serve
+from vllm.benchmarks import serve  # noqa: E402
 
 url, model = sys.argv[1:3]
 REQUESTS = 24
