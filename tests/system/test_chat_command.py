@@ -4,16 +4,20 @@ The model answers with any bytes, control characters too.
 """
 
 import json
+import os
 import re
+import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tandem_client import Client
+from tandem_client.types import FinishReason
 from tests.rigs.processes import Child, Rig, SchedulerProcess, child_environment
 from tests.rigs.terminal import CTRL_D, ENTER, Terminal
 from tests.system.real_service import BUNDLED, SHAPE
@@ -24,7 +28,6 @@ TEMPLATE = """\
 NEW_TOKENS = 120
 SIZE = ("--num-pages", "256", "--max-rows", "16", "--max-length", "512")
 PROMPT = r"\x1b\[\?2004h[^\n]*>"
-FIRST = [{"role": "user", "content": "Hello"}]
 
 
 @contextmanager
@@ -37,27 +40,35 @@ def chatting(rig: Rig, scheduler: SchedulerProcess, *flags: str) -> Iterator[Ter
         yield terminal
 
 
-def wait_tokens(address: str, number: int) -> None:
-    """Waits until the service has computed so many output tokens."""
-    with Client(address) as client:
-        for _ in range(1000):
-            if client.load().output_tokens >= number:
-                return
-            time.sleep(0.02)
-    raise AssertionError(f"fewer than {number} tokens")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """What a person says, and the conversation without a terminal and without a loss."""
+
+    texts: tuple[str, str]
+    messages: list[dict[str, object]]
 
 
-def undisturbed(address: str, turns: Sequence[str]) -> list[dict[str, object]]:
-    """The conversation of these messages without a terminal and without a loss."""
-    messages: list[dict[str, object]] = []
+def undisturbed(address: str) -> Talk:
+    """A conversation whose first answer is as long as it may be."""
     with Client(address) as client:
-        for text in turns:
-            messages.append({"role": "user", "content": text})
-            with client.generate(chat=messages, temperature=0, max_new_tokens=NEW_TOKENS, timeout=60) as stream:
-                for _ in stream:
-                    pass
-            messages.append(stream.samples[0].message)
-    return messages
+        for number in range(20):
+            talk = Talk(texts=(f"Hello {number}", "And?"), messages=[])
+            ends: list[FinishReason] = []
+            for text in talk.texts:
+                talk.messages.append({"role": "user", "content": text})
+                with client.generate(
+                    chat=talk.messages, temperature=0, max_new_tokens=NEW_TOKENS, timeout=60
+                ) as stream:
+                    for _ in stream:
+                        pass
+                assert stream.finished is not None
+                ends.append(stream.finished.reason)
+                if ends[0] != FinishReason.LENGTH:
+                    break
+                talk.messages.append(stream.samples[0].message)
+            else:
+                return talk
+    raise AssertionError("every answer ends early")
 
 
 def saved(terminal: Terminal, folder: Path) -> list[dict[str, object]]:
@@ -67,22 +78,34 @@ def saved(terminal: Terminal, folder: Path) -> list[dict[str, object]]:
     return json.loads(path.read_text())["messages"]
 
 
-def say_and_kill(terminal: Terminal, scheduler: SchedulerProcess, worker: Child) -> None:
-    terminal.type("Hello" + ENTER)
-    wait_tokens(scheduler.address, NEW_TOKENS // 6)
+def plain(shown: str) -> str:
+    """The words without colours and line breaks."""
+    return " ".join(re.sub(r"\x1b\[[\d;]*m", "", shown).split())
+
+
+def say_and_kill(terminal: Terminal, scheduler: SchedulerProcess, worker: Child, text: str) -> None:
+    with Client(scheduler.address) as client:
+        before = client.load().output_tokens
+        terminal.type(text + ENTER)
+        for _ in range(1000):
+            if client.load().output_tokens >= before + NEW_TOKENS // 6:
+                break
+            time.sleep(0.01)
     worker.kill()
-    terminal.expect(r"worker lost")
+    terminal.expect("worker lost")
 
 
-def check_the_end(terminal: Terminal) -> None:
-    # What is written at the end of the lost worker's answer.
-    shown = terminal.expect(PROMPT)
+def check_the_end(terminal: Terminal, talk: Talk, folder: Path) -> None:
+    shown = plain(terminal.expect(PROMPT))
     assert re.search(r"worker lost, resumed after \d+\.\d s", shown)
-    assert re.search(rf"{NEW_TOKENS} tokens, ended by length; first after", shown) and "1 worker change" in shown
-    terminal.type("And?" + ENTER)
+    assert f"{NEW_TOKENS} tokens, ended by length; first after" in shown and "1 worker change" in shown
+    terminal.type(talk.texts[1] + ENTER)
     assert "error" not in terminal.expect(PROMPT)
+    assert saved(terminal, folder) == talk.messages
     # None of the model's control characters; the sequences of a window's title and the clipboard begin with the first.
     assert not re.search("\x1b\\]|\x1bP|[\x00\x07\x9b]", terminal.seen)
+    terminal.type(CTRL_D)
+    assert terminal.expect_end() == 0
 
 
 def test_a_killed_worker_is_a_pause_on_the_terminal(rig: Rig, tmp_path: Path) -> None:
@@ -90,13 +113,28 @@ def test_a_killed_worker_is_a_pause_on_the_terminal(rig: Rig, tmp_path: Path) ->
     template.write_text(TEMPLATE)
     flags = ("--chat-template", str(template), *SIZE, "--step-ms", "10")
     scheduler, worker, _ = rig.serve(*flags)
+    talk = undisturbed(scheduler.address)
     with chatting(rig, scheduler) as terminal:
-        say_and_kill(terminal, scheduler, worker)
+        say_and_kill(terminal, scheduler, worker, talk.texts[0])
         rig.worker(*flags)
-        check_the_end(terminal)
-        assert saved(terminal, tmp_path) == undisturbed(scheduler.address, ["Hello", "And?"])
-        terminal.type(CTRL_D)
-        assert terminal.expect_end() == 0
+        check_the_end(terminal, talk, tmp_path)
+
+
+@pytest.mark.long
+def test_a_killed_front_end_is_a_pause_on_the_terminal(rig: Rig, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    scheduler, _, _ = rig.serve("--chat-template", str(template), *SIZE, "--step-ms", "10")
+    talk = undisturbed(scheduler.address)
+    with chatting(rig, scheduler) as terminal:
+        terminal.type(talk.texts[0] + ENTER)
+        terminal.expect("\x1b\\[J")
+        os.kill(scheduler.frontend_pid(), signal.SIGKILL)
+        shown = plain(terminal.expect(PROMPT))
+        assert "error" not in shown and f"{NEW_TOKENS} tokens, ended by length" in shown
+        terminal.type(talk.texts[1] + ENTER)
+        terminal.expect(PROMPT)
+        assert saved(terminal, tmp_path) == talk.messages
 
 
 def test_a_service_without_a_template_refuses_with_the_reason(rig: Rig) -> None:
@@ -124,8 +162,8 @@ def test_the_bundled_model_talks_over_the_kill_of_its_worker(rig: Rig, tmp_path:
     scheduler = rig.scheduler()
     with Client(scheduler.address) as client:
         client.wait_ready(timeout=110)
+    talk = undisturbed(scheduler.address)
     with chatting(rig, scheduler) as terminal:
-        say_and_kill(terminal, scheduler, first)
+        say_and_kill(terminal, scheduler, first, talk.texts[0])
         worker()
-        check_the_end(terminal)
-        assert saved(terminal, tmp_path) == undisturbed(scheduler.address, ["Hello", "And?"])
+        check_the_end(terminal, talk, tmp_path)

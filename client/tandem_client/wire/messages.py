@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
-from tandem.v1 import control_pb2, inference_pb2
+from tandem.v1 import chat_pb2, control_pb2, inference_pb2
 
 from tandem_client import types
 from tandem_client.errors import ProtocolError
@@ -53,8 +53,12 @@ def delta(message: inference_pb2.Delta) -> types.Delta:
         sample_idx=message.sample_idx,
         logprobs=_logprobs(message.logprobs) if message.HasField("logprobs") else (),
         reasoning=message.reasoning,
-        tool_calls=tuple(_value(types.ToolCallDelta, call) for call in message.tool_calls),
+        tool_calls=tuple(map(_tool_call_delta, message.tool_calls)) if message.tool_calls else (),
     )
+
+
+def _tool_call_delta(message: chat_pb2.ToolCallDelta) -> types.ToolCallDelta:
+    return _value(types.ToolCallDelta, message)
 
 
 def prompt_info(message: inference_pb2.PromptInfo) -> types.PromptInfo:
