@@ -1,6 +1,7 @@
 """The wheel: its files, its dependencies, and that its client works without a checkout and without torch."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_the_wheel_holds_only_the_client_and_the_public_stubs(wheel: Path) -> No
     info = next(name.split("/")[0] for name in names if name.endswith(".dist-info/METADATA"))
     stubs = {
         f"tandem/v1/{service}_pb2{kind}"
-        for service in ("inference", "control")
+        for service in ("inference", "control", "chat", "constraint")
         for kind in (".py", ".pyi", "_grpc.py", "_grpc.pyi")
     }
     assert {name for name in names if name.startswith("tandem/")} == stubs | {
@@ -92,10 +93,12 @@ def test_the_wheel_depends_on_the_imports_of_its_modules(wheel: Path) -> None:
         metadata = message_from_string(archive.read(info).decode())
         entry_points = archive.read(info.replace("METADATA", "entry_points.txt")).decode()
     needs = [need for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need]
-    assert sorted(need.split(">=")[0] for need in needs) == [
+    assert sorted(re.split("[<>=]", need)[0] for need in needs) == [
         "googleapis-common-protos",
         "grpcio",
         "grpcio-health-checking",
+        "markdown-it-py",
+        "prompt-toolkit",
         "protobuf",
         "rich",
         "typer",
