@@ -8,14 +8,23 @@ import os
 import pty
 import struct
 import subprocess
+import sys
 import termios
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+import pexpect
 from pexpect import fdpexpect
 
 CTRL_C, CTRL_D, ENTER, ALT_ENTER, UP, TAB = "\x03", "\x04", "\r", "\x1b\r", "\x1b[A", "\t"
 WAIT_SECONDS = 20.0
+# Makes standard input the session's terminal, and becomes the command. Not in a `preexec_fn`, for which Python forks:
+# a test with a gRPC server has threads that do not survive that.
+_TAKE_TERMINAL = """\
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 class Terminal:
@@ -25,13 +34,12 @@ class Terminal:
         self._master, inner = pty.openpty()
         self.resize(rows, columns)
         self.program = subprocess.Popen(
-            command,
+            [sys.executable, "-S", "-c", _TAKE_TERMINAL, *command],
             stdin=inner,
             stdout=inner,
             stderr=inner,
             env=env,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(inner)
         self._reader = fdpexpect.fdspawn(self._master, timeout=WAIT_SECONDS, encoding="utf-8")
@@ -48,7 +56,14 @@ class Terminal:
 
     def expect(self, pattern: str) -> str:
         """Reads until a pattern comes; returns what came before it, and the match."""
-        self._reader.expect(pattern)
+        try:
+            self._reader.expect(pattern)
+        except (pexpect.EOF, pexpect.TIMEOUT) as error:
+            shown = self.seen + str(self._reader.before)
+            code = self.program.poll()
+            raise AssertionError(
+                f"{pattern!r} did not come ({type(error).__name__}, exit code {code}): {shown!r}"
+            ) from None
         read = str(self._reader.before) + str(self._reader.after)
         self.seen += read
         return read
