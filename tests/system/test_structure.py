@@ -1,0 +1,217 @@
+"""Structured answers of the bundled model through the whole service: tools, schemas, and kills while they stream.
+
+What the model writes has no sense, so its structure is the constraint's alone. OpenAI's client and jsonschema read it.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tandem_client import Client
+from tandem_client.errors import InvalidArgument
+from tests.gpu_worker.constraints.schemas import SchemaMaker
+from tests.rigs.processes import Child, Rig
+from tests.system.real_service import TIMEOUT_SECONDS
+from tests.system.test_gateway import gateway
+
+_WORKER = "--page-size 16 --max-rows 16 --max-length 512 --token-budget 128 --threads 1 --device cpu --num-pages 512"
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "unit": {"enum": ["C", "F"]},
+    },
+    "required": ["city", "days", "unit"],
+    "additionalProperties": False,
+}
+SCHEMAS: dict[str, dict[str, Any]] = {"weather": WEATHER, "now": {"type": "object", "properties": {}}}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}},
+    {"type": "function", "function": {"name": "now", "parameters": {**SCHEMAS["now"], "additionalProperties": False}}},
+]
+MESSAGES: list[Any] = [{"role": "user", "content": "What will the weather be?"}]
+
+
+def start_worker(rig: Rig) -> Child:
+    """A worker with the bundled model."""
+    arguments = ["gpu_worker", "--runtime-dir", str(rig.runtime_dir), *_WORKER.split(), "--exit-with-parent"]
+    child = Child(f"worker {len(rig.children)}", arguments, environment={"OMP_NUM_THREADS": "1"})
+    rig.children.append(child)
+    return child
+
+
+@pytest.fixture(scope="module")
+def talking() -> Iterator[tuple[Client, openai.OpenAI]]:
+    """The service's own client, and OpenAI's at a gateway."""
+    with Rig() as rig:
+        start_worker(rig)
+        address = rig.scheduler().address
+        client = Client(address)
+        client.wait_ready(TIMEOUT_SECONDS)
+        with gateway(rig, address) as (_, url):
+            yield client, openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
+        client.close()
+
+
+def _check_calls(calls: list[Any]) -> None:
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "names", "numbers"),
+    [
+        ("required", True, {"weather", "now"}, range(1, 100)),
+        ("required", False, {"weather", "now"}, range(1, 2)),
+        ({"type": "function", "function": {"name": "weather"}}, True, {"weather"}, range(1, 2)),
+        ({"type": "function", "function": {"name": "now"}}, True, {"now"}, range(1, 2)),
+        ("auto", True, {"weather", "now"}, range(100)),
+        ("none", True, set(), range(1)),
+    ],
+)
+def test_calls_are_as_the_choice_says(
+    talking: tuple[Client, openai.OpenAI], choice: Any, parallel: bool, names: set[str], numbers: range
+) -> None:
+    for seed in range(6):
+        answer = talking[1].chat.completions.create(
+            model="", messages=MESSAGES, tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel, seed=seed,
+            temperature=1, max_tokens=100,
+        ).choices[0]  # fmt: skip
+        calls: list[Any] = answer.message.tool_calls or []
+        assert len(calls) in numbers and {call.function.name for call in calls} <= names
+        _check_calls(calls)
+        if choice != "auto" and not parallel:
+            assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_pieces_of_a_streamed_call_are_those_of_the_whole(talking: tuple[Client, openai.OpenAI], seed: int) -> None:
+    asked: dict[str, Any] = {
+        "model": "", "messages": MESSAGES, "tools": TOOLS, "seed": seed, "temperature": 1, "max_tokens": 100,
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+    }  # fmt: skip
+    [whole] = talking[1].chat.completions.create(**asked).choices[0].message.tool_calls or []
+    pieces = [
+        piece
+        for chunk in talking[1].chat.completions.create(stream=True, **asked)
+        for piece in (chunk.choices[0].delta.tool_calls or [])
+    ]
+    assert [(piece.id, piece.function.name) for piece in pieces if piece.id] == [(pieces[0].id, whole.function.name)]
+    assert "".join(piece.function.arguments or "" for piece in pieces) == whole.function.arguments
+    _check_calls([whole])
+
+
+def test_an_answer_matches_its_schema_or_calls_a_tool(talking: tuple[Client, openai.OpenAI]) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    for seed in range(6):
+        answer = (
+            talking[1]
+            .chat.completions.create(
+                model="", messages=MESSAGES, tools=TOOLS, response_format=form, seed=seed, temperature=1, max_tokens=100
+            )
+            .choices[0]
+        )
+        calls: list[Any] = answer.message.tool_calls or []
+        _check_calls(calls)
+        if not calls and answer.finish_reason == "stop":
+            jsonschema.validate(json.loads(answer.message.content or ""), schema)
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "says"),
+    [
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "constraint", "tool_choice demands"),
+        (
+            {"tools": [{"type": "function", "function": {
+                "name": "f", "strict": True, "parameters": {"type": "array", "uniqueItems": True}}}]},
+            "tools", "uniqueItems",
+        ),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "not a name of a tool"),
+        ({"tool_choice": "required", "extra_body": {"ignore_eos": True}}, "ignore_eos", "exclude each other"),
+    ],
+)  # fmt: skip
+def test_what_excludes_each_other_is_refused_by_openais_names(
+    talking: tuple[Client, openai.OpenAI], change: dict[str, Any], param: str, says: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=says) as error:
+        talking[1].chat.completions.create(**{"model": "", "messages": MESSAGES, "tools": TOOLS, **change})
+    assert param in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("num_schemas", "seed"), [(24, 5), pytest.param(300, 6, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+)
+def test_random_schemas_finish_and_validate(talking: tuple[Client, openai.OpenAI], num_schemas: int, seed: int) -> None:
+    client, maker, refused = talking[0], SchemaMaker(seed), Counter[str]()
+
+    def ask(schema: dict[str, Any]) -> bool | None:
+        """Whether an output finished; None if the schema is refused."""
+        try:
+            stream = client.generate(
+                "The", json_schema=schema, max_new_tokens=300, temperature=1.0, seed=seed, request_id=schema["title"]
+            )
+            text = "".join(delta.text for delta in stream)
+        except InvalidArgument as error:
+            refused[str(error).partition("(at ")[0]] += 1
+            return None
+        assert stream.finished is not None
+        if stream.finished.reason not in ("constraint_complete", "eos"):
+            return False
+        jsonschema.validate(json.loads(text), schema)
+        return True
+
+    schemas = [{"title": f"schema {i}"} | maker.make() for i in range(num_schemas)]
+    with ThreadPoolExecutor(8) as pool:
+        ends = list(pool.map(ask, schemas))
+    accepted = [end for end in ends if end is not None]
+    print(f"refused {refused.most_common()}; finished {sum(accepted)} of {len(accepted)}")
+    assert len(accepted) >= num_schemas // 2
+    assert sum(accepted) >= 0.8 * len(accepted)
+
+
+@pytest.mark.parametrize("num_kills", [1, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+def test_kills_change_no_structured_answer(rig: Rig, num_kills: int) -> None:
+    """Greedy and sampled answers under four constraints, each while a worker is killed, against undisturbed ones."""
+    workers = [start_worker(rig)]
+    client = Client(rig.scheduler().address)
+    client.wait_ready(TIMEOUT_SECONDS)
+    constraints: list[dict[str, Any]] = [
+        {"json_schema": {"type": "array", "items": WEATHER, "minItems": 5, "maxItems": 5}},
+        {"regex": "[a-z]{3,9}( [a-z]{3,9}){40}"},
+        {"lark": 'start: item ("; " item){20}\nitem: /[A-Z][a-z]{2,8}/ " " /[0-9]{1,4}/'},
+        {},
+    ]
+
+    def ask(i: int) -> Any:
+        return client.generate(
+            f"Return the {i}", **constraints[i % 4], max_new_tokens=160, temperature=0.7 * (i % 8 > 3), seed=i
+        )
+
+    def read(stream: Any) -> list[int]:
+        return [token for delta in stream for token in delta.token_ids]
+
+    undisturbed = [read(ask(i)) for i in range(8)]
+    num_changed = 0
+    for _ in range(num_kills):
+        workers.append(start_worker(rig))
+        workers[-1].wait_line("joined", TIMEOUT_SECONDS)
+        with ThreadPoolExecutor(8) as pool:
+            # An iterator that is dropped cancels its request.
+            streams = [iter(ask(i)) for i in range(8)]
+            begun = [next(stream).token_ids for stream in streams]
+            rest = [pool.submit(read, stream) for stream in streams]
+            workers[-2].kill()
+            answers = [list(first) + of.result(TIMEOUT_SECONDS) for first, of in zip(begun, rest, strict=True)]
+        num_changed += sum(one != other for one, other in zip(answers, undisturbed, strict=True))
+    # Sums in another order may turn a near tie; the bundled model has few.
+    assert num_changed <= num_kills // 4
+    assert client.load().lane_resets >= num_kills
+    client.close()
