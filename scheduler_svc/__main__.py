@@ -233,6 +233,7 @@ def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> lis
     }
     files = {"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key, "--tls-client-ca": settings.tls_client_ca}
     files["--flight-dir"] = flight_dir(settings)
+    files["--response-template"] = settings.response_template
     flags |= {flag: str(path) for flag, path in files.items() if path is not None}
     switches = {"--reflection": settings.reflection, "--needs-tokens": settings.tokens is not None}
     switches["--metrics"] = bool(settings.metrics_listen)

@@ -25,7 +25,7 @@ SHARED_SETTINGS = frozenset({"exit_with_parent", "log_format", "log_level", "run
 # Younger than the prefix, so they have no old names. TANDEM_TLS_CERT is the client's.
 _WITHOUT_OLD_NAME = frozenset((
     "tokens", "tls_cert", "tls_key", "tls_client_ca", "health_listen", "metrics_listen", "log_requests", "flight",
-    "flight_dir", "workers_listen", "workers_keys", "weights_folders",
+    "flight_dir", "workers_listen", "workers_keys", "weights_folders", "response_template",
 ))  # fmt: skip
 # Variables of the worker and of the client.
 _OTHER_PROGRAMS = ("TANDEM_WORKER_", "TANDEM_ADDRESS", "TANDEM_TLS_")
@@ -173,6 +173,9 @@ class SchedulerSettings(BaseModel):
     log_format: Annotated[
         LogFormat, Field(title="FORMAT", description="text, or json for one JSON object per line")
     ] = "text"
+    response_template: Annotated[
+        Path | None, Field(title="FILE", description="how answers of chats are parsed, instead of by the model's own")
+    ] = None
     log_requests: Annotated[
         Literal["on", "off", "address"],
         Field(

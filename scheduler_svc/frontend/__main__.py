@@ -6,19 +6,23 @@ the parent: the address, a sign of life every second, and the reason of a failur
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from scheduler_svc import logs
 from scheduler_svc.frontend import memory
 from scheduler_svc.processes.frontend_process import ALIVE, FAILED, READY
 from scheduler_svc.processes.parent import die_with_parent
 from scheduler_svc.recording.flight import folder
+
+if TYPE_CHECKING:
+    from scheduler_svc.frontend.chat.forms import AnswerForm
 
 log = logging.getLogger("tandem.frontend")
 
@@ -82,6 +86,7 @@ def serve(flags: argparse.Namespace) -> None:
         health_listen=flags.health_listen,
         measures=flags.metrics,
         log_requests=flags.log_requests,
+        answers=read_answers(flags.response_template),
         stream_limits=StreamLimits(max_streams=flags.max_streams),
     )
 
@@ -97,6 +102,18 @@ def serve(flags: argparse.Namespace) -> None:
             runner.run(run())
     except ListenError as error:
         raise CannotServeError(str(error)) from None
+
+
+def read_answers(path: Path | None) -> "AnswerForm | None":
+    """The operator's form of answers. Raises CannotServeError if the file cannot be used."""
+    if path is None:
+        return None
+    from scheduler_svc.frontend.chat.forms import read_form
+
+    try:
+        return read_form(json.loads(path.read_text(encoding="utf-8")), path.stem)
+    except (OSError, ValueError) as error:
+        raise CannotServeError(f"response_template {path} cannot be used: {error}") from None
 
 
 def _print_address(address: str) -> None:
@@ -155,6 +172,7 @@ def parse_flags(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--log-level", default="info", type=str.lower, choices=("debug", "info", "warning", "error"))
     parser.add_argument("--log-format", default="text", choices=("text", "json"))
     parser.add_argument("--flight-dir", type=Path, help="folder for the stacks at a fatal signal")
+    parser.add_argument("--response-template", type=Path, help="how answers of chats are parsed")
     parser.add_argument("--log-requests", default="on", choices=("on", "off", "address"))
     return parser.parse_args(words)
 

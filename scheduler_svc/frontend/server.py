@@ -190,7 +190,7 @@ class FrontEnd:
         while self._next_state is not None:
             state, self._next_state = self._next_state, None
             try:
-                served = await asyncio.to_thread(model.load, state, self._readiness.served)
+                served = await asyncio.to_thread(model.load, state, self._readiness.served, self._settings.answers)
             except Exception:
                 logger.exception("the model that the core serves cannot be loaded")
                 continue

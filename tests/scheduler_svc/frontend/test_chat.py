@@ -13,6 +13,7 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.chat import requirements
 from scheduler_svc.frontend.chat.calls import call_id
+from scheduler_svc.frontend.chat.forms import read_form
 from tests.scheduler_svc.frontend.chat.rig import CHATML, TOKENS, TOOL, chat_state, spelled, user
 from tests.scheduler_svc.frontend.failures import failure
 from tests.scheduler_svc.frontend.fake_core import Service, rest, until
@@ -101,6 +102,16 @@ def test_render_chat_and_generate_agree(run: Run) -> None:
         call.cancel()
 
     run(scenario, state=chat_state())
+
+
+def test_the_operators_form_parses_the_answers(run: Run) -> None:
+    async def scenario(s: Service) -> None:
+        messages = await answered(s, [*spelled("a(b)c"), 0], chat())
+        assert joined(messages) == ("b", "a\nc", {})
+
+    fields = {"content": {}, "reasoning_content": {"open": "(", "close": ")"}}
+    answers = read_form({"start_anchor": "assistant", "fields": fields}, "mine")
+    run(scenario, state=chat_state(eos_token_ids=[0]), answers=answers)
 
 
 @pytest.mark.parametrize("tool_choice", [None, chat_pb2.ToolChoice(mode=chat_pb2.TOOL_CHOICE_MODE_NONE)])

@@ -1,0 +1,98 @@
+"""Which form answers have: by the literals of the chat template, by the checkpoint, by the operator."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler_svc.frontend.__main__ import CannotServeError, read_answers
+from scheduler_svc.frontend.chat.forms import FOLDER, choose_form, read_form
+from scheduler_svc.frontend.chat.served import spec_of
+from tests.scheduler_svc.frontend.chat.rig import TEMPLATE
+
+TEMPLATES = Path(__file__).parent / "templates"
+FAMILY_OF = {
+    "chatml": None,
+    "deepseek_v3": "deepseek-v3",
+    "function_gemma": "function-gemma",
+    "gemma3": None,
+    "glm": "glm",
+    "granite": "call-list",
+    "harmony": "harmony",
+    "hermes": "hermes",
+    "kimi_k2": "kimi-k2",
+    "llama2": None,
+    "llama3": "llama3",
+    "mistral_args": "mistral-args",
+    "mistral_list": "mistral-list",
+    "phi3": None,
+    "phi4_mini": "phi4",
+    "qwen_xml": "qwen-xml",
+}
+OWN: dict[str, Any] = {"start_anchor": "x", "fields": {"content": {}}}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+def test_the_family_follows_from_the_chat_template(name: str) -> None:
+    form = choose_form([(TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")], "", None)
+    assert (None if form is None else form.family) == FAMILY_OF[name]
+
+
+def test_the_bundled_model_is_of_the_family_hermes() -> None:
+    form = choose_form([TEMPLATE], "", None)
+    assert form is not None and form.family == "hermes"
+    assert form.calls is not None and form.reasoning is not None
+    assert form.parts == ("reasoning", "tool_calls")
+
+
+def test_every_named_template_counts() -> None:
+    form = choose_form(["plain", '<tool_call>{"arguments"'], "", None)
+    assert form is not None and form.family == "hermes"
+
+
+def test_a_checkpoints_own_template_wins_and_keeps_the_familys_way_to_write_calls() -> None:
+    form = choose_form([TEMPLATE], json.dumps(OWN), None)
+    assert form is not None and form.template == OWN and form.parts == ()
+    assert form.calls is not None
+    alone = choose_form(["plain"], json.dumps(OWN), None)
+    assert alone is not None and alone.template == OWN and alone.calls is None
+
+
+def test_the_operators_form_wins(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(OWN))
+    mine = read_answers(path)
+    assert mine is not None and mine.family == "mine"
+    assert choose_form([TEMPLATE], json.dumps({**OWN, "start_anchor": "y"}), mine) is mine
+    path.write_text(json.dumps({"family": "f", "response_template": OWN, "reasoning": {"open": "<", "close": ">"}}))
+    mine = read_answers(path)
+    assert mine is not None and mine.reasoning is not None and mine.family == "f"
+    assert read_answers(None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "it is not a JSON object"),
+        ('{"families": 1}', "it has the unknown key 'families'"),
+        ('{"response_template": {}}', "response_template must be an object with fields"),
+        ('{"response_template": {"fields": {}}, "reasoning": {"open": "<"}}', "it must have close, open"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_with_the_reason(tmp_path: Path, text: str | None, why: str) -> None:
+    path = tmp_path / "mine.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(CannotServeError, match=f"response_template {path} cannot be used: .*{why}"):
+        read_answers(path)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_every_file_is_a_template_of_transformers(path: Path) -> None:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    form = read_form(value, path.stem)
+    assert spec_of(json.dumps(form.template)).fields.keys() >= {"content"}
+    assert form.family == value["family"] and value["literals"]
