@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from scheduler_svc.frontend.chat.call_stream import CallStream, can_show
 from scheduler_svc.frontend.chat.calls import call_id, read_calls
 from scheduler_svc.frontend.chat.forms import CALLS_FIELD, REASONING_FIELDS
 from scheduler_svc.frontend.chat.segments import Event, Kind, Segmenter
@@ -101,6 +102,9 @@ class AnswerParser:
         # The text of a region of calls, with its first mark.
         self._region = ""
         self._is_babble = False
+        self._shows_calls = CALLS_FIELD in spec.fields and can_show(spec.fields[CALLS_FIELD])
+        # A call whose arguments are shown while they are written.
+        self._stream: CallStream | None = None
         self._num_calls = 0
         # Characters of the prompt that the segmenter still holds, because they may begin a mark.
         self._num_of_prompt = 0
@@ -158,15 +162,20 @@ class AnswerParser:
     def _read_calls(self, event: Event, parsed: Parsed) -> None:
         if event.kind is Kind.OPEN:
             self._region, self._is_babble = event.text, False
+            self._stream = CallStream(self._spec.fields[CALLS_FIELD], event.text) if self._shows_calls else None
             return
+        if self._stream is not None and not self._is_babble:
+            if event.kind is Kind.TEXT:
+                self._show(self._stream, event.text, parsed)
+            if self._stream.has_begun:
+                if event.kind is Kind.CLOSE:
+                    self._end_shown(self._stream, parsed)
+                return
         self._region += event.text
         if not self._is_babble and event.kind is Kind.CLOSE:
             calls = read_calls(self._region, self._spec, self._types)
             for call in calls:
-                idx = self._num_calls
-                call_name = call_id(self._request_id, self._sample_idx, idx)
-                parsed.calls.append(CallPiece(idx, call_name, call.name, call.arguments))
-                self._num_calls += 1
+                self._add(parsed, call.name, call.arguments)
             self._is_babble = not calls
         elif len(self._region) > MAX_CALL_CHARS:
             self._is_babble = True
@@ -175,3 +184,24 @@ class AnswerParser:
             self._region = ""
         if event.kind is Kind.CLOSE and not self._is_babble:
             self._content.end()
+
+    def _show(self, stream: CallStream, text: str, parsed: Parsed) -> None:
+        shown = stream.feed(text)
+        if shown is None:
+            return
+        if shown.name:
+            self._content.end()
+            self._add(parsed, shown.name, shown.arguments)
+        elif shown.arguments:
+            parsed.calls.append(CallPiece(self._num_calls - 1, "", "", shown.arguments))
+
+    def _end_shown(self, stream: CallStream, parsed: Parsed) -> None:
+        self._stream = None
+        if rest := stream.rest():
+            parsed.content += self._content.push(rest)
+        self._content.end()
+
+    def _add(self, parsed: Parsed, name: str, arguments: str) -> None:
+        idx = self._num_calls
+        parsed.calls.append(CallPiece(idx, call_id(self._request_id, self._sample_idx, idx), name, arguments))
+        self._num_calls += 1

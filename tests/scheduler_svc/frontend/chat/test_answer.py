@@ -163,7 +163,7 @@ BROKEN = [
     '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
     '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
     '<tool_call>{"name": "f"}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
+    '<tool_call>{"arguments": {"a": NaN}, "name": "f"}</tool_call>',
     '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
     "<tool_call>" + "[" * 3000 + "</tool_call>",
 ]
@@ -187,9 +187,44 @@ def test_a_call_without_its_last_mark_is_a_call() -> None:
 
 
 def test_a_region_that_is_too_long_for_a_call_is_content() -> None:
-    text = '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * MAX_CALL_CHARS + '"}}</tool_call> end'
+    text = '<tool_call>{"arguments": {"a": "' + "x" * MAX_CALL_CHARS + '"}, "name": "f"}</tool_call> end'
     whole = parsed(parser("hermes"), [text[at : at + 1000] for at in range(0, len(text), 1000)])
     assert (whole.content, whole.calls) == (text, [])
+
+
+def test_arguments_are_shown_while_they_are_written() -> None:
+    made = parser("hermes")
+    pieces = ["<tool_call>\n", '{"name": "f", "arguments": {"city": "Zür', "ich", '", "days": 1', "2}}", "\n"]
+    seen = [made.feed(piece).calls for piece in pieces]
+    fragments = [[call.arguments for call in calls] for calls in seen]
+    assert fragments == [[], ['{"city": "Zür'], ["ich"], ['", "days": '], ["12}"], []]
+    assert [call.name for calls in seen for call in calls] == ["f", "", "", ""]
+    assert not made.feed("</tool_call>").calls and not made.finish().content
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown", "content"),
+    [
+        ('{"a": NaN}}', '{"a": ', "NaN}}"),
+        ('{"a": 1} 2}', '{"a": 1}', "2}"),
+        ('{"a": "b', '{"a": "b', ""),
+        ('{"a": tru', '{"a": ', "tru"),
+        ('{"a": 01}}', '{"a": ', "01}}"),
+    ],
+)
+def test_a_call_that_goes_astray_in_its_arguments_loses_no_text(arguments: str, shown: str, content: str) -> None:
+    text = f'x<tool_call>{{"name": "f", "arguments": {arguments}</tool_call>'
+    for pieces in ([text], list(text)):
+        whole = parsed(parser("hermes"), pieces)
+        assert calls_text(whole) == [(0, "f", shown)]
+        assert whole.content == ("x\n" + content if content else "x")
+
+
+def test_a_long_call_is_shown_in_whole() -> None:
+    args = {"a": "x" * 3 * MAX_CALL_CHARS}
+    text = hermes("f", args)
+    whole = parsed(parser("hermes"), [text[at : at + 1000] for at in range(0, len(text), 1000)])
+    assert calls_of(whole) == [("f", args)]
 
 
 def test_without_tools_calls_are_content() -> None:

@@ -1,0 +1,79 @@
+"""JSON objects that arrive in pieces, against Python's reader of whole ones."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_svc.frontend.chat.json_stream import MAX_DEPTH, ObjectReader
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+OBJECTS = st.dictionaries(st.text(), VALUES, max_size=4)
+LAYOUTS: list[dict[str, Any]] = [{}, {"ensure_ascii": False}, {"indent": 1}, {"separators": (",", ":")}]
+
+
+def read(text: str, at: list[int]) -> tuple[ObjectReader, str, str]:
+    """(the reader, what is certain, what was not read) of a text in pieces that end at these places."""
+    reader, certain, left = ObjectReader(), "", ""
+    for start, end in zip([0, *at], [*at, len(text)], strict=True):
+        piece = text[start:end]
+        if left:
+            left += piece
+            continue
+        more, num_read = reader.feed(piece)
+        certain, left = certain + more, piece[num_read:]
+        assert text.startswith(certain)
+    return reader, certain, left
+
+
+def places(data: st.DataObject, text: str) -> list[int]:
+    return sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+
+
+@given(value=OBJECTS, layout=st.sampled_from(LAYOUTS), data=st.data())
+def test_an_object_is_certain_to_its_last_brace(value: Any, layout: dict[str, Any], data: st.DataObject) -> None:
+    text = json.dumps(value, **layout)
+    reader, certain, left = read(text + " }x", places(data, text))
+    assert reader.is_complete and not reader.is_broken
+    assert (certain, left) == (text, " }x")
+
+
+@given(value=OBJECTS, edit=st.sampled_from(list('{}[]",:\\0-.eEtfn \n\x01aN')), data=st.data())
+def test_a_changed_object_is_complete_if_and_only_if_python_reads_it(
+    value: Any, edit: str, data: st.DataObject
+) -> None:
+    text = json.dumps(value)
+    place = data.draw(st.integers(0, len(text)))
+    length = data.draw(st.integers(0, 1))
+    text = text[:place] + edit + text[place + length :]
+    reader, certain, left = read(text, places(data, text))
+    if reader.is_complete:
+        json.loads(certain)
+        assert certain + left == text
+        return
+    assert certain + reader.held + left == text
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except ValueError:
+        return
+    # White space comes before the first brace only outside of this reader.
+    assert not text.startswith("{")
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1])
+def test_depth_is_bounded(depth: int) -> None:
+    reader, _, _ = read('{"a":' * depth + "1" + "}" * depth, [])
+    assert reader.is_complete == (depth == MAX_DEPTH)
+
+
+def test_a_long_number_is_broken_and_no_letter_is_lost() -> None:
+    text = '{"a": ' + "1" * 100 + "}"
+    reader, certain, left = read(text, [10, 50, 90])
+    assert reader.is_broken and certain + reader.held + left == text
