@@ -1,4 +1,4 @@
-"""Owns InferenceService: Generate, Resume, Tokenize, Detokenize and RenderChat.
+"""Owns InferenceService: Generate and Resume; its other calls are in `conversions`.
 
 Generate passes a request from readiness through validation and the tokenizer to the core, and its output to the caller.
 The front end checks readiness before it reads the message, before it parses it, and before it hashes the prompt, so
@@ -17,10 +17,10 @@ from typing import Any
 import grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
-from tandem.v1 import inference_pb2_grpc
 
 from scheduler_svc.door.tenant import Caller
 from scheduler_svc.frontend.constraints.door import NO_CONSTRAINT, ConstraintDoor
+from scheduler_svc.frontend.conversions import Conversions
 from scheduler_svc.frontend.door.entrance import caller
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
@@ -28,7 +28,7 @@ from scheduler_svc.frontend.request_log.call_record import current
 from scheduler_svc.frontend.rpc.caller_deadline import seconds_left
 from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
-from scheduler_svc.frontend.sizes.limits import MAX_CHAR_BYTES, Sizes
+from scheduler_svc.frontend.sizes.limits import Sizes
 from scheduler_svc.frontend.streaming.measured import measured
 from scheduler_svc.frontend.streaming.outputs import describe, make_outputs, serialized
 from scheduler_svc.frontend.streaming.sender import PreparedStream, StreamSender, wait_for_admission, wait_for_resumed
@@ -36,18 +36,16 @@ from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.writer import StreamWriter
 from scheduler_svc.frontend.validate import request as validation
-from scheduler_svc.frontend.validate.prompt import read_prompt, render_chat, text_ids
+from scheduler_svc.frontend.validate.prompt import read_prompt
 from scheduler_svc.frontend.validate.resume import check_offsets, check_resume
 from scheduler_svc.frontend.validate.sampling import without_lists
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
 
-# The most bytes of a token id as a varint.
-MAX_ID_BYTES = 5
 # Of the secret that resumes a request.
 SECRET_BYTES = 32
 
 
-class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+class InferenceServicer(Conversions):
     """Serves callers that request text or tokens."""
 
     def __init__(
@@ -59,10 +57,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         max_message_bytes: int,
         meter: FrontMeter | None = None,
     ) -> None:
-        self._readiness = readiness
+        super().__init__(readiness, max_message_bytes)
         self._meter = meter
         self._streams, self._constraints = streams, constraints
-        self._max_message_bytes, self._corks = max_message_bytes, Corks()
+        self._corks = Corks()
 
     def count_refusal(self, code: grpc.StatusCode) -> None:
         """Counts a Generate call that is refused before its message is here."""
@@ -85,15 +83,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._readiness.model()
         self._streams.check_room(caller().tenant, 1)
         return MAX_SMALL_BYTES
-
-    def admit_tokenize(self) -> int:
-        """The size limit of a request in bytes, which fits the longest text. Raises Refusal without a model."""
-        max_chars = self._readiness.model().sizes.text_chars
-        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_CHAR_BYTES * max_chars)
-
-    def admit_detokenize(self) -> int:
-        """The size limit of a request in bytes, which fits the longest list. Raises Refusal without a model."""
-        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_ID_BYTES * self._readiness.model().max_length)
 
     # A coroutine that writes, where the stub expects a generator: a coroutine that stalls in a write can be ended with
     # its own status, while a generator would only be closed.
@@ -166,33 +155,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             raise stream.failure from None
         finally:
             self._streams.close(stream)
-
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
-        """Returns the ids that Generate would make of the text."""
-        model = self._readiness.model()
-        model.check_name(request.model)
-        token_ids = await text_ids("text", request.text, model, caller().tenant)
-        return pb.TokenizeResponse(token_ids=token_ids)
-
-    async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
-        """Returns the prompt that Generate would make of the chat."""
-        model = self._readiness.model()
-        model.check_name(request.model)
-        rendered = (await render_chat(request.chat, model, caller().tenant)).rendered
-        return pb.RenderChatResponse(text=rendered.text, token_ids=rendered.token_ids)
-
-    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
-        """Returns the text of the ids, or of each of them."""
-        model = self._readiness.model()
-        model.check_name(request.model)
-        tokenizer = validation.check_detokenize(request, model)
-        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
-        if request.separately:
-            return pb.DetokenizeResponse(
-                texts=await tokenizer.decode_each(request.token_ids, caller().tenant, skip_special_tokens=skip)
-            )
-        text = await tokenizer.decode(request.token_ids, caller().tenant, skip_special_tokens=skip)
-        return pb.DetokenizeResponse(text=text)
 
     async def _prepare(
         self, request: pb.GenerateRequest, context: Any, model: Model, who: Caller

@@ -157,6 +157,7 @@ def test_a_value_beyond_each_limit_is_refused_by_name(run: Run) -> None:
                 assert status == grpc.StatusCode.INVALID_ARGUMENT, (full, path, details)
                 # The prompt's length is the same for a text and for token ids, and all text of a chat counts together.
                 other = {"token_ids.ids": "prompt", "chat.template_args_json": "chat has"}.get(path, path)
+                other = "constraint: it has" if path.startswith("constraint.") else other
                 assert path in details or details.startswith(other), (full, path, details)
                 number = f"{most(limit):g}" if limit.of == Of.VALUE else str(most(limit))
                 low = f"{limit.least:.7g}"
