@@ -59,9 +59,10 @@ class FrontEnd:
         self._streams = StreamTable(
             self._link.send, settings.stream_limits, self._calls.unread, is_shared=settings.needs_tokens
         )
-        self._queries, self._constraints = CoreQueries(self._link.send), ConstraintDoor()
+        self._queries = CoreQueries(self._link.send)
         self._drains, self._updates = DrainWatches(self._link.send), WeightsWatches(self._link.send)
         self._meter = FrontMeter() if settings.measures else None
+        self._constraints = ConstraintDoor(self._meter)
         self._request_log = RequestLog(settings.log_requests)
         self._server = self._make_server(max_connections)
         self._stop = asyncio.Event()

@@ -65,6 +65,9 @@ CODES = (
 )
 REASONS = tuple(reason.name.lower() for reason in EndReason)
 CAUSES = tuple(cause.name.lower() for cause in ResetCause)
+# Why a constraint was refused: the service takes none; its form, a limit or another field; a keyword; its trial; the
+# trial took too long or ended its process; the machine was too busy to try it; too many of the tenant wait.
+CONSTRAINT_REASONS = ("unserved", "grammar", "keyword", "trial", "killed", "busy", "waiting")
 STEP_KINDS = tuple(kind.value for kind in (StepKind.PREFILL, StepKind.DECODE, StepKind.MIXED))
 
 
@@ -114,6 +117,11 @@ FAILURES = _counter("request_failures", "Accepted requests that ended with an er
 DISCARDED = _counter("discarded_tokens", "Tokens computed after the end of their output.")
 RECOMPUTED = _counter("recomputed_tokens", "Positions computed again after a preemption or the loss of a worker.")
 CHANGES_SURVIVED = _counter("worker_changes_survived", "Lane resets that requests with a Summary went through.")
+CONSTRAINT_REFUSALS = _counter(
+    "constraint_refusals", "Constraints that were refused.", "reason", values=CONSTRAINT_REASONS
+)
+TRIALS = _counter("constraint_trials", "Grammars that were tried.")
+TRIAL_KILLS = _counter("constraint_trial_kills", "Trials that ended with the death of their process.")
 BACKLOG = _gauge("frontend_stream_backlog_bytes", "Output that waits for callers that do not read.")
 TENANT_PROMPT = _counter("tenant_prompt_tokens", "Prompt tokens of a tenant's accepted requests.", "tenant")
 TENANT_OUTPUT = _counter("tenant_generation_tokens", "Output tokens sent to a tenant's callers.", "tenant")
@@ -133,6 +141,7 @@ FRONTEND_METRICS = (
     *(PROMPT_TOKENS, GENERATION_TOKENS, SUCCESSES, REJECTIONS),
     *(FIRST_TOKEN, BETWEEN_TOKENS, PER_TOKEN, LATENCY, QUEUE_TIME, PREFILL_TIME, DECODE_TIME),
     *(REQUEST_PROMPT, REQUEST_OUTPUT, FAILURES, DISCARDED, RECOMPUTED, CHANGES_SURVIVED),
+    *(CONSTRAINT_REFUSALS, TRIALS, TRIAL_KILLS),
 )
 """In the order of a report (`MetricsReport.values`)."""
 CORE_METRICS = (

@@ -148,6 +148,15 @@ class FrontMeter:
         """A Generate call is refused with this status (UNAVAILABLE)."""
         self._counts[catalogue.REJECTIONS][_CODES[code]] += 1
 
+    def constraint_refused(self, reason: str) -> None:
+        """A constraint is refused for one of `catalogue.CONSTRAINT_REASONS`."""
+        self._counts[catalogue.CONSTRAINT_REFUSALS][catalogue.CONSTRAINT_REASONS.index(reason)] += 1
+
+    def trial_ended(self, *, was_killed: bool) -> None:
+        """A grammar was tried."""
+        self._counts[catalogue.TRIALS][0] += 1
+        self._counts[catalogue.TRIAL_KILLS][0] += was_killed
+
     def failed(self, code: str) -> None:
         """An accepted request ends with this status, or its caller leaves (CANCELLED)."""
         self._counts[catalogue.FAILURES][_CODES[code]] += 1

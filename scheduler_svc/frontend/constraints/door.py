@@ -18,11 +18,12 @@ from scheduler_svc.frontend.constraints.grammar import (
     within_limit,
 )
 from scheduler_svc.frontend.constraints.json_schema import check_schema
-from scheduler_svc.frontend.constraints.limits import GrammarError
-from scheduler_svc.frontend.constraints.trial_process import TRIAL_SECONDS, TrialProcess
-from scheduler_svc.frontend.constraints.trials import TrialCounts, Trials
+from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError
+from scheduler_svc.frontend.constraints.trial_process import TRIAL_SECONDS, TrialProcess, Verdict
+from scheduler_svc.frontend.constraints.trials import Trials
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.metrics.front_meter import FrontMeter
 
 # A larger constraint is checked in a thread, so that the event loop goes on.
 LONG_BYTES = 4_096
@@ -42,8 +43,9 @@ NO_CONSTRAINT = AcceptedConstraint()
 class ConstraintDoor:
     """Takes or refuses constraints. Its process starts with the first new one, and again if the model changes."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.counts = TrialCounts()
+    def __init__(self, meter: FrontMeter | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`meter`: None without a metrics page."""
+        self._meter = meter
         self._clock = clock
         self._trials: Trials | None = None
         self._key: tuple[bytes, int, frozenset[int]] | None = None
@@ -81,7 +83,7 @@ class ConstraintDoor:
             check_combination(request, "chat.tool_choice" if content is None else "constraint")
             within_limit(field, grammar)
         except GrammarError as error:
-            raise self._refused(str(error), field) from None
+            raise self._refused(_reason(error), str(error), field) from None
         return await self.judge(field, grammar, model, tenant)
 
     async def _grammar(self, request: inference_pb2.GenerateRequest, model: Model) -> str:
@@ -93,22 +95,28 @@ class ConstraintDoor:
                 return await asyncio.to_thread(grammar_of, request.constraint)
             return grammar_of(request.constraint)
         except GrammarError as error:
-            raise self._refused(str(error)) from None
+            raise self._refused(_reason(error), str(error)) from None
 
     def check_served(self, model: Model) -> None:
         """Raises Refusal if the service takes no constraints."""
         if why := model.info.constraint_refusal:
-            raise self._refused(why)
+            raise self._refused("unserved", why)
 
     async def judge(self, field: str, grammar: str, model: Model, tenant: str) -> AcceptedConstraint:
         """Tries a grammar, unless its verdict is known. `field` is named in the refusal. Raises Refusal."""
         accepted = AcceptedConstraint(grammar.encode(), hash_of(grammar))
-        verdict = await self._trials_of(model).judge(accepted.hash, grammar, tenant)
+        try:
+            verdict = await self._trials_of(model).judge(accepted.hash, grammar, tenant)
+        except status.Refusal:
+            self._count("waiting")
+            raise
         if verdict.is_unknown:
+            self._count("busy")
             why = verdict.refusal or "the machine was too busy to try the constraint"
             raise status.overloaded(f"{field}: {why}; the limit is {TRIAL_SECONDS:g} s", TRIAL_SECONDS)
         if verdict.refusal:
-            raise self._refused(f"{field}: {verdict.refusal}", field)
+            reason = "killed" if verdict.was_killed else "trial"
+            raise self._refused(reason, f"{field}: {verdict.refusal}", field)
         return accepted
 
     def close(self) -> None:
@@ -124,12 +132,25 @@ class ConstraintDoor:
             process = TrialProcess(
                 model.tokenizer_json, vocab_size=model.info.vocab_size, eos_token_ids=sorted(model.eos_token_ids)
             )
-            self._trials, self._key = Trials(process, self.counts, clock=self._clock), key
+            self._trials, self._key = Trials(process, clock=self._clock, on_end=self._tried), key
         return self._trials
 
-    def _refused(self, message: str, field: str = "constraint") -> status.Refusal:
-        self.counts.refused += 1
+    def _tried(self, verdict: Verdict) -> None:
+        if self._meter is not None:
+            self._meter.trial_ended(was_killed=verdict.was_killed)
+
+    def _count(self, reason: str) -> None:
+        """Counts a refusal for one of `catalogue.CONSTRAINT_REASONS`."""
+        if self._meter is not None:
+            self._meter.constraint_refused(reason)
+
+    def _refused(self, reason: str, message: str, field: str = "constraint") -> status.Refusal:
+        self._count(reason)
         return status.invalid(field, message)
+
+
+def _reason(error: GrammarError) -> str:
+    return "keyword" if isinstance(error, UnsupportedError) else "grammar"
 
 
 def _why_unsupported(field: str, schema: Mapping[str, object]) -> str:

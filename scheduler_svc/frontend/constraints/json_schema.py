@@ -13,6 +13,7 @@ from scheduler_svc.frontend.constraints.limits import (
     MAX_ITEM_CHARS,
     MAX_REPETITION,
     GrammarError,
+    UnsupportedError,
     too_large,
 )
 from scheduler_svc.frontend.constraints.repetition import repetition
@@ -160,7 +161,7 @@ class _Check:
         return self._targets[reference]
 
     def _unsupported(self, what: str, place: str) -> GrammarError:
-        return GrammarError(f"{self._field}: llguidance does not support {what[:100]} (at {place or '/'})")
+        return UnsupportedError(f"{self._field}: llguidance does not support {what[:100]} (at {place or '/'})")
 
     def _wrong(self, what: str, place: str) -> GrammarError:
         return GrammarError(f"{self._field}: {what} (at {place or '/'})")

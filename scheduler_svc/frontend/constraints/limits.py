@@ -19,6 +19,10 @@ class GrammarError(Exception):
     """The constraint is refused; the text is one sentence, which begins with the field."""
 
 
+class UnsupportedError(GrammarError):
+    """The constraint has a part that has no effect or none that is known."""
+
+
 def too_large(field: str, what: str, number: int, limit: int, where: str = "") -> GrammarError:
     """The refusal of a number beyond its limit."""
     return GrammarError(f"{field}: {what} {number}{where}; the limit is {limit}")

@@ -30,24 +30,13 @@ class _Entry:
     num_callers: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
-class TrialCounts:
-    """Counted since the start."""
-
-    tried: int = 0
-    killed: int = 0
-    refused: int = 0
-    """Constraints that were refused as invalid, without or after a trial."""
-
-
 class Trials:
     """The trials for one model."""
 
-    def __init__(self, process: TrialProcess, counts: TrialCounts, *, clock: Callable[[], float]) -> None:
-        """`clock` returns seconds that never go back."""
+    def __init__(self, process: TrialProcess, *, clock: Callable[[], float], on_end: Callable[[Verdict], None]) -> None:
+        """`clock` returns seconds that never go back. `on_end` gets the verdict of each trial."""
         self._process = process
-        self._counts = counts
-        self._clock = clock
+        self._clock, self._on_end = clock, on_end
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()
         self._by_name: dict[bytes, _Entry] = {}
         # In order of arrival, by tenant.
@@ -117,8 +106,7 @@ class Trials:
             except TrialUnusable as reason:
                 verdict = Verdict(refusal=f"constraints cannot be tried: {reason}", is_unknown=True)
             self._used[entry.tenant] += self._clock() - begun
-            self._counts.tried += 1
-            self._counts.killed += verdict.was_killed
+            self._on_end(verdict)
             if not verdict.is_unknown:
                 self._kept[entry.name] = verdict
                 if len(self._kept) > MAX_KEPT:

@@ -210,8 +210,8 @@ def test_every_keyword_on_the_list_changes_what_llguidance_takes() -> None:
 def test_fields_that_would_leave_no_token_are_refused(fields: dict[str, object], name: str) -> None:
     request = inference_pb2.GenerateRequest(**fields)  # pyright: ignore[reportArgumentType]
     with pytest.raises(GrammarError, match=f"{name} and constraint exclude each other"):
-        check_combination(request)
-    check_combination(inference_pb2.GenerateRequest(stop={"stop_strings": ["a"]}))  # pyright: ignore[reportArgumentType]
+        check_combination(request, "constraint")
+    check_combination(inference_pb2.GenerateRequest(stop={"stop_strings": ["a"]}), "constraint")  # pyright: ignore[reportArgumentType]
 
 
 def test_the_check_of_the_largest_constraints_is_short() -> None:

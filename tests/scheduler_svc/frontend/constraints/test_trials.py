@@ -14,7 +14,7 @@ import pytest
 from scheduler_svc.frontend.constraints import trials
 from scheduler_svc.frontend.constraints.grammar import hash_of
 from scheduler_svc.frontend.constraints.trial_process import TrialProcess, TrialUnusable, Verdict
-from scheduler_svc.frontend.constraints.trials import MAX_WAITING, TrialCounts, Trials
+from scheduler_svc.frontend.constraints.trials import MAX_WAITING, Trials
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.rigs import byte_tokenizer
 
@@ -102,7 +102,7 @@ class Clock:
 
 def rig() -> tuple[FakeProcess, Clock, Trials]:
     fake, clock = FakeProcess(), Clock()
-    return fake, clock, Trials(fake, TrialCounts(), clock=clock)
+    return fake, clock, Trials(fake, clock=clock, on_end=lambda _: None)
 
 
 async def _settle() -> None:
