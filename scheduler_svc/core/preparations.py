@@ -100,5 +100,5 @@ class Preparations:
         """Ends the requests with the constraint that run on the lane or wait. Those on other lanes go on."""
         for request in list(self._queue):
             if request.constraint == name and (request.phase is Phase.WAITING or request.worker == lane.worker):
-                what = f"request {request.request_id}: the constraint cannot be used: {error}"
+                what = f"the constraint cannot be used: {error}"
                 self._end(request, now, failure=fx.Failure(code=fx.FailureCode.INTERNAL, message=what))

@@ -234,6 +234,9 @@ class JournalKeeper:
                 kept, sample = found
                 sample_end = SampleEnd(end=end, at=self._clock())
                 kept.ends[sample] = sample_end
+                if all(kept.ends):
+                    # It runs no more, so nobody needs its constraint.
+                    kept.submit = replace(kept.submit, constraint=b"", constraint_hash=b"")
                 self._payloads.append(records.end_record(kept.number + sample, sample_end))
 
     def _tokens(

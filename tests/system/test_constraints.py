@@ -4,10 +4,13 @@ import random
 import time
 from dataclasses import replace
 
+import grpc
 import pytest
+from tandem.v1 import inference_pb2 as pb
+from tandem.v1.constraint_pb2 import Constraint
 
 from tests.rigs.processes import Rig
-from tests.rigs.streams import Stream
+from tests.rigs.streams import Stream, code_of, details_of
 from tests.system.asks import Ask, random_asks
 
 SHAPE = ("--num-pages", "2048", "--max-rows", "32", "--max-length", "1024", "--token-budget", "256")
@@ -56,3 +59,63 @@ def test_kills_change_no_constrained_stream(rig: Rig, num_kills: int) -> None:
     for ask, stream in zip(asks, streams, strict=False):
         ask.check(stream.result(120))
     assert caller.wait_idle().lane_resets >= num_kills
+
+
+def _ask(constraint: Constraint) -> pb.GenerateRequest:
+    request = Ask(prompt=(97,), max_new_tokens=20, ignore_eos=False).request()
+    request.constraint.CopyFrom(constraint)
+    return request
+
+
+def test_each_kind_is_served_and_a_refusal_names_the_field(rig: Rig) -> None:
+    _, _, caller = rig.serve(*SHAPE)
+    info = caller.model_info()
+    assert (info.constraint_refusal, info.limits.max_constraint_bytes) == ("", 65_536)
+    schema = '{"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": true}}}'
+    for constraint, sentence in (
+        (Constraint(json_schema='{"type": "object"}'), ""),
+        (Constraint(json_object={}), ""),
+        (Constraint(regex="[a-z]{1,20}"), ""),
+        (Constraint(choices={"choices": ["yes", "no"]}), ""),
+        (Constraint(lark='start: "a"+'), ""),
+        (Constraint(json_schema=schema), "does not support uniqueItems (at /properties/tags)"),
+        (Constraint(regex="(?=a)b"), "constraint.regex: llguidance: "),
+        (Constraint(regex="((x{1000}){1000}){1000}"), "nested repetitions make 1000000; the limit is 10000"),
+        (Constraint(lark="start: x"), "constraint.lark: llguidance: "),
+    ):  # pyright: ignore[reportUnknownVariableType]
+        stream = caller.generate(_ask(constraint))
+        if not sentence:
+            assert stream.result().samples[0].reason in ("CONSTRAINT_COMPLETE", "EOS", "LENGTH")
+            continue
+        error = stream.failed()
+        assert code_of(error) is grpc.StatusCode.INVALID_ARGUMENT
+        assert sentence in str(details_of(error)), details_of(error)
+    caller.wait_idle()
+
+
+def test_a_failing_constraint_ends_its_stream_alone(rig: Rig) -> None:
+    _, _, caller = rig.serve(*SHAPE)
+    asks = constrained(6, seed=3, complete=(60, 90))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    late = caller.generate(_ask(Constraint(lark=lark("toy_fail=7 toy_complete=30"))))
+    refused = caller.generate(_ask(Constraint(lark=lark("toy_refuse"))))
+    slow = Ask(prompt=(98, 97), max_new_tokens=30, ignore_eos=False, lark=lark("toy_prepare_ms=700 toy_complete=9"))
+    slow_stream = caller.generate(slow.request())
+    for stream, sentence in (
+        (late, "the constraint took longer than 250 ms at output token 7"),
+        (refused, "the constraint cannot be used: the toy matcher was told to refuse it"),
+    ):
+        error = stream.failed()
+        assert code_of(error) is grpc.StatusCode.INTERNAL and sentence in str(error.details())  # pyright: ignore[reportAttributeAccessIssue]
+    for ask, stream in zip([*asks, slow], [*streams, slow_stream], strict=True):
+        ask.check(stream.result())
+    assert caller.wait_idle().lane_resets == 0
+
+
+def test_without_a_tokenizer_constraints_are_refused_with_the_reason(rig: Rig) -> None:
+    _, _, caller = rig.serve(*SHAPE, "--no-tokenizer")
+    why = "constraints need a tokenizer, and the served model has none"
+    assert caller.model_info().constraint_refusal == why
+    request = _ask(Constraint(regex="a"))
+    request.output.want_text = False
+    assert why in str(details_of(caller.generate(request).failed()))

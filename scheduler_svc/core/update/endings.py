@@ -57,7 +57,7 @@ class Outcomes:
         detail = self._of_constraint.get(idx)
         if detail is None:
             return Ending.not_finite(request)
-        return Ending.failed(request, f"request {request.request_id}: {detail or 'the constraint failed'}")
+        return Ending.failed(request, detail or "the constraint failed")
 
 
 def ending_of(request: Request, token: int, known: int, is_eos: bool, *, is_complete: bool = False) -> Ending | None:
