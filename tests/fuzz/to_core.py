@@ -7,6 +7,7 @@ use the same core. Some of the hostile peers know the key and the secret, so the
 import random
 from collections import Counter, deque
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -221,8 +222,12 @@ class CoreUnderFire:
     def _ask(self) -> Ask:
         """A greedy request, because the front end, which is not here, writes the parameters of others."""
         rng = self._rng
+        lark = f"start: /.*/ // {rng.randrange(3)} toy_complete=20" if rng.random() < 0.3 else ""
         return Ask(
-            prompt=tuple(rng.randrange(256) for _ in range(rng.randint(1, 40))), max_new_tokens=rng.randint(1, 40)
+            prompt=tuple(rng.randrange(256) for _ in range(rng.randint(1, 40))),
+            max_new_tokens=rng.randint(1, 40),
+            ignore_eos=not lark,
+            lark=lark,
         )
 
     def _submit(self, stream: int, ask: Ask) -> None:
@@ -232,9 +237,11 @@ class CoreUnderFire:
             prompt=packed(np.array(ask.prompt, np.int32)),
             max_new_tokens=ask.max_new_tokens,
             num_samples=1,
-            ignore_eos=True,
+            ignore_eos=ask.ignore_eos,
             prefix_root=b"p" * 32,
             num_logprobs=0,
+            constraint=ask.lark.encode(),
+            constraint_hash=sha256(ask.lark.encode()).digest() if ask.lark else b"",
         )
         self._frontends.arrived.append(("f-good", frontend_pb2.FrontendToCore(submit=submit).SerializeToString()))
 
