@@ -66,12 +66,10 @@ class JournalKeeper:
             cache_root=cache_root, identity=saved.identity, next_generation=next_generation
         )
         records.fill_weights(self._state, saved.weights)
-        self._outputs_of = outputs_of
-        self._suspicion = suspicion
-        self._make_writer = make_writer
+        self._outputs_of, self._suspicion = outputs_of, suspicion
+        self._make_writer, self._clock = make_writer, clock
         self._on_steady: Callable[[], None] | None = on_steady
         self._steady_at = 0.0
-        self._clock = clock
         self._next_number = saved.next_number
         self._by_id: dict[str, _Kept] = {}
         self._streams: dict[str, KeptStreams[_Kept]] = {}
@@ -96,7 +94,7 @@ class JournalKeeper:
             self._by_id[request.submit.request_id] = _Kept(
                 number=request.number,
                 accepted_at=request.accepted_at,
-                submit=request.submit,
+                submit=records.kept_submit(request.submit, request.ends),
                 frontend="",
                 stream=0,
                 ends=list(request.ends),
@@ -234,9 +232,7 @@ class JournalKeeper:
                 kept, sample = found
                 sample_end = SampleEnd(end=end, at=self._clock())
                 kept.ends[sample] = sample_end
-                if all(kept.ends):
-                    # It runs no more, so nobody needs its constraint.
-                    kept.submit = replace(kept.submit, constraint=b"", constraint_hash=b"")
+                kept.submit = records.kept_submit(kept.submit, kept.ends)
                 self._payloads.append(records.end_record(kept.number + sample, sample_end))
 
     def _tokens(

@@ -1,7 +1,7 @@
 """Journal records as bytes: encodes what the core did, and decodes a request. Owns no state."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,13 @@ class SavedRequest:
     def numbers(self) -> range:
         """The numbers of its samples."""
         return range(self.number, self.number + self.submit.num_samples)
+
+
+def kept_submit(submit: ev.Submit, ends: Sequence[SampleEnd | None]) -> ev.Submit:
+    """Returns what is kept of a Submit: if all samples have ended, nobody needs its constraint any more."""
+    if not submit.constraint or not all(ends):
+        return submit
+    return replace(submit, constraint=b"", constraint_hash=b"")
 
 
 def fill_weights(state: journal_pb2.JournalState, weights: Weights | None) -> None:

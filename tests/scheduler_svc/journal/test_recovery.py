@@ -248,3 +248,22 @@ def test_random_deaths_lose_and_repeat_nothing(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 200))
 def test_many_random_deaths_lose_and_repeat_nothing(seed: int) -> None:
     Deaths(seed, operations=3000).run()
+
+
+def test_a_constrained_request_keeps_its_constraint_over_two_deaths(lives: Lives) -> None:
+    sources = [b"toy_complete=25", b"toy_complete=25", b"", b"toy_complete=30 another"]
+    callers = [lives.submit([1, i], max_new_tokens=40, seed=i, constraint=source) for i, source in enumerate(sources)]
+    ended = lives.submit([9], max_new_tokens=2, constraint=b"toy_complete=1")
+    for _ in range(2):
+        steps(lives, 14)
+        assert not all(caller.done for caller in callers)
+        lives.kill()
+        lives.begin()
+        lives.resume_all()
+    assert set(lives.core.preparations.sources.users().values()) == {2, 1}
+    lives.run()
+    reasons = [end.reason for caller in callers for end in caller.ends if end is not None]
+    assert len(reasons) == 4 and fx.EndReason.CONSTRAINT_COMPLETE in reasons
+    assert ended.done and len(lives.core.preparations.sources) == 0
+    # The journal does not keep what nobody needs any more.
+    assert all(not kept.submit.constraint for kept in lives.keeper._by_id.values() if all(kept.ends))
