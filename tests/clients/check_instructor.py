@@ -2,21 +2,26 @@
 
 import sys
 from importlib.metadata import version
+from typing import Literal
 
 import instructor
 import openai
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Person(BaseModel):
-    """What the model has to fill in; it babbles, so every field has a bound."""
+    """What the model has to fill in; it babbles, so every field has a bound, and there are no others."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str = Field(max_length=12, pattern="^[a-z]+$")
     age: int = Field(ge=0, le=120)
-    likes: list[str] = Field(min_length=1, max_length=2)
+    likes: list[Literal["tea", "rain"]] = Field(min_length=1, max_length=2)
 
 
 url = sys.argv[1]
+# The model would think without an end.
+PLAIN = {"chat_template_kwargs": {"enable_thinking": False}}
 MESSAGES = [{"role": "user", "content": "Who is it?"}]
 count = 0
 for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS):
@@ -24,7 +29,7 @@ for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS):
     for seed in range(5):
         person = client.chat.completions.create(
             model="bundled", messages=MESSAGES, response_model=Person, max_retries=1, seed=seed, max_tokens=400,
-            temperature=0.7,
+            temperature=0.7, extra_body=PLAIN,
         )  # fmt: skip
         assert isinstance(person, Person) and 0 <= person.age <= 120
         count += 1

@@ -8,7 +8,11 @@ from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 
 url = sys.argv[1]
-MODEL = ChatOpenAI(base_url=f"{url}/v1", api_key="k", model="bundled", seed=3, temperature=0.5, max_tokens=200)
+# The model would think without an end.
+PLAIN = {"chat_template_kwargs": {"enable_thinking": False}}
+MODEL = ChatOpenAI(
+    base_url=f"{url}/v1", api_key="k", model="bundled", seed=3, temperature=0.5, max_tokens=200, extra_body=PLAIN
+)
 MESSAGES = [HumanMessage("hello")]
 
 
