@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 import httpx2 as httpx
+import jsonschema
 import openai
 import pytest
 
@@ -81,7 +82,7 @@ def test_a_client_that_leaves_frees_its_request(rig: Rig, stream: bool) -> None:
     scheduler, _, caller = rig.serve("--step-ms", "20", *SHAPE, late=False)
     with gateway(rig, scheduler.address) as (_, url), httpx.Client(base_url=url) as client:
         seconds = list[float]()
-        for _ in range(5):
+        for _ in range(3):
             body = {"prompt": [1, 2, 3], "max_tokens": 500, "ignore_eos": True, "stream": stream}
             if stream:
                 with client.stream("POST", "/v1/completions", json=body) as answer:
@@ -147,10 +148,10 @@ async def _beside_greedy(url: str, polite: str, greedy: str) -> tuple[list[float
         while answer.status_code == 503 or (await mine.get("/health")).status_code != 200:
             await asyncio.sleep(0.05)
             answer = await mine.get("/v1/models")
-        alone = [await first_token(mine) for _ in range(20)]
+        alone = [await first_token(mine) for _ in range(10)]
         taking = [asyncio.create_task(take(theirs)) for _ in range(200)]
-        await asyncio.sleep(1)
-        beside = [await first_token(mine) for _ in range(20)]
+        await asyncio.sleep(0.5)
+        beside = [await first_token(mine) for _ in range(10)]
         ended = [task for task in taking if task.done()]
         for task in taking:
             task.cancel()
@@ -159,6 +160,43 @@ async def _beside_greedy(url: str, polite: str, greedy: str) -> tuple[list[float
         task.result()
     assert refusals > 0
     return alone, beside
+
+
+def test_openais_client_with_the_bundled_model(rig: Rig) -> None:
+    """A chat and its stream are equal, a schema is obeyed, and a tool that must be called is called."""
+    flags = ("--device", "cpu", "--threads", "1", "--max-rows", "8", "--num-pages", "128")
+    arguments = ["gpu_worker", "--runtime-dir", str(rig.runtime_dir), "--exit-with-parent", *flags]
+    rig.children.append(Child("worker", arguments, environment={"OMP_NUM_THREADS": "1"}))
+    scheduler = rig.scheduler()
+    rig.caller(scheduler).wait_serving(100)
+    ask: dict[str, Any] = {
+        "model": "bundled", "messages": [{"role": "user", "content": "Hello <|im_end|>"}], "seed": 1, "max_tokens": 200,
+        "parallel_tool_calls": False, "extra_body": {"chat_template_kwargs": {"enable_thinking": False}},
+    }  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 9}, "people": {"type": "integer", "minimum": 0}},
+        "required": ["city", "people"],
+        "additionalProperties": False,
+    }
+    tool: Any = {"type": "function", "function": {"name": "store", "parameters": schema}}
+    strict: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": True}}
+    with gateway(rig, scheduler.address) as (_, url), openai.OpenAI(base_url=f"{url}/v1", api_key="k") as client:
+        whole = client.chat.completions.create(**ask)
+        pieces = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**ask, stream=True)]
+        assert "".join(pieces) == whole.choices[0].message.content != ""
+        found = client.chat.completions.create(**ask, response_format=strict).choices[0]
+        assert found.finish_reason == "stop" and found.message.content is not None
+        jsonschema.validate(json.loads(found.message.content), schema)
+        called = client.chat.completions.create(**ask, tools=[tool], tool_choice="required").choices[0]
+        assert called.finish_reason == "tool_calls" and called.message.tool_calls is not None
+        [call] = called.message.tool_calls
+        assert call.type == "function" and call.function.name == "store"
+        jsonschema.validate(json.loads(call.function.arguments), schema)
+        unsupported: Any = {"name": "a", "schema": {"type": "array", "uniqueItems": True}}
+        with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
+            client.chat.completions.create(**ask, response_format={**strict, "json_schema": unsupported})
+        assert caught.value.param == "response_format"
 
 
 def test_a_public_gateway_serves_only_with_a_service_that_asks_for_tokens(tmp_path: Path) -> None:
