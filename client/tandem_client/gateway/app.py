@@ -5,6 +5,7 @@ Owns routing and admission. `generation` runs completions and chats; `simple` th
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -111,6 +112,9 @@ class App:
         caller = token or ""
         if not self._places.take(caller):
             limit = self._places.limit(caller)
+            if self._places.is_shared:
+                # A caller that sends again at once, whatever the retry hint says, would keep the process busy.
+                await asyncio.sleep(random.uniform(0.5, 1.0) * _FULL_SECONDS)
             message = f"{limit} requests of this key are in work, which is its share of {self._settings.max_requests}"
             raise overloaded(message, seconds=_FULL_SECONDS, code="too_many_requests")
         try:
