@@ -26,6 +26,7 @@ from tests.gpu_worker.constraints.rig import (
     Walk,
     allowed,
     hash_of,
+    mask_of,
     own_tokenizer,
     prepare,
     serving,
@@ -34,6 +35,13 @@ from tests.gpu_worker.constraints.rig import (
 )
 
 NO_TOKENS = np.zeros(0, np.int32)
+
+
+def has(constraints: Constraints, source: str) -> bool:
+    """Whether a row with the constraint gets a mask."""
+    constraints.start(8, hash_of(source), NO_TOKENS)
+    constraints.masks([constraints.row(8)], np.zeros((1, SIZES.mask_words), np.int32))
+    return constraints.row(8).fate is Fate.OPEN
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -76,6 +84,22 @@ def test_a_row_that_starts_with_output_continues_where_that_ends() -> None:
         assert not walk.open_rows
 
 
+def test_rows_may_start_before_their_constraint_is_prepared() -> None:
+    """Their prompts are computed meanwhile. If it is refused, they fail with the reason."""
+    bad = llguidance.LLMatcher.grammar_from_json_schema('{"type": "array", "uniqueItems": true}')
+    with serving() as constraints:
+        for row, source in ((1, WORD), (2, bad)):
+            constraints.prepare(hash_of(source), source.encode())
+            constraints.start(row, hash_of(source), NO_TOKENS)
+        answers: list[tuple[bytes, str]] = []
+        while len(answers) < 2:
+            answers += constraints.answers()
+        assert constraints.row(2).fate is Fate.FAILED and "uniqueItems" in constraints.row(2).detail
+        mask = np.zeros((1, SIZES.mask_words), np.int32)
+        constraints.masks([constraints.row(1)], mask)
+        assert allowed(mask[0]) == allowed(mask_of(llguidance.LLMatcher(own_tokenizer(), WORD)))
+
+
 def test_rows_of_one_constraint_do_not_share_their_outputs() -> None:
     with serving() as constraints:
         prepare(constraints, WORD)
@@ -93,7 +117,7 @@ def test_sources_that_cannot_be_used_are_refused_with_a_sentence() -> None:
         assert "uniqueItems" in answers[bad] and "\n" not in answers[bad]
         assert answers[empty] and answers["start: ("]
         assert answers[WORD] == ""
-        assert not constraints.knows(hash_of(bad)) and constraints.knows(hash_of(WORD))
+        assert not has(constraints, bad) and has(constraints, WORD)
 
 
 def test_a_constraint_that_was_dropped_is_unknown_until_it_is_prepared_again() -> None:
@@ -102,11 +126,11 @@ def test_a_constraint_that_was_dropped_is_unknown_until_it_is_prepared_again() -
         # At once, because the worker has it already.
         assert prepare(constraints, WORD) == {WORD: ""}
         constraints.drop(hash_of(WORD))
-        assert not constraints.knows(hash_of(WORD))
+        assert not has(constraints, WORD)
         prepare(constraints, WORD)
         Walk(constraints=constraints, sources=[WORD, SUM]).run(20)
         constraints.begin_session()
-        assert not constraints.knows(hash_of(SUM)) and not constraints.is_preparing
+        assert not has(constraints, SUM) and not constraints.is_preparing
         prepare(constraints, SUM)
         Walk(constraints=constraints, sources=[SUM]).run(20)
 

@@ -202,9 +202,6 @@ def test_launches_per_layer_stay_under_the_bar(drawing_step: Trace) -> None:
 class EveryToken:
     """In place of a worker's constraints: masks that are there at once."""
 
-    def knows(self, hash_: bytes) -> bool:
-        return True
-
     def start(self, row: int, hash_: bytes, output_tokens: object) -> None: ...
 
     def forget_rows(self) -> None: ...
