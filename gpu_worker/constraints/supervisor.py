@@ -191,7 +191,7 @@ def _follow(own: ConstrainedRow, kind: Kind, state: int, detail: str) -> None:
     if state == RowState.FAILED:
         own.fail(detail)
     elif kind is Kind.MASKED:
-        own.masked, own.num_deaths = own.num_tokens, 0
+        own.masked, own.num_deaths, own.constraint.num_deaths = own.num_tokens, 0, 0
     else:
         own.taken = own.num_tokens
         # An empty output ends with EOS.
