@@ -99,7 +99,8 @@ def request(idx: int) -> pb.GenerateRequest:
 def read(address: str, idx: int, answers: list[Answer]) -> None:
     """Reads one answer to its end, and resumes it whenever its stream breaks."""
     answer, accepted = answers[idx], pb.Accepted()
-    for _ in range(60):
+    # Front ends that die often start again after a pause.
+    for _ in range(600):
         with grpc.insecure_channel(address) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             again = pb.ResumeRequest(
