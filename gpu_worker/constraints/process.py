@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +18,10 @@ from contextlib import suppress
 from gpu_worker.constraints.area import SharedArea, Sizes, new_memory
 from gpu_worker.constraints.frames import MAX_BYTES, Frame, Kind, decoded
 from gpu_worker.constraints.words import MAX_PACKET
+
+
+# Before `wait` sleeps.
+_SPIN_SECONDS = 0.001
 
 
 class ServerGone(Exception):
@@ -132,6 +137,11 @@ class ServerProcess:
         poller = select.poll()
         poller.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         poller.register(self._control, select.POLLIN)
+        # The answer usually takes less time than it takes to wake up.
+        spin_end = time.perf_counter() + _SPIN_SECONDS
+        while time.perf_counter() < spin_end:
+            if poller.poll(0):
+                return
         poller.poll(seconds * 1e3)
 
     def _end(self) -> None:
