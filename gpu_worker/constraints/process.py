@@ -19,7 +19,6 @@ from gpu_worker.constraints.area import SharedArea, Sizes, new_memory
 from gpu_worker.constraints.frames import MAX_BYTES, Frame, Kind, decoded
 from gpu_worker.constraints.words import MAX_PACKET
 
-
 # Before `wait` sleeps.
 _SPIN_SECONDS = 0.001
 
