@@ -42,7 +42,7 @@ class Preparations:
             return
         self._is_used = True
         for _ in range(count):
-            self.sources.use(name, submit.constraint)
+            self.sources.use(name, submit.constraint, submit.tenant)
         for lane in self._lanes.by_worker.values():
             lane.constraints.used(name)
 

@@ -1,6 +1,6 @@
 """Mutations of how the core handles constraints, and the test that detects each. Owns the list."""
 
-from tests.mutations.edits import Edit, argument, call, condition, drop, replace, returned
+from tests.mutations.edits import Edit, argument, assigned, call, condition, drop, replace, returned
 from tests.mutations.mutation import Mutation
 
 _TESTS = "tests/scheduler_svc/core/test_constraints.py"
@@ -53,7 +53,14 @@ CONSTRAINTS: tuple[Mutation, ...] = (
         "constraints of live requests may take any amount of memory",
         "constraints.sources",
         "test_all_sources_together_have_a_limit",
-        replace("Sources.refusal", condition("num_bytes"), "True"),
+        replace("Sources.refusal", assigned("free"), "1 << 60"),
+    ),
+    _of(
+        "a-tenant-fills-the-room-of-constraints",
+        "one tenant's constraints leave no room for others",
+        "constraints.sources",
+        "test_a_tenant_leaves_room_for_the_constraints_of_others",
+        replace("Sources.refusal", condition("_bytes_of"), "False"),
     ),
     _of(
         "a-completed-output-goes-on",

@@ -18,6 +18,9 @@ class Sources:
         self._sources: dict[bytes, bytes] = {}
         # Live requests with each of them.
         self._users: Counter[bytes] = Counter()
+        # The tenant who brought each of them, and the size of all that a tenant brought.
+        self._owners: dict[bytes, str] = {}
+        self._bytes_of: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -33,19 +36,31 @@ class Sources:
         """Returns whether another source has this hash, so that one of the two hashes is wrong."""
         return self._sources.get(name, source) != source
 
-    def refusal(self, name: bytes, source: bytes) -> str:
-        """Returns why there is no room for a constraint, in one sentence; empty if there is."""
-        if name in self._sources or self.num_bytes + len(source) <= MAX_SOURCES_BYTES:
+    def refusal(self, name: bytes, source: bytes, tenant: str) -> str:
+        """Returns why there is no room for a constraint, in one sentence; empty if there is.
+
+        A tenant may bring as much as is free, so one with the most leaves room for others. Without a token file all
+        callers are one tenant, "", who may fill it all.
+        """
+        if name in self._sources:
+            return ""
+        size = len(source)
+        free = MAX_SOURCES_BYTES - self.num_bytes
+        if tenant and self._bytes_of[tenant] + size > free:
+            own = self._bytes_of[tenant]
+            return f"the caller's own constraints have {own} bytes and this one has {size}; the limit is {free} now"
+        if size <= free:
             return ""
         return (
             f"the {len(self._sources)} constraints of live requests have {self.num_bytes} bytes and this one has "
-            f"{len(source)}; the limit is {MAX_SOURCES_BYTES}"
+            f"{size}; the limit is {MAX_SOURCES_BYTES}"
         )
 
-    def use(self, name: bytes, source: bytes) -> None:
+    def use(self, name: bytes, source: bytes, tenant: str) -> None:
         """Counts one live request with the constraint."""
         if name not in self._sources:
-            self._sources[name] = source
+            self._sources[name], self._owners[name] = source, tenant
+            self._bytes_of[tenant] += len(source)
             self.num_bytes += len(source)
         self._users[name] += 1
 
@@ -55,5 +70,9 @@ class Sources:
         if self._users[name]:
             return False
         del self._users[name]
-        self.num_bytes -= len(self._sources.pop(name))
+        size, tenant = len(self._sources.pop(name)), self._owners.pop(name)
+        self.num_bytes -= size
+        self._bytes_of[tenant] -= size
+        if not self._bytes_of[tenant]:
+            del self._bytes_of[tenant]
         return True

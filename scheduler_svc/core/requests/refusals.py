@@ -84,5 +84,5 @@ class Refusals:
             return RejectCode.INVALID, "constraint", why
         if self._sources.is_other(name, event.constraint):
             return RejectCode.INVALID, "constraint", "the constraint's hash is that of another constraint"
-        why = self._sources.refusal(name, event.constraint)
+        why = self._sources.refusal(name, event.constraint, event.tenant)
         return (RejectCode.QUEUE_FULL, "constraint", why) if why else None

@@ -248,6 +248,23 @@ def test_all_sources_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     assert world.streams[world.submit([9], constraint=large[2])].rejected is None
 
 
+def test_a_tenant_leaves_room_for_the_constraints_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_SOURCES_BYTES", 100)
+    world = World(SHAPE, join=True)
+    first = world.submit([1], constraint=b"a" * 45, tenant="greedy")
+    refused = world.submit([2], constraint=b"b" * 20, tenant="greedy")
+    rejected = world.streams[refused].rejected
+    assert rejected is not None and rejected.code is fx.RejectCode.QUEUE_FULL
+    assert rejected.message == "the caller's own constraints have 45 bytes and this one has 20; the limit is 55 now"
+    # The source that is there takes no more room, whoever uses it.
+    assert world.streams[world.submit([3], constraint=b"a" * 45, tenant="greedy")].rejected is None
+    polite = world.submit([4], constraint=b"c" * 27, tenant="polite")
+    assert world.streams[polite].rejected is None
+    for stream in (first, polite):
+        world.cancel(stream)
+    assert world.core.preparations.sources.num_bytes == 45, "another request still uses it"
+
+
 def test_an_ended_request_that_lingers_keeps_no_source() -> None:
     world = World(SHAPE)
     stream = world.submit([1], constraint=SOURCE, linger_seconds=60.0)
