@@ -213,7 +213,7 @@ def test_join_contains_settings_and_measurements(tmp_path: Path, device: torch.d
         host_pool_bytes="80KiB",
     )
     runner, join, _ = start(settings, saved)
-    assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (8, window, sinks, 5)
+    assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (9, window, sinks, 5)
     assert join.max_length > join.num_pages * join.page_size
     assert 0 < join.page_copy_us < 1e6
     assert 0 < join.token_us < 1e6
@@ -267,9 +267,9 @@ def test_a_serving_worker_collects_no_objects_of_its_start(tmp_path: Path, monke
         def serve(self) -> None:
             frozen.append(gc.get_freeze_count())
 
-    def started(*_: object) -> tuple[None, None, None]:
+    def started(*_: object) -> tuple[mock.Mock, None, None]:
         left.append(weakref.ref(Garbage()))
-        return None, None, None
+        return mock.Mock(), None, None
 
     left: list[weakref.ref[Garbage]] = []
     monkeypatch.setattr(startup, "start", started)

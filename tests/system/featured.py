@@ -78,6 +78,7 @@ def keywords(ask: Ask) -> GenerateOptions:
     options["logit_bias"] = dict(ask.logit_bias)
     # An empty list of allowed tokens differs from no list.
     options["allowed_token_ids"] = ask.allowed_token_ids or None
+    options["lark"] = ask.lark or None
     return GenerateOptions(**options)
 
 

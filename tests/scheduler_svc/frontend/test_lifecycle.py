@@ -17,6 +17,7 @@ from tandem.v1 import control_pb2, inference_pb2_grpc
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend import core_link, model
+from scheduler_svc.frontend.chat.forms import AnswerForm
 from scheduler_svc.frontend.readiness import SERVICES
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.streaming import sender
@@ -93,7 +94,9 @@ def test_draining_refuses_new_requests_and_completes_running_ones(run: Run):
 def test_the_newest_model_is_served_even_if_an_older_one_loads_slowly(run: Run, monkeypatch: pytest.MonkeyPatch):
     load, first_began, first_may_end, num_loads = model.load, threading.Event(), threading.Event(), 0
 
-    def slow_at_first(state: frontend_pb2.ModelState, before: model.Model | None) -> model.Model:
+    def slow_at_first(
+        state: frontend_pb2.ModelState, before: model.Model | None, answers: AnswerForm | None
+    ) -> model.Model:
         nonlocal num_loads
         num_loads += 1
         if state.info.max_length == 101:
@@ -101,7 +104,7 @@ def test_the_newest_model_is_served_even_if_an_older_one_loads_slowly(run: Run, 
             assert first_may_end.wait(10)
         if state.info.max_length == 104:
             raise ValueError("no model")
-        return load(state, before)
+        return load(state, before, answers)
 
     async def scenario(s: Service) -> None:
         await s.core.expect("hello")
