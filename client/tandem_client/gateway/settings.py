@@ -141,9 +141,11 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         if field.type is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=words)
             continue
-        shown = f" (default: {field.default})" if field.default not in (None, "") and words != argparse.SUPPRESS else ""
         metavar = _FLAGS[name].placeholder
-        parser.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=f"{words}{shown}")
+        # argparse hides a flag only if its help is this very object.
+        if words is not argparse.SUPPRESS and field.default not in (None, ""):
+            words = f"{words} (default: {field.default})"
+        parser.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=words)
     given |= vars(parser.parse_args(arguments))
     values: dict[str, Any] = {name: _value(name, fields[name], value) for name, value in given.items()}
     settings = Settings(**values)

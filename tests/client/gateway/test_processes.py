@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import httpx2 as httpx
 import psutil
@@ -11,6 +13,29 @@ from tandem_client.gateway.settings import SettingsError, load
 from tests.client.fake_service import one_completion
 from tests.client.gateway.conftest import start_gateway
 from tests.client.gateway.told_service import ToldService
+
+
+@pytest.mark.parametrize("first", ["1", "2"])
+@pytest.mark.parametrize("second", ["1", "2"])
+def test_a_second_gateway_does_not_share_the_address(first: str, second: str) -> None:
+    gateway, url = start_gateway("--address", "127.0.0.1:1", "--processes", first)
+    try:
+        address = url.removeprefix("http://")
+        command = [sys.executable, "-m", "tandem_client.gateway", "--listen", address, "--processes", second]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == 2
+        assert f"the gateway cannot listen on {address}: Address already in use" in ended.stderr
+        assert gateway.terminate() == 0, gateway.output()
+    finally:
+        gateway.kill()
+
+
+def test_the_help_hides_flags_of_the_children(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load(["--help"], {})
+    shown = capsys.readouterr().out
+    assert "--processes N" in shown
+    assert "SUPPRESS" not in shown and "--table" not in shown
 
 
 def test_a_dead_process_is_replaced_and_the_counters_are_sums() -> None:

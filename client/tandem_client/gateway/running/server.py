@@ -31,14 +31,21 @@ _BACKLOG = 2048
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Returns a socket that is bound and does not listen yet; others may share the address. Raises SettingsError."""
+    """Returns a socket that is bound and does not listen yet. Raises SettingsError, also if the address is taken.
+
+    Only the processes of one gateway (`--processes`) share an address.
+    """
     host, port = settings.host_and_port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if settings.table is not None:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind((host, port))
+        if settings.processes > 1:
+            # Set after the bind, which was refused beside another gateway; the children bind beside this socket.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except OSError as error:
         bound.close()
         raise SettingsError(f"the gateway cannot listen on {settings.listen}: {error.strerror or error}") from None
