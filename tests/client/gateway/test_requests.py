@@ -118,6 +118,7 @@ def test_refusals_of_completions(values: dict[str, Any], field: str, words: str)
     ("values", "field", "words"),
     [
         ({"messages": None}, "messages", "messages is missing"),
+        ({"messages": []}, "messages", "messages is empty; at least 1 message is needed"),
         ({"messages": [1]}, "messages[0]", "it must be an object"),
         ({"messages": [{"content": "a"}]}, "messages[0].role", "is missing"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content", "a string or a list of parts"),

@@ -64,6 +64,8 @@ def set_chat(fields: Fields, chat: chat_pb2.Chat) -> None:
     messages = fields.items("messages")
     if messages is None:
         raise fields.required("messages")
+    if not messages:
+        raise invalid("messages", "messages is empty; at least 1 message is needed")
     for i, message in enumerate(messages):
         add_message(message, f"messages[{i}]", chat)
     for i, tool in enumerate(fields.items("tools") or ()):
