@@ -32,14 +32,14 @@ class Trial:
             return self._walk(grammar)
         # llguidance's panics are no Exceptions.
         except BaseException as error:
-            return f"llguidance: {type(error).__name__}: {_first_line(str(error))}"
+            return f"llguidance: {type(error).__name__}: {_reason(str(error))}"
 
     def _walk(self, grammar: str) -> str:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         rng = random.Random(sha256(grammar.encode()).digest())
         for step in range(NUM_MASKS + 1):
             if matcher.is_error():
-                return f"llguidance: {_first_line(matcher.get_error())}"
+                return f"llguidance: {_reason(matcher.get_error())}"
             if matcher.is_stopped():
                 return "" if matcher.is_accepting() else f"llguidance stopped: {matcher.stop_reason()}"
             begun = time.thread_time()
@@ -61,6 +61,8 @@ class Trial:
         return ""
 
 
-def _first_line(text: str) -> str:
-    """The first line of llguidance's message; the others show the state of its parser."""
-    return text.strip().partition("\n")[0]
+def _reason(text: str) -> str:
+    """The first line of llguidance's message, and the cause of a refused pattern; other lines show what was parsed."""
+    first, *others = text.strip().splitlines() or [""]
+    cause = next((line.removeprefix("error:") for line in others if line.startswith("error:")), "")
+    return first.removesuffix(" regex parse error:") + cause

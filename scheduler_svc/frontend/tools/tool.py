@@ -76,7 +76,7 @@ def choose(chat: pb.Chat, tools: tuple[Tool, ...]) -> Choice:
         raise status.invalid("chat.tool_choice.mode", f"chat.tool_choice.mode is {mode}; the limit is 3")
     if mode == pb.TOOL_CHOICE_MODE_REQUIRED:
         if not tools:
-            message = "chat.tool_choice.mode is TOOL_CHOICE_MODE_REQUIRED, and chat.tools_json is empty"
+            message = "chat.tool_choice.mode is required, and chat.tools_json is empty"
             raise status.invalid("chat.tool_choice.mode", message)
         return Choice(tools, Calls.AT_LEAST_ONE if several else Calls.EXACTLY_ONE)
     if mode == pb.TOOL_CHOICE_MODE_NONE or not tools:
