@@ -91,6 +91,11 @@ TEXTS = [
         errors.NothingAnswers,
         "nothing answers at a:1: Domain name not found",
     ),
+    (
+        f"{REFUSED}Failed parsing HTTP/2 (Trying to connect an http1.x server (HTTP status 400))",
+        errors.NothingAnswers,
+        "a:1 does not speak gRPC; is it the address of a gateway?",
+    ),
     ("failed to connect to all addresses", errors.NothingAnswers, "nothing answers at a:1"),
     ("Socket closed", errors.Unavailable, "Socket closed"),
     ("ping timeout", errors.Unavailable, "ping timeout"),

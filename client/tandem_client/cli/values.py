@@ -66,7 +66,7 @@ def read_json(flag: str, given: str | None, kinds: type | tuple[type, ...]) -> A
     if given is None:
         return None
     is_text = given.lstrip()[:1] in ("{", "[") or given in ("true", "false")
-    text = given if is_text else read_file(given)
+    text = given if is_text else read_file(given, flag)
     try:
         value = json.loads(text)
     except RecursionError:
@@ -78,14 +78,14 @@ def read_json(flag: str, given: str | None, kinds: type | tuple[type, ...]) -> A
     return value
 
 
-def read_file(path: str) -> str:
-    """Returns the text of a file. Raises ValueError if it cannot be read or is not UTF-8."""
+def read_file(path: str, flag: str) -> str:
+    """Returns the text of the file that a flag names. Raises ValueError if it cannot be read or is not UTF-8."""
     try:
         return Path(path).read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 (byte {error.start})") from None
+        raise ValueError(f"{flag}: {path} is not UTF-8 (byte {error.start})") from None
     except OSError as error:
-        raise ValueError(f"{path[:200]}: {error.strerror}") from None
+        raise ValueError(f"{flag}: {path[:200]}: {error.strerror}") from None
 
 
 def read_text() -> str:

@@ -39,6 +39,7 @@ _TOO_LARGE = re.compile(r"(?P<side>CLIENT|SERVER): (?P<way>Received|Sent) messag
 _CLIENT_DEADLINE = "Deadline Exceeded"
 _NOT_CONNECTED = re.compile(r"failed to connect to all addresses|errors resolving|DNS resolution failed")
 _SLOW_CONNECTION = re.compile(r"failed to connect.*(timed out|timeout)", re.IGNORECASE | re.DOTALL)
+_OTHER_PROTOCOL = re.compile(r"Failed parsing HTTP/2|Trying to connect an http1")
 # A proxy lost its connection to the service in the middle of an answer, and has no other way to say so.
 _CUT_BY_PROXY = re.compile(r"RST_STREAM with error code 2\b")
 # The last part of the text is the cause:
@@ -98,6 +99,8 @@ class ErrorReader:
         if kind is errors.Unavailable and _NOT_CONNECTED.match(said):
             cause = _CAUSE.fullmatch(said)
             why = "" if cause is None else f": {cause['cause']}"
+            if _OTHER_PROTOCOL.search(said):
+                return errors.NothingAnswers, f"{self.address} does not speak gRPC; is it the address of a gateway?"
             if _SLOW_CONNECTION.match(said):
                 return errors.AnswersTooSlowly, f"{self.address} answers too slowly{why}"
             return errors.NothingAnswers, f"nothing answers at {self.address}{why}"

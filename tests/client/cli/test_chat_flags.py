@@ -90,7 +90,7 @@ def test_a_wrong_value_is_one_line(tandem, service: FakeService, flags: list[str
 
 def test_a_missing_file_is_one_line(tandem, tmp_path: Path) -> None:
     result = tandem("generate", "hi", "--lark", str(tmp_path / "none"))
-    assert (result.exit_code, result.stderr) == (2, f"error: {tmp_path}/none: No such file or directory\n")
+    assert (result.exit_code, result.stderr) == (2, f"error: --lark: {tmp_path}/none: No such file or directory\n")
 
 
 def test_a_refused_constraint_names_the_flag(tandem, service: FakeService) -> None:

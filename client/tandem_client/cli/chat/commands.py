@@ -53,8 +53,8 @@ def parse(text: str) -> Command | str:
     name = _ALIASES.get(name, name)
     if name not in COMMANDS:
         close = get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else "/help lists the commands"
-        raise ValueError(f"{name[:40]} is no command; {hint} A blank before the slash makes it a message")
+        hint = f"did you mean {close[0]}?" if close else "/help lists the commands."
+        raise ValueError(f"{name[:40]} is no command; {hint} A blank before the slash makes it a message.")
     usage, _ = COMMANDS[name]
     if argument and not usage:
         raise ValueError(f"{name} takes no argument")
