@@ -45,7 +45,7 @@ PIP_FLAGS = --disable-pip-version-check --no-input $(if $(wildcard $(BIN)/tandem
 $(INSTALLED): .ci/constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; PYTHON=$(PYTHON) is " + sys.version.split()[0])'
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@$(if $(wildcard $(BIN)/tandem),,echo "installing torch (about 200 MB on a machine without a GPU) and some 70 packages into $(VENV)$(comma) once")
+	@$(if $(wildcard $(BIN)/tandem),,echo "installing torch (about 200 MB on a machine without a GPU) and some 90 packages into $(VENV)$(comma) once")
 	@$(BIN)/pip install $(PIP_FLAGS) $$(grep '^torch==' .ci/constraints.txt)
 	@$(BIN)/pip install $(PIP_FLAGS) -c .ci/constraints.txt -e '.[scheduler,chat,gateway,worker,dev]'
 	@touch $@
