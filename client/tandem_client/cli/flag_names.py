@@ -37,6 +37,7 @@ FLAGS: Mapping[str, str] = {
     path: _OF_KEYWORD[keyword] for path, keyword in FIELD_KEYWORDS.items() if keyword in _OF_KEYWORD
 }
 KEYWORDS: Mapping[str, str] = {flag: keyword for keyword, flag in _OF_KEYWORD.items()}
+_KEYWORDS_FIRST = re.compile(r"\A\w+(?: and \w+)*(?= )")
 _INDEXED = re.compile(rf"({_PROMPT}|--[a-z-]+)\[(\d+)\]")
 
 
@@ -44,13 +45,17 @@ def refusal_in_flags(error: TandemError) -> str:
     """Returns the service's message with flags in place of fields, and the wrong flag before it if it names none."""
     message = with_names(error.service_message, FLAGS, field=error.field)
     flag = with_names(error.field, FLAGS, field=error.field) if error.field else ""
-    return _INDEXED.sub(_without_index, message if flag in message else f"{flag}: {message}")
+    names_one = flag in message or message.startswith("--")
+    return _INDEXED.sub(_without_index, message if names_one else f"{flag}: {message}")
 
 
 def keyword_in_flags(message: str) -> str:
-    """Returns a message of `request`, which begins with a keyword, with the flag in its place."""
-    keyword, blank, rest = message.partition(" ")
-    return f"{_OF_KEYWORD.get(keyword, keyword)}{blank}{rest}"
+    """Returns a message of `request`, which begins with keywords, with the flags in their places."""
+    return _KEYWORDS_FIRST.sub(_flags_of, message, count=1)
+
+
+def _flags_of(found: re.Match[str]) -> str:
+    return " and ".join(_OF_KEYWORD.get(keyword, keyword) for keyword in found[0].split(" and "))
 
 
 def _without_index(found: re.Match[str]) -> str:

@@ -78,7 +78,7 @@ def test_each_constraint_has_a_flag(
         (["--tools", TOOLS], "--tools is for a chat; the request has a prompt"),
         (["--chat", "--template-args", "[]"], "--template-args is '[]'; it must be a JSON object"),
         (["--chat", "--template-args", "[" * 100_000], "--template-args is nested too deeply"),
-        (["--regex", "a", "--choice", "b"], "--regex and choices are given; an output has one constraint"),
+        (["--regex", "a", "--choice", "b"], "--regex and --choice are given; an output has one constraint"),
         (["--token-ids", "--chat"], "--chat and --token-ids exclude each other"),
     ],
 )
@@ -135,3 +135,14 @@ def test_no_control_character_stays_in_plain_text() -> None:
     assert not set("\u202e\u2066\u2028") & set(shown)
     assert plain("\x1b]0;own\x07 ok\r\n") == "␛]0;own␇ ok\n"
     assert plain("Zoë 👩‍🚀 \t日本") == "Zoë 👩‍🚀 \t日本"
+
+
+def test_a_refusal_of_the_whole_constraint_begins_with_the_flag(tandem, service: FakeService) -> None:
+    def refusing(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        said = "constraint.regex: nested repetitions make 1000000; the limit is 10000"
+        fake_service.fail(ending.context, grpc.StatusCode.INVALID_ARGUMENT, said, bad_request("constraint", said))
+        yield from ()
+
+    service.behaviour = refusing
+    result = tandem("generate", "hi", "--regex", "a")
+    assert result.stderr == "error: --regex: nested repetitions make 1000000; the limit is 10000\n"
