@@ -44,7 +44,7 @@ def assert_all_kinds(asks: list[Ask]) -> None:
     """Asserts that the random choice covers every field."""
     plain = Ask(prompt=(), max_new_tokens=0)
     for name in Ask.__slots__:
-        if name not in ("priority", "request_id", "include_stop", "extra"):
+        if name not in ("priority", "request_id", "include_stop", "extra", "lark"):
             assert any(getattr(ask, name) != getattr(plain, name) for ask in asks), name
     assert {ask.num_samples for ask in asks} == {1, 2, 3, 4}
 

@@ -60,8 +60,9 @@ def talking() -> Iterator[tuple[Client, openai.OpenAI]]:
         client.close()
 
 
-def _check_calls(calls: list[Any]) -> None:
-    for call in calls:
+def _check_calls(calls: list[Any], finish_reason: str = "tool_calls") -> None:
+    # A call that max_tokens cuts off is incomplete, and the last one.
+    for call in calls[:-1] if finish_reason == "length" else calls:
         jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
 
 
@@ -86,7 +87,7 @@ def test_calls_are_as_the_choice_says(
         ).choices[0]  # fmt: skip
         calls: list[Any] = answer.message.tool_calls or []
         assert len(calls) in numbers and {call.function.name for call in calls} <= names
-        _check_calls(calls)
+        _check_calls(calls, answer.finish_reason)
         if choice != "auto" and not parallel:
             assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
 
@@ -120,7 +121,7 @@ def test_an_answer_matches_its_schema_or_calls_a_tool(talking: tuple[Client, ope
             .choices[0]
         )
         calls: list[Any] = answer.message.tool_calls or []
-        _check_calls(calls)
+        _check_calls(calls, answer.finish_reason)
         if not calls and answer.finish_reason == "stop":
             jsonschema.validate(json.loads(answer.message.content or ""), schema)
 
