@@ -5,6 +5,8 @@ keyword must be on a list, so that no part of a schema is silently without effec
 """
 
 import json
+import math
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -35,9 +37,14 @@ ENFORCED = frozenset((*_BOUNDS, *_LISTS_OF_SCHEMAS, *_MAPS_OF_SCHEMAS, *_SCHEMAS
 _KNOWN = ENFORCED | frozenset(_ANNOTATIONS)
 _DRAFTS = ("draft/2020-12/schema", "draft/2019-09/schema", "draft-07/schema", "draft-06/schema")
 
+# Schemas inside each other, also by references: each takes some frames of Python's stack.
+_MAX_REFERRED_DEPTH = 256
+# Of an index in a reference; no list is longer.
+_MAX_DIGITS = 9
+
 
 def parsed(field: str, text: str) -> Mapping[str, Any] | bool:
-    """Reads a schema. Raises GrammarError if it is no JSON object or boolean."""
+    """Reads a schema. Raises GrammarError if it is no JSON object or boolean, or no text of llguidance can hold it."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -50,10 +57,20 @@ def parsed(field: str, text: str) -> Mapping[str, Any] | bool:
     def refused(constant: str) -> None:
         raise GrammarError(f"{field} contains {constant}, which is not JSON")
 
+    def finite(number: str) -> float:
+        if math.isinf(value := float(number)):
+            raise GrammarError(f"{field} has the number {number[:32]}; the largest is {sys.float_info.max:g}")
+        return value
+
     try:
-        schema = json.loads(text, object_pairs_hook=unique, parse_constant=refused)
+        schema = json.loads(text, object_pairs_hook=unique, parse_constant=refused, parse_float=finite)
+        # A string may hold half of a surrogate pair, which no grammar can.
+        json.dumps(schema, ensure_ascii=False).encode()
     except RecursionError:
         raise GrammarError(f"{field} is nested too deep; the limit is {MAX_DEPTH}") from None
+    except UnicodeEncodeError as error:
+        code = f"U+{ord(error.object[error.start]):04X}"
+        raise GrammarError(f"{field} has {code}, half of a surrogate pair; only whole pairs are text") from None
     except ValueError as error:
         raise GrammarError(f"{field} is not JSON: {error}") from None
     if not isinstance(schema, dict | bool):
@@ -87,9 +104,10 @@ class _Check:
 
     def __init__(self, field: str, schema: Mapping[str, Any] | bool) -> None:
         self._field, self._schema = field, schema
-        # The measure of the targets of references; 1 while a target is being measured, because a recursive schema is
-        # not unrolled.
-        self._targets: dict[str, int] = {}
+        # The measure of each object by its id, so that many references to one cost no more than one. 1 while it is
+        # being measured, because a recursive schema is not unrolled.
+        self._measured: dict[int, int] = {}
+        self._depth = 0
 
     def root(self) -> None:
         self._measure(self._schema, "")
@@ -100,7 +118,16 @@ class _Check:
             return 1
         if not isinstance(schema, dict):
             raise self._wrong("a schema must be an object or a boolean", place)
-        fields = cast("dict[str, Any]", schema)
+        if id(schema) not in self._measured:
+            if self._depth == _MAX_REFERRED_DEPTH:
+                raise self._wrong(f"references lead through more than {_MAX_REFERRED_DEPTH} schemas", place)
+            self._measured[id(schema)] = 1
+            self._depth += 1
+            self._measured[id(schema)] = self._product(cast("dict[str, Any]", schema), place)
+            self._depth -= 1
+        return self._measured[id(schema)]
+
+    def _product(self, fields: dict[str, Any], place: str) -> int:
         self._check_keywords(fields, place)
         inner = max((self._measure(one, at) for one, at in _subschemas(fields, place)), default=1)
         if isinstance(pattern := fields.get("pattern"), str):
@@ -145,20 +172,19 @@ class _Check:
 
     def _referred(self, reference: str) -> int:
         """Returns the measure of the target of a local reference; llguidance refuses others."""
-        if reference in self._targets or not reference.startswith("#"):
-            return self._targets.get(reference, 1)
-        self._targets[reference] = 1
+        if not reference.startswith("#"):
+            return 1
         target: Any = self._schema
         for part in reference[1:].split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(target, list) and key.isdecimal() and int(key) < len(cast("list[Any]", target)):
-                target = cast("list[Any]", target)[int(key)]
+            idx = int(key) if key.isdecimal() and len(key) <= _MAX_DIGITS else sys.maxsize
+            if isinstance(target, list) and idx < len(cast("list[Any]", target)):
+                target = cast("list[Any]", target)[idx]
             elif isinstance(target, dict) and key in target:
                 target = cast("dict[str, Any]", target)[key]
             else:
                 raise GrammarError(f"{self._field}: the reference {reference[:100]!r} has no target")
-        self._targets[reference] = self._measure(target, reference[1:])
-        return self._targets[reference]
+        return self._measure(target, reference[1:])
 
     def _unsupported(self, what: str, place: str) -> GrammarError:
         return UnsupportedError(f"{self._field}: llguidance does not support {what[:100]} (at {place or '/'})")

@@ -18,16 +18,18 @@ from scheduler_svc.frontend.constraints.limits import (
 )
 from scheduler_svc.frontend.constraints.repetition import bound_of, repetition
 
+# Possessive where a word can be long, and no `[` or `<` inside a bracket: the time grows as the text does.
 _WORD = re.compile(
     r"""
     (?P<comment> (//|\#)[^\n]* )
-  | (?P<string> "(\\.|[^"\\\n])*"i? )
-  | (?P<regex> /(?!/)(\\.|[^/\\\n])+/[imslux]* )
+  | (?P<string> "(\\.|[^"\\\n])*+"i? )
+  | (?P<regex> /(?!/)(\\.|[^/\\\n])++/[imslux]* )
   | (?P<json> %(json|llguidance)\b )
-  | (?P<rule> [?!]?[A-Za-z_][\w\-]* (\.-?\d+)? (\s*\[[^\]\n]*\])? \s* : (?!:) )
-  | (?P<bounds> \{\s*\d*\s*,?\s*\d*\s*\} | ~\s*\d+(\s*\.\.\s*\d+)? )
+  | (?P<rule> [?!]?[A-Za-z_][\w\-]*+ (\.-?\d++)?+
+        (\s*\[ ("(\\.|[^"\\\n])*+" | /(\\.|[^/\\\n])++/ | [^\[\]\n"/])*+ \])?+ \s*+ : (?!:) )
+  | (?P<bounds> \{\s*+\d*+\s*+,?+\s*+\d*+\s*+\} | ~\s*+\d++(\s*\.\.\s*+\d++)?+ )
   | (?P<name> @?[A-Za-z_][\w\-]* )
-  | (?P<token> <[^>\n]*> )
+  | (?P<token> <[^<>\n]*+> )
   | (?P<mark> . )
     """,
     re.VERBOSE | re.DOTALL,

@@ -8,7 +8,8 @@ import re
 
 from scheduler_svc.frontend.constraints.limits import MAX_DEPTH, MAX_REPETITION, GrammarError, too_large
 
-_BOUNDS = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
+# Possessive, because what follows one part can never be part of it: nothing is tried twice.
+_BOUNDS = re.compile(r"\{\s*+(\d*+)\s*+(,?+)\s*+(\d*+)\s*+\}")
 # More digits than any limit.
 _MAX_DIGITS = 9
 

@@ -1,7 +1,10 @@
 """The grammar of each kind of constraint, and what is refused without compiling it."""
 
 import json
+import re
 import time
+from collections.abc import Callable
+from contextlib import suppress
 
 import llguidance
 import numpy as np
@@ -225,3 +228,68 @@ def test_the_check_of_the_largest_constraints_is_short() -> None:
     ):
         grammar_of(constraint)
     assert time.thread_time() - begun < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            '{"const": "\\ud800"}',
+            "constraint.json_schema has U+D800, half of a surrogate pair; only whole pairs are text",
+        ),
+        ('{"properties": {"a\\udfff": true}}', "has U+DFFF, half of a surrogate pair"),
+        ('{"minLength": 1e400}', "constraint.json_schema has the number 1e400; the largest is 1.79769e+308"),
+        ('{"anyOf": [true], "$ref": "#/anyOf/' + "9" * 5000 + '"}', "has no target"),
+        (
+            json.dumps({"$ref": "#/$defs/0", "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(1500)}}),
+            "references lead through more than 256 schemas",
+        ),
+    ],
+)
+def test_schemas_that_no_text_or_stack_can_hold_are_refused(text: str, why: str) -> None:
+    with pytest.raises(GrammarError, match=re.escape(why)):
+        grammar_of(Constraint(json_schema=text))
+
+
+def growth(text: Callable[[int], Constraint], size: int) -> float:
+    """How many times longer the check of four times the text takes; the shortest of several."""
+
+    def seconds(length: int) -> float:
+        found = list[float]()
+        for _ in range(3):
+            begun = time.thread_time()
+            with suppress(GrammarError):
+                grammar_of(text(length))
+            found.append(time.thread_time() - begun)
+        return min(found)
+
+    return seconds(4 * size) / max(1e-4, seconds(size))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (lambda n: Constraint(regex="a{" + " " * n + "x"), 100),
+        (lambda n: Constraint(regex="a{" + "9" * n), 10_000),
+        (lambda n: Constraint(lark="start: a{" + " " * n + "x"), 50),
+        (lambda n: Constraint(lark="start: " + "<" * n), 10_000),
+        (lambda n: Constraint(lark="start: " + "a[" * n), 4_000),
+        (
+            lambda n: schema(
+                {
+                    "anyOf": [{"$ref": f"#{i}/$defs/a"} for i in range(n)],
+                    "$defs": {"a": {"anyOf": [{} for _ in range(10 * n)]}},
+                }
+            ),
+            100,
+        ),
+    ],
+)  # fmt: skip
+def test_the_time_of_the_check_grows_as_the_text_does(text: Callable[[int], Constraint], size: int) -> None:
+    # The event loop waits meanwhile, and so do all streams.
+    assert growth(text, size) < 10
+
+
+def test_attributes_of_rules_may_have_brackets() -> None:
+    with pytest.raises(GrammarError, match="make 20000 \\(in rule a\\); the limit is 10000"):
+        grammar_of(Constraint(lark='start: a\na[stop=/x[0-9]/]: "b"{20000}'))
