@@ -30,6 +30,8 @@ log = logging.getLogger("tandem.gateway")
 # The memory that bodies may take while they arrive.
 _BODY_ROOM_BYTES = 256 * 2**20
 _FULL_SECONDS = 1.0
+# As the service reads.
+_MAX_TRACE_CHARS = 256
 Handler = Callable[[Exchange, Metadata], Awaitable[None]]
 
 
@@ -101,7 +103,9 @@ class App:
     async def _admitted(self, exchange: Exchange, handler: Handler, *, is_counted: bool) -> None:
         token = exchange.bearer()
         metadata: Metadata = () if token is None else (("authorization", f"Bearer {token}"),)
-        if trace := exchange.header(b"traceparent"):
+        trace = exchange.header(b"traceparent")
+        # A malformed one is ignored, as the standard says; gRPC would refuse the call.
+        if trace.isascii() and trace.isprintable() and 0 < len(trace) <= _MAX_TRACE_CHARS:
             metadata = (*metadata, ("traceparent", trace))
         if not is_counted:
             await handler(exchange, metadata)

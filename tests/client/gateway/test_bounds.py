@@ -101,6 +101,42 @@ def test_headers_that_are_too_large(fronted: Fronted) -> None:
     assert answer.status_code == 431
 
 
+STREAM = json.dumps({"prompt": "a", "stream": True}).encode()
+IN_WORK = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (len(STREAM), STREAM)
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        (b"GET /livez HTTP/1.1\r\nhost: a\r\n", b"x: " + b"y" * 1000 + b"\r\n"),
+        (b"GET /livez HTTP/1.1\r\nhost: ", b"y" * 1000),
+        (b"GET /", b"y" * 1000),
+        (b"", b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n"),
+    ],
+)
+def test_what_follows_a_request_in_work_is_bounded(fronted: Fronted, first: bytes, again: bytes) -> None:
+    fronted.service.behaviour = endless
+    with connected(fronted.url) as sock:
+        sock.sendall(IN_WORK)
+        assert b"200 OK" in sock.recv(1000)
+        with pytest.raises(OSError):
+            sock.sendall(first + again * 20_000)
+    assert fronted.service.endings[0].wait()
+    assert httpx.get(f"{fronted.url}/livez").status_code == 200
+
+
+def test_a_few_requests_may_be_sent_at_once(fronted: Fronted) -> None:
+    with connected(fronted.url) as sock:
+        sock.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n" * 9)
+        sock.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        assert everything(sock).count(b"200 OK") == 10
+
+
+@pytest.mark.parametrize("trace", [b"\xff", b"a" * 20_000, b"a\tb"])
+def test_a_trace_that_is_malformed_is_ignored(fronted: Fronted, trace: bytes) -> None:
+    assert httpx.get(f"{fronted.url}/v1/models", headers={b"traceparent": trace}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("authorization", "status"),
     [("Bearer a", 200), ("bearer a", 200), ("Basic a", 401), ("Bearer a b", 401), ("Bearer " + "a" * 600, 401)],

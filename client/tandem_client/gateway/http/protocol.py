@@ -11,6 +11,8 @@ from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.http.exchange import MAX_HEADER_BYTES
 from tandem_client.gateway.metrics import Meter
 
+# Requests of one connection that wait for the one in work. Hardly any client sends the next before the answer.
+MAX_QUEUED = 16
 _PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
 
@@ -106,9 +108,49 @@ class BoundedConnection:
         self.transport.close()
 
 
+class EagerConnection(BoundedConnection):
+    """One connection of httptools, which parses all that comes: heads of later requests while one is in work too.
+
+    uvicorn keeps the requests it has parsed, and httptools the line that is not complete, both without bounds.
+    """
+
+    pipeline: Any
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begins to count."""
+        # Since the last complete head, or part of a body.
+        self._num_unread = 0
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Parses bytes. Closes a connection that has more than its bounds beside the request in work."""
+        self._num_unread += len(data)
+        super().data_received(data)
+        if self._num_unread > MAX_HEADER_BYTES or len(self.pipeline) > MAX_QUEUED:
+            # An answer may be half sent, so there is no other answer.
+            self.transport.abort()
+
+    def on_headers_complete(self) -> None:
+        """A head is complete."""
+        self._read("on_headers_complete")
+
+    def on_body(self, body: bytes) -> None:
+        """Part of a body. uvicorn bounds those."""
+        self._read("on_body", body)
+
+    def on_message_complete(self) -> None:
+        """A request is complete."""
+        self._read("on_message_complete")
+
+    def _read(self, callback: str, *arguments: bytes) -> None:
+        self._num_unread = 0
+        getattr(super(), callback)(*arguments)
+
+
 def bounded(parser: type[Any], bounds: Bounds) -> type[Any]:
-    """Returns uvicorn's protocol class of a parser, with the bounds."""
-    return type("Bounded", (BoundedConnection, parser), {"bounds": bounds})
+    """Returns uvicorn's protocol class of a parser, with the bounds. h11 parses one request after the other."""
+    connection = EagerConnection if hasattr(parser, "on_headers_complete") else BoundedConnection
+    return type("Bounded", (connection, parser), {"bounds": bounds})
 
 
 def parser_class(find: Callable[[str], Any]) -> type[Any]:
