@@ -105,7 +105,15 @@ def _read(field: str, tool: object) -> Tool:
     parameters = function.get("parameters")
     # A tool without parameters takes an empty object.
     schema = _object(f"{field}.function.parameters", parameters if parameters is not None else {})
-    return Tool(name, schema or {"type": "object", "properties": {}, "additionalProperties": False}, bool(strict))
+    if (kind := schema.get("type", "object")) != "object":
+        message = (
+            f"{field}.function.parameters.type is {_shown(kind)}; arguments are a JSON object, so it must be 'object'"
+        )
+        raise status.invalid(f"{field}.function.parameters", message)
+    if schema:
+        # Without it any other value would match too, and no call could be read from it.
+        return Tool(name, {**schema, "type": "object"}, bool(strict))
+    return Tool(name, {"type": "object", "properties": {}, "additionalProperties": False}, bool(strict))
 
 
 def _object(field: str, value: object) -> Mapping[str, object]:

@@ -21,6 +21,11 @@ def test_tools_are_read_as_openai_writes_them() -> None:
     assert (weather.name, weather.is_strict, weather.parameters) == ("weather", True, {"type": "object"})
 
 
+def test_arguments_are_an_object_also_if_the_schema_does_not_say_so() -> None:
+    (tool,) = read_tools([{"function": {"name": "a", "parameters": {"$ref": "#/$defs/a", "$defs": {"a": True}}}}])
+    assert tool.parameters["type"] == "object"
+
+
 @pytest.mark.parametrize(
     ("tool", "says"),
     [
@@ -30,6 +35,10 @@ def test_tools_are_read_as_openai_writes_them() -> None:
         ({"function": {"name": "a b"}}, r"function.name is 'a b'; it must be 1 to 128 letters"),
         ({"function": {"name": "x" * 129}}, r"function.name is 'x+\.\.\.; it must be 1 to 128 letters"),
         ({"function": {"name": "a", "parameters": []}}, r"parameters is \[\]; it must be a JSON object"),
+        (
+            {"function": {"name": "a", "parameters": {"type": "string"}}},
+            r"parameters.type is 'string'; arguments are a JSON object, so it must be 'object'",
+        ),
         ({"function": {"name": "a", "strict": "yes"}}, r"strict is 'yes'; it is a boolean"),
         ({"function": {"name": "a", "schema": {}}}, r"has 'schema', which this server does not know"),
     ],
