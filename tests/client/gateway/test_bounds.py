@@ -120,7 +120,7 @@ def test_what_follows_a_request_in_work_is_bounded(fronted: Fronted, first: byte
         sock.sendall(IN_WORK)
         assert b"200 OK" in sock.recv(1000)
         with pytest.raises(OSError):
-            sock.sendall(first + again * 20_000)
+            sock.sendall(first + again * (20_000_000 // len(again)))
     assert fronted.service.endings[0].wait()
     assert httpx.get(f"{fronted.url}/livez").status_code == 200
 

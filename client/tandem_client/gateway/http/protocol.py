@@ -4,6 +4,7 @@ Owns a class for each of uvicorn's HTTP parsers; both keep the state of a reques
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -120,19 +121,32 @@ class EagerConnection(BoundedConnection):
         """Begins to count."""
         # Since the last complete head, or part of a body.
         self._num_unread = 0
+        # The requests that are not answered, in order.
+        self._unanswered = deque[Any]()
         super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tells the request in work; uvicorn tells only the last one that came."""
+        for cycle in self._unanswered:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parses bytes. Closes a connection that has more than its bounds beside the request in work."""
         self._num_unread += len(data)
         super().data_received(data)
         if self._num_unread > MAX_HEADER_BYTES or len(self.pipeline) > MAX_QUEUED:
-            # An answer may be half sent, so there is no other answer.
-            self.transport.abort()
+            # An answer may be half sent, so nothing says why. Unlike `abort`, it lets a write that is due pass.
+            self.transport.close()
 
     def on_headers_complete(self) -> None:
         """A head is complete."""
         self._read("on_headers_complete")
+        while self._unanswered and self._unanswered[0].response_complete:
+            self._unanswered.popleft()
+        self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Part of a body. uvicorn bounds those."""
