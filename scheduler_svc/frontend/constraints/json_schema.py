@@ -118,14 +118,16 @@ class _Check:
             return 1
         if not isinstance(schema, dict):
             raise self._wrong("a schema must be an object or a boolean", place)
-        if id(schema) not in self._measured:
+        fields = cast("dict[str, Any]", schema)
+        known = id(fields)
+        if known not in self._measured:
             if self._depth == _MAX_REFERRED_DEPTH:
                 raise self._wrong(f"references lead through more than {_MAX_REFERRED_DEPTH} schemas", place)
-            self._measured[id(schema)] = 1
+            self._measured[known] = 1
             self._depth += 1
-            self._measured[id(schema)] = self._product(cast("dict[str, Any]", schema), place)
+            self._measured[known] = self._product(fields, place)
             self._depth -= 1
-        return self._measured[id(schema)]
+        return self._measured[known]
 
     def _product(self, fields: dict[str, Any], place: str) -> int:
         self._check_keywords(fields, place)

@@ -18,8 +18,8 @@ from scheduler_svc.frontend.constraints.trials import MAX_WAITING, Trials
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.rigs import byte_tokenizer
 
-# Compiles in a millisecond; its first mask takes many seconds.
-EVIL = "start: /x{100000}/"
+# Compiles in a millisecond; its masks take many seconds.
+EVIL = "start:" + " a" * 20 + "\na: /x{30000}/"
 
 
 Test = Callable[..., Coroutine[Any, Any, None]]
