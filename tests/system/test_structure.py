@@ -132,7 +132,8 @@ def test_an_answer_matches_its_schema_or_calls_a_tool(talking: tuple[Client, ope
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "constraint", "tool_choice demands"),
         (
             {"tools": [{"type": "function", "function": {
-                "name": "f", "strict": True, "parameters": {"type": "array", "uniqueItems": True}}}]},
+                "name": "f", "strict": True,
+                "parameters": {"properties": {"a": {"type": "array", "uniqueItems": True}}}}}]},
             "tools", "uniqueItems",
         ),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "not a name of a tool"),
