@@ -55,8 +55,11 @@ def talking() -> Iterator[tuple[Client, openai.OpenAI]]:
         address = rig.scheduler().address
         client = Client(address)
         client.wait_ready(TIMEOUT_SECONDS)
-        with gateway(rig, address) as (_, url):
-            yield client, openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
+        with (
+            gateway(rig, address) as (_, url),
+            openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as of_openai,
+        ):
+            yield client, of_openai
         client.close()
 
 
