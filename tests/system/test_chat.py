@@ -87,7 +87,7 @@ def chat_files(tmp_path: Path) -> tuple[str, ...]:
 
 
 def request(idx: int) -> pb.GenerateRequest:
-    messages = [chat_pb2.ChatMessage(role="user", content=[f"Question {idx}, {'é' * idx}"])]
+    messages = [chat_pb2.ChatMessage(role="user", content=[f"Question {idx}, {'é' * (idx % 16)}"])]
     return pb.GenerateRequest(
         chat=chat_pb2.Chat(messages=messages, tools_json=[TOOL]),
         stop=pb.StopParams(max_new_tokens=NUM_TOKENS, ignore_eos=True),
