@@ -6,7 +6,7 @@ from scheduler_svc.frontend.chat.conversation import Conversation
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.tools.grammar import AnswerFormat, answer_grammar
+from scheduler_svc.frontend.tools.grammar import AnswerFormat, answer_grammar, is_free
 from scheduler_svc.frontend.tools.tool import Calls
 
 
@@ -28,8 +28,11 @@ def chat_grammar(
     if content is not None and choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE):
         message = "chat.tool_choice demands a call of a tool, and constraint says what the content is; give one of them"
         raise status.invalid("constraint", message)
-    for idx, tool in enumerate(conversation.choice.tools):
-        field = f"chat.tools_json[{idx}].function.parameters"
+    if is_free(choice, content):
+        return None
+    names = [tool["function"]["name"] for tool in conversation.tools]
+    for tool in choice.tools:
+        field = f"chat.tools_json[{names.index(tool.name)}].function.parameters"
         if tool.is_strict and (why := check_schema(field, tool.parameters)):
             raise status.invalid(field, f"tool {tool.name!r} is strict, and its schema is not supported: {why}")
     assert chat.renderer is not None

@@ -50,6 +50,11 @@ class Renderer:
     def __init__(self, tokenizer_json: bytes, template: str, files: worker_pb2.ChatFiles) -> None:
         """Takes about a second, most of it the import of Transformers. Raises an error of Transformers."""
         self._tokenizer = _make_tokenizer(tokenizer_json, template, files)
+        added: Mapping[int, Any] = self._tokenizer.added_tokens_decoder
+        # The ids of the tokens that llguidance treats as marks, by their texts: special ones, and <these>.
+        self.marks: Mapping[str, int] = {
+            token.content: idx for idx, token in added.items() if token.special or _IN_BRACKETS(token.content)
+        }
         self._names = frozenset(self._tokenizer.special_tokens_map)
         # Every added token that is not white space, a few more than the template's own control tokens.
         self._forbidden = tuple(
@@ -59,12 +64,6 @@ class Renderer:
         # Encoding sets a switch of the tokenizer for a moment, so it is used by one thread at a time.
         self._lock = threading.Lock()
         self._check_template()
-
-    @property
-    def marks(self) -> Mapping[str, int]:
-        """The ids of the tokens that llguidance treats as marks, by their texts: special ones, and <these>."""
-        added: Mapping[int, Any] = self._tokenizer.added_tokens_decoder
-        return {token.content: idx for idx, token in added.items() if token.special or _IN_BRACKETS(token.content)}
 
     def render(self, conversation: Conversation, max_chars: int) -> Rendered:
         """Raises Refusal if the template refuses the chat, or makes more than `max_chars` characters of it."""

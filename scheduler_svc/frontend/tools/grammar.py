@@ -34,6 +34,12 @@ class AnswerFormat:
     json_options: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
+def is_free(choice: Choice, content: str | None) -> bool:
+    """Whether every text is an answer: no constraint, and no rule for calls."""
+    is_bound = choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE, Calls.AT_MOST_ONE)
+    return content is None and not is_bound and not any(tool.is_strict for tool in choice.tools)
+
+
 def answer_grammar(
     choice: Choice, form: AnswerFormat, prefix: str, *, content: str | None, supports: IsSupported
 ) -> str | None:
@@ -58,14 +64,12 @@ class _Answer:
         self._reasoning = self._reasoning_of(form.reasoning, prefix)
 
     def grammar(self, choice: Choice, supports: IsSupported) -> str | None:
-        is_bound = choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE, Calls.AT_MOST_ONE)
-        has_rules = is_bound or self._content is not None or any(tool.is_strict for tool in choice.tools)
+        if is_free(choice, self._content):
+            return None
         if choice.calls is Calls.NONE:
-            if self._content is None or not (self._reasoning or self._content_begin):
+            if not (self._reasoning or self._content_begin):
                 return self._content
             return self._text(f"{self._content_begin} @answer")
-        if not has_rules:
-            return None
         calls = self._form.calls
         if calls is None:
             raise ValueError("the service does not know how the served model writes calls of tools")
