@@ -99,10 +99,10 @@ class Generation:
         except HttpError as error:
             last = b"data: " + error.body() + b"\n\n"
         except asyncio.CancelledError:
-            # The process stops, or the client has gone and nobody reads this.
+            # The process stops, or the client has left and nobody reads this.
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_LAST_WORD_SECONDS):
-                    error = unavailable("the gateway ended the request: it stops, or nobody read the answer")
+                    error = unavailable("the gateway ended the request, because it stops")
                     await stream.close(b"data: " + error.body() + b"\n\n")
             raise
         finally:

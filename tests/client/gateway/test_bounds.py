@@ -1,16 +1,30 @@
 """What a caller may send at most: bodies, headers, time, nesting; and what a wrong request is told."""
 
+import asyncio
 import itertools
 import json
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
+import openai
 import pytest
 from tandem.v1 import inference_pb2
 
-from tests.client.fake_service import Ending, accepted, delta, endless
+from tandem_client.gateway.http.event_stream import EventStream
+from tandem_client.gateway.http.exchange import Exchange, Message
+from tests.client.fake_service import (
+    Behaviour,
+    Ending,
+    accepted,
+    delta,
+    endless,
+    finished,
+    one_completion,
+    summary,
+)
 from tests.client.gateway.conftest import Fronted, start_gateway
 from tests.client.gateway.told_service import ToldService
 
@@ -221,19 +235,75 @@ def flood(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[in
         yield delta(i, [5], "x" * 10_000)
 
 
-def test_a_reader_that_stalls_is_left() -> None:
+def large(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    """An answer that no socket buffer holds."""
+    yield accepted(request)
+    for i in range(100):
+        yield delta(i, [5], "x" * 200_000)
+    yield finished(100)
+    yield summary(100)
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Fronted]:
+    """A gateway that waits 0.4 s for readers, for one request at a time."""
     service = ToldService()
-    service.behaviour = flood
-    gateway, url = start_gateway("--address", service.address, "--ping-seconds", "0.1")
-    body = json.dumps({"prompt": "a", "stream": True}).encode()
-    with connected(url) as sock:
-        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-        assert b"200 OK" in sock.recv(1000)
-        # Nothing more is read.
-        while not service.endings:
-            pass
-        assert service.endings[0].wait()
-        assert httpx.get(f"{url}/livez").status_code == 200
-    assert gateway.terminate() == 0
-    assert "Traceback" not in gateway.output()
+    gateway, url = start_gateway("--address", service.address, "--ping-seconds", "0.1", "--max-requests", "1")
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="a") as client:
+        yield Fronted(service=service, gateway=gateway, url=url, client=client)
+    assert gateway.terminate() == 0, gateway.output()
+    # No line for a client, which could write as many as it likes.
+    assert [line for line in gateway.lines if "gateway listening" not in line and "stopped" not in line] == []
     service.stop()
+
+
+@pytest.mark.parametrize("more", ["", "connection: close\r\n"])
+@pytest.mark.parametrize(("behaviour", "is_stream"), [(flood, True), (large, True), (large, False)])
+def test_a_reader_that_stalls_is_left(
+    impatient: Fronted, behaviour: Behaviour, is_stream: bool, more: str
+) -> None:  # fmt: skip
+    impatient.service.behaviour = behaviour
+    body = json.dumps({"prompt": "a", "stream": is_stream}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\n{more}content-length: {len(body)}\r\n\r\n"
+    with connected(impatient.url) as sock:
+        sock.sendall(head.encode() + body)
+        assert b"200 OK" in sock.recv(1000)
+        # Nothing more is read, and the answer keeps its place until the connection ends.
+        assert post(impatient, "/v1/completions", body).status_code == 429
+        while "tandem_gateway_connections 1\n" not in httpx.get(f"{impatient.url}/metrics").text:
+            pass
+        assert impatient.service.endings[-1].wait()
+    impatient.service.behaviour = one_completion
+    assert post(impatient, "/v1/completions", body).status_code == 200
+
+
+def test_a_reader_that_is_slow_gets_everything(impatient: Fronted) -> None:
+    impatient.service.behaviour = large
+    with httpx.stream("POST", f"{impatient.url}/v1/completions", json={"prompt": "a"}) as answer:
+        text = ""
+        for number, piece in enumerate(answer.iter_text(1_000_000)):
+            text += piece
+            if number < 6:
+                # Less than the gateway waits, and more in all.
+                time.sleep(0.15)
+    assert len(json.loads(text)["choices"][0]["text"]) == 20_000_000
+
+
+def test_no_ping_follows_the_end_of_a_stream() -> None:
+    """A ping that is due just when the stream ends is not sent."""
+    sent: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message.get("body", b""))
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    async def scenario() -> None:
+        stream = EventStream(Exchange({"method": "GET", "path": "/", "headers": []}, receive, send))
+        assert [stream.tick() for _ in range(3)] == [False, False, True]
+        await stream.close(b"last")
+        await stream.ping()
+
+    asyncio.run(scenario())
+    assert sent == [b"last"]

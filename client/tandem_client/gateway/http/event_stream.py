@@ -1,4 +1,4 @@
-"""Streams of server-sent events: what keeps a silent one alive, and what ends one whose reader stalls.
+"""Streams of server-sent events, and what keeps a silent one alive. `protocol` ends one whose reader stalls.
 
 One clock serves all streams, so that a message costs none.
 """
@@ -16,22 +16,17 @@ _HEADERS = (
 # Proxies cut streams that are silent for a minute or less. Clients ignore lines that begin with a colon.
 PING = b": ping\n\n"
 _TICKS_PER_PING = 3
-# A reader that takes nothing holds a request of the service for nobody.
-_TICKS_TO_STALL = 4 * _TICKS_PER_PING
 
 
 class EventStream:
-    """One answer. The task that makes it is the task that writes it."""
+    """One answer."""
 
-    __slots__ = ("_exchange", "_has_sent", "_is_writing", "_quiet_ticks", "_stalled_ticks", "_task")
+    __slots__ = ("_exchange", "_has_sent", "_is_over", "_is_writing", "_quiet_ticks")
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._has_sent = self._is_writing = False
-        self._quiet_ticks = self._stalled_ticks = 0
-        task = asyncio.current_task()
-        assert task is not None, "a stream belongs to a task"
-        self._task = task
+        self._has_sent = self._is_writing = self._is_over = False
+        self._quiet_ticks = 0
 
     async def open(self, request_id: str) -> None:
         """Sends the headers."""
@@ -46,18 +41,20 @@ class EventStream:
 
     async def close(self, data: bytes) -> None:
         """Sends the last events."""
+        self._is_over = True
         await self._exchange.send(data, is_last=True)
+
+    async def ping(self) -> None:
+        """Sends a ping, unless the stream has ended since it was due."""
+        if not self._is_over:
+            await self.write(PING)
 
     def tick(self) -> bool:
         """Notes that time has passed. Returns whether a ping is due."""
         if self._has_sent:
             self._has_sent = False
-            self._quiet_ticks = self._stalled_ticks = 0
-        elif self._is_writing:
-            self._stalled_ticks += 1
-            if self._stalled_ticks >= _TICKS_TO_STALL:
-                self._task.cancel()
-        else:
+            self._quiet_ticks = 0
+        elif not self._is_writing:
             self._quiet_ticks += 1
             if self._quiet_ticks >= _TICKS_PER_PING:
                 self._quiet_ticks = 0
@@ -69,7 +66,7 @@ class Pulse:
     """The clock of all open streams."""
 
     def __init__(self, ping_seconds: float) -> None:
-        """`ping_seconds`: of silence, after which a stream gets a ping. A reader may stall for four times as long."""
+        """`ping_seconds`: of silence, after which a stream gets a ping."""
         self._streams: dict[EventStream, None] = {}
         self._tick_seconds = ping_seconds / _TICKS_PER_PING
         self._pings: set[asyncio.Task[None]] = set()
@@ -88,6 +85,6 @@ class Pulse:
             await asyncio.sleep(self._tick_seconds)
             for stream in list(self._streams):
                 if stream.tick():
-                    task = asyncio.create_task(stream.write(PING))
+                    task = asyncio.create_task(stream.ping())
                     self._pings.add(task)
                     task.add_done_callback(self._pings.discard)

@@ -17,6 +17,8 @@ Send = Callable[[Message], Awaitable[None]]
 
 JSON_TYPE = (b"content-type", b"application/json")
 MAX_HEADER_BYTES = 32_768
+# The connection keeps this much of an answer for a reader that is slow, and the request keeps its place meanwhile.
+_PIECE_BYTES = 65_536
 # A token of the service has 50 characters; the service takes at most 512.
 _MAX_TOKEN_CHARS = 512
 _SCHEME = "bearer "
@@ -129,7 +131,9 @@ class Exchange:
     async def answer(self, status: int, body: bytes, headers: Headers = (JSON_TYPE,)) -> None:
         """Sends a whole answer."""
         await self.start(status, (*headers, (b"content-length", str(len(body)).encode())))
-        await self.send(body, is_last=True)
+        for begin in range(0, max(1, len(body)), _PIECE_BYTES):
+            end = begin + _PIECE_BYTES
+            await self.send(body[begin:end], is_last=end >= len(body))
 
     async def refuse(self, error: HttpError) -> None:
         """Sends an error as the answer."""

@@ -1,4 +1,4 @@
-"""Bounds that uvicorn lacks: the time and the size of a request's headers, and the number of connections.
+"""Bounds that uvicorn lacks: the time and the size of a request's headers, the number of connections, unread answers.
 
 Owns a class for each of uvicorn's HTTP parsers; both keep the state of a request in `cycle`.
 """
@@ -14,31 +14,41 @@ from tandem_client.gateway.metrics import Meter
 
 # Requests of one connection that wait for the one in work. Hardly any client sends the next before the answer.
 MAX_QUEUED = 16
+# How often the unread bytes of a connection are looked at in the time that its client may take none.
+_LOOKS_TO_STALL = 12
 _PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
 
 class Bounds:
     """The bounds of one process, and its connections."""
 
-    def __init__(self, meter: Meter, *, max_connections: int, head_seconds: float) -> None:
+    def __init__(self, meter: Meter, *, max_connections: int, head_seconds: float, stall_seconds: float) -> None:
         self._meter = meter
         self._max_connections = max_connections
         self.head_seconds = head_seconds
-        self._num_connections = 0
+        self._look_seconds = stall_seconds / _LOOKS_TO_STALL
+        self._connections: dict[BoundedConnection, None] = {}
 
-    def enter(self) -> bool:
+    def enter(self, connection: "BoundedConnection") -> bool:
         """Counts a connection. Returns False if there are too many."""
-        self._num_connections += 1
+        self._connections[connection] = None
         self._meter.add("connections")
-        if self._num_connections <= self._max_connections:
+        if len(self._connections) <= self._max_connections:
             return True
         self._meter.add("connections_refused")
         return False
 
-    def leave(self) -> None:
+    def leave(self, connection: "BoundedConnection") -> None:
         """Counts the end of a connection."""
-        self._num_connections -= 1
+        del self._connections[connection]
         self._meter.add("connections", -1)
+
+    async def run(self) -> None:
+        """Ends connections whose clients take nothing, for ever."""
+        while True:
+            await asyncio.sleep(self._look_seconds)
+            for connection in list(self._connections):
+                connection.look()
 
 
 class BoundedConnection:
@@ -52,16 +62,16 @@ class BoundedConnection:
         """Counts the connection; closes it if there are too many."""
         parent: Any = super()
         parent.connection_made(transport)
-        self._head_bytes = 0
+        self._head_bytes = self._num_unsent = self._num_stalled_looks = 0
         self._head_timer: asyncio.TimerHandle | None = None
-        if self.bounds.enter():
+        if self.bounds.enter(self):
             self._wait_for_head()
         else:
             self._end(503, "too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Counts the end."""
-        self.bounds.leave()
+        self.bounds.leave(self)
         self._head_is_here()
         parent: Any = super()
         parent.connection_lost(exc)
@@ -81,6 +91,19 @@ class BoundedConnection:
                 self._end(431, f"the headers have more than {MAX_HEADER_BYTES} bytes")
             elif self._head_timer is None:
                 self._wait_for_head()
+
+    def look(self) -> None:
+        """Ends the connection if its client has taken nothing of what waits for it for too long.
+
+        It would otherwise stay, also after `close`, which waits until everything is sent. The request in work ends too.
+        """
+        num_unsent = self.transport.get_write_buffer_size()
+        is_waiting = num_unsent or self.transport.is_closing()
+        is_stalled = is_waiting and num_unsent == self._num_unsent
+        self._num_unsent = num_unsent
+        self._num_stalled_looks = self._num_stalled_looks + 1 if is_stalled else 0
+        if self._num_stalled_looks >= _LOOKS_TO_STALL:
+            self.transport.abort()
 
     def _is_in_work(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -28,6 +28,8 @@ LISTENING = "gateway listening on"
 # Files that the process opens besides its connections.
 _SPARE_FILES = 128
 _BACKLOG = 2048
+# As the help of --ping-seconds says. A reader that takes nothing holds a request of the service for nobody.
+_PINGS_TO_STALL = 4
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -84,9 +86,15 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     meter = Meter(settings.table, settings.row)
     guard = Guard(service, is_public=settings.is_public)
     app = App(settings, service, meter, guard)
-    server = uvicorn.Server(_config(settings, app, meter))
+    bounds = Bounds(
+        meter,
+        max_connections=settings.max_connections,
+        head_seconds=settings.head_seconds,
+        stall_seconds=_PINGS_TO_STALL * settings.ping_seconds,
+    )
+    server = uvicorn.Server(_config(settings, app, bounds))
     url = url_of(settings, bound)
-    background = [asyncio.create_task(app.pulse.run()), asyncio.create_task(guard.run())]
+    background = [asyncio.create_task(each.run()) for each in (app.pulse, guard, bounds)]
     try:
         await guard.look()
         # uvicorn raises the signals that it has taken again when it has stopped; then they find these.
@@ -114,8 +122,7 @@ async def _announce(server: uvicorn.Server, url: str) -> None:
     log.info("%s %s", LISTENING, url)
 
 
-def _config(settings: Settings, app: App, meter: Meter) -> uvicorn.Config:
-    bounds = Bounds(meter, max_connections=settings.max_connections, head_seconds=settings.head_seconds)
+def _config(settings: Settings, app: App, bounds: Bounds) -> uvicorn.Config:
     config = uvicorn.Config(
         app,  # pyright: ignore[reportArgumentType]
         http=bounded(parser_class(find_spec), bounds),
