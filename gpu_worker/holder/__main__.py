@@ -18,12 +18,13 @@ from gpu_worker import logs
 from gpu_worker.holder.pools import Pools
 from gpu_worker.holder.server import Holder, HolderRuns
 from gpu_worker.link.runtime_dir import own_runtime_dir
+from gpu_worker.process.cgroups import CGROUPS, PROC, memory_groups
 from gpu_worker.process.parent import die_with_parent
 from gpu_worker.settings import ENV_PREFIX, OLD_PREFIX, default_runtime_dir
 
 log = logging.getLogger("gpu_worker.holder")
 
-# Of the machine's memory, if no limit is set. The worker's own check of free memory is stricter.
+# Of the memory that this process may have, if no limit is set. The worker's own check of free memory is stricter.
 _SHARE_OF_MEMORY = 0.8
 
 
@@ -59,7 +60,7 @@ def _serve(settings: argparse.Namespace) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu_worker.holder", description="Keeps the KV pools of workers.")
     parser.add_argument("--runtime-dir", type=Path, default=_runtime_dir(), help="folder of the sockets")
-    parser.add_argument("--max-bytes", type=_size, default=_default_limit(), help="limit of host memory, such as 4GiB")
+    parser.add_argument("--max-bytes", type=_size, default=default_limit(), help="limit of host memory, such as 4GiB")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when the parent process ends")
     parser.add_argument("--log-format", choices=("text", "json"), default=os.environ.get("TANDEM_LOG_FORMAT") or "text")
     return parser.parse_args(arguments)
@@ -81,8 +82,10 @@ def _size(text: str) -> int:
     return size
 
 
-def _default_limit() -> int:
-    return int(_SHARE_OF_MEMORY * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+def default_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """Returns the limit of a holder that was given none."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(_SHARE_OF_MEMORY * min([machine, *(group.limit for group in memory_groups(proc, cgroups))]))
 
 
 if __name__ == "__main__":

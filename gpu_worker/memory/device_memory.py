@@ -1,6 +1,6 @@
 """Measures free memory on the device and on the host, and the peak growth of memory during an operation.
 
-Owns the queries to CUDA, /proc and control groups. Decides nothing.
+Owns the queries to CUDA and /proc. Decides nothing.
 """
 
 import ctypes
@@ -12,9 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.process.cgroups import groups_of, text_of
-
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+from gpu_worker.process.cgroups import CGROUPS, PROC, memory_groups, text_of
 
 
 def free_bytes(device: torch.device) -> int:
@@ -32,21 +30,7 @@ def free_host_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
         free = int(figures["MemAvailable"]) << 10
     else:
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(0, min([free, *_left_in_groups(proc, cgroups)]))
-
-
-def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Bytes available in each group with a limit; reclaimable file pages count as free."""
-    for folder, is_version_1 in groups_of("memory", proc, cgroups):
-        limit, current, reclaimable = (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            if is_version_1
-            else ("memory.max", "memory.current", "inactive_file")
-        )
-        most, used = text_of(folder / limit).strip(), text_of(folder / current).strip()
-        if most.isdigit() and used.isdigit():
-            stat = dict(line.split() for line in text_of(folder / "memory.stat").splitlines())
-            yield int(most) - int(used) + int(stat.get(reclaimable, 0))
+    return max(0, min([free, *(group.left for group in memory_groups(proc, cgroups))]))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.checkpoint.linear import can_pack
 from gpu_worker.checkpoint.loading import prepare, weight_bytes
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.holder.__main__ import default_limit
 from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
 from gpu_worker.memory.estimate import LiveBytes, activation_bytes, estimate, meta_weight_bytes
 
@@ -70,6 +71,27 @@ def test_every_control_group_of_the_process_limits_memory(tmp_path: Path) -> Non
     assert free_host_bytes(proc, cgroups) == 400 * MIB
     group(cgroups / "user" / "worker", limit=str(90 * MIB), used_mib=100, inactive_mib=0)
     assert free_host_bytes(proc, cgroups) == 0
+
+
+def test_a_group_that_the_kernel_slows_down_has_no_more(tmp_path: Path) -> None:
+    proc, cgroups = machine(tmp_path, available_mib=700, groups="0::/slice/worker\n")
+    for inner, outer, left in (("max", "max", 300), (str(200 * MIB), "max", 100), ("max", str(350 * MIB), 250)):
+        group(cgroups / "slice", limit="max", used_mib=100, inactive_mib=0)
+        group(cgroups / "slice" / "worker", limit=str(400 * MIB), used_mib=100, inactive_mib=0)
+        (cgroups / "slice" / "worker" / "memory.high").write_text(f"{inner}\n")
+        (cgroups / "slice" / "memory.high").write_text(f"{outer}\n")
+        assert free_host_bytes(proc, cgroups) == left * MIB
+
+
+def test_a_holder_keeps_its_share_of_what_its_group_may_have(tmp_path: Path) -> None:
+    proc, cgroups = machine(tmp_path, available_mib=700, groups="0::/user/holder\n")
+    of_machine = default_limit(proc, cgroups)
+    group(cgroups / "user", limit=str(500 * MIB), used_mib=150, inactive_mib=50)
+    group(cgroups / "user" / "holder", limit="max", used_mib=10, inactive_mib=0)
+    assert default_limit(proc, cgroups) == 400 * MIB < of_machine
+    old, groups = machine(tmp_path / "old", available_mib=700, groups="3:memory:/a\n")
+    group(groups / "memory" / "a", limit="9223372036854771712", used_mib=1, inactive_mib=0, old=True)
+    assert default_limit(old, groups) == of_machine
 
 
 def test_in_a_cgroup_namespace_the_limit_of_the_mount_point_is_read(tmp_path: Path) -> None:
