@@ -4,9 +4,11 @@ Owns the child's state over all its restarts. `restarts` decides whether and whe
 """
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import NoReturn
 
 from tandem_client.services.child import Child
@@ -17,6 +19,8 @@ from tandem_client.services.restarts import GiveUp, RestartPolicy
 _LOOK_SECONDS = 0.2
 # The exit status of a child that the system could not start.
 _NOT_STARTED = 1
+# Has a line with the number of processes that the kernel has killed because memory ran out, also that of a container.
+_KERNEL_COUNTS = Path("/proc/vmstat")
 
 
 class ServiceEnded(Exception):
@@ -97,6 +101,7 @@ class Supervisor:
     async def _live(self) -> tuple[int, str, str]:
         """Runs the child once; returns its exit status, a text for how it ended, and its own last line as the cause."""
         self._started_at, self._served_at = self._clock(), None
+        num_killed = _num_killed_for_memory()
         try:
             await self.child.start()
         except OSError as error:
@@ -104,7 +109,10 @@ class Supervisor:
         self.next_start.set()
         self.next_start = asyncio.Event()
         status = await self.child.wait()
-        return status, _how_it_ended(status), _last_line(self.child)
+        ended = _how_it_ended(status)
+        if status == -signal.SIGKILL and _num_killed_for_memory() > num_killed:
+            ended += ", perhaps because memory ran out (the kernel has killed a process for that)"
+        return status, ended, _last_line(self.child)
 
 
 def _how_it_ended(status: int) -> str:
@@ -112,6 +120,16 @@ def _how_it_ended(status: int) -> str:
         return f"ended with exit code {status}"
     names = {int(known): known.name for known in signal.Signals}
     return f"was ended by {names.get(-status, f'signal {-status}')}"
+
+
+def _num_killed_for_memory() -> int:
+    """How many processes of this machine the kernel has killed because memory ran out; 0 where it does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in _KERNEL_COUNTS.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
 
 
 def _last_line(child: Child) -> str:

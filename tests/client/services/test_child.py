@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,32 @@ def test_children_are_stopped_and_started_again() -> None:
         assert await child.stop(grace_seconds=10) == -signal.SIGTERM
 
     asyncio.run(live())
+
+
+def test_a_child_that_the_kernel_killed_for_memory_is_named_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, said = tmp_path / "vmstat", list[str]()
+    monkeypatch.setattr("tandem_client.services.supervisor._KERNEL_COUNTS", counts)
+
+    class Fake(Child):
+        lives = 0
+
+        async def start(self) -> None:
+            self.lives += 1
+
+        async def wait(self) -> int:
+            # Nobody, nobody, another process before an orderly end, this one.
+            counts.write_text(f"nr_free_pages 5\noom_kill {(3, 3, 4, 5)[self.lives - 1]}\noom_kill_x 9\n")
+            supervising.mark_serving()
+            return (-signal.SIGKILL, -signal.SIGTERM, 1, -signal.SIGKILL)[self.lives - 1]
+
+    counts.write_text("oom_kill 3\n")
+    policy = RestartPolicy(max_ends=4, first_pause_seconds=0.0)
+    supervising = Supervisor(
+        Fake("worker", "gpu_worker", [], on_line=lambda *_: None), policy, say=said.append, on_end=lambda: None
+    )
+    with pytest.raises(ServiceEnded, match=r"SIGKILL, perhaps because memory ran out .*, 4 times within 60 s"):
+        asyncio.run(supervising.run())
+    assert not any("memory" in line for line in said) and len(said) == 3
 
 
 def test_the_pause_depends_on_how_long_the_child_took_to_serve_and_served() -> None:
