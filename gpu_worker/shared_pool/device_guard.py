@@ -51,16 +51,15 @@ class DeviceGuard(PageGuard):
         """
         if not self._filled:
             return None
-        pages, stamp = self._filled, self._stamp(step)
+        pages, self._filled = self._filled, []
         read, filled = self.checksums.begin(pages), _Filled(pages=set(pages))
-        self._filled = []
         self._in_flight.append(filled)
 
         def record() -> None:
             if filled in self._in_flight:
                 self._in_flight.remove(filled)
                 found = zip(pages, read(), strict=True)
-                self._record(((page, checksum) for page, checksum in found if page in filled.pages), stamp)
+                self._record(((page, checksum) for page, checksum in found if page in filled.pages), step)
 
         return record
 

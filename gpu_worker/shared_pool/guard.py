@@ -64,19 +64,16 @@ class PageGuard:
     def end_step(self, step: int) -> Callable[[], None] | None:
         """Records the checksums of the pages that the last step filled; it has ended, so nothing is left to do then."""
         if self._filled:
-            self._record(zip(self._filled, self._checksums_of(self._filled), strict=True), self._stamp(step))
+            self._record(zip(self._filled, self._checksums_of(self._filled), strict=True), step)
             self._filled = []
         return None
 
-    def _stamp(self, step: int) -> int:
-        return self._generation << 32 | step
-
-    def _record(self, found: Iterable[tuple[int, int]], stamp: int) -> None:
-        """Records (page, checksum) of pages that the step of `stamp` filled."""
+    def _record(self, found: Iterable[tuple[int, int]], step: int) -> None:
+        """Records (page, checksum) of pages that the step filled."""
         for page, checksum in found:
             self._header.checksums[page] = checksum
             # Written last: until then the page is not whole.
-            self._header.filled_by[page] = stamp
+            self._header.filled_by[page] = step
 
     def _check(self, pages: Sequence[int]) -> None:
         for page in pages:
@@ -84,10 +81,9 @@ class PageGuard:
                 raise PageDamaged(f"page {page} of the pool that was taken over is not whole")
         for page, checksum in zip(pages, self._checksums_of(pages), strict=True):
             if checksum != int(self._header.checksums[page]):
-                stamp = int(self._header.filled_by[page])
+                step = int(self._header.filled_by[page])
                 raise PageDamaged(
-                    f"page {page} of the pool that was taken over has changed since step {stamp & 0xFFFFFFFF} of "
-                    f"generation {stamp >> 32} filled it"
+                    f"page {page} of the pool that was taken over has changed since step {step} filled it"
                 )
             self._is_unchecked[page] = 0
 

@@ -13,7 +13,7 @@ from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.journal.suspicion import SuspicionLog
 from scheduler_svc.journal.writer import JournalWriter, Snapshot, Sync
 
-# No scheduler resets its lanes this often.
+# No scheduler resets its lanes this often, and no service starts this often: generations have 64 bits (worker.proto).
 _GENERATIONS = 1 << 32
 
 

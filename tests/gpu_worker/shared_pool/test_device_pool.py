@@ -26,6 +26,7 @@ from tests.gpu_worker.cuda_memory.fake_libcuda import GRANULARITY, FakeCard, Fak
 from tests.gpu_worker.plans import Moves, TinyCore
 from tests.gpu_worker.rig import Recording, Rig, RigSpec
 from tests.gpu_worker.shared_pool.fake_holder import FakeHolder
+from tests.gpu_worker.shared_pool.test_take_over import NUMBERS
 
 # Heads of 5 MiB: the first pages are in some of their granules.
 SPEC = RigSpec(page_size=16, group=1, head_dim=64, family="llama", chunk_align=32, num_pages=1300)
@@ -97,9 +98,12 @@ def pool_of(rig: Rig) -> DevicePool:
     return rig.runner.pool
 
 
-def served(rig: Rig, num_tokens: int = PROMPT, *, generation: int = 1) -> TinyCore:
-    """The runner computes a prompt of `num_tokens` and two tokens more."""
+def served(rig: Rig, num_tokens: int = PROMPT, *, generation: int = 1, step: int = 1) -> TinyCore:
+    """The runner computes a prompt of `num_tokens`, in this step, and two tokens more."""
     core = TinyCore(rig.geometry, generation=generation)
+    if step > 1:
+        rig.runner.reset(generation)
+        core.step = rig.runner._step = step - 1
     core.add(1, rig.prompt(num_tokens, seed=3))
     rig.step(core, chunks={1: num_tokens})
     for _ in range(2):
@@ -110,7 +114,7 @@ def served(rig: Rig, num_tokens: int = PROMPT, *, generation: int = 1) -> TinyCo
 def taking(rig: Rig, core: TinyCore, num_shared: int, order: pb.TakeOver) -> tuple[TinyCore, Outcome]:
     """The rig takes the pool over; its row 1 begins with `num_shared` pages of the dead runner."""
     old = core.rows[1]
-    after = TinyCore(core.geometry, generation=2, page_order=list(core.free_pages))
+    after = TinyCore(core.geometry, generation=core.generation + 1, page_order=list(core.free_pages))
     after.add(1, old.tokens, shared=old.pages[:num_shared], position=num_shared * PAGE)
     message = after.plan(chunks={1: len(old.tokens) - num_shared * PAGE})
     message.take_over.CopyFrom(order)
@@ -215,7 +219,7 @@ def test_a_changed_bit_is_found_and_the_pool_zeroed(card: Card) -> None:
     _, outcome = taking(second, core, 3, order_of(first))
     assert (outcome.status, outcome.detail) == (
         pb.STEP_STATUS_OUT_OF_SYNC,
-        "page 2 of the pool that was taken over has changed since step 1 of generation 1 filled it",
+        "page 2 of the pool that was taken over has changed since step 1 filled it",
     )
     assert outcome.pool_id == first.runner.pool_id
     assert not any(bool(pool.any()) for pool in second.runner.on_device.cache.pools)
@@ -224,6 +228,19 @@ def test_a_changed_bit_is_found_and_the_pool_zeroed(card: Card) -> None:
     second.step(again, chunks={1: PROMPT})
     second.step(again, decode=[1])
     assert again.rows[1].tokens[PROMPT] == core.rows[1].tokens[PROMPT]
+
+
+@pytest.mark.parametrize(("generation", "step"), NUMBERS)
+def test_plans_of_any_number_leave_whole_pages(eager: Card, generation: int, step: int) -> None:
+    first, second = eager.rig(is_whole=True), eager.rig()
+    core = served(first, generation=generation, step=step)
+    damage(first, core.rows[1].pages[1])
+    eager.dies(first)
+    after, outcome = taking(second, core, 1, order_of(first, generation))
+    assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
+    after.add(2, after.rows[1].tokens[: 2 * PAGE + 1], shared=core.rows[1].pages[:2], position=2 * PAGE)
+    outcome = second.submit(after.plan(chunks={2: 1}))
+    assert outcome.detail == f"page 2 of the pool that was taken over has changed since step {step} filled it"
 
 
 def test_a_page_that_is_not_full_or_begun_again_is_refused(eager: Card) -> None:
@@ -251,7 +268,7 @@ def test_a_page_that_is_filled_while_a_later_step_reuses_it_is_not_whole(eager: 
     while rig.runner.collect() is not None:
         pass
     filled_by = pool_of(rig)._header.filled_by
-    assert filled_by[core.rows[1].pages[0]] == 1 << 32 | 1
+    assert filled_by[core.rows[1].pages[0]] == 1
     assert filled_by[core.rows[1].pages[1]] == 0
 
 

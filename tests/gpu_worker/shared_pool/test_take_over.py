@@ -24,6 +24,8 @@ from tests.gpu_worker.shared_pool.fake_holder import FakeHolder
 SPEC = RigSpec(page_size=16, group=1, head_dim=64, family="llama", chunk_align=32)
 CAPTURED = RigSpec(page_size=16, group=1, head_dim=64, family="llama", chunk_align=32, graphs=True)
 PAGE = SPEC.page_size
+# Generation and first step of a second and a third scheduler with a journal, and the largest that frames can hold.
+NUMBERS = [(2**32 + 1, 1), (2**33 + 1, 2**32), (2**64 - 2, 2**64 - 3)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,9 +63,12 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     return Pair(holder=holder, first=rig_of(request.param, holder), second=rig_of(request.param, holder))
 
 
-def run_first(pair: Pair, num_tokens: int) -> TinyCore:
-    """The first runner computes a prompt of `num_tokens` and two tokens more."""
-    core = TinyCore(pair.first.geometry, generation=1)
+def run_first(pair: Pair, num_tokens: int, *, generation: int = 1, step: int = 1) -> TinyCore:
+    """The first runner computes a prompt of `num_tokens`, in this step, and two tokens more."""
+    core, runner = TinyCore(pair.first.geometry, generation=generation), pair.first.runner
+    if step > 1:
+        runner.reset(generation)
+        core.step = runner._step = step - 1
     core.add(1, pair.first.prompt(num_tokens, seed=3))
     pair.first.step(core, chunks={1: num_tokens})
     for _ in range(2):
@@ -74,7 +79,7 @@ def run_first(pair: Pair, num_tokens: int) -> TinyCore:
 def continued(pair: Pair, core: TinyCore, num_shared: int) -> TinyCore:
     """A core of the next generation whose row 1 starts with `num_shared` pages of the dead runner."""
     old = core.rows[1]
-    after = TinyCore(core.geometry, generation=2, page_order=list(core.free_pages))
+    after = TinyCore(core.geometry, generation=core.generation + 1, page_order=list(core.free_pages))
     after.add(1, old.tokens, shared=old.pages[:num_shared], position=num_shared * PAGE)
     return after
 
@@ -128,7 +133,7 @@ def test_a_changed_bit_is_found_and_the_pool_zeroed(pair: Pair) -> None:
     after = continued(pair, core, 3)
     outcome = pair.take_over(after, pair.order(), chunks={1: len(after.rows[1].tokens) - 3 * PAGE})
     assert outcome.status == pb.STEP_STATUS_OUT_OF_SYNC
-    assert outcome.detail == "page 2 of the pool that was taken over has changed since step 1 of generation 1 filled it"
+    assert outcome.detail == "page 2 of the pool that was taken over has changed since step 1 filled it"
     assert outcome.pool_id == pair.second.runner.pool_id
     assert not any(pool.any() for pool in pair.second.runner.on_device.cache.pools)
     # The next generation computes everything in the zeroed pool.
@@ -150,6 +155,20 @@ def test_pages_that_nobody_reads_are_not_checked(pair: Pair) -> None:
     after.add(2, after.rows[1].tokens[: 2 * PAGE + 1], shared=core.rows[1].pages[:2], position=2 * PAGE)
     after.rows[1].tokens[after.rows[1].position] = 1
     assert pair.second.submit(after.plan(decode=[2])).status == pb.STEP_STATUS_OK
+
+
+@pytest.mark.parametrize(("generation", "step"), NUMBERS)
+def test_plans_of_any_number_leave_whole_pages(generation: int, step: int) -> None:
+    holder = FakeHolder()
+    pair = Pair(holder=holder, first=rig_of(SPEC, holder), second=rig_of(SPEC, holder))
+    core = run_first(pair, 3 * PAGE + 5, generation=generation, step=step)
+    after = continued(pair, core, 1)
+    damage(pair, offset_of_page(pair, core.rows[1].pages[1]))
+    outcome = pair.take_over(after, pair.order(generation), chunks={1: len(after.rows[1].tokens) - PAGE})
+    assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
+    after.add(2, after.rows[1].tokens[: 2 * PAGE + 1], shared=core.rows[1].pages[:2], position=2 * PAGE)
+    outcome = pair.second.submit(after.plan(chunks={2: 1}))
+    assert outcome.detail == f"page 2 of the pool that was taken over has changed since step {step} filled it"
 
 
 def test_a_page_that_is_not_full_is_refused(pair: Pair) -> None:
