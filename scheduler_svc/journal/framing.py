@@ -6,6 +6,7 @@ frame's tokens had not been sent. Anything else that does not fit its checksums 
 changed since.
 """
 
+import errno
 import mmap
 import struct
 from collections.abc import Iterator
@@ -43,7 +44,10 @@ class Extent:
 
 
 def frame(payload: bytes) -> bytes:
-    """Returns the payload as a frame."""
+    """Returns the payload as a frame. Raises OSError if it is longer than a reader takes."""
+    if len(payload) > MAX_PAYLOAD:
+        what = f"a record has {len(payload):,} bytes; the limit is {MAX_PAYLOAD:,}"
+        raise OSError(errno.EFBIG, what)
     sizes = _SIZES.pack(len(payload), crc32(payload))
     return sizes + _CHECK.pack(crc32(sizes)) + payload
 

@@ -103,8 +103,8 @@ class JournalWriter:
             self._dead_since = now
         if self._file is None:
             return
-        data = b"".join(map(framing.frame, payloads))
         try:
+            data = b"".join(map(framing.frame, payloads))
             for file in filter(None, (self._file, self._next)):
                 file.append(data)
                 if self._sync is Sync.STEP:

@@ -6,6 +6,7 @@ that was closed in order ends with an entry that has only the digest. Events are
 they came from.
 """
 
+import errno
 import hashlib
 import logging
 import struct
@@ -103,7 +104,7 @@ class Recorder:
 
     def _write(self, data: bytes) -> None:
         if not self._is_broken:
-            self._guard(lambda: self._file.write(_LENGTH.pack(len(data)) + data))
+            self._guard(lambda: self._file.write(_prefix(len(data)) + data))
 
     def _guard(self, action: Callable[[], object]) -> None:
         try:
@@ -112,6 +113,13 @@ class Recorder:
             if not self._is_broken:
                 log.error("recording stopped: %s cannot be written: %s", self._file.name, error.strerror)
             self._is_broken = True
+
+
+def _prefix(length: int) -> bytes:
+    """What comes before an entry. Raises OSError if the entry is longer than `read` takes."""
+    if length > _MAX_ENTRY:
+        raise OSError(errno.EFBIG, f"an entry has {length:,} bytes; the limit is {_MAX_ENTRY:,}")
+    return _LENGTH.pack(length)
 
 
 def read(path: Path) -> tuple[CoreConfig, Iterator[pb.RecordedEvent]]:

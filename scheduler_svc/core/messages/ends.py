@@ -44,9 +44,13 @@ class WeightsSpan:
     version: str
 
 
+MAX_COUNT = (1 << 32) - 1
+"""The largest count in an answer: `Usage` and `Timing` have uint32. A count that would be larger stays there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Tokens and times of one request, sent at its end."""
+    """Tokens and times of one request, sent at its end. No count is above MAX_COUNT."""
 
     prompt_tokens: int
     output_tokens: int

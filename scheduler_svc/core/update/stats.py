@@ -1,6 +1,6 @@
 """Makes the statistics that a request's terminal answer carries. The function is pure."""
 
-from scheduler_svc.core.messages.ends import Stats
+from scheduler_svc.core.messages.ends import MAX_COUNT, Stats
 from scheduler_svc.core.state.request import Request
 
 
@@ -13,14 +13,14 @@ def stats_of(request: Request, *, now: float, output_tokens: int, discarded_toke
         prompt_tokens=request.prompt_tokens,
         output_tokens=output_tokens,
         discarded_tokens=discarded_tokens,
-        recomputed_tokens=request.recomputed_tokens,
+        recomputed_tokens=min(request.recomputed_tokens, MAX_COUNT),
         cached_prompt_tokens=request.cached_prompt_tokens,
         queue_seconds=admitted - request.arrived_at,
         prefill_seconds=0.0 if first is None else first - admitted,
         first_token_seconds=0.0 if first is None else first - request.arrived_at,
         decode_seconds=0.0 if first is None else last - first,
         total_seconds=now - request.arrived_at,
-        preemptions=request.preemptions,
-        worker_changes=request.worker_changes,
+        preemptions=min(request.preemptions, MAX_COUNT),
+        worker_changes=min(request.worker_changes, MAX_COUNT),
         weights=request.weights.of(output_tokens),
     )

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
+from scheduler_svc.core.messages.ends import MAX_COUNT
+
 
 def summarize(
     ends: Sequence[frontend_pb2.End], num_tokens: Sequence[int], *, prompt_tokens: int, reasoning_tokens: int = 0
@@ -19,7 +21,7 @@ def summarize(
         prompt_tokens=prompt_tokens,
         output_tokens=sum(num_tokens),
         discarded_tokens=sum(max(0, sampled - sent) for sampled, sent in zip(num_sampled, num_tokens, strict=True)),
-        recomputed_tokens=sum(end.usage.recomputed_tokens for end in ends),
+        recomputed_tokens=min(sum(end.usage.recomputed_tokens for end in ends), MAX_COUNT),
         # The prompt counts once: the other samples find the pages that the first one computed.
         cached_prompt_tokens=ends[0].usage.cached_prompt_tokens,
         reasoning_tokens=reasoning_tokens,
@@ -34,7 +36,7 @@ def summarize(
         first_token_seconds=first.first_token_seconds,
         decode_seconds=last_token_seconds - first.first_token_seconds,
         total_seconds=max(timing.total_seconds for timing in timings),
-        preemptions=sum(timing.preemptions for timing in timings),
+        preemptions=min(sum(timing.preemptions for timing in timings), MAX_COUNT),
         worker_changes=max(timing.worker_changes for timing in timings),
     )
     spans = [

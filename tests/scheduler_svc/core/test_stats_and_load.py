@@ -4,10 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.arrays import NO_IDS
+from scheduler_svc.core.messages.ends import MAX_COUNT
 from scheduler_svc.core.messages.reports import Load
+from scheduler_svc.frontend.streaming.summary import summarize
+from scheduler_svc.wire.frontend import frame_of
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.world import FRONTEND, World, greedy
@@ -43,6 +48,25 @@ def test_only_recomputed_positions_count_as_recomputed() -> None:
         world.join()
     world.run()
     assert world.end(stream).stats.recomputed_tokens == 8 + 24
+
+
+def test_counts_stay_at_what_an_answer_can_hold() -> None:
+    world = World(Shape(token_budget=8, max_rows=4), greedy(plans_in_flight=1))
+    stream = world.submit(list(range(40)), max_new_tokens=1, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    [request] = world.core.queue
+    request.recomputed_tokens = request.preemptions = request.worker_changes = MAX_COUNT
+    world.kill()
+    world.join()
+    world.run()
+    end = world.end(stream)
+    assert (end.stats.recomputed_tokens, end.stats.preemptions, end.stats.worker_changes) == (MAX_COUNT,) * 3
+    resumed = fx.Resumed(frontend=FRONTEND, request_id="r", stream=1, description=b"", outputs=(NO_IDS,), ends=(end,))
+    [sample] = frontend_pb2.CoreToFrontend.FromString(frame_of(resumed)).resumed.samples
+    assert sample.end.usage.recomputed_tokens == sample.end.timing.worker_changes == MAX_COUNT
+    summary = summarize([sample.end, sample.end], [1, 1], prompt_tokens=40)
+    assert (summary.usage.recomputed_tokens, summary.timing.preemptions) == (MAX_COUNT, MAX_COUNT)
 
 
 @pytest.mark.parametrize(("output_tokens", "counted"), [(0, 0), (2, 2), (3, 3), (100, 3)])

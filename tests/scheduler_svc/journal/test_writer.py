@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.flags import SettingError
+from scheduler_svc.journal import framing
 from scheduler_svc.journal.folder import JournalFolder
 from scheduler_svc.journal.framing import Frames, Tail, check_first_line
 from scheduler_svc.journal.writer import JournalWriter, Sync
@@ -169,6 +170,20 @@ def test_live_content_above_the_limit_suspends_until_it_fits(tmp_path: Path) -> 
     bench.after(5.1)
     assert bench.writer.suspended == ""
     assert bench.read() == bench.live
+
+
+def test_a_record_that_no_reader_takes_is_not_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old journal would be damage to a reader from there on."""
+    monkeypatch.setattr(framing, "MAX_PAYLOAD", 100)
+    bench.append(b"a" * 100)
+    assert bench.read() == bench.live
+    bench.append(b"b" * 101)
+    bench.after(0.1)
+    assert "cannot be written: a record has 101 bytes; the limit is 100" in bench.writer.suspended
+    assert not bench.folder.current.exists() and not bench.folder.aside.exists()
+    del bench.live[1]
+    bench.after(5.1)
+    assert bench.writer.suspended == "" and bench.read() == bench.live
 
 
 def test_a_file_above_the_limit_is_rewritten_at_once_if_that_makes_it_fit(tmp_path: Path) -> None:

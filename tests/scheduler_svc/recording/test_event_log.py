@@ -276,6 +276,19 @@ def test_a_full_disk_ends_the_recording_and_not_the_service(
     assert sum("recording stopped" in line for line in caplog.messages) == 1
 
 
+def test_an_entry_that_no_replay_reads_ends_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = event_log.Recorder(tmp_path / "log", CoreConfig())
+    monkeypatch.setattr(event_log, "_MAX_ENTRY", 100)
+    for length in (50, 101, 50):
+        recorder.add_event(record_pb2.RecordedEvent(now=1.0, peer="p" * length, tick=record_pb2.Tick()))
+    recorder.close()
+    assert [line for line in caplog.messages if "bytes; the limit is 100" in line] == caplog.messages
+    monkeypatch.undo()
+    assert len(entries_of(tmp_path / "log")) == 2
+
+
 def test_an_entry_that_was_cut_short_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "log"
     Session(path).run(2)
