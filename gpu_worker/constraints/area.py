@@ -7,17 +7,62 @@ that nobody has written take no memory.
 import mmap
 import os
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 _PAGE = 4096
-# Of the main thread: a count of changes; what is computed (a row, or OF_CONSTRAINT - id), and at which output token. Of
-# the thread that prepares: a count of changes, and the constraint's id or -1.
-COUNT, SUBJECT, TOKEN, PREPARE_COUNT, PREPARED = range(5)
-_NUM_PROGRESS = 5
-# The subject while nothing is computed; constraint `id` is the subject OF_CONSTRAINT - id.
-IDLE, OF_CONSTRAINT = -1, -2
+# What the main thread does (`Work`), and the id of the constraint that the other thread prepares, 0 for none. Each word
+# is all that is said of its thread, so a reader between two writes sees nothing that never was.
+WORK, PREPARED = range(2)
+_NUM_PROGRESS = 2
+# The bits of a Work, from the lowest on: token, entry, stage, number.
+_TOKEN_BITS, _ENTRY_BITS, _STAGE_BITS = 20, 11, 2
+_LAST_TOKEN, _ENTRY_MASK, _STAGE_MASK = (1 << _TOKEN_BITS) - 1, (1 << _ENTRY_BITS) - 1, (1 << _STAGE_BITS) - 1
+_STAGE_SHIFT = _TOKEN_BITS + _ENTRY_BITS
+_NUMBER_SHIFT = _STAGE_SHIFT + _STAGE_BITS
+# Rows of one request. Numbers of frames are int32.
+MAX_ENTRIES, MAX_NUMBER = 1 << _ENTRY_BITS, (1 << 31) - 1
+
+
+class Stage(IntEnum):
+    """What the main thread does; `Work.number` is that of the frame, which is answered, if it does nothing."""
+
+    IDLE = 0
+    # It compiles constraint `number`.
+    DEFINE = 1
+    # Row `entry` of request `number` takes tokens, or its mask is computed.
+    TAKE = 2
+    MASK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the main thread does; another word is another piece of work."""
+
+    stage: Stage
+    number: int
+    entry: int = 0
+    # The number of the output token, from 1 on; those above 1,048,575 are that one.
+    token: int = 0
+
+    @classmethod
+    def of(cls, word: int) -> Self:
+        """Decodes a word."""
+        return cls(
+            Stage(word >> _STAGE_SHIFT & _STAGE_MASK),
+            word >> _NUMBER_SHIFT,
+            word >> _TOKEN_BITS & _ENTRY_MASK,
+            word & _LAST_TOKEN,
+        )
+
+
+def work_word(stage: Stage, number: int, entry: int = 0, token: int = 0) -> int:
+    """Encodes a Work."""
+    head = number << _NUMBER_SHIFT | stage << _STAGE_SHIFT
+    return head | entry << _TOKEN_BITS | (token if token < _LAST_TOKEN else _LAST_TOKEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +103,8 @@ class SharedArea:
         memory = mmap.mmap(descriptor, sizes.num_bytes)
         progress, masks, tokens = sizes.offsets
         num_rows = sizes.max_rows + 1
-        # int64 [5].
-        self.progress: NDArray[np.int64] = np.frombuffer(memory, np.int64, _NUM_PROGRESS, progress)
+        # uint64 [2].
+        self.progress: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, _NUM_PROGRESS, progress)
         # int32 [rows, words]: bit t of a row, from the lowest bit of word 0 on, is whether token t may come next.
         shape = (num_rows, sizes.mask_words)
         self.masks: NDArray[np.int32] = np.frombuffer(memory, np.int32, shape[0] * shape[1], masks).reshape(shape)

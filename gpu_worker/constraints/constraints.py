@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.constraints.area import Sizes
+from gpu_worker.constraints.area import MAX_NUMBER, Sizes
 from gpu_worker.constraints.limits import DEFAULT_LIMITS, Limits
 from gpu_worker.constraints.process import ServerProcess
 from gpu_worker.constraints.rows import ConstrainedRow, Fate, Prepared, Registry
@@ -41,7 +41,7 @@ class Constraints:
             if known.is_answered:
                 self._known.answers.append((hash_, ""))
             return
-        self._num_constraints += 1
+        self._num_constraints = self._num_constraints % MAX_NUMBER + 1
         known = Prepared(id=self._num_constraints, hash=hash_, source=source)
         self._known.by_hash[hash_] = self._known.by_id[known.id] = known
         self._supervisor.prepare(known)
@@ -86,7 +86,7 @@ class Constraints:
             before.end()
         if not hash_:
             return
-        self._num_starts += 1
+        self._num_starts = self._num_starts % MAX_NUMBER + 1
         num = output_tokens.size
         self._area.tokens[row, :num] = output_tokens
         constraint = self._known.by_hash.get(hash_)

@@ -11,12 +11,14 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_worker.constraints.area import MAX_ENTRIES
+
 _HEAD = struct.Struct("<ii")
 _ENTRY, _COUNT_BYTES = np.dtype("<i4"), 4
 # The largest source of a constraint, and the largest text of an error.
 MAX_SOURCE_BYTES, _MAX_DETAIL_BYTES = 65_536, 1_000
-# Rows of one request, so that a packet fits into the buffer of a socket.
-MAX_ROWS = 2_048
+# Rows of one request: 2,048, so that a packet fits into the buffer of a socket.
+MAX_ROWS = MAX_ENTRIES
 MAX_BYTES = _HEAD.size + MAX_SOURCE_BYTES
 
 

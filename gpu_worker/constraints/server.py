@@ -11,16 +11,7 @@ import threading
 
 import numpy as np
 
-from gpu_worker.constraints.area import (
-    COUNT,
-    IDLE,
-    OF_CONSTRAINT,
-    PREPARE_COUNT,
-    PREPARED,
-    SUBJECT,
-    TOKEN,
-    SharedArea,
-)
+from gpu_worker.constraints.area import PREPARED, WORK, SharedArea, Stage, work_word
 from gpu_worker.constraints.frames import (
     MAX_BYTES,
     Frame,
@@ -32,7 +23,7 @@ from gpu_worker.constraints.frames import (
 )
 from gpu_worker.constraints.matchers import NO_TOKEN, FollowedRow, MatcherError, Matchers, sentence_of
 
-_NOTHING = -1
+_NOTHING = 0
 # Output tokens that are taken at once; the progress changes after each piece.
 _PIECE = 64
 
@@ -46,31 +37,33 @@ class MaskServer:
         # Python reads and writes memoryviews faster than numpy's elements.
         self._progress = memoryview(area.progress)
         self._tokens = [memoryview(tokens) for tokens in area.tokens]
-        self._count = 0
         self._wanted: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        # Ids that were dropped while they waited for the thread, or in it.
-        self._dropped: set[int] = set()
+        # Ids that wait for the thread, or are in it, and were not dropped meanwhile.
+        self._pending: set[int] = set()
         self._lock = threading.Lock()
 
     def serve(self) -> None:
         """Returns when the worker has closed the socket."""
-        self._progress[SUBJECT], self._progress[PREPARED] = IDLE, _NOTHING
+        self._progress[PREPARED] = _NOTHING
+        self._show(Stage.IDLE, 0)
         self._send(Frame(Kind.SERVING, os.getpid()))
         threading.Thread(target=self._prepare, name="prepare", daemon=True).start()
         while packet := self._connection.recv(MAX_BYTES + 1):
             frame = decoded(packet)
             match frame.kind:
                 case Kind.PREPARE:
+                    with self._lock:
+                        self._pending.add(frame.number)
                     self._wanted.put(frame)
                 case Kind.DEFINE:
                     self._define(frame)
                 case Kind.DROP:
                     with self._lock:
-                        self._dropped.add(frame.number)
+                        self._pending.discard(frame.number)
                         self._matchers.drop(frame.number)
                 case _:
                     self._advance(frame)
-            self._begin(IDLE, 0)
+            self._show(Stage.IDLE, frame.number)
 
     def _prepare(self) -> None:
         """Compiles constraints, one after another, in a thread of its own."""
@@ -78,22 +71,22 @@ class MaskServer:
         while True:
             frame = self._wanted.get()
             progress[PREPARED] = frame.number
-            progress[PREPARE_COUNT] += 1
             error = ""
             try:
                 matcher = self._matchers.compiled(frame.payload)
                 with self._lock:
-                    if frame.number not in self._dropped:
+                    if frame.number in self._pending:
                         self._matchers.define(frame.number, matcher)
             except MatcherError as reason:
                 error = str(reason)
+            with self._lock:
+                self._pending.discard(frame.number)
             progress[PREPARED] = _NOTHING
-            progress[PREPARE_COUNT] += 1
             self._send(Frame(Kind.PREPARED, frame.number, limited(error)))
 
     def _define(self, frame: Frame) -> None:
         """Compiles a constraint that was prepared before; rows whose constraint fails now get the error themselves."""
-        self._begin(OF_CONSTRAINT - frame.number, 0)
+        self._show(Stage.DEFINE, frame.number)
         try:
             self._matchers.define(frame.number, self._matchers.compiled(frame.payload))
         except MatcherError:
@@ -105,11 +98,12 @@ class MaskServer:
         found: list[int] = []
         rows: list[FollowedRow | None] = []
         detail = ""
-        for row, start, constraint, num_tokens in entries:
+        for i, (row, start, constraint, num_tokens) in enumerate(entries):
             own, state = None, RowState.FAILED
             try:
-                self._begin(row, num_tokens)
-                own = self._taken(row, start, constraint, num_tokens)
+                self._show(Stage.TAKE, frame.number, i, num_tokens)
+                own = self._matchers.row(row, start, constraint)
+                self._take(own, self._tokens[row], frame.number, i, num_tokens)
                 state = RowState.COMPLETE if self._matchers.is_complete(own) else RowState.OPEN
             except BaseException as reason:  # llguidance's panics are no Exceptions
                 detail = detail or f"{sentence_of(reason)} (at output token {num_tokens})"
@@ -117,9 +111,9 @@ class MaskServer:
             rows.append(own)
             found.append(state)
         self._send(states(Kind.TAKEN, frame.number, found, detail))
-        self._send(states(Kind.MASKED, frame.number, found, self._masked(entries, rows, found)))
+        self._send(states(Kind.MASKED, frame.number, found, self._masked(frame.number, entries, rows, found)))
 
-    def _masked(self, entries: list[list[int]], rows: list[FollowedRow | None], found: list[int]) -> str:
+    def _masked(self, request: int, entries: list[list[int]], rows: list[FollowedRow | None], found: list[int]) -> str:
         """Computes the masks of the rows that are no None. Changes the states of those that fail; returns the reason
         of the first."""
         detail, masks = "", self._area.masks
@@ -128,7 +122,7 @@ class MaskServer:
             if own is None:
                 continue
             row, _, _, num_tokens = entries[i]
-            self._begin(row, num_tokens + 1)
+            self._show(Stage.MASK, request, i, num_tokens + 1)
             try:
                 self._matchers.fill(own, address + row * size)
             except BaseException as reason:  # llguidance's panics are no Exceptions
@@ -142,23 +136,17 @@ class MaskServer:
                     found[i] = RowState.FAILED
         return detail
 
-    def _taken(self, row: int, start: int, constraint: int, num_tokens: int) -> FollowedRow:
-        """The row with all its output tokens. Raises MatcherError, and whatever llguidance raises."""
-        own = self._matchers.row(row, start, constraint)
-        tokens = self._tokens[row]
+    def _take(self, own: FollowedRow, tokens: memoryview, request: int, entry: int, num_tokens: int) -> None:
+        """Lets the row have all its output tokens. Raises MatcherError, and whatever llguidance raises."""
         while own.num_tokens < num_tokens:
             end = min(own.num_tokens + _PIECE, num_tokens)
             self._matchers.take(own, tokens[own.num_tokens : end].tolist())
             if end < num_tokens:
-                self._begin(row, end + 1)
-        return own
+                self._show(Stage.TAKE, request, entry, end + 1)
 
-    def _begin(self, subject: int, token: int) -> None:
-        """Shows the worker what is computed from now on."""
-        progress = self._progress
-        progress[SUBJECT], progress[TOKEN] = subject, token
-        self._count += 1
-        progress[COUNT] = self._count
+    def _show(self, stage: Stage, number: int, entry: int = 0, token: int = 0) -> None:
+        """Shows the worker what is done from now on, in one word."""
+        self._progress[WORK] = work_word(stage, number, entry, token)
 
     def _send(self, frame: Frame) -> None:
         self._connection.send(frame.encoded())

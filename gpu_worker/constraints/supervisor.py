@@ -8,6 +8,7 @@ in a step.
 import logging
 from collections.abc import Callable, Iterable
 
+from gpu_worker.constraints.area import MAX_NUMBER, Stage, Work
 from gpu_worker.constraints.frames import MAX_ROWS, Frame, FrameError, Kind, RowState, advance
 from gpu_worker.constraints.limits import Limits
 from gpu_worker.constraints.process import ServerGone, ServerProcess, ServerUnusable
@@ -59,7 +60,7 @@ class Supervisor:
             if not own.constraint.is_defined:
                 own.constraint.is_defined = True
                 self._server.send(Frame(Kind.DEFINE, own.constraint.id, own.constraint.source))
-        self._num_requests += 1
+        self._num_requests = self._num_requests % MAX_NUMBER + 1
         self._requests[self._num_requests] = [(own, own.num_tokens) for own in wanted]
         for own in wanted:
             own.asked = own.num_tokens
@@ -82,13 +83,13 @@ class Supervisor:
             self._handle(frame)
         if self._watch.start_overran():
             raise ServerGone("it did not start in time")
-        if self._watch.preparing_overran():
-            known = self._known.by_id.get(self._watch.prepared or 0)
+        if late := self._watch.overdue_preparation():
+            known = self._known.by_id.get(late)
             if known is not None:
                 self._known.remove(known, f"the constraint took longer than {self._limits.prepare:g} s to prepare")
             self._replace()
-        elif waits_for_rows and self._watch.overran():
-            self._end_of_patience()
+        elif waits_for_rows and (work := self._watch.overdue_work()) is not None:
+            self._end_of_patience(work)
 
     def _handle(self, frame: Frame) -> None:
         if frame.kind is Kind.SERVING:
@@ -116,18 +117,29 @@ class Supervisor:
             known.is_answered = known.is_defined = True
             self._known.answers.append((known.hash, ""))
 
-    def _end_of_patience(self) -> None:
+    def _end_of_patience(self, work: Work) -> None:
         """Fails what the server has computed for too long, and replaces the server."""
-        own, defined = self._known.rows.get(self._watch.row), self._known.by_id.get(self._watch.defined or 0)
+        own, defined = self._row_of(work), self._constraint_of(work)
         if own is not None:
             limit_ms = f"{self._limits.mask * 1e3:g} ms"
             own.num_deaths += 1
             if self._watch.has_computed or own.num_deaths > 1:
-                own.fail(f"the constraint took longer than {limit_ms} at output token {self._watch.token}")
+                own.fail(f"the constraint took longer than {limit_ms} at output token {work.token}")
         elif defined is not None:
             self._known.remove(defined, f"the constraint took longer than {self._limits.define:g} s to prepare again")
         log.warning("the mask server is replaced: %s", own.detail if own and own.detail else "it does not answer")
         self._replace()
+
+    def _row_of(self, work: Work) -> ConstrainedRow | None:
+        """The start of a row that the server computes for; None if its request is answered, or nothing waits for it."""
+        if work.stage not in (Stage.TAKE, Stage.MASK):
+            return None
+        found = self._requests.get(work.number, [])[work.entry : work.entry + 1]
+        return next((own for own, _ in found if own.fate is Fate.OPEN), None)
+
+    def _constraint_of(self, work: Work) -> Prepared | None:
+        """The constraint that the server compiles for rows."""
+        return self._known.by_id.get(work.number) if work.stage is Stage.DEFINE else None
 
     def _exchange(self, action: Callable[[], None]) -> None:
         try:
@@ -141,13 +153,13 @@ class Supervisor:
     def _died(self, reason: str) -> None:
         """Starts another server. Fails what two servers have ended in."""
         self._num_deaths += 1
-        own = self._known.rows.get(self._watch.row)
+        work = self._watch.work
+        own = self._row_of(work)
         if own is not None:
             own.num_deaths += 1
             if own.num_deaths > 1:
-                own.fail(f"the constraint ended its process twice, at output token {self._watch.token}")
-        for number in (self._watch.prepared, self._watch.defined):
-            known = self._known.by_id.get(number or 0)
+                own.fail(f"the constraint ended its process twice, at output token {work.token}")
+        for known in (self._known.by_id.get(self._watch.prepared), self._constraint_of(work)):
             if known is not None:
                 known.num_deaths += 1
                 if known.num_deaths > 1:

@@ -5,17 +5,9 @@ not count, so it fails no row.
 """
 
 import time
+from collections.abc import Callable
 
-from gpu_worker.constraints.area import (
-    COUNT,
-    IDLE,
-    OF_CONSTRAINT,
-    PREPARE_COUNT,
-    PREPARED,
-    SUBJECT,
-    TOKEN,
-    SharedArea,
-)
+from gpu_worker.constraints.area import PREPARED, WORK, SharedArea, Stage, Work
 from gpu_worker.constraints.limits import Limits
 
 # The longest wait between two looks. A longer time between them was not spent waiting.
@@ -25,60 +17,52 @@ _CPU_CLOCK = 2
 
 
 class Watch:
-    """The time of one serving process; `restart` begins the next."""
+    """The time of one serving process; `restart` begins the next.
 
-    def __init__(self, area: SharedArea, limits: Limits) -> None:
-        self._progress, self._limits = area.progress, limits
+    What is answered comes from one word of the shared memory, read once: the server may write the next one meanwhile.
+    """
+
+    def __init__(self, area: SharedArea, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: seconds that never go back."""
+        self._progress, self._limits, self._clock = area.progress, limits, clock
         self.restart()
 
     def restart(self) -> None:
         """Another process follows, which has not said yet that it serves."""
         self.is_serving = False
         self._process = 0
-        self._count, self._seconds, self._cpu_begun = -1, 0.0, 0.0
-        self._prepare_count = -1
-        self._begun = self._last_look = self._prepare_begun = time.monotonic()
+        self._word, self._seconds, self._cpu_begun = -1, 0.0, 0.0
+        self._prepared = 0
+        self._begun = self._last_look = self._prepare_begun = self._clock()
 
     def begin(self, process: int) -> None:
         """The process says that it serves."""
         self.is_serving, self._process = True, process
 
     @property
-    def row(self) -> int:
-        """The row whose tokens or mask are computed; 0 if it is none."""
-        return max(0, int(self._progress[SUBJECT])) if self.is_serving else 0
+    def work(self) -> Work:
+        """What the server does."""
+        return Work.of(int(self._progress[WORK])) if self.is_serving else Work(Stage.IDLE, 0)
 
     @property
-    def token(self) -> int:
-        """The number of the output token that this is for, from 1 on."""
-        return int(self._progress[TOKEN])
+    def prepared(self) -> int:
+        """The id of the constraint that is prepared, 0 for none."""
+        return int(self._progress[PREPARED]) if self.is_serving else 0
 
-    @property
-    def defined(self) -> int | None:
-        """The id of the constraint that rows wait for."""
-        subject = int(self._progress[SUBJECT])
-        return OF_CONSTRAINT - subject if self.is_serving and subject <= OF_CONSTRAINT else None
-
-    @property
-    def prepared(self) -> int | None:
-        """The id of the constraint that is prepared."""
-        found = int(self._progress[PREPARED])
-        return found if self.is_serving and found >= 0 else None
-
-    def overran(self) -> bool:
-        """For a worker that waits for rows, and looks again and again. Returns whether a limit is exceeded."""
-        now = time.monotonic()
+    def overdue_work(self) -> Work | None:
+        """For a worker that waits for rows, and looks again and again: what exceeds its limit."""
+        now = self._clock()
         passed, self._last_look = now - self._last_look, now
         if not self.is_serving:
-            return False
-        count, subject = int(self._progress[COUNT]), int(self._progress[SUBJECT])
-        if count != self._count:
-            self._count, self._seconds, self._cpu_begun = count, 0.0, self._cpu_seconds()
-            return False
+            return None
+        word = int(self._progress[WORK])
+        if word != self._word:
+            self._word, self._seconds, self._cpu_begun = word, 0.0, self._cpu_seconds()
+            return None
         self._seconds += passed if passed < _MOST_SECONDS else 0.0
-        limits = self._limits
-        limit = limits.idle if subject == IDLE else limits.mask if subject > 0 else limits.define
-        return self._seconds > limit and int(self._progress[COUNT]) == count
+        work, limits = Work.of(word), self._limits
+        limit = {Stage.IDLE: limits.idle, Stage.DEFINE: limits.define}.get(work.stage, limits.mask)
+        return work if self._seconds > limit else None
 
     @property
     def has_computed(self) -> bool:
@@ -92,14 +76,14 @@ class Watch:
         except OSError:
             return 0.0
 
-    def preparing_overran(self) -> bool:
-        """Whether the limit of the constraint that is prepared is exceeded."""
-        now, count = time.monotonic(), int(self._progress[PREPARE_COUNT])
-        if count != self._prepare_count or self.prepared is None:
-            self._prepare_count, self._prepare_begun = count, now
-            return False
-        return now - self._prepare_begun > self._limits.prepare
+    def overdue_preparation(self) -> int:
+        """The id of the constraint that is prepared and exceeds the limit, 0 for none."""
+        now, prepared = self._clock(), self.prepared
+        if prepared != self._prepared or not prepared:
+            self._prepared, self._prepare_begun = prepared, now
+            return 0
+        return prepared if now - self._prepare_begun > self._limits.prepare else 0
 
     def start_overran(self) -> bool:
         """Whether the process should have said by now that it serves."""
-        return not self.is_serving and time.monotonic() - self._begun > self._limits.start
+        return not self.is_serving and self._clock() - self._begun > self._limits.start
