@@ -1,6 +1,7 @@
 """Owns the sums of all front ends' reports, also of front ends that are gone. Knows no sockets.
 
-The core's thread writes, the thread of the page reads: every change is one assignment to a dictionary.
+The core's thread writes, the thread of the page reads: what a sum is made of changes by one assignment, so that no
+counter goes back while a process's numbers move to those of processes that are gone.
 """
 
 from collections.abc import Container
@@ -15,7 +16,7 @@ from scheduler_svc.wire.arrays import WireError
 # Processes whose last report is kept. Reports of older ones, which are gone, are one sum.
 _MAX_PROCESSES = 256
 _MAX_TENANTS = 10_000
-# Stands for the number of a process that is gone.
+# Stands for the number of all processes that are gone.
 _GONE = -1
 
 Cells = npt.NDArray[np.float64]
@@ -25,8 +26,7 @@ class FrontTotals:
     """What the front ends have reported."""
 
     def __init__(self) -> None:
-        self._of_process: dict[int, Cells] = {}
-        self._gone: Cells = np.zeros(catalogue.NUM_CELLS)
+        self._of_process: dict[int, Cells] = {_GONE: np.zeros(catalogue.NUM_CELLS)}
         # Each connected front end's backlog, by its name.
         self._backlogs: dict[str, int] = {}
         self._of_tenant: dict[str, dict[int, tuple[int, int]]] = {}
@@ -38,8 +38,8 @@ class FrontTotals:
         cells = np.frombuffer(report.values, "<f8")
         if not np.isfinite(cells).all() or (cells < 0).any():
             raise WireError("its metrics have a number that is negative or not finite")
-        if report.process not in self._of_process and len(self._of_process) >= _MAX_PROCESSES:
-            self._fold(next(iter(self._of_process)))
+        if report.process not in self._of_process and len(self._of_process) > _MAX_PROCESSES:
+            self._fold(next(each for each in self._of_process if each != _GONE))
         self._of_process[report.process] = cells
         self._backlogs[frontend] = report.backlog_bytes
         for use in report.tenants:
@@ -47,11 +47,16 @@ class FrontTotals:
 
     def _fold(self, process: int) -> None:
         """Adds a process's numbers to those of processes that are gone."""
-        self._gone = self._gone + self._of_process.pop(process)
-        for uses in self._of_tenant.values():
-            if (use := uses.pop(process, None)) is not None:
-                before = uses.get(_GONE, (0, 0))
-                uses[_GONE] = before[0] + use[0], before[1] + use[1]
+        kept = dict(self._of_process)
+        folded = kept.pop(process)
+        kept[_GONE] = kept[_GONE] + folded
+        self._of_process = kept
+        for tenant, uses in self._of_tenant.items():
+            if process in uses:
+                others = dict(uses)
+                use, before = others.pop(process), others.get(_GONE, (0, 0))
+                others[_GONE] = before[0] + use[0], before[1] + use[1]
+                self._of_tenant[tenant] = others
 
     def _take_tenant(self, process: int, use: frontend_pb2.TenantUse) -> None:
         kept = self._of_tenant.get(use.tenant)
@@ -67,7 +72,7 @@ class FrontTotals:
 
     def cells(self) -> Cells:
         """Returns the sums, float64[NUM_CELLS]."""
-        return np.sum([self._gone, *self._of_process.values()], axis=0)
+        return np.sum([*self._of_process.values()], axis=0)
 
     @property
     def backlog_bytes(self) -> int:

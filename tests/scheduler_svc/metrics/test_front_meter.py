@@ -12,6 +12,7 @@ from scheduler_svc.metrics.catalogue import Kind, Metric
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
 from scheduler_svc.metrics.front_totals import FrontTotals
 from scheduler_svc.wire.arrays import WireError
+from tests.rigs.instructions import at_every_instruction
 
 
 class Clock:
@@ -200,9 +201,29 @@ def test_old_processes_become_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
         run(meter, "a", 10, 1)
         totals.take(f"f-{number}", meter.report(0))
         assert (total(totals), totals.of_tenants({"a"})) == (10 * number, {"a": (10 * number, number)})
-        assert len(totals._of_process) <= 2 and len(totals._of_tenant["a"]) <= 3
+        assert len(totals._of_process) <= 3 and len(totals._of_tenant["a"]) <= 3
         if number == 6:
             return
+
+
+def test_no_counter_goes_back_while_a_process_is_added_to_those_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that is made between any two instructions shows at least what the page before it showed."""
+    monkeypatch.setattr(front_totals, "_MAX_PROCESSES", 2)
+    totals, shown = FrontTotals(), [0.0, 0.0]
+
+    def look() -> None:
+        seen = [total(totals), *(use[0] for use in totals.of_tenants({"a"}).values())]
+        assert all(now >= before for now, before in zip(seen, shown, strict=False))
+        shown[: len(seen)] = seen
+
+    for number in range(6):
+        meter = FrontMeter(Clock())
+        run(meter, "a", 10, 1)
+        report = meter.report(0)
+        at_every_instruction(
+            lambda report=report, number=number: totals.take(f"f-{number}", report), look, front_totals
+        )
+    assert shown == [60.0, 60.0]
 
 
 @pytest.mark.parametrize("values", [b"", bytes(8 * catalogue.NUM_CELLS - 8), bytes(8 * catalogue.NUM_CELLS + 1)])
