@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 log = logging.getLogger("tandem.core")
 
@@ -35,6 +36,17 @@ class FrontendFailed(Exception):
         self.exit_code = exit_code
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Start:
+    """One start of the front end. Its reader, a thread, writes here alone, so an earlier start says nothing of it."""
+
+    child: subprocess.Popen[str]
+    heard_at: float = 0.0
+    # When it began to listen; written last of what its line means.
+    ready_at: float | None = None
+    failure: str = ""
+
+
 class FrontendProcess:
     """One front end. `flags` are its flags except --listen and --secret-fd."""
 
@@ -51,19 +63,17 @@ class FrontendProcess:
     ) -> None:
         """`on_start` is called before each start, `on_ready` in a thread each time the front end begins to listen."""
         self.listen = listen
-        self.is_listening = False
         self._name = name
         self._flags = flags
         self._secret = secret
         self._on_start = on_start
         self._on_ready = on_ready
         self._silence_seconds = silence_seconds
-        self._heard_at = self._watched_at = self._ready_at = 0.0
+        self._watched_at = 0.0
         self._was_ready = False
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
         self._start_at = 0.0
-        self._failure = ""
-        self._child: subprocess.Popen[str] | None = None
+        self._running: _Start | None = None
         self._reader: threading.Thread | None = None
 
     def watch(self, *, restart: bool) -> None:
@@ -72,23 +82,29 @@ class FrontendProcess:
         Raises FrontendFailed if it ended before it listened for the first time. Without `restart`, while the service
         stops, a front end that ended is not replaced.
         """
-        child, now = self._child, time.monotonic()
-        if child is not None:
-            if (code := child.poll()) is None:
-                self._check_alive(child, now)
+        running, now = self._running, time.monotonic()
+        if running is not None:
+            if (code := running.child.poll()) is None:
+                self._check_alive(running, now)
                 return
-            self._ended(code, now, restart=restart)
+            self._ended(running, code, now, restart=restart)
         if restart and now >= self._start_at:
             self._start(now)
 
-    def _ended(self, code: int, now: float, *, restart: bool) -> None:
+    @property
+    def is_listening(self) -> bool:
+        """Whether the process that runs has begun to listen."""
+        running = self._running
+        return running is not None and running.ready_at is not None
+
+    def _ended(self, running: _Start, code: int, now: float, *, restart: bool) -> None:
         assert self._reader is not None
         # The cause is its last line.
         self._reader.join(_UNWATCHED_SECONDS)
-        if self.is_listening and now - self._ready_at >= _STEADY_SECONDS:
+        if running.ready_at is not None and now - running.ready_at >= _STEADY_SECONDS:
             self._backoff_seconds = _FIRST_BACKOFF_SECONDS
-        self._child, self.is_listening = None, False
-        cause = f": {self._failure}" if self._failure else ""
+        self._running = None
+        cause = f": {running.failure}" if running.failure else ""
         if restart and not self._was_ready:
             raise FrontendFailed(f"{self._name} ended with code {code} before it listened{cause}", code)
         if restart:
@@ -96,15 +112,15 @@ class FrontendProcess:
             log.warning("%s ended with code %d and is restarted in %s%s", self._name, code, pause, cause)
         self._back_off(now)
 
-    def _check_alive(self, child: subprocess.Popen[str], now: float) -> None:
+    def _check_alive(self, running: _Start, now: float) -> None:
         if now - self._watched_at > _UNWATCHED_SECONDS:
-            self._heard_at = now
+            running.heard_at = now
         self._watched_at = now
-        if self.is_listening and now - self._heard_at > self._silence_seconds:
+        if running.ready_at is not None and now - running.heard_at > self._silence_seconds:
             log.warning("%s has been silent for %g s and is killed", self._name, self._silence_seconds)
             # A later call of `watch` sees that it ended.
-            self._heard_at = now
-            child.kill()
+            running.heard_at = now
+            running.child.kill()
 
     def _back_off(self, now: float) -> None:
         self._start_at = now + self._backoff_seconds
@@ -112,9 +128,8 @@ class FrontendProcess:
 
     def _start(self, now: float) -> None:
         self._on_start()
-        self._failure = ""
         try:
-            self._child = self._popen()
+            self._running = _Start(child=self._popen())
         except OSError as error:
             # The machine cannot start another process now; the other front ends continue.
             if not self._was_ready:
@@ -123,7 +138,7 @@ class FrontendProcess:
             log.warning("%s cannot be started; the next attempt is in %s: %s", self._name, pause, error.strerror)
             self._back_off(now)
             return
-        self._reader = threading.Thread(target=self._read, args=(self._child,), daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(self._running,), daemon=True)
         self._reader.start()
 
     def _popen(self) -> subprocess.Popen[str]:
@@ -144,46 +159,46 @@ class FrontendProcess:
             os.close(writing)
             os.close(reading)
 
-    def _read(self, child: subprocess.Popen[str]) -> None:
-        assert child.stdout is not None
-        with child.stdout as lines:
+    def _read(self, own: _Start) -> None:
+        assert own.child.stdout is not None
+        with own.child.stdout as lines:
             for line in map(str.rstrip, lines):
                 if line == ALIVE:
-                    self._heard_at = time.monotonic()
+                    own.heard_at = time.monotonic()
                 elif line.startswith(FAILED):
-                    self._failure = line.removeprefix(FAILED)
+                    own.failure = line.removeprefix(FAILED)
                 elif not line.startswith(READY):
                     log.info("%s: %s", self._name, line)
-                elif child is self._child:
-                    self._heard_at = self._ready_at = time.monotonic()
-                    self.listen = line.removeprefix(READY)
-                    self._was_ready = self.is_listening = True
+                elif own is self._running:
+                    self.listen, self._was_ready = line.removeprefix(READY), True
+                    own.heard_at = own.ready_at = time.monotonic()
                     self._on_ready()
 
     def is_pid(self, pid: str) -> bool:
         """Whether the front end has this process id."""
-        return self._child is not None and pid == str(self._child.pid)
+        return self._running is not None and pid == str(self._running.child.pid)
 
     def kill(self) -> None:
         """Kills the process; `watch` replaces it."""
-        if self._child is not None:
-            self._child.kill()
+        if self._running is not None:
+            self._running.child.kill()
 
     @property
     def is_running(self) -> bool:
         """Whether the process runs."""
-        return self._child is not None and self._child.poll() is None
+        return self._running is not None and self._running.child.poll() is None
 
     def terminate(self) -> None:
         """Asks the process to end after its streams."""
-        if self._child is not None:
-            self._child.terminate()
+        if self._running is not None:
+            self._running.child.terminate()
 
     def wait(self, seconds: float) -> None:
         """Waits until the process has ended; kills it after `seconds`."""
-        child, self._child = self._child, None
-        if child is None:
+        running, self._running = self._running, None
+        if running is None:
             return
+        child = running.child
         try:
             child.wait(seconds)
         except subprocess.TimeoutExpired:
