@@ -1,15 +1,15 @@
 """Replaces the weights of a loaded model by those of another folder, in place: every tensor keeps its memory.
 
-First everything is checked (`read_weights`): the folder is one that may be read, its files are complete, each tensor of
-the model is there with its shape and a floating-point dtype, and all values are finite. Then `replace_weights` copies;
-an error in it leaves the model unusable. A rank of a group checks the whole weights and copies its part. Owns both, and
+First everything is checked (`read_weights`): the files are complete, each tensor of the model is there with its shape
+and a floating-point dtype, and all values are finite. Then `replace_weights` copies; an error in it leaves the model
+unusable. A rank of a group checks the whole weights and copies its part. Owns both, and
 the way from a parameter's name to the memory that holds it: packed, merged, shared by ranks, or in a native operator.
 Knows nothing of pages, plans or sockets.
 """
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,22 +44,6 @@ class NewWeights:
         return _states(self.files) != self.states
 
 
-def resolve_folder(folder: str, roots: Sequence[str]) -> Path:
-    """The folder without symbolic links. Raises ModelRefused if it is not in one of `roots`."""
-    path = Path(folder)
-    if not path.is_absolute():
-        raise ModelRefused(f"{folder!r} is not an absolute path")
-    try:
-        resolved = path.resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        raise ModelRefused(f"{folder} cannot be opened: {getattr(error, 'strerror', None) or error}") from error
-    if not any(resolved.is_relative_to(Path(root).resolve()) for root in roots):
-        raise ModelRefused(f"{folder} leads to {resolved}, which is not in one of: {', '.join(roots)}")
-    if not resolved.is_dir():
-        raise ModelRefused(f"{folder} is not a folder")
-    return resolved
-
-
 def read_weights(folder: Path, own: ModelFiles, dtype: torch.dtype) -> NewWeights:
     """Checks the folder's weights for the model of `own`. Raises ModelRefused, which names the tensor, and OSError."""
     files = find_weights(folder)
@@ -91,7 +75,8 @@ def _states(files: WeightFiles) -> tuple[tuple[int, ...], ...]:
         found = [path.stat() for path in files.paths]
     except OSError:
         return ()
-    return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+    # A file that is held open has no name after it was removed or replaced.
+    return tuple((each.st_ino, each.st_size, each.st_mtime_ns, min(each.st_nlink, 1)) for each in found)
 
 
 def check_targets(model: nn.Module, weights: NewWeights, ranks: Ranks = SINGLE) -> None:

@@ -1,10 +1,15 @@
 """Finds the files of a model's weights and checks from their headers that they are complete.
 
-Owns the refusal of every format except safetensors. Knows nothing of torch or of the model's tensors.
+Owns the refusal of every format except safetensors, and of files that links lead to outside the folders that may be
+read. Knows nothing of torch or of the model's tensors.
 """
 
 import json
-from collections.abc import Mapping
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,6 +48,64 @@ def find_weights(folder: Path) -> WeightFiles:
     if not index.is_file():
         _refuse_other_formats(folder)
     return _sharded(folder, index)
+
+
+def resolve_folder(folder: str, roots: Sequence[str]) -> Path:
+    """The folder without symbolic links. Raises ModelRefused if it is not in one of `roots`."""
+    path = Path(folder)
+    if not path.is_absolute():
+        raise ModelRefused(f"{folder!r} is not an absolute path")
+    try:
+        resolved = path.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise ModelRefused(f"{folder} cannot be opened: {getattr(error, 'strerror', None) or error}") from error
+    _check_inside(path, resolved, roots)
+    if not resolved.is_dir():
+        raise ModelRefused(f"{folder} is not a folder")
+    return resolved
+
+
+@contextmanager
+def opened_weights(folder: str, roots: Sequence[str]) -> Iterator[Path]:
+    """Opens the files of weights, and yields a folder of links to the open files, to be read in place of `folder`.
+
+    Links that change meanwhile change nothing: what was checked is what is read. Raises ModelRefused if the folder or
+    one of the files is not in one of `roots`, and OSError.
+    """
+    resolved = resolve_folder(folder, roots)
+    with ExitStack() as stack:
+        view = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-weights-")))
+        if not _open_into(view, resolved, _SINGLE, roots, stack):
+            if not _open_into(view, resolved, _INDEX, roots, stack):
+                _refuse_other_formats(resolved)
+            # A shard that does not exist is refused when the view is read.
+            for name in sorted(set(_read_index(view / _INDEX).values())):
+                _open_into(view, resolved, name, roots, stack)
+        # Transformers reads it with any weights. The served model has its own.
+        (view / "generation_config.json").write_text("{}")
+        yield view
+
+
+def _open_into(view: Path, folder: Path, name: str, roots: Sequence[str], stack: ExitStack) -> bool:
+    """Opens a file until `stack` closes and links to it in `view`. Returns False if it does not exist."""
+    try:
+        # A pipe does not block.
+        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    stack.callback(os.close, descriptor)
+    opened = f"/proc/self/fd/{descriptor}"
+    # Where the open file is, so that no link can be exchanged between the check and the opening.
+    _check_inside(folder / name, Path(os.readlink(opened)), roots)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise ModelRefused(f"{folder / name} is not a file")
+    (view / name).symlink_to(opened)
+    return True
+
+
+def _check_inside(path: Path, resolved: Path, roots: Sequence[str]) -> None:
+    if not any(resolved.is_relative_to(Path(root).resolve()) for root in roots):
+        raise ModelRefused(f"{path} leads to {resolved}, which is not in one of: {', '.join(roots)}")
 
 
 def _sharded(folder: Path, index: Path) -> WeightFiles:

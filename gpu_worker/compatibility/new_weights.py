@@ -7,6 +7,7 @@ Knows nothing of sockets.
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
@@ -14,7 +15,8 @@ from transformers import PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
-from gpu_worker.checkpoint.replace import NewWeights, check_targets, read_weights, replace_weights, resolve_folder
+from gpu_worker.checkpoint.replace import NewWeights, check_targets, read_weights, replace_weights
+from gpu_worker.checkpoint.weights import opened_weights
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.failures import first_line
 from gpu_worker.process.ranks import SINGLE, Ranks
@@ -47,8 +49,12 @@ class WeightsLoader:
 
     def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
         """Loads, and returns the answer. Raises an error of the machine or ModelRefused after a byte was written."""
+        with ExitStack() as opened:
+            return self._load(order, opened)
+
+    def _load(self, order: pb.LoadWeights, opened: ExitStack) -> pb.WeightsLoaded:
         begun = time.perf_counter()
-        weights, refusal = self._checked(order)
+        weights, refusal = self._checked(order, opened)
         if not self._agree(weights is not None):
             detail = refusal or "another rank of the group refuses them, as its log shows"
             log.warning("weights %r are refused: %s", order.version, detail)
@@ -68,13 +74,17 @@ class WeightsLoader:
         )
         return pb.WeightsLoaded(version=order.version, ok=True)
 
-    def _checked(self, order: pb.LoadWeights) -> tuple[NewWeights | None, str]:
-        """The weights, or None and why they are refused."""
+    def _checked(self, order: pb.LoadWeights, opened: ExitStack) -> tuple[NewWeights | None, str]:
+        """The weights, whose files `opened` closes; or None and why they are refused."""
+        view = ""
         try:
-            weights = read_weights(resolve_folder(order.folder, order.roots), self._files, self._dtype)
+            folder = opened.enter_context(opened_weights(order.folder, order.roots))
+            view = str(folder)
+            weights = read_weights(folder, self._files, self._dtype)
             check_targets(self._model, weights, self._ranks)
         except (ModelRefused, OSError, MemoryError, RuntimeError) as error:
-            return None, first_line(error)
+            why = first_line(error)
+            return None, why.replace(view, order.folder) if view else why
         return weights, ""
 
     def _synchronize(self) -> None:

@@ -1,12 +1,14 @@
 """Weights by their headers: complete in one file or in shards, or refused with the reason."""
 
 import json
+import os
+import shutil
 import struct
 from pathlib import Path
 
 import pytest
 
-from gpu_worker.checkpoint.weights import ModelRefused, find_weights
+from gpu_worker.checkpoint.weights import ModelRefused, find_weights, opened_weights, resolve_folder
 from tests.gpu_worker.saved_model import changed
 
 INDEX = "model.safetensors.index.json"
@@ -96,3 +98,81 @@ def test_other_formats_are_refused(saved: Path, tmp_path: Path) -> None:
     (folder / "pytorch_model.bin").unlink()
     with pytest.raises(ModelRefused, match="has no weights"):
         find_weights(folder)
+
+
+def test_only_folders_below_the_roots_are_read(tmp_path: Path) -> None:
+    root, other = tmp_path / "root", tmp_path / "other"
+    for folder in (root / "v1", other):
+        folder.mkdir(parents=True)
+    (root / "link").symlink_to(other)
+    (root / "file").touch()
+    assert resolve_folder(str(root / "v1"), [str(other), str(root)]) == root / "v1"
+    for folder, why in (
+        (str(other), "is not in one of"),
+        (str(root / "link"), "is not in one of"),
+        (str(root / ".." / "other"), "is not in one of"),
+        (str(root / "none"), "cannot be opened"),
+        (str(root / "file"), "is not a folder"),
+        ("v1", "is not an absolute path"),
+    ):
+        with pytest.raises(ModelRefused, match=why):
+            resolve_folder(folder, [str(root)])
+
+
+@pytest.mark.parametrize("kind", ["saved", "sharded"])
+def test_every_file_of_weights_may_be_a_link_inside_the_roots_and_no_other(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    original: Path = request.getfixturevalue(kind)
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    shutil.copytree(original, outside)
+    shutil.copytree(original, root / "blobs")
+    names = [path.name for path in (*original.glob("*.safetensors"), *original.glob(INDEX))]
+    for linked in names:
+        folder = root / f"v-{linked}"
+        folder.mkdir()
+        for name in names:
+            (folder / name).symlink_to(f"../blobs/{name}")
+        with opened_weights(str(folder), [str(root)]) as view:
+            assert find_weights(view).tensor_bytes == find_weights(original).tensor_bytes
+        # Through a second link, and through a folder that is one.
+        (root / f"way-{linked}").symlink_to(outside)
+        (folder / linked).unlink()
+        (folder / linked).symlink_to(root / f"way-{linked}" / linked)
+        with pytest.raises(
+            ModelRefused, match=rf"{linked} leads to {outside}/{linked}, which is not in one of: {root}"
+        ):
+            opened_weights(str(folder), [str(root)]).__enter__()
+        # The other folder may be allowed too.
+        with opened_weights(str(folder), [str(root), str(outside)]) as view:
+            find_weights(view)
+
+
+def test_a_link_that_changes_after_the_check_changes_nothing(saved: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(saved, root / "v1")
+    file, other = root / "v1" / "model.safetensors", tmp_path / "other"
+    other.write_bytes(b"secret")
+    file.rename(root / "blob")
+    file.symlink_to(root / "blob")
+    with opened_weights(str(root / "v1"), [str(root)]) as view:
+        file.unlink()
+        file.symlink_to(other)
+        (root / "v1").rename(root / "moved")
+        assert find_weights(view).tensor_bytes == find_weights(saved).tensor_bytes
+        assert (view / "model.safetensors").read_bytes() == (root / "blob").read_bytes()
+
+
+def test_what_is_no_weights_file_is_refused_and_every_file_is_closed(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    for name, make, why in (
+        ("pipe", lambda folder: os.mkfifo(folder / "model.safetensors"), "is not a file"),
+        ("folder", lambda folder: (folder / "model.safetensors").mkdir(), "is not a file"),
+        ("nothing", lambda folder: None, "has no weights"),
+        ("pickled", lambda folder: (folder / "model.bin").touch(), "pickled weights can run code"),
+    ):
+        (tmp_path / name).mkdir()
+        make(tmp_path / name)
+        with pytest.raises(ModelRefused, match=why):
+            opened_weights(str(tmp_path / name), [str(tmp_path)]).__enter__()
+    assert os.listdir("/proc/self/fd") == before
