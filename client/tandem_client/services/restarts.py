@@ -66,7 +66,7 @@ class RestartPolicy:
             self._ends.popleft()
         if self.max_ends is not None and len(self._ends) >= self.max_ends:
             times = f", {len(self._ends)} times within {self.window_seconds:g} s" if self.max_ends > 1 else ""
-            return GiveUp(times)
+            return GiveUp(f"{times}; it is not started again")
         if served_seconds >= max(self.steady_seconds, start_seconds):
             self._pause_seconds = 0.0
             return 0.0

@@ -129,7 +129,7 @@ def test_a_program_that_cannot_be_started_raises_an_error_with_the_cause() -> No
     after_service.mark_serving()
     with pytest.raises(ServiceEnded) as end:
         asyncio.run(after_service.run())
-    assert str(end.value) == f"the worker could not be started, 5 times within 60 s: {cause}"
+    assert str(end.value) == f"the worker could not be started, 5 times within 60 s; it is not started again: {cause}"
     assert len(said) == 4
 
 

@@ -52,7 +52,7 @@ def test_a_child_that_serves_and_ends_again_and_again_is_still_in_a_crash_loop()
         0,
         0,
         0,
-        GiveUp(", 5 times within 60 s"),
+        GiveUp(", 5 times within 60 s; it is not started again"),
     ]
 
 
@@ -67,7 +67,7 @@ def test_jitter_makes_each_pause_between_half_and_all_of_its_length() -> None:
 def test_five_ends_within_a_minute_are_a_crash_loop() -> None:
     policy = RestartPolicy()
     assert all(isinstance(decide(policy, at=at), float) for at in (0, 15, 30, 45, 60, 75))
-    assert decide(policy, at=76) == GiveUp(", 5 times within 60 s")
+    assert decide(policy, at=76) == GiveUp(", 5 times within 60 s; it is not started again")
 
 
 def test_a_policy_without_a_limit_restarts_a_crash_loop_for_ever() -> None:

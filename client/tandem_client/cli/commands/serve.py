@@ -149,7 +149,9 @@ async def _serve(pair: ServicePair, say: Callable[[str], None]) -> tuple[Exit, s
         if end.in_order:
             say("the service was drained; stopping")
             return Exit.OK, ""
-        return (Exit.USAGE if end.wrong_settings else Exit.ERROR), str(end)
+        code = Exit.USAGE if end.wrong_settings else Exit.ERROR
+        say(f"stopping all programs; tandem serve ends with exit code {code:d}")
+        return code, str(end)
     finally:
         announcing.cancel()
         await pair.stop(_STOP_SECONDS)
