@@ -1,6 +1,7 @@
 """The folder of a journal: of this user alone, mode 0700, held by one scheduler at a time.
 
-Owns its lock and the names of its files.
+Owns its lock and the names of its files. The lock's file has a byte for each crash, and one while the journal has
+requests: like the journal it survives the machine, and it stays when the journal is removed or emptied.
 """
 
 import contextlib
@@ -10,6 +11,9 @@ import stat
 from pathlib import Path
 
 from scheduler_svc.flags import SettingError
+
+_CRASH, _REQUESTS = b"x", b"r"
+_MOST_BYTES = 64
 
 
 class JournalFolder:
@@ -39,20 +43,36 @@ class JournalFolder:
             raise SettingError(
                 f"journal: another scheduler holds {self.path}; choose another folder with --journal"
             ) from None
+        self.has_requests = _REQUESTS in self._notes()
+        """Whether the journal had requests when `mark_requests` was called last, also by an earlier scheduler."""
 
     @property
     def num_crashes(self) -> int:
-        """Schedulers in a row that ended by an error of their own. The lock's file has a byte for each."""
-        return os.fstat(self._lock).st_size
+        """Schedulers in a row that ended by an error of their own."""
+        return self._notes().count(_CRASH)
 
     def count_crash(self) -> None:
         """Counts the end of this scheduler as a crash. On a full disk it does not count."""
-        with contextlib.suppress(OSError):
-            os.pwrite(self._lock, b"x", self.num_crashes)
+        self._note(self.num_crashes + 1)
 
     def forget_crashes(self) -> None:
         """Begins to count anew, because a scheduler ran for a while or ended in order."""
-        os.ftruncate(self._lock, 0)
+        self._note(0)
+
+    def mark_requests(self, has_requests: bool) -> None:
+        """Notes whether the journal has requests, so that the next scheduler misses it if it is gone."""
+        if has_requests != self.has_requests:
+            self.has_requests = has_requests
+            self._note(self.num_crashes)
+
+    def _notes(self) -> bytes:
+        return os.pread(self._lock, _MOST_BYTES, 0)
+
+    def _note(self, num_crashes: int) -> None:
+        notes = (_REQUESTS if self.has_requests else b"") + num_crashes * _CRASH
+        with contextlib.suppress(OSError):
+            os.pwrite(self._lock, notes, 0)
+            os.ftruncate(self._lock, len(notes))
 
     def close(self) -> None:
         """Releases the lock."""

@@ -145,6 +145,7 @@ class JournalKeeper:
             payloads, self._payloads = self._payloads, []
             drops, self._drops = self._drops, False
             self._writer.append(payloads, now, drops=drops)
+        self._writer.mark_requests(bool(self._by_id))
         self._writer.maintain(now)
         if now >= self._steady_at:
             self._steady()

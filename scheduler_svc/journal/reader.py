@@ -4,6 +4,7 @@
 - A frame does not fit its checksum: no request of the file is restored, because one may miss tokens that its caller has
   seen. The file is kept as `journal.damaged`. What belongs to no request is taken from the frames before.
 - The file is none of ours, or of another version: the service does not start.
+- The file is gone or empty, although there was one with requests: the log says so.
 """
 
 import logging
@@ -53,7 +54,7 @@ def read(folder: JournalFolder) -> SavedCore:
     try:
         descriptor = os.open(folder.current, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        return SavedCore()
+        return _nothing(folder, "is not there")
     except OSError as error:
         raise SettingError(f"journal: {folder.current} cannot be read: {error.strerror}") from None
     try:
@@ -72,7 +73,7 @@ def _read(folder: JournalFolder, descriptor: int) -> SavedCore:
             f"{status.st_uid} and has mode {stat.S_IMODE(status.st_mode):04o}"
         )
     if not status.st_size:
-        return SavedCore()
+        return _nothing(folder, "is empty")
     with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as data:
         try:
             is_whole = framing.check_first_line(data)
@@ -81,8 +82,20 @@ def _read(folder: JournalFolder, descriptor: int) -> SavedCore:
                 f"journal: {folder.current} {error}; remove it or choose another folder with --journal"
             ) from None
         if not is_whole:
-            return SavedCore()
+            return _nothing(folder, "ends within its first line")
         return _restored(folder, data, status.st_mtime)
+
+
+def _nothing(folder: JournalFolder, what: str) -> SavedCore:
+    """The content of a journal that is not there. An earlier scheduler may have left one with requests."""
+    if folder.has_requests:
+        log.error(
+            "the journal %s %s, and the last scheduler left one with requests: it was removed or emptied since then; "
+            "its requests are lost, and their callers cannot resume them",
+            *(folder.current, what),
+        )
+        folder.mark_requests(False)
+    return SavedCore()
 
 
 def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> SavedCore:
@@ -102,6 +115,7 @@ def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> Save
         why = f"the frame at byte {extent.end:,} of {len(data):,} does not match its checksum"
     if why:
         os.replace(folder.current, folder.damaged)
+        folder.mark_requests(False)
         log.error(
             "the journal %s is damaged: %s; its %d requests are not restored; it is kept as %s for you to look at and "
             "remove",

@@ -118,6 +118,11 @@ class JournalWriter:
             if self._is_too_large():
                 self._rewrite(now, wait=True)
 
+    def mark_requests(self, has_requests: bool) -> None:
+        """Notes whether the file has requests, for the case that it is removed before the next start."""
+        if self._file is not None:
+            self._folder.mark_requests(has_requests)
+
     def maintain(self, now: float) -> None:
         """Called at least about once a second: syncs, rewrites, and ends a suspension."""
         if self._file is None:
@@ -209,6 +214,7 @@ class JournalWriter:
     def _remove(self) -> str:
         """Removes both files. Returns a clause for the log if an old journal is still there."""
         left = ""
+        self._folder.mark_requests(False)
         for path in (self._folder.current, self._folder.aside):
             try:
                 os.unlink(path)

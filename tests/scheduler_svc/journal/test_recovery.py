@@ -229,14 +229,14 @@ def test_an_error_of_the_core_leaves_the_journal_as_it_was(lives: Lives) -> None
     with pytest.raises(AssertionError, match="broken"), lives.journal.closing(lives.keeper, lambda: lives.now):
         raise AssertionError("broken")
     assert (lives.folder / "journal").read_bytes() == before
-    assert (lives.folder / "lock").stat().st_size == 1
+    assert (lives.folder / "lock").read_bytes().count(b"x") == 1
     lives.kill()
     lives.begin()
     lives.resume(caller)
     with lives.journal.closing(lives.keeper, lambda: lives.now):
         lives.run()
     assert caller.done
-    assert (lives.folder / "lock").stat().st_size == 0
+    assert (lives.folder / "lock").read_bytes().count(b"x") == 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -267,3 +267,44 @@ def test_a_constrained_request_keeps_its_constraint_over_two_deaths(lives: Lives
     assert ended.done and len(lives.core.preparations.sources) == 0
     # The journal does not keep what nobody needs any more.
     assert all(not kept.submit.constraint for kept in lives.keeper._by_id.values() if all(kept.ends))
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied", "cut"])
+def test_a_journal_with_requests_that_is_gone_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    lives, path = Lives(tmp_path / "journal"), tmp_path / "journal" / "journal"
+
+    def lose() -> list[str]:
+        """Ends the core, loses the journal and begins again. Returns the errors in the log."""
+        lives.kill()
+        caplog.clear()
+        if how == "removed":
+            path.unlink()
+        else:
+            path.write_bytes(b"" if how == "emptied" else path.read_bytes()[:3])
+        # The next core knows nothing of this one.
+        lives.generations.clear()
+        lives.roots.clear()
+        lives.begin()
+        return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+    lives.begin()
+    # A journal without requests is no loss.
+    assert lose() == []
+    lives.submit([1, 2, 3], max_new_tokens=30, linger=0.0)
+    steps(lives, 2)
+    assert lose() == []
+    lives.submit([1, 2, 3], max_new_tokens=30)
+    steps(lives, 2)
+    [said] = lose()
+    assert said.startswith(f"the journal {path} ")
+    assert "the last scheduler left one with requests" in said
+    assert lose() == []
+    # After the last request has ended and is forgotten.
+    lives.submit([1, 2, 3], max_new_tokens=4, linger=5.0)
+    lives.run()
+    lives.now += 10.0
+    lives.turn(ev.Tick())
+    assert lose() == []
+    lives.close()
