@@ -138,7 +138,7 @@ class _Service:
         self._stack.callback(context.term)
         workers = self._link(context, runtime_dir.worker_endpoint, _WORKER_FRAME_BYTES)
         frontends = self._link(context, runtime_dir.frontend_endpoint, _FRONTEND_FRAME_BYTES, _TO_FRONTEND_BYTES)
-        runtime_dir.sockets_bound()
+        runtime_dir.sockets_bound(workers.bind_again, frontends.bind_again)
         num_stop_requests, wake = self._signals()
         self._stack.callback(self._children.stop)
         if self._metrics is not None:

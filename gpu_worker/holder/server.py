@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_worker.holder.pools import PoolRefused, Pools, User
+from gpu_worker.link.runtime_dir import own_runtime_dir
 from gpu_worker.shared_pool.messages import (
     MAX_BYTES,
     MAX_DESCRIPTORS,
@@ -49,6 +50,7 @@ class Holder:
         self._selector = selectors.DefaultSelector()
         self._listener = _listen(self._path)
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._mark, self._problem = _mark(self._path), ""
         self._stopping = False
 
     def stop(self) -> None:
@@ -66,13 +68,32 @@ class Holder:
                     elif isinstance(key.fileobj, socket.socket) and key.fileobj is not wake:
                         self._answer(key.fileobj)
                 self._pools.collect(time.monotonic())
+                if _mark(self._path) != self._mark:
+                    self._listen_again()
         finally:
-            self._path.unlink(missing_ok=True)
+            if _mark(self._path) == self._mark:
+                self._path.unlink(missing_ok=True)
             for connection in list(self._users):
                 self._drop(connection)
             self._listener.close()
             self._selector.close()
             self._pools.close()
+
+    def _listen_again(self) -> None:
+        """Makes the socket again, whose file or folder was removed or replaced. Connections stay."""
+        try:
+            own_runtime_dir(self._path.parent)
+            listener = _listen(self._path)
+        except (OSError, ValueError, HolderRuns) as error:
+            if self._problem != str(error):
+                self._problem = str(error)
+                self._say(f"{self._path} was removed or replaced, and cannot be made again: {error}")
+            return
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        self._listener, self._mark, self._problem = listener, _mark(self._path), ""
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._say(f"{self._path} was removed or replaced, and was made again")
 
     def _accept(self) -> None:
         try:
@@ -163,6 +184,15 @@ class Holder:
         del self._users[connection]
         self._selector.unregister(connection)
         connection.close()
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    """Identifies the file at the path; None if there is none. Inode numbers are used again, so it has the time too."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _listen(path: Path) -> socket.socket:

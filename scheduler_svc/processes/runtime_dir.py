@@ -1,13 +1,14 @@
 """The folder of the sockets: created with mode 0700, owned by this user, held by one scheduler at a time.
 
-Owns the folder's lock, and detects when the folder, a socket or the key is removed. Other users of the machine can
-neither connect nor create a socket in the folder.
+Owns the folder's lock, and makes the folder, a socket, the key or the lock again when it is removed. Other users of the
+machine can neither connect nor create a socket in the folder.
 """
 
 import fcntl
 import logging
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from scheduler_svc.flags import SettingError
@@ -19,6 +20,9 @@ log = logging.getLogger("tandem.core")
 _MAX_SOCKET_PATH = 107
 _SOCKETS = ("worker.sock", "frontend.sock")
 _LONGEST_NAME = max(_SOCKETS, key=len)
+_LOCK = "scheduler.lock"
+# The listener of a removed socket stays open, because its connections would end with it. So this is not done for ever.
+_MAX_MENDED = 64
 
 
 class RuntimeDir:
@@ -26,42 +30,92 @@ class RuntimeDir:
 
     def __init__(self, path: Path) -> None:
         """Raises SettingError if the folder cannot be used or another scheduler holds it."""
-        path = path.absolute()
-        _check_length(path)
+        self.path = path.absolute()
+        _check_length(self.path)
+        self._lock: int | None = None
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_access(path)
-            self._lock = os.open(path / "scheduler.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.worker_key = worker_key.read_or_create(path)
-        except BlockingIOError:
-            raise SettingError(
-                f"another scheduler holds runtime_dir {path}; choose another folder with --runtime-dir"
-            ) from None
+            self._hold()
+            self.worker_key = worker_key.read_or_create(self.path)
         except OSError as error:
-            raise SettingError(f"runtime_dir {path} cannot be used: {error.strerror}") from None
-        self.path = path
-        self.worker_endpoint, self.frontend_endpoint = (f"ipc://{path}/{name}" for name in _SOCKETS)
+            raise SettingError(f"runtime_dir {self.path} cannot be used: {error.strerror}") from None
+        self.worker_endpoint, self.frontend_endpoint = (f"ipc://{self.path}/{name}" for name in _SOCKETS)
+        self._binds: dict[Path, Callable[[], None]] = {}
         self._marks: dict[Path, tuple[int, ...] | None] = {}
-        self._missing: Path | None = None
+        self._num_mended = 0
+        # Why the folder cannot be made again.
+        self._problem = ""
 
-    def sockets_bound(self) -> None:
-        """Remembers the files as they are now; `watch` compares them. Call it when both sockets are bound."""
-        names = (*_SOCKETS, worker_key.NAME)
-        self._marks = {path: _mark(path) for path in (self.path, *(self.path / name for name in names))}
+    def sockets_bound(self, bind_worker: Callable[[], None], bind_frontend: Callable[[], None]) -> None:
+        """Remembers the files as they are now; `watch` compares them. Call it when both sockets are bound.
+
+        The functions bind a socket again, in addition: its connections stay. They raise OSError.
+        """
+        binds = bind_worker, bind_frontend
+        self._binds = {self.path / name: bind for name, bind in zip(_SOCKETS, binds, strict=True)}
+        self._remember()
 
     def watch(self) -> None:
-        """Logs when the folder, a socket or the key is removed or replaced, and when it is back."""
-        missing = next((path for path, mark in self._marks.items() if _mark(path) != mark), None)
-        if missing is not None and self._missing is None:
-            log.error(
-                "%s was removed or replaced: connected workers and front ends continue, but no worker can join and no "
-                "front end can be replaced; move it back, or restart the service",
-                missing,
-            )
-        elif missing is None and self._missing is not None:
-            log.warning("%s is back: workers can join again", self._missing)
-        self._missing = missing
+        """Makes the folder, a socket, the key or the lock again if it was removed or replaced, and logs that once.
+
+        Call it about once a second.
+        """
+        changed = [path for path, mark in self._marks.items() if _mark(path) != mark]
+        if not changed:
+            self._problem = ""
+            return
+        try:
+            self._mend(changed)
+        except (OSError, SettingError) as error:
+            problem = getattr(error, "strerror", None) or str(error)
+            if problem != self._problem:
+                self._problem = problem
+                log.error(
+                    "%s was removed or replaced, and cannot be made again: %s; connected workers and front ends "
+                    "continue, but no worker can join and no front end can be replaced",
+                    *(changed[0], problem),
+                )
+            return
+        log.warning(
+            "%s was removed or replaced, and was made again: workers join, and front ends are replaced, as before",
+            changed[0],
+        )
+
+    def _mend(self, changed: list[Path]) -> None:
+        if self._num_mended == _MAX_MENDED:
+            raise SettingError(f"this happened {_MAX_MENDED} times; restart the service")
+        self._hold()
+        worker_key.restore(self.path, self.worker_key)
+        self._num_mended += 1
+        for path in changed:
+            if (bind := self._binds.get(path)) is not None:
+                bind()
+        self._remember()
+
+    def _remember(self) -> None:
+        files = (*self._binds, self.path / worker_key.NAME, self.path / _LOCK)
+        self._marks = {path: _mark(path) for path in (self.path, *files)}
+
+    def _hold(self) -> None:
+        """Makes the folder unless it is there, and takes its lock unless this process has it.
+
+        Raises SettingError, OSError.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_access(self.path)
+        lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if self._lock is not None and os.path.sameopenfile(lock, self._lock):
+            os.close(lock)
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise SettingError(
+                f"another scheduler holds runtime_dir {self.path}; choose another folder with --runtime-dir"
+            ) from None
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = lock
 
 
 def _check_length(path: Path) -> None:

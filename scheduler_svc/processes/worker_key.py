@@ -9,6 +9,7 @@ import os
 import secrets
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from scheduler_svc import private_file
@@ -32,13 +33,26 @@ def read_or_create(folder: Path) -> bytes:
     raise SettingError(f"{path} does not have {KEY_BYTES} bytes; remove it, then start scheduler and workers again")
 
 
+def restore(folder: Path, key: bytes) -> None:
+    """Writes this key unless the file has it: workers read the file again when their key is refused. Raises OSError."""
+    path = folder / NAME
+    with contextlib.suppress(OSError, SettingError):
+        if _read(path) == key:
+            return
+    _write(path, key, os.replace)
+
+
 def _create(path: Path) -> None:
-    """Writes the key under another name and links it to `path`, so that a reader never reads a part of it."""
+    _write(path, secrets.token_bytes(KEY_BYTES), os.link)
+
+
+def _write(path: Path, key: bytes, put: Callable[[Path, Path], None]) -> None:
+    """Writes the key under another name and puts it at `path`, so that a reader never reads a part of it."""
     draft = path.with_name(f".{NAME}-{secrets.token_hex(8)}")
     try:
         with private_file.create(draft) as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-        os.link(draft, path)
+            file.write(key)
+        put(draft, path)
     finally:
         draft.unlink(missing_ok=True)
 

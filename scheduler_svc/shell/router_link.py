@@ -48,7 +48,7 @@ class RouterLink:
 
         `configure` sets further options before the socket is bound.
         """
-        self._max_sent_bytes = max_sent_bytes
+        self._endpoint, self._max_sent_bytes = endpoint, max_sent_bytes
         self._limits: dict[str, int] = {}
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -70,6 +70,13 @@ class RouterLink:
         self.fds = (int(self.socket.getsockopt(zmq.FD)),)
         self.monitor_fds = (int(self.monitor.getsockopt(zmq.FD)),)
         self.has_disconnects()
+
+    def bind_again(self) -> None:
+        """Binds the endpoint in addition, because its file was removed: connections stay. Raises OSError."""
+        try:
+            self.socket.bind(self._endpoint)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, error.strerror) from None
 
     def host_of(self, peer: str) -> str:
         """Returns the name of the peer's host if it is another one; empty for a peer on this host."""

@@ -25,7 +25,9 @@ _OPEN = re.compile(r"crash-.*-(\d+)\.open")
 
 def prepare(path: Path) -> None:
     """Creates the folder. Raises OSError."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # The folder above may be the runtime folder, removed a moment ago, which must be private too.
+    for each in (path.parent, path):
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def create(path: Path, number: int) -> BinaryIO:

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -331,3 +332,13 @@ def test_another_user_is_refused(holding: Holding, monkeypatch: pytest.MonkeyPat
         assert server._user_of(ours) is not None
         monkeypatch.setattr(os, "getuid", lambda: 12345)
         assert server._user_of(ours) is None
+
+
+def test_a_removed_socket_is_made_again_and_connections_stay(holding: Holding) -> None:
+    early, _ = holding.client.create(NUM_BYTES)
+    shutil.rmtree(holding.folder)
+    holding.process.wait_line(r"holder\.sock was removed or replaced, and was made again")
+    late = HolderClient(holding.folder)
+    late.create(NUM_BYTES)
+    late.close()
+    holding.client.give_back(early)

@@ -1,15 +1,22 @@
 """Credentials of peers, the worker key, the watched folder, and the cost of a flood of malformed frames."""
 
 import os
+import shutil
 import threading
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
+import zmq
 
 from scheduler_svc.flags import SettingError
 from scheduler_svc.processes import worker_key
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.shell.peers import Credentials, DroppedFrames
+from scheduler_svc.shell.router_link import RouterLink
+
+SOCKETS = ("worker.sock", "frontend.sock")
 
 
 def test_only_the_right_key_and_secret_are_accepted() -> None:
@@ -102,29 +109,108 @@ def test_an_empty_key_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         worker_key.read_or_create(tmp_path)
 
 
-def test_the_watch_logs_once_that_a_folder_is_removed_and_that_it_is_back(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+class Bound:
+    """A runtime folder and the number of times that each socket was bound."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RuntimeDir(path)
+        self.num_binds: Counter[str] = Counter()
+        for name in SOCKETS:
+            self.bind(name)
+        self.folder.sockets_bound(*(partial(self.bind, name) for name in SOCKETS))
+
+    def bind(self, name: str) -> None:
+        """As libzmq does: a file in the way is removed."""
+        self.num_binds[name] += 1
+        path = self.folder.path / name
+        path.unlink(missing_ok=True)
+        path.touch()
+
+
+@pytest.mark.parametrize("removed", ["", "worker.sock", "frontend.sock", "worker.key", "scheduler.lock"])
+def test_what_is_removed_of_the_folder_is_made_again_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, removed: str
 ) -> None:
-    folder = RuntimeDir(tmp_path / "run")
-    folder.watch()
-    for name in ("worker.sock", "frontend.sock"):
-        (tmp_path / "run" / name).touch()
-    folder.sockets_bound()
+    bound = Bound(tmp_path / "run")
+    folder = bound.folder
     folder.watch()
     assert caplog.messages == []
-    (tmp_path / "run").rename(tmp_path / "gone")
+    path = folder.path / removed
+    for number in (1, 2):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for _ in range(3):
+            folder.watch()
+        assert len(caplog.messages) == number
+        assert caplog.messages[-1].startswith(f"{path} was removed or replaced, and was made again")
+        assert {each.name for each in folder.path.iterdir()} == {*SOCKETS, "worker.key", "scheduler.lock"}
+        assert folder.path.stat().st_mode & 0o777 == 0o700
+        # Workers that have the key keep it, and another scheduler finds the folder taken.
+        assert worker_key.read_or_create(folder.path) == folder.worker_key
+        with pytest.raises(SettingError, match="another scheduler holds"):
+            RuntimeDir(folder.path)
+    # A socket that is there is not bound again: its listener of before would stay open for nothing.
+    is_all = not removed
+    assert bound.num_binds == {name: 3 if is_all or name == removed else 1 for name in SOCKETS}
+
+
+def test_a_folder_that_a_worker_or_another_scheduler_made_meanwhile(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bound = Bound(tmp_path / "run")
+    folder = bound.folder
+    # A worker that starts makes folder and key.
+    shutil.rmtree(folder.path)
+    folder.path.mkdir(mode=0o700)
+    assert worker_key.read_or_create(folder.path) != folder.worker_key
+    folder.watch()
+    assert worker_key.read_or_create(folder.path) == folder.worker_key
+    assert [message.split(" was ")[2].split(":")[0] for message in caplog.messages] == ["made again"]
+    # Another scheduler has it: nothing of it is touched.
+    shutil.rmtree(folder.path)
+    other = Bound(folder.path)
     for _ in range(3):
         folder.watch()
-    [said] = caplog.messages
-    assert said.startswith(f"{tmp_path}/run was removed or replaced: connected workers and front ends continue")
-    assert said.endswith("move it back, or restart the service")
-    (tmp_path / "gone").rename(tmp_path / "run")
-    for _ in range(3):
-        folder.watch()
-    assert caplog.messages[1:] == [f"{tmp_path}/run is back: workers can join again"]
-    (tmp_path / "run" / "worker.sock").unlink()
-    folder.watch()
-    (tmp_path / "run" / "worker.sock").touch()
-    folder.watch()
-    assert len(caplog.messages) == 3
-    assert caplog.messages[-1].startswith(f"{tmp_path}/run/worker.sock was removed")
+    assert len(caplog.messages) == 2
+    assert "cannot be made again: another scheduler holds runtime_dir" in caplog.messages[-1]
+    assert bound.num_binds == dict.fromkeys(SOCKETS, 2)
+    other.folder.watch()
+    assert len(caplog.messages) == 2
+
+
+def test_a_folder_that_is_removed_for_ever_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bound = Bound(tmp_path / "run")
+    for _ in range(100):
+        shutil.rmtree(bound.folder.path, ignore_errors=True)
+        bound.folder.watch()
+    assert len(caplog.messages) == 65
+    assert "this happened 64 times; restart the service" in caplog.messages[-1]
+
+
+def test_a_router_that_is_bound_again_keeps_its_peers_and_gets_new_ones(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    endpoint = f"ipc://{tmp_path}/run/worker.sock"
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    link = RouterLink(context, endpoint, max_frame_bytes=1 << 20)
+    dealers: dict[str, zmq.Socket[bytes]] = {}
+
+    def join(name: str) -> None:
+        dealers[name] = context.socket(zmq.DEALER)
+        dealers[name].setsockopt(zmq.ROUTING_ID, name.encode())
+        dealers[name].connect(endpoint)
+        dealers[name].send(b"join")
+        assert link.socket.poll(10_000)
+        assert list(link.receive(1)) == [(name, b"join")]
+
+    join("before")
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").mkdir(mode=0o700)
+    link.bind_again()
+    join("after")
+    for name in dealers:
+        link.send(name, name.encode())
+        assert dealers[name].poll(10_000)
+        assert dealers[name].recv() == name.encode()
+    for dealer in dealers.values():
+        dealer.close(0)
+    link.close()
+    context.term()
