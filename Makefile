@@ -27,7 +27,7 @@ help: ## List the targets
 	@echo "  Settings of run-scheduler: LISTEN= FRONTENDS= RUNTIME_DIR= CONFIG= STEPS="
 	@echo "                             WORKERS_LISTEN= WORKERS_KEYS="
 	@echo "                             TOKENS= TLS_CERT= TLS_KEY= TLS_CLIENT_CA= HEALTH_LISTEN="
-	@echo "  Settings of run-gateway:   LISTEN= ADDRESS= PROCESSES= TLS_CERT= TLS_KEY= SERVICE_CA="
+	@echo "  Settings of run-gateway:   LISTEN= ADDRESS= PROCESSES= TLS_CERT= TLS_KEY= SERVICE_CA= SERVICE_NAME="
 	@echo "                             SERVICE_NAME= HEALTH_ADDRESS="
 	@echo "  Settings of run-worker:    MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES="
 	@echo "                             KEEP_FREE_BYTES= HOST_POOL_BYTES= WINDOW= WINDOW_SINKS="
@@ -83,7 +83,7 @@ run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service with its front
 
 run-gateway: $(INSTALLED) $(STUBS) ## Run the OpenAI-compatible HTTP gateway of a service
 	@$(BIN)/python -m tandem_client.gateway $(call flags,LISTEN ADDRESS PROCESSES TLS_CERT TLS_KEY SERVICE_CA \
-	    SERVICE_NAME HEALTH_ADDRESS) $(ARGS)
+	    SERVICE_NAME SERVICE_CERT SERVICE_KEY HEALTH_ADDRESS) $(ARGS)
 
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 	@$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \

@@ -137,7 +137,8 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
     `resumption` is the code of Resume; `resumed` and `aborted` record the calls of Resume and the ids in Abort.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: grpc.ServerCredentials | None = None, *, address: str = "127.0.0.1:0") -> None:
+        """`credentials`: of TLS."""
         self.behaviour: Behaviour = one_completion
         self.requests: list[Message] = []
         self.endings: list[Ending] = []
@@ -158,7 +159,11 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
         control_pb2_grpc.add_ControlServiceServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        if credentials is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            port = self._server.add_secure_port(address, credentials)
+        self.address = f"127.0.0.1:{port}"
         self.serving(True)
         self._server.start()
 

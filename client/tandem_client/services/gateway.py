@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from tandem_client.services.child import Child, OnLine
+from tandem_client.services.probe import gateway_flags
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import Supervisor
 
@@ -20,8 +21,10 @@ _LISTENING = "gateway listening on "
 class Gateway:
     """The gateway's process over all its restarts."""
 
-    def __init__(self, flags: Sequence[str], *, on_line: OnLine, say: Callable[[str], None]) -> None:
-        self._flags = list(flags)
+    def __init__(
+        self, flags: Sequence[str], scheduler_flags: Sequence[str], *, on_line: OnLine, say: Callable[[str], None]
+    ) -> None:
+        self._flags, self._scheduler_flags = list(flags), list(scheduler_flags)
         self._on_line = on_line
         self._address = ""
         self._known = asyncio.Event()
@@ -35,7 +38,8 @@ class Gateway:
             return
         self._address = address
         own = [f"--health-address={health}"] if health else []
-        self.child.arguments = [f"--address={address}", *own, *self._flags]
+        # The user's own flags come last, so that they count.
+        self.child.arguments = [*gateway_flags(self._scheduler_flags, address), *own, *self._flags]
         if self._known.is_set():
             self.child.signal(signal.SIGTERM)
         self._known.set()

@@ -100,7 +100,7 @@ class ServicePair:
             self._holder = Supervisor(child, policy, say=say, on_end=lambda: None)
         self._gateway: Gateway | None = None
         if gateway_flags is not None:
-            self._gateway = Gateway([_WITH_PARENT, *gateway_flags], on_line=on_line, say=say)
+            self._gateway = Gateway([_WITH_PARENT, *gateway_flags], scheduler_flags, on_line=on_line, say=say)
         self._supervising: list[asyncio.Task[NoReturn]] = []
 
     @property

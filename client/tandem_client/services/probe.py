@@ -1,7 +1,8 @@
-"""Decides where `tandem serve` asks for the health of a scheduler that wants TLS or tokens.
+"""Decides where `tandem serve` asks for the health of a scheduler that wants TLS or tokens, and how a gateway calls it.
 
 The settings may be flags, environment variables or keys of a TOML file; the scheduler reads and checks them itself.
-This process has no token, so it needs an address that serves health alone.
+This process has no token, so it needs an address that serves health alone. The gateway has the service's certificate,
+and trusts it by itself.
 """
 
 import os
@@ -9,10 +10,14 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tandem_client.services.handshake import own_names
+
 _PREFIX = "TANDEM_SCHEDULER_"
 _DOOR = ("tokens", "tls_cert")
 _HEALTH = "health_listen"
 _CONFIG = "config"
+# Every address of the machine; a program of the machine calls the loopback one.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
 def with_probe(scheduler_flags: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple[list[str], bool]:
@@ -22,6 +27,22 @@ def with_probe(scheduler_flags: Sequence[str], environ: Mapping[str, str] = os.e
         return list(scheduler_flags), False
     own = [] if given.get(_HEALTH) else ["--health-listen=127.0.0.1:0"]
     return [*scheduler_flags, *own], True
+
+
+def gateway_flags(scheduler_flags: Sequence[str], address: str, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The flags of a gateway on this machine for the scheduler with these flags, which listens at `address`."""
+    given = _settings(scheduler_flags, environ)
+    host, _, port = address.rpartition(":")
+    host = _LOOPBACK.get(host, host)
+    found = [f"--address={host}:{port}"]
+    certificate, key = given.get("tls_cert"), given.get("tls_key")
+    if not certificate or not key:
+        return found
+    found += [f"--tls-cert={certificate}", f"--tls-key={key}", f"--service-ca={certificate}"]
+    names = own_names(Path(str(certificate)), Path(str(key)))
+    if names and host.strip("[]") not in names:
+        found.append(f"--service-name={names[0].replace('*', 'tandem', 1)}")
+    return found
 
 
 def _settings(scheduler_flags: Sequence[str], environ: Mapping[str, str]) -> dict[str, object]:

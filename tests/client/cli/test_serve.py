@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -12,12 +13,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tandem_client.cli.commands import serve
 from tandem_client.cli.reporting import Exit
 from tests.client.fake_programs import STAYS, Output, environment, make_pair, write_programs
 from tests.client.fake_service import WAIT_SECONDS, FakeService
+from tests.rigs.authorities import Authority
 
 Programs = Callable[..., None]
 Play = Callable[[Output], Awaitable[None]]
@@ -178,8 +181,7 @@ def serve_process(folder: Path, *flags: str, **options: object) -> Iterator[subp
         [sys.executable, "-m", "tandem_client.cli", "serve", "--shared-pool", "off", *flags],
         text=True,
         cwd=folder,
-        env=environment(folder),
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+        **{"env": environment(folder), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
     )
     try:
         yield process
@@ -289,6 +291,60 @@ def test_http_starts_a_gateway_before_the_scheduler_and_ends_it(service: FakeSer
         assert process.wait(WAIT_SECONDS) == 0
         with pytest.raises(OSError):
             urllib.request.urlopen(f"{url}/livez", timeout=WAIT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [("flags", ("DNS:*.example", "DNS:b.example")), ("scheduler", ("IP:127.0.0.1",)), ("variables", ())],
+)
+def test_http_with_tls_serves_with_the_certificate_of_the_service(
+    tmp_path: Path, place: str, names: tuple[str, ...]
+) -> None:
+    pair = Authority(tmp_path).issue("tandem.test", *names)
+    key, chain = pair.key.read_bytes(), pair.certificate.read_bytes()
+    service = FakeService(grpc.ssl_server_credentials([(key, chain)]))
+    port = service.address.rpartition(":")[2]
+    said = f"core INFO frontend listening on 0.0.0.0:{port}"
+    write_programs(tmp_path, scheduler=f"say({said!r})\n{STAYS}", worker=STAYS)
+    tls = ["--tls-cert", str(pair.certificate), "--tls-key", str(pair.key)]
+    flags = {"flags": tls, "scheduler": ["--scheduler", " ".join(tls)], "variables": list[str]()}[place]
+    variables = {f"TANDEM_SCHEDULER_{tls[i][2:].replace('-', '_').upper()}": tls[i + 1] for i in (0, 2)}
+    more = {"env": {**environment(tmp_path), **variables}} if place == "variables" else {}
+    with serve_process(tmp_path, "--http", "127.0.0.1:0", *flags, stderr=subprocess.STDOUT, **more) as process:
+        assert process.stdout is not None
+        url = next(line for line in process.stdout if "gateway listening on" in line).split()[-1]
+        trust = ssl.create_default_context(cafile=str(pair.certificate))
+        trust.check_hostname = False
+        trust.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+        asked = urllib.request.Request(f"{url}/v1/models", headers={"authorization": "Bearer k"})
+        with urllib.request.urlopen(asked, timeout=WAIT_SECONDS, context=trust) as answer:
+            assert json.load(answer)["data"][0]["id"] == service.model
+    service.stop()
+
+
+def test_http_with_client_certificates_needs_one_of_the_gateway(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("service", "IP:127.0.0.1")
+    key, chain, root = (path.read_bytes() for path in (pair.key, pair.certificate, authority.certificate))
+    service = FakeService(grpc.ssl_server_credentials([(key, chain)], root, require_client_auth=True))
+    write_programs(tmp_path, scheduler=listens(service), worker=STAYS)
+    tls = (
+        "--tls-cert",
+        str(pair.certificate),
+        "--tls-key",
+        str(pair.key),
+        "--tls-client-ca",
+        str(authority.certificate),
+    )
+    with serve_process(tmp_path, "--http", "127.0.0.1:0", *tls) as process:
+        _, said = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 2 and "wants a certificate of its clients; give --service-cert" in said
+    own = authority.issue("gateway", "DNS:gateway")
+    more = f"--service-cert {own.certificate} --service-key {own.key}"
+    with serve_process(tmp_path, "--http", "127.0.0.1:0", *tls, "--gateway", more) as process:
+        assert process.stdout is not None
+        assert any("gateway listening on https://" in line for line in process.stdout)
+    service.stop()
 
 
 def test_flags_of_the_gateway_need_its_address_and_wrong_ones_end_serve(service: FakeService, tmp_path: Path) -> None:

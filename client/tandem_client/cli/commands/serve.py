@@ -82,7 +82,7 @@ def serve(
         worker_policy=RestartPolicy(max_ends=None),
         standbys=standby,
         holder_flags=shared if holds_pools else None,
-        gateway_flags=_gateway_flags(http, gateway, tls_cert=tls_cert, tls_key=tls_key, log_format=log_format),
+        gateway_flags=_gateway_flags(http, gateway, log_format),
         on_line=screen.show_child,
         say=screen.say,
     )
@@ -93,15 +93,13 @@ def serve(
     raise typer.Exit(code)
 
 
-def _gateway_flags(
-    http: str | None, more: str, *, tls_cert: str | None, tls_key: str | None, log_format: LogFormat | None
-) -> list[str] | None:
-    """The gateway has the certificate of the service. None: no gateway."""
+def _gateway_flags(http: str | None, more: str, log_format: LogFormat | None) -> list[str] | None:
+    """None: no gateway."""
     if http is None:
         if more:
             raise typer.BadParameter("needs --http, the address of the gateway", param_hint="--gateway")
         return None
-    return [*flags(listen=http, tls_cert=tls_cert, tls_key=tls_key, log_format=log_format), *shlex.split(more)]
+    return [*flags(listen=http, log_format=log_format), *shlex.split(more)]
 
 
 def _holds_pools(shared_pool: SharedPool, device: str | None, num_standbys: int) -> bool:

@@ -47,7 +47,10 @@ TlsKey = Annotated[str | None, typer.Option(metavar="FILE", help="Key of --tls-c
 TlsClientCa = Annotated[str | None, typer.Option(metavar="FILE", help="Clients need a certificate of this authority.")]
 Http = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT", help="Address of the OpenAI-compatible HTTP gateway; default: none."),
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Address of the OpenAI-compatible HTTP gateway, with the certificate of --tls-cert; default: none.",
+    ),
 ]
 GatewayFlags = Annotated[str, typer.Option(help='More flags of the gateway, such as "--processes 4".')]
 HealthListen = Annotated[

@@ -4,6 +4,7 @@ One clock serves all streams, so that a message costs none.
 """
 
 import asyncio
+from typing import NoReturn
 
 from tandem_client.gateway.http.exchange import Exchange
 
@@ -79,7 +80,7 @@ class Pulse:
         """Looks after it no more."""
         self._streams.pop(stream, None)
 
-    async def run(self) -> None:
+    async def run(self) -> NoReturn:
         """Ticks for ever."""
         while True:
             await asyncio.sleep(self._tick_seconds)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tandem_client.gateway.metrics import table_bytes
-from tandem_client.gateway.running.server import LISTENING, url_of
+from tandem_client.gateway.running.server import LISTENING, check, url_of
 from tandem_client.gateway.settings import Settings
 from tandem_client.services.child import Child
 from tandem_client.services.restarts import RestartPolicy
@@ -28,7 +28,11 @@ _SPARE_SECONDS = 5.0
 
 
 def run(settings: Settings, bound: socket.socket, arguments: Sequence[str]) -> int:
-    """Runs the processes until SIGTERM or SIGINT. `bound` keeps the address, also for a port 0. Returns the status."""
+    """Runs the processes until SIGTERM or SIGINT; returns the status. `bound` keeps the address, also for a port 0.
+
+    Raises SettingsError.
+    """
+    asyncio.run(check(settings))
     host, port = bound.getsockname()[:2]
     listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     with tempfile.TemporaryDirectory(prefix="tandem-gateway-") as folder:

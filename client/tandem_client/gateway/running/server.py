@@ -75,16 +75,27 @@ def serve(settings: Settings, bound: socket.socket) -> None:
         asyncio.run(_serve(settings, bound))
 
 
+async def check(settings: Settings) -> None:
+    """Raises SettingsError if the service answers, and the flags of TLS are not what it wants."""
+    service = _service(settings)
+    try:
+        await Guard(service, settings).start()
+    finally:
+        await service.close()
+
+
+def _service(settings: Settings) -> Service:
+    try:
+        return Service(settings.address, settings.service_tls_settings, health_address=settings.health_address or None)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"TLS to the service (--service-ca, --service-cert, --service-key): {error}") from None
+
+
 async def _serve(settings: Settings, bound: socket.socket) -> None:
     _allow_files(settings.max_connections)
-    try:
-        service = Service(
-            settings.address, settings.service_tls_settings, health_address=settings.health_address or None
-        )  # fmt: skip
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"TLS to the service: {error}") from None
+    service = _service(settings)
     meter = Meter(settings.table, settings.row)
-    guard = Guard(service, is_public=settings.is_public)
+    guard = Guard(service, settings)
     app = App(settings, service, meter, guard)
     bounds = Bounds(
         meter,
@@ -94,9 +105,10 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     )
     server = uvicorn.Server(_config(settings, app, bounds))
     url = url_of(settings, bound)
-    background = [asyncio.create_task(each.run()) for each in (app.pulse, guard, bounds)]
+    background = list[asyncio.Task[None]]()
     try:
-        await guard.look()
+        await guard.start()
+        background = [asyncio.create_task(each.run()) for each in (app.pulse, guard, bounds)]
         # uvicorn raises the signals that it has taken again when it has stopped; then they find these.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _already_handled)

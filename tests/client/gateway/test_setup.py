@@ -1,0 +1,128 @@
+"""TLS between the gateway and the service: what goes together, and what is refused at start by the name of its flag."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx2 as httpx
+import pytest
+
+from tandem_client.gateway.running.server import check
+from tandem_client.gateway.settings import SettingsError, load
+from tests.client.gateway.conftest import start_gateway
+from tests.client.gateway.told_service import ToldService
+from tests.rigs.authorities import Authority, Pair
+from tests.rigs.processes import Child
+
+NAME = "tandem.test"
+
+
+class Services:
+    """A service of each kind, and the files that callers need."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority, self.other = Authority(folder), Authority(folder, "other")
+        self.pair = self.authority.issue("service", f"DNS:{NAME}")
+        self.unnamed = self.authority.issue(NAME, file="unnamed")
+        self.client = self.authority.issue("client", "DNS:client.test")
+        self.stranger = self.other.issue("stranger", "DNS:client.test")
+        key, chain, root = (
+            path.read_bytes() for path in (self.pair.key, self.pair.certificate, self.authority.certificate)
+        )
+        self.plain = ToldService()
+        self.tls = ToldService(grpc.ssl_server_credentials([(key, chain)]))
+        self.mutual = ToldService(grpc.ssl_server_credentials([(key, chain)], root, require_client_auth=True))
+
+    def flags(self, words: str) -> list[str]:
+        """Replaces the names of services and files in the words of a table."""
+        names = {
+            "PLAIN": self.plain.address, "TLS": self.tls.address, "MUTUAL": self.mutual.address,
+            "OTHER": self.other.certificate, "CA": self.authority.certificate, "ITSELF": self.pair.certificate,
+        }  # fmt: skip
+        pairs: dict[str, Pair] = {"CLIENT": self.client, "STRANGER": self.stranger}
+        found = list[str]()
+        for word in words.split():
+            flag, _, value = word.partition("=")
+            if value in pairs:
+                found += [f"{flag}-cert={pairs[value].certificate}", f"{flag}-key={pairs[value].key}"]
+            else:
+                found.append(f"{flag}={names.get(value, value)}" if value else flag)
+        return found
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    made = Services(tmp_path_factory.mktemp("tls"))
+    yield made
+    for service in (made.plain, made.tls, made.mutual):
+        service.stop()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--address=PLAIN",
+        "--address=TLS --service-ca=CA --service-name=tandem.test",
+        "--address=TLS --service-ca=ITSELF --service-name=tandem.test",
+        "--address=MUTUAL --service-ca=CA --service-name=tandem.test --service=CLIENT",
+        # Nothing listens there: the service may start after the gateway.
+        "--address=127.0.0.1:1",
+        "--address=127.0.0.1:1 --service-ca=CA",
+    ],
+)
+def test_flags_that_suit_the_service(services: Services, flags: str) -> None:
+    asyncio.run(check(load(services.flags(flags), {})))
+
+
+WRONG = [
+    ("--address=TLS", "speaks TLS; give --service-ca"),
+    ("--address=MUTUAL", "speaks TLS; give --service-ca"),
+    ("--address=PLAIN --service-ca=CA", "speaks plaintext; leave out --service-ca"),
+    ("--address=PLAIN --service-tls", "speaks plaintext; leave out --service-ca and --service-tls"),
+    ("--address=TLS --service-ca=OTHER --service-name=tandem.test", r"is not from \S+ \(--service-ca\)"),
+    ("--address=TLS --service-tls --service-name=tandem.test", "is not of a known authority; give --service-ca"),
+    ("--address=TLS --service-ca=CA", "is for tandem.test and not for 127.0.0.1; give --service-name"),
+    ("--address=TLS --service-ca=CA --service-name=b.test", "is for tandem.test and not for b.test"),
+    (
+        "--address=MUTUAL --service-ca=CA --service-name=tandem.test",
+        "wants a certificate of its clients; give --service-cert and --service-key",
+    ),
+    (
+        "--address=MUTUAL --service-ca=CA --service-name=tandem.test --service=STRANGER",
+        "does not accept the certificate of --service-cert",
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), WRONG)
+def test_flags_that_do_not_suit_the_service_are_named(services: Services, flags: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        asyncio.run(check(load(services.flags(flags), {})))
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_wrong_flags_end_the_gateway_at_its_start_with_one_line(services: Services, processes: str) -> None:
+    command = [sys.executable, "-m", "tandem_client.gateway", "--listen", "127.0.0.1:0", "--processes", processes]
+    ended = subprocess.run([*command, *services.flags(WRONG[0][0])], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    [line] = ended.stderr.splitlines()
+    assert "speaks TLS; give --service-ca" in line
+
+
+def test_a_service_that_starts_later_with_another_protocol_is_reported(services: Services) -> None:
+    first = ToldService()
+    first.stop()
+    gateway: Child
+    gateway, url = start_gateway("--address", first.address)
+    try:
+        gateway.wait_line(f"the service at {first.address} does not answer yet")
+        key, chain = services.pair.key.read_bytes(), services.pair.certificate.read_bytes()
+        later = ToldService(grpc.ssl_server_credentials([(key, chain)]), address=first.address)
+        gateway.wait_line("ERROR .*speaks TLS; give --service-ca")
+        assert httpx.get(f"{url}/v1/models").status_code == 503
+        later.stop()
+    finally:
+        gateway.kill()
