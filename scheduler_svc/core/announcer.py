@@ -1,4 +1,4 @@
-"""Announcements to front ends: the served model, and whether the core accepts requests.
+"""Announcements to front ends: the served model, whether requests are computed, and whether the core accepts them.
 
 The announcer remembers what it sent last, so that each change is sent once. Front ends use only this status to refuse
 requests before they parse them, because under overload a refusal must be cheap.
@@ -6,31 +6,35 @@ requests before they parse them, because under overload a refusal must be cheap.
 
 from collections.abc import Iterable
 
+from scheduler_svc.core.availability import Availability
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.effects import CoreStatus, Effect, ModelServed, Note
+from scheduler_svc.core.messages.waits import NotServing, WaitReason
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import Served
 from scheduler_svc.core.workers.lanes import Lanes
 
 RETRY_CHANGE = 1.5
 """The factor by which the estimated time in a full queue changes before front ends are told again."""
+_REFUSING = (WaitReason.CRASH_LOOP, WaitReason.SHUTTING_DOWN)
+"""If no request is computed for these reasons, new ones are refused. Otherwise they wait."""
 
 
 class Announcer:
-    """Makes announcements from the queue and the lanes, and does not change them."""
+    """Makes announcements from the queue, the lanes and the availability, and does not change them."""
 
-    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes) -> None:
+    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, availability: Availability) -> None:
         self._config = config
         self._queue = queue
-        self._lanes = lanes
+        self._lanes, self._availability = lanes, availability
         self._sent_served: Served | None = None
-        # Why the queue is full, why the core does not serve (empty if it does not apply), number of workers, and when
-        # a request that is refused because the queue is full may be sent again.
-        self._sent_status = ("", "", 0, 0.0)
+        # Why the queue is full (empty if it is not), why no request is computed, number of workers, and when a request
+        # that is refused because the queue is full may be sent again.
+        self._sent_status: tuple[str, NotServing | None, int, float] = ("", None, 0, 0.0)
 
-    def greeting(self, frontend: str) -> list[Effect]:
+    def greeting(self, frontend: str, now: float) -> list[Effect]:
         """Returns the announcements for a front end that joins."""
-        return [_model(frontend, self._lanes.worker_infos.served), self._status(frontend)]
+        return [_model(frontend, self._lanes.worker_infos.served), self._status(frontend, now)]
 
     def changed_model(self, frontends: Iterable[str]) -> list[Effect]:
         """Returns the served model for every front end, if callers see a difference."""
@@ -43,21 +47,22 @@ class Announcer:
     def changed_status(self, frontends: Iterable[str], now: float) -> list[Effect]:
         """Returns the core's status for every front end, if it changed.
 
-        A status is sent when a reason appears or disappears, because the numbers in the reasons change constantly;
-        and when the estimated time in the queue has changed by RETRY_CHANGE.
+        That the queue is full is sent when that begins and ends, because the numbers in it change constantly, and when
+        the estimated time in the queue has changed by RETRY_CHANGE.
         """
-        queue_full, not_serving = self._queue_full(), self._lanes.crash_loop.cause(now)
+        queue_full, not_serving, workers = self._queue_full(), self._availability.value, self._availability.num_workers
         before, queue = self._sent_status, self._queue
         seconds = queue.drain.seconds(queue.num_waiting, queue.waiting_tokens, now) if queue_full else 0.0
-        is_same = (bool(queue_full), bool(not_serving)) == (bool(before[0]), bool(before[1]))
+        is_same = (bool(queue_full), not_serving, workers) == (bool(before[0]), before[1], before[2])
         is_near = before[3] <= seconds * RETRY_CHANGE and seconds <= before[3] * RETRY_CHANGE
-        if is_same and is_near and before[2] == len(self._lanes.seated):
+        if is_same and is_near:
             return []
-        self._sent_status = (queue_full, not_serving, len(self._lanes.seated), seconds)
-        effects: list[Effect] = [self._status(frontend) for frontend in frontends]
-        if bool(not_serving) != bool(before[1]):
-            message = f"not serving: {not_serving}" if not_serving else "serving again after a crash loop"
-            effects.append(Note(message=message))
+        self._sent_status = (queue_full, not_serving, workers, seconds)
+        effects: list[Effect] = [self._status(frontend, now) for frontend in frontends]
+        if _crashes(not_serving) and not _crashes(before[1]) and not_serving is not None:
+            effects.append(Note(message=f"not serving: {not_serving.message}"))
+        elif _crashes(before[1]) and not _crashes(not_serving):
+            effects.append(Note(message="the crash loop is over"))
         return effects
 
     def _queue_full(self) -> str:
@@ -75,15 +80,22 @@ class Announcer:
             return f"{queue.waiting_tokens} tokens are waiting; the limit is {limit} (max_waiting_tokens)"
         return ""
 
-    def _status(self, frontend: str) -> CoreStatus:
+    def _status(self, frontend: str, now: float) -> CoreStatus:
         queue_full, not_serving, workers, seconds = self._sent_status
         return CoreStatus(
             frontend=frontend,
             queue_full=queue_full,
-            not_serving=not_serving,
+            not_serving="" if not_serving is None else not_serving.message,
+            reason=None if not_serving is None else not_serving.reason,
+            not_serving_seconds=0.0 if not_serving is None else now - not_serving.since,
+            refuses=not_serving is not None and not_serving.reason in _REFUSING,
             workers=workers,
             retry_seconds=seconds,
         )
+
+
+def _crashes(not_serving: NotServing | None) -> bool:
+    return not_serving is not None and not_serving.reason is WaitReason.CRASH_LOOP
 
 
 def _model(frontend: str, served: Served | None) -> ModelServed:

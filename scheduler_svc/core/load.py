@@ -2,8 +2,10 @@
 
 from collections.abc import Container
 
+from scheduler_svc.core.availability import state_of
 from scheduler_svc.core.limits.memory_limit import Reduction
 from scheduler_svc.core.messages.reports import Incidents, Load, WorkerLoad
+from scheduler_svc.core.messages.waits import WorkerState
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
@@ -23,7 +25,7 @@ def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: in
         waiting_tokens=queue.waiting_tokens,
         pages_used=sum(one.pages_used for one in each),
         pages_total=sum(one.pages_total for one in each),
-        workers=len(each),
+        workers=sum(one.state is WorkerState.SERVING for one in each),
         steps=counters.steps,
         step_ms=step_ms,
         preemptions=counters.preemptions,
@@ -39,7 +41,7 @@ def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: in
         worker_lost_seconds=None if lost_at is None else now - lost_at,
         worker_lost_reason=lost_reason,
         suspects=suspects,
-        standby_workers=len(on_standby),
+        standby_workers=sum(one.state is WorkerState.STANDBY for one in on_standby),
         incidents=_incidents(counters),
         held_pools=lanes.held_pools.load(now),
     )
@@ -58,6 +60,7 @@ def _incidents(counters: Counters) -> Incidents:
 
 
 def _of_lane(lane: Lane, leaving: Container[str]) -> WorkerLoad:
+    state, detail = state_of(lane, leaving)
     return WorkerLoad(
         pid=lane.info.pid,
         device=lane.info.device,
@@ -69,4 +72,6 @@ def _of_lane(lane: Lane, leaving: Container[str]) -> WorkerLoad:
         name=lane.worker,
         is_draining=lane.worker in leaving,
         weights_version=lane.info.weights_version,
+        state=state,
+        detail=detail if lane.weights.refusal else "",
     )

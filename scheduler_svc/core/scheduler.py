@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scheduler_svc.core.announcer import Announcer
+from scheduler_svc.core.availability import Availability
 from scheduler_svc.core.draining.drains import Drains
 from scheduler_svc.core.faults.convictions import Convictions
 from scheduler_svc.core.faults.hung_workers import HungWorkers
@@ -38,6 +39,7 @@ from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update.endings import Ending
 from scheduler_svc.core.update.output_collector import OutputCollector
 from scheduler_svc.core.update.stats import stats_of
+from scheduler_svc.core.waits import Waits
 from scheduler_svc.core.weights.updates import Updates
 from scheduler_svc.core.workers.flush import flush
 from scheduler_svc.core.workers.held_pools import HeldPools
@@ -59,10 +61,12 @@ class Scheduler:
         """Index of each connected front end, by name; an index is never used twice."""
         self.output_tokens = 0
         self._next_frontend = 1
-        self._announcer = Announcer(config, self.queue, self._lanes)
+        self.availability = Availability(self._lanes)
+        self._waits = Waits(self.queue, self._lanes, self.availability)
+        self._announcer = Announcer(config, self.queue, self._lanes, self.availability)
         self._seen_revision = self._lanes.worker_infos.revision
         self._output = OutputCollector(report_detached=config.report_detached)
-        self._deadlines = Deadlines(config, self.queue, self._lanes, self._end)
+        self._deadlines = Deadlines(config, self.queue, self._lanes, self._waits, self._end)
         self._acceptance = Acceptance(config, self.queue, self._lanes, self._deadlines, self.preparations)
         self._refusals = Refusals(config, self.queue, self._lanes, self.convictions, self.preparations.sources)
         self._lingering = Lingering(config, self.queue, self._lanes, self._remove)
@@ -148,6 +152,7 @@ class Scheduler:
             lanes.next_seating(),
             lanes.worker_infos.next_expiry(),
             lanes.suspects.waits_until,
+            self._waits.next_wake(),
         )
         for at in (self.queue.next_deadline(), self._lingering.next_expiry(), self.drains.next_wake(), *of_lanes):
             if at is not None and (first is None or at < first):
@@ -240,11 +245,16 @@ class Scheduler:
 
     def _on_frontend_joined(self, event: ev.FrontendJoined, now: float) -> list[fx.Effect]:
         effects = self._drop_frontend(event.frontend, now)
-        effects += self._announcer.changed_status(self.frontends, now)
+        effects += self._changed_status(now)
         self.frontends[event.frontend] = self._next_frontend
         self._next_frontend += 1
         drain = [fx.AnnounceDrain(frontend=event.frontend)] if self.drains.is_stopping else []
-        return [*effects, *self._announcer.greeting(event.frontend), *drain]
+        return [*effects, *self._announcer.greeting(event.frontend, now), *drain]
+
+    def _changed_status(self, now: float) -> list[fx.Effect]:
+        """Returns what front ends must know of the service now."""
+        self.availability.look(now, is_stopping=self.drains.is_stopping)
+        return self._announcer.changed_status(self.frontends, now)
 
     def _on_frontend_lost(self, event: ev.FrontendLost, now: float) -> list[fx.Effect]:
         return self._drop_frontend(event.frontend, now)
@@ -302,8 +312,7 @@ class Scheduler:
     # Time ----------------------------------------------------------------------------------------------------
 
     def _on_tick(self, event: ev.Tick, now: float) -> list[fx.Effect]:
-        self._deadlines.expire(now)
-        effects = self._lingering.expire(now)
+        effects = [*self._deadlines.expire(now), *self._lingering.expire(now)]
         self._lanes.worker_infos.expire(now)
         effects += self._hung.give_up(now)
         effects += self._lanes.seat_due(now)
@@ -312,7 +321,8 @@ class Scheduler:
         if self._lanes.suspects.has_convicted:
             effects += self._end_convicted(now)
         effects += self._steps.plan(self.frontends, now)
-        effects += self._announcer.changed_status(self.frontends, now)
+        effects += self._changed_status(now)
+        effects += self._waits.tell(self.frontends, now)
         return effects
 
     def _on_paused(self, event: ev.Paused, now: float) -> list[fx.Effect]:

@@ -23,6 +23,7 @@ from scheduler_svc.core.messages.reports import (
     WeightsReport,
     WorkerLoad,
 )
+from scheduler_svc.core.messages.waits import Wait, WaitReason, WorkerState
 from scheduler_svc.wire import weights as weights_wire
 from scheduler_svc.wire.arrays import WireError, fields, packed
 from scheduler_svc.wire.submit import TENANT_END, core_id, resume_of, submit_of
@@ -31,12 +32,16 @@ from scheduler_svc.wire.submit import TENANT_END, core_id, resume_of, submit_of
 _REJECT = {code: pb.RejectCode.Value(f"REJECT_CODE_{code.name}") for code in fx.RejectCode}
 _REASON = {reason: inference_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in fx.EndReason}
 _FAILURE = {code: pb.FailureCode.Value(f"FAILURE_CODE_{code.name}") for code in fx.FailureCode}
-
 _DRAIN = {state: control_pb2.DrainState.Value(f"DRAIN_STATE_{state.name}") for state in DrainState}
+_WAIT = {reason: inference_pb2.WaitReason.Value(f"WAIT_REASON_{reason.name}") for reason in WaitReason}
+_WORKER = {state: control_pb2.WorkerState.Value(f"WORKER_STATE_{state.name}") for state in WorkerState}
 
 # The fields that have the same names and values on both sides.
 _LOAD = tuple(name for name in Load.__slots__ if name not in ("per_worker", "incidents", "held_pools"))
+_WORKER_LOAD = tuple(name for name in WorkerLoad.__slots__ if name != "state")
 _DRAIN_FIELDS = tuple(name for name in control_pb2.DrainResponse.DESCRIPTOR.fields_by_name if name != "state")
+_STATUS = tuple(name for name in fx.CoreStatus.__slots__ if name not in ("frontend", "reason"))
+_WAIT_FIELDS = tuple(name for name in Wait.__slots__ if name != "reason")
 _USAGE = tuple(name for name in inference_pb2.Usage.DESCRIPTOR.fields_by_name if name in fx.Stats.__slots__)
 _TIMING = tuple(inference_pb2.Timing.DESCRIPTOR.fields_by_name)
 
@@ -102,6 +107,7 @@ FrontendEffect = (
     fx.Admitted
     | fx.Rejected
     | fx.StepOutput
+    | fx.Waits
     | fx.AbortReply
     | fx.LoadReply
     | fx.FlushReply
@@ -149,7 +155,7 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             # A worker_lost_seconds of None stays unset.
             load = control_pb2.GetLoadResponse(**fields(effect.load, _LOAD))
             for worker in effect.load.per_worker:
-                load.per_worker.add(**fields(worker, WorkerLoad.__slots__))
+                load.per_worker.add(state=_WORKER[worker.state], **fields(worker, _WORKER_LOAD))
             counts = control_pb2.Incidents(**fields(effect.load.incidents, Incidents.__slots__))
             load.incidents.CopyFrom(counts)
             load.held_pools.CopyFrom(control_pb2.HeldPools(**fields(effect.load.held_pools, HeldPoolsLoad.__slots__)))
@@ -163,10 +169,12 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             for entry in effect.entries:
                 message.quarantine_reply.requests.add(**fields(entry, QuarantineEntry.__slots__))
         case fx.CoreStatus():
-            message.core_status.queue_full = effect.queue_full
-            message.core_status.not_serving = effect.not_serving
-            message.core_status.workers = effect.workers
-            message.core_status.retry_seconds = effect.retry_seconds
+            message.core_status.CopyFrom(pb.CoreStatus(**fields(effect, _STATUS)))
+            if effect.reason is not None:
+                message.core_status.reason = _WAIT[effect.reason]
+        case fx.Waits():
+            for wait in effect.waits:
+                message.waits.waits.add(reason=_WAIT[wait.reason], **fields(wait, _WAIT_FIELDS))
         case fx.AnnounceDrain():
             message.draining.SetInParent()
         case DrainReport():

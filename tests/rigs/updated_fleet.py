@@ -69,6 +69,7 @@ class UpdatedFleet:
         self.reports: list[WeightsReport] = []
         self.refusals: list[fx.UpdateRefused] = []
         self.notes: list[str] = []
+        self.statuses: list[fx.CoreStatus] = []
         self.changes: list[Weights] = []
         self.handle(ev.FrontendJoined(frontend=FRONTEND))
         for _ in range(num_workers):
@@ -99,6 +100,8 @@ class UpdatedFleet:
                 self.reports.append(effect)
             case fx.WeightsChanged():
                 self.changes.append(effect.weights)
+            case fx.CoreStatus():
+                self.statuses.append(effect)
             case fx.Note():
                 self.notes.append(effect.message)
             case fx.Rejected():

@@ -33,6 +33,10 @@ class LaneConstraints:
         """Returns whether rows with the constraint may sample."""
         return self._states.get(name) is _State.READY
 
+    def is_preparing(self, name: bytes) -> bool:
+        """Returns whether the worker was sent the constraint and has not answered."""
+        return self._states.get(name) is _State.PREPARING
+
     def want(self, name: bytes) -> None:
         """Lets the worker prepare the constraint, unless it has or was told to."""
         if self._states.get(name) in (None, _State.UNSURE):

@@ -19,6 +19,9 @@ from scheduler_svc.core.messages.ends import FailureCode as FailureCode
 from scheduler_svc.core.messages.ends import Stats as Stats
 from scheduler_svc.core.messages.quarantine import QuarantineReply
 from scheduler_svc.core.messages.reports import DrainReport, Load, StepReport, WeightsReport
+from scheduler_svc.core.messages.waits import Wait as Wait
+from scheduler_svc.core.messages.waits import WaitReason
+from scheduler_svc.core.messages.waits import Waits as Waits
 from scheduler_svc.core.messages.worker_effects import (
     AskRejoin,
     DismissWorker,
@@ -162,15 +165,24 @@ class ModelServed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreStatus:
-    """Whether the core accepts requests, so that this front end can refuse a request before it parses it."""
+    """Whether requests are computed, and whether the core accepts them.
+
+    So front ends tell their callers, and refuse a request before they parse it.
+    """
 
     frontend: str
     queue_full: str
     """One sentence while the queue is full, otherwise empty."""
     not_serving: str
-    """One sentence while the workers crash in a loop, otherwise empty."""
+    """One sentence while a request that arrives is not computed (`availability`), otherwise empty."""
+    reason: WaitReason | None
+    """Of `not_serving`; None while it is empty."""
+    not_serving_seconds: float
+    """For how long no request has been computed."""
+    refuses: bool
+    """Whether new requests are refused for `not_serving`. Otherwise they wait."""
     workers: int
-    """Number of workers that have joined, without those on standby."""
+    """Number of workers that take requests."""
     retry_seconds: float
     """In how many seconds a full queue will have emptied, as the core estimated when it sent this; 0 if not full."""
 
@@ -214,6 +226,7 @@ Effect = (
     Admitted
     | Rejected
     | StepOutput
+    | Waits
     | AbortReply
     | LoadReply
     | FlushReply

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from scheduler_svc.core.messages.waits import WorkerState
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
@@ -19,6 +21,9 @@ class WorkerLoad:
     name: str = ""
     is_draining: bool = False
     weights_version: str = ""
+    state: WorkerState = WorkerState.SERVING
+    detail: str = ""
+    """What is wrong, in the worker's own words, or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +60,7 @@ class HeldPoolsLoad:
 class Load:
     """The load of the core. Counters start at 0 with the core.
 
-    `workers` and the sums of pages leave out workers on standby; `per_worker` lists them last.
+    `workers` are those that take requests. The sums of pages leave out those on standby, which `per_worker` lists last.
     """
 
     running: int
@@ -88,6 +93,7 @@ class Load:
     suspects: int
     """Requests that may have killed a worker or made a step fail."""
     standby_workers: int
+    """Those that could take over at once."""
     incidents: Incidents
     held_pools: HeldPoolsLoad
     journal_bytes: int = 0

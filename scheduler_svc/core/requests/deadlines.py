@@ -11,6 +11,7 @@ from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.queue.deadline_heap import DeadlineKind
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.request import Phase, Request
+from scheduler_svc.core.waits import Waits
 from scheduler_svc.core.workers.lanes import Lanes
 
 
@@ -25,10 +26,10 @@ class _End(Protocol):
 class Deadlines:
     """`end` ends a live request."""
 
-    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, end: _End) -> None:
+    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, waits: Waits, end: _End) -> None:
         self._config = config
         self._queue = queue
-        self._lanes = lanes
+        self._lanes, self._waits = lanes, waits
         self._end = end
 
     def begin(self, request: Request, submit: Submit, now: float) -> None:
@@ -51,17 +52,23 @@ class Deadlines:
         elif request.begin_worker_wait(now):
             self._queue.add_deadline(now + self._config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
 
-    def expire(self, now: float) -> None:
-        """Ends the requests whose deadlines have passed."""
+    def expire(self, now: float) -> list[fx.Effect]:
+        """Ends the requests whose deadlines have passed. Returns what their callers are told of their waits."""
+        effects: list[fx.Effect] = []
         while (due := self._queue.pop_deadline(now)) is not None:
-            self._expire(*due, now)
+            effects += self._expire(*due, now)
+        return effects
 
-    def _expire(self, request: Request, due: DeadlineKind, at: float, now: float) -> None:
+    def _expire(self, request: Request, due: DeadlineKind, at: float, now: float) -> list[fx.Effect]:
+        """Ends a request, if it is due. An error names what the request was waiting for."""
         match due:
             case DeadlineKind.TIME_LIMIT:
+                effects = self._waits.last_word(request, now)
                 self._end(request, now, reason=fx.EndReason.TIME_LIMIT)
+                return effects
             case DeadlineKind.DEADLINE:
                 message = f"request {request.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
+                message += self._waits.named(request, now)
                 self._end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
             case DeadlineKind.QUEUE_TIME:
                 # A preempted request, or one whose worker was lost, has had a row: its caller has waited long enough.
@@ -69,9 +76,11 @@ class Deadlines:
                     waited = now - request.arrived_at
                     limit = f"the limit is {at - request.arrived_at:.7g} s (max_queue_seconds)"
                     message = f"request {request.request_id}: it waited {waited:.3f} s in the queue; {limit}"
+                    message += self._waits.named(request, now)
                     self._end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
             case DeadlineKind.WORKER_WAIT:
                 self._end_worker_wait(request, now)
+        return []
 
     def _end_worker_wait(self, request: Request, now: float) -> None:
         """Ends a request if no worker was large enough for `max_worker_wait_seconds`; checks again later if not."""
@@ -87,4 +96,5 @@ class Deadlines:
             f"for {now - since:.0f} s no worker could hold its {request.total_length} tokens (prompt and "
             f"max_new_tokens){takes}; the limit is {limit:g} s (max_worker_wait_seconds)"
         )
+        message += self._waits.named(request, now)
         self._end(request, now, failure=fx.Failure(code=fx.FailureCode.NO_WORKER, message=message))

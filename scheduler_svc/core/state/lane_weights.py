@@ -19,6 +19,8 @@ class LaneWeights:
     """Whether the lane makes no plans at all."""
     loading: Weights | None = None
     """What the worker was told to load and has not answered."""
+    version: str = ""
+    """The version that it was told to load last."""
     running: Running = Running.RECOMPUTE
     """What happens to the lane's requests when it has."""
     until: float = 0.0
@@ -32,7 +34,7 @@ class LaneWeights:
 
     def begin(self, weights: Weights, running: Running, until: float) -> None:
         """The worker is told to load."""
-        self.loading, self.running, self.until = weights, running, until
+        self.loading, self.version, self.running, self.until = weights, weights.version, running, until
 
     def paused(self, seconds: float) -> None:
         """The scheduler did not run, so the worker gets this time in addition."""

@@ -52,6 +52,7 @@ class Lanes:
         self.suspects = Suspects(queue)
         self.page_index = PageIndex()
         self.last_loss: tuple[float, str] | None = None  # Time and reason of the last loss of a worker.
+        self.last_end: tuple[bool, str] | None = None  # Whether the last worker to go was lost, and what became of it.
         self.counters = Counters()
         self._was_seated = False  # Whether a worker has been seated since the start.
         self.held_pools = HeldPools()
@@ -176,6 +177,8 @@ class Lanes:
         lane, leaving, in_trial = self.by_worker.pop(worker), self.leaving.pop(worker, None), False
         was_dismissed = leaving is not None and leaving.is_dismissed
         is_death &= not was_dismissed
+        end = "was drained" if was_dismissed else f"was lost: {reason}"
+        self.last_end = not was_dismissed, f"the last one, {worker}, {end}"
         lane.pages.close()
         self._list_lanes()
         if is_death and cause in _DEATHS and lane.serves:

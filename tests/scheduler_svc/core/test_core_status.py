@@ -3,6 +3,7 @@
 from scheduler_svc.core.announcer import RETRY_CHANGE
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.waits import WaitReason
 from scheduler_svc.core.workers.crash_loop import DEATHS, WINDOW_SECONDS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy
@@ -96,11 +97,12 @@ def test_workers_lost_without_a_token_make_the_core_stop_serving() -> None:
     world = World(TWO_ROWS)
     admitted = world.submit([1, 2], max_new_tokens=4, ignore_eos=True)
     crash(world, DEATHS - 1)
-    assert not any(status.not_serving for status in statuses(world))
+    assert not any(status.refuses for status in statuses(world))
     crash(world, 1)
     world.tick()
     [note] = [effect for effect in world.effects if isinstance(effect, fx.Note) and "serving" in effect.message]
     status = statuses(world)[-1]
+    assert status.refuses and status.reason is WaitReason.CRASH_LOOP
     assert note.message == f"not serving: {status.not_serving}"
     assert status.not_serving == (
         "workers crash in a loop: 5 died within 60 s and no token was computed in between; the last one: killed; "
@@ -130,13 +132,13 @@ def test_workers_that_announce_their_stop_do_not_make_a_crash_loop() -> None:
         world.handle(ev.WorkerLost(worker=world.worker, reason="it stops", is_orderly=True))
         world.join()
         world.tick(0.1)
-    assert not any(status.not_serving for status in statuses(world))
+    assert not any(status.refuses for status in statuses(world))
 
 
 def test_workers_lost_at_long_intervals_do_not_make_a_crash_loop() -> None:
     world = World(TWO_ROWS, config=greedy(silence_timeout_seconds=1e6))
     crash(world, 2 * DEATHS, seconds=WINDOW_SECONDS / (DEATHS - 1) + 1)
-    assert not any(status.not_serving for status in statuses(world))
+    assert not any(status.refuses for status in statuses(world))
 
 
 def test_the_load_reports_the_last_lost_worker() -> None:

@@ -221,6 +221,7 @@ def test_the_steps_file_gets_a_join_when_a_standby_worker_is_seated() -> None:
 
 def test_front_ends_hear_of_serving_workers_only() -> None:
     fleet = fleet_of(False)
+    tick(fleet)
     fleet.join_as(SHAPE, is_standby=True)
     effects = tick(fleet)
     assert [effect.workers for effect in effects if isinstance(effect, fx.CoreStatus)] == []

@@ -1,6 +1,7 @@
 """The stats of ended requests, the load, what front ends are sent, and the size of the queue's heaps."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.ends import MAX_COUNT
 from scheduler_svc.core.messages.reports import Load
+from scheduler_svc.core.messages.waits import WaitReason
 from scheduler_svc.frontend.streaming.summary import summarize
 from scheduler_svc.wire.frontend import frame_of
 from tests.rigs.executor import Shape
@@ -100,12 +102,26 @@ def test_the_load_counts_delivered_tokens() -> None:
 # Front ends ---------------------------------------------------------------------------------------------------
 
 
+def status_of(frontend: str, **fields: Any) -> fx.CoreStatus:
+    serving = fx.CoreStatus(
+        frontend=frontend,
+        queue_full="",
+        not_serving="",
+        reason=None,
+        not_serving_seconds=0.0,
+        refuses=False,
+        workers=1,
+        retry_seconds=0.0,
+    )
+    return replace(serving, **fields)
+
+
 def greeting(world: World, frontend: str = FRONTEND) -> list[fx.Effect]:
     """Returns the effects for a front end that joins: the model, and the core's status as of its last plan."""
     info = world.info()
     return [
         fx.ModelServed(frontend=frontend, info=info, recent_max_length=info.max_length),
-        fx.CoreStatus(frontend=frontend, queue_full="", not_serving="", workers=1, retry_seconds=0.0),
+        status_of(frontend),
     ]
 
 
@@ -128,7 +144,7 @@ def test_front_ends_get_the_model_when_a_worker_joins() -> None:
     world = World(join=False)
     assert world.effects == [
         fx.ModelServed(frontend=FRONTEND, info=None, recent_max_length=0),
-        fx.CoreStatus(frontend=FRONTEND, queue_full="", not_serving="", workers=0, retry_seconds=0.0),
+        status_of(FRONTEND, reason=WaitReason.NO_WORKER, not_serving="no worker has joined yet", workers=0),
     ]
     world.handle(ev.FrontendJoined(frontend="f-2"))
     world.effects.clear()
@@ -145,8 +161,11 @@ def test_a_drain_is_announced_to_present_and_later_front_ends() -> None:
     world = World()
     world.tick()
     assert world.handle(ev.DrainStarted()) == [fx.AnnounceDrain(frontend=FRONTEND)]
+    drained = {"reason": WaitReason.SHUTTING_DOWN, "not_serving": "the service is shutting down", "refuses": True}
+    assert world.handle(ev.Tick()) == [status_of(FRONTEND, **drained)]
     assert world.handle(ev.FrontendJoined(frontend="f-2")) == [
-        *greeting(world, "f-2"),
+        greeting(world, "f-2")[0],
+        status_of("f-2", **drained),
         fx.AnnounceDrain(frontend="f-2"),
     ]
 

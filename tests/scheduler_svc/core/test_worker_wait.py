@@ -96,7 +96,8 @@ def test_a_running_request_keeps_its_tokens_and_fails_when_the_wait_is_over() ->
     fleet.tick(2.0)
     failure = fleet.end(long).failure
     assert failure is not None and failure.code is fx.FailureCode.NO_WORKER
-    assert "90 tokens" in failure.message and failure.message.endswith("the limit is 100 s (max_worker_wait_seconds)")
+    assert "90 tokens" in failure.message and "the limit is 100 s (max_worker_wait_seconds)" in failure.message
+    assert "it was waiting: its 90 tokens" in failure.message
     assert len(fleet.streams[long].tokens) == num_tokens
     fleet.check_all_ended()
 

@@ -113,7 +113,7 @@ def test_unproven_workers_that_leave_while_a_proven_one_serves_do_not_count_as_c
     fleet = Fleet(SHAPE, config=STRICT)
     fleet.run()
     lose_unproven_workers(fleet)
-    assert not [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]
+    assert not [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.refuses]
     stream = fleet.submit([1, 2], max_new_tokens=3, ignore_eos=True)
     fleet.run()
     assert len(fleet.streams[stream].tokens) == 3
@@ -122,7 +122,7 @@ def test_unproven_workers_that_leave_while_a_proven_one_serves_do_not_count_as_c
 def test_workers_lost_in_their_first_step_make_a_crash_loop() -> None:
     fleet = Fleet(config=STRICT)
     lose_unproven_workers(fleet)
-    assert [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]
+    assert [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.refuses]
 
 
 def test_workers_refused_for_their_identity_do_not_count_as_crashes() -> None:
@@ -137,4 +137,4 @@ def test_workers_refused_for_their_identity_do_not_count_as_crashes() -> None:
         fleet.deliver_from(name)
     fleet.tick()
     assert list(fleet.core.lanes) == ["a"]
-    assert not [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]
+    assert not [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.refuses]

@@ -1,0 +1,90 @@
+"""Whether a request that arrives now can be computed, and if not, why and since when: the one truth about health.
+
+A pure function of the lanes, the crash loop and the drain, remembered with the time since which it holds. Front ends,
+metrics and `Waits` read it.
+"""
+
+from collections.abc import Container
+
+from scheduler_svc.core.messages.waits import NotServing, WaitReason, WorkerState
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.workers.lanes import Lanes
+
+# From the nearest to serving to the farthest: the reason if no worker is nearer.
+_REASONS = {
+    WorkerState.STARTING: WaitReason.WORKER_STARTING,
+    WorkerState.LOADING: WaitReason.LOADING_WEIGHTS,
+    WorkerState.STANDBY: WaitReason.ON_STANDBY,
+    WorkerState.REFUSED: WaitReason.WEIGHTS_REFUSED,
+    WorkerState.DRAINING: WaitReason.WORKERS_LEAVING,
+}
+_ORDER = list(_REASONS)
+_MAX_REASON = 500
+
+
+class Availability:
+    """`look` updates the values, `lanes` are all lanes."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self.blocked: NotServing | None = None
+        """Why no worker computes anything for a request that waits; None if one does."""
+        self.value: NotServing | None = None
+        """Why a request that arrives now is not computed: `blocked`, or it is refused. None while requests are."""
+        self.num_workers = 0
+        """Workers that take requests."""
+
+    def look(self, now: float, *, is_stopping: bool) -> None:
+        """Reads the state. `is_stopping`: the service is drained."""
+        lanes = self._lanes
+        self.num_workers = sum([lane.weights.admits for lane in lanes.serving])
+        crash = lanes.crash_loop.cause(now)
+        if self.num_workers and not crash and not is_stopping:
+            self.blocked = self.value = None
+            return
+        blocked = None if self.num_workers else (WaitReason.CRASH_LOOP, crash) if crash else self._cause()
+        self.blocked = _since(self.blocked, blocked, now)
+        if is_stopping:
+            cause = WaitReason.SHUTTING_DOWN, "the service is shutting down"
+        else:
+            cause = (WaitReason.CRASH_LOOP, crash) if crash else blocked
+        self.value = _since(self.value, cause, now)
+
+    def _cause(self) -> tuple[WaitReason, str]:
+        """Returns why no lane takes requests: that of the lane which is nearest to it."""
+        lanes = self._lanes
+        if not lanes.by_worker:
+            if not lanes.last_end:
+                return WaitReason.NO_WORKER, "no worker has joined yet"
+            is_lost, what = lanes.last_end
+            reason = WaitReason.WORKER_LOST if is_lost else WaitReason.NO_WORKER
+            return reason, f"no worker is connected; {what[:_MAX_REASON]}"
+        states = [(*state_of(lane, lanes.leaving), lane.worker) for lane in lanes.by_worker.values()]
+        state, what, worker = min(states, key=lambda each: _ORDER.index(each[0]))
+        return _REASONS[state], f"worker {worker} {what}"
+
+
+def _since(before: NotServing | None, cause: tuple[WaitReason, str] | None, now: float) -> NotServing | None:
+    """Returns the value for a cause: the same object if nothing has changed."""
+    if cause is None or (before is not None and (before.reason, before.message) == cause):
+        return None if cause is None else before
+    return NotServing(reason=cause[0], message=cause[1], since=now if before is None else before.since)
+
+
+def state_of(lane: Lane, leaving: Container[str]) -> tuple[WorkerState, str]:
+    """Returns what a lane's worker does, and a text that continues a sentence about it."""
+    marks, version = lane.weights, lane.weights.version
+    refused = f"cannot load weights {version!r}: {marks.refusal[:_MAX_REASON]}" if marks.refusal else ""
+    if lane.worker in leaving:
+        return WorkerState.DRAINING, "is drained"
+    if lane.serves and marks.admits:
+        return WorkerState.SERVING, refused
+    if refused:
+        return WorkerState.REFUSED, refused
+    if marks.loading is not None:
+        return WorkerState.LOADING, f"loads weights {version!r}"
+    if marks.is_held or not marks.admits:
+        return WorkerState.LOADING, "has other weights than the service's, and is about to load them"
+    if lane.proven_at is None:
+        return WorkerState.STARTING, "has joined and computes its first step"
+    return WorkerState.STANDBY, "is on standby"

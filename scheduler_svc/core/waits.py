@@ -1,0 +1,201 @@
+"""Why each request waits, and who is told: the caller of a request that makes no progress, when the reason changes.
+
+`Waits` looks at all requests once a second, and at once when the service begins or stops to compute. So a caller is
+told at most once a second, and steps cost nothing. A reason that usually lasts a moment is told after `LOOK_SECONDS`.
+"""
+
+from collections.abc import Container, Sequence
+from typing import NamedTuple
+
+from scheduler_svc.core.availability import Availability
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.waits import NotServing, Wait, WaitReason
+from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.state.lane import OVERDUE_SECONDS, Lane
+from scheduler_svc.core.state.request import Request
+from scheduler_svc.core.workers.lanes import Lanes
+
+LOOK_SECONDS = 1.0
+Why = tuple[WaitReason, str]
+_PATIENT = (WaitReason.TENANT_SHARE, WaitReason.PREEMPTED, WaitReason.QUEUE)
+_CONSTRAINT: Why = WaitReason.CONSTRAINT, "its constraint is being prepared"
+_SUSPECT: Why = WaitReason.SUSPECT, "it was running when a worker died or a step failed, and waits for its trial"
+_TENANT_SHARE: Why = WaitReason.TENANT_SHARE, "its tenant has all rows of its share"
+_COMPUTING: Why = WaitReason.COMPUTING, "it runs: its prompt and its output so far are computed"
+
+
+class _Known(NamedTuple):
+    """What is known of a request at the last look, and what its caller was told."""
+
+    reader: tuple[str, int]
+    """Its front end and its first stream: another reader has been told nothing."""
+    waits: bool
+    since: float
+    """When it began to wait."""
+    told: WaitReason | None = None
+    told_at: float = float("-inf")
+    tokens: int = 0
+    """Its known tokens when it was told."""
+
+
+class Waits:
+    """Reads the queue and the lanes, and changes neither."""
+
+    def __init__(self, queue: RequestQueue, lanes: Lanes, availability: Availability) -> None:
+        self._queue, self._lanes, self._availability = queue, lanes, availability
+        # By the id of the request: those that wait, or were told so within the last second.
+        self._known: dict[str, _Known] = {}
+        self._look_at = float("-inf")
+        self._seen: NotServing | None = None
+        # Told to most requests that wait, with the numbers of the last look.
+        self._queued: Why = WaitReason.QUEUE, "other requests have the rows"
+        self._preempted: Why = WaitReason.PREEMPTED, "other requests have the room"
+        # Waiting requests of which nothing new is to be told as long as only time passes.
+        self._num_settled = 0
+
+    def next_wake(self) -> float | None:
+        """Returns when `tell` must be called at the latest, None if nothing is due."""
+        return self._look_at if self._queue.num_waiting > self._num_settled else None
+
+    def tell(self, frontends: Container[str], now: float) -> list[fx.Effect]:
+        """Returns what callers are told now."""
+        blocked = self._availability.blocked
+        if now < self._look_at and blocked is self._seen:
+            return []
+        self._look_at, self._seen = now + LOOK_SECONDS, blocked
+        lanes = self._lanes.by_worker.values()
+        has_paused = any(lane.rows.num_awaiting or self._pause(lane, now) for lane in lanes if lane.rows.num_seated)
+        if not (self._queue.num_waiting or self._known or has_paused):
+            return []
+        others = f"({len(self._queue) - self._queue.num_waiting} running, {self._queue.num_waiting} waiting)"
+        self._queued = WaitReason.QUEUE, f"other requests have the rows {others}"
+        self._preempted = WaitReason.PREEMPTED, f"it gave up its row, and other requests have the room {others}"
+        reads_rows, known, settled = has_paused or bool(self._known), dict[str, _Known](), 0
+        # By front end and reason: streams, and their seconds.
+        waits = dict[str, dict[Why, list[tuple[int, float]]]]()
+        for request in self._queue:
+            if (request.row and not reads_rows) or not self._speaks(request):
+                settled += not request.row
+                continue
+            entry, why = self._look(request, now)
+            if entry is None:
+                continue
+            if why is not None and request.frontend in frontends and self._is_due(entry, why, request, now):
+                entry = self._told(entry, why, request, now)
+                of_reason = waits.setdefault(request.frontend, {}).setdefault(why, [])
+                of_reason.append((request.stream, now - entry.since))
+            settled += not request.row and (why is None or entry.told is why[0] or not request.frontend)
+            known[request.request_id] = entry
+        self._known, self._num_settled = known, settled
+        return [
+            fx.Waits(frontend=frontend, waits=tuple(_wait(why, told) for why, told in of_frontend.items()))
+            for frontend, of_frontend in waits.items()
+        ]
+
+    def last_word(self, request: Request, now: float) -> list[fx.Effect]:
+        """Returns what the caller of a request that ends without a token must still be told: why it waits."""
+        why, entry = self.why(request, now), self._known.get(request.request_id)
+        if why is None or not request.frontend or _tokens(request, self._lanes) > request.prompt_tokens:
+            return []
+        if entry is not None and entry.reader == _reader(request) and now - entry.told_at < LOOK_SECONDS:
+            return []
+        seconds = now - (entry.since if entry is not None and entry.waits else request.arrived_at)
+        return [fx.Waits(frontend=request.frontend, waits=(_wait(why, [(request.stream, seconds)]),))]
+
+    def named(self, request: Request, now: float) -> str:
+        """Returns the end of a sentence about a request that ends: what it was waiting for; empty if it runs."""
+        why = self.why(request, now)
+        return "" if why is None else f"; it was waiting: {why[1]}"
+
+    # Reasons ---------------------------------------------------------------------------------------------------------
+
+    def why(self, request: Request, now: float) -> Why | None:
+        """Returns why the request makes no progress, None if it does."""
+        if request.row:
+            lane = self._lanes.by_worker[request.worker]
+            return self._pause(lane, now) or (_CONSTRAINT if lane.rows.awaits_constraint[request.row] else None)
+        if (blocked := self._availability.blocked) is not None:
+            return blocked.reason, blocked.message
+        queue = self._queue
+        if request.worker_wait_since is not None:
+            return self._no_large_worker(request)
+        if queue.is_held(request):
+            return _SUSPECT
+        if request.constraint and self._awaits_constraint(request):
+            return _CONSTRAINT
+        if queue.turns.of(request.tenant).is_parked:
+            return _TENANT_SHARE
+        return self._preempted if request.admitted_at is not None else self._queued
+
+    def _pause(self, lane: Lane, now: float) -> Why | None:
+        """Returns why the rows of a lane pause."""
+        if lane.weights.loading is not None:
+            return WaitReason.LOADING_WEIGHTS, f"its worker loads weights {lane.weights.version!r}"
+        leaving = self._lanes.leaving.get(lane.worker)
+        if leaving is not None and leaving.is_paused:
+            return WaitReason.WORKERS_LEAVING, "its worker is drained, and a standby worker takes it over"
+        if lane.is_overdue(now):
+            return WaitReason.SLOW_STEP, f"its worker has taken longer than {OVERDUE_SECONDS:g} s for one step"
+        return None
+
+    def _no_large_worker(self, request: Request) -> Why:
+        infos = self._lanes.worker_infos
+        longest = infos.longest_with_constraints if request.constraint else infos.longest_present
+        takes = " and take constraints" if request.constraint else ""
+        message = (
+            f"its {request.total_length} tokens (prompt and max_new_tokens) need a larger worker; those that are "
+            f"present{takes} hold at most {longest}"
+        )
+        return WaitReason.NO_LARGE_WORKER, message
+
+    def _awaits_constraint(self, request: Request) -> bool:
+        states = [lane.constraints for lane in self._lanes.serving]
+        is_ready = any(each.is_ready(request.constraint) for each in states)
+        return not is_ready and any(each.is_preparing(request.constraint) for each in states)
+
+    # The rule of telling ---------------------------------------------------------------------------------------------
+
+    def _speaks(self, request: Request) -> bool:
+        """Whether what is told of the request is told of this sample: the first one that lives, if no other runs."""
+        siblings = self._queue.by_request_id(request.request_id)
+        return siblings[0] is request and (bool(request.row) or not any(one.row for one in siblings))
+
+    def _look(self, request: Request, now: float) -> tuple[_Known | None, Why | None]:
+        """Returns what is known of the request now, None if nothing needs to be; and why it waits."""
+        entry, reader, why = self._known.get(request.request_id), _reader(request), self.why(request, now)
+        if entry is not None and entry.reader != reader:
+            entry = None
+        if why is None:
+            if entry is not None and entry.told is not None and _tokens(request, self._lanes) == entry.tokens:
+                return entry, _COMPUTING
+            if entry is None or now - entry.told_at >= LOOK_SECONDS:
+                return None, None
+            # Kept as long as the caller may not be told again.
+            return _Known(reader=reader, waits=False, since=now, told_at=entry.told_at), None
+        if entry is None or not entry.waits:
+            told_at = float("-inf") if entry is None else entry.told_at
+            since = request.arrived_at if request.admitted_at is None else now
+            entry = _Known(reader=reader, waits=True, since=since, told_at=told_at)
+        return entry, why
+
+    def _is_due(self, entry: _Known, why: Why, request: Request, now: float) -> bool:
+        is_patient = why[0] in _PATIENT and now - entry.since < LOOK_SECONDS
+        return entry.told is not why[0] and not is_patient and now - entry.told_at >= LOOK_SECONDS
+
+    def _told(self, entry: _Known, why: Why, request: Request, now: float) -> _Known:
+        tokens = _tokens(request, self._lanes)
+        return _Known(reader=entry.reader, waits=True, since=entry.since, told=why[0], told_at=now, tokens=tokens)
+
+
+def _wait(why: Why, told: Sequence[tuple[int, float]]) -> Wait:
+    streams, seconds = zip(*told, strict=True)
+    return Wait(reason=why[0], message=why[1], streams=streams, seconds=seconds)
+
+
+def _reader(request: Request) -> tuple[str, int]:
+    return request.frontend, request.stream - request.sample_idx
+
+
+def _tokens(request: Request, lanes: Lanes) -> int:
+    """Returns the number of known tokens of a live request."""
+    return int(lanes.by_worker[request.worker].rows.known[request.row]) if request.row else request.known
