@@ -12,6 +12,7 @@ import llguidance
 import numpy as np
 import pytest
 
+from gpu_worker.constraints.area import MAX_NUMBER
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.rows import Fate
 from gpu_worker.constraints.support import refusal
@@ -70,6 +71,15 @@ def test_a_server_that_is_killed_between_steps_changes_no_mask(everything: bool)
             os.kill(process.pid if everything else serving_process(constraints), signal.SIGKILL)
         walk.run(100)
         assert not [own for own in map(constraints.row, walk.outputs) if own.fate is Fate.FAILED]
+
+
+def test_numbers_of_constraints_starts_and_requests_begin_again_after_the_largest() -> None:
+    """A worker of a busy service asks for more than 2^31 masks within months."""
+    with serving() as constraints:
+        constraints._num_constraints = constraints._num_starts = MAX_NUMBER - 2
+        constraints._supervisor._num_requests = MAX_NUMBER - 2
+        assert set(prepare(constraints, *ALL).values()) == {""}
+        Walk(constraints=constraints, sources=[*ALL, *ALL], seed=6).run(30)
 
 
 def test_a_row_that_starts_with_output_continues_where_that_ends() -> None:
