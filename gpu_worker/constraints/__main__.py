@@ -37,13 +37,12 @@ def main(arguments: Sequence[str]) -> int:
         given.memory, Sizes(max_rows=given.max_rows, vocab_size=given.vocab_size, max_length=given.max_length)
     )
     try:
-        from llguidance import LLTokenizer
-
         from gpu_worker.constraints.matchers import Matchers
+        from gpu_worker.constraints.tokenizer import constraint_tokenizer
 
         with open(given.tokenizer, "rb") as file:
             text = file.read().decode()
-        tokenizer = LLTokenizer(text, n_vocab=given.vocab_size, eos_token=given.eos or None)
+        tokenizer = constraint_tokenizer(text, given.vocab_size, given.eos)
         matchers = Matchers(tokenizer, eos_token_ids=given.eos)
     except BaseException as error:  # llguidance's panics are no Exceptions
         control.send(f"{type(error).__name__}: {error}".encode()[:MAX_PACKET])

@@ -40,6 +40,7 @@ class Matchers:
         self._tokenizer = tokenizer
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._hidden = () if eos_token_ids else tuple(tokenizer.eos_tokens)
+        self._eos = tuple(eos_token_ids)
         self._constraints: dict[int, llguidance.LLMatcher] = {}
         self._rows: dict[int, FollowedRow] = {}
 
@@ -104,8 +105,23 @@ class Matchers:
         if matcher.is_error():
             _check(matcher)
         for token in self._hidden:
-            word = ctypes.c_uint32.from_address(address + 4 * (token >> 5))
-            word.value &= ~(1 << (token & 31))
+            _word_of(token, address).value &= ~(1 << (token & 31))
+        for token in self._eos:
+            word = _word_of(token, address)
+            if word.value >> (token & 31) & 1 and not _may_end(matcher, token):
+                word.value &= ~(1 << (token & 31))
+
+
+def _word_of(token: int, address: int) -> ctypes.c_uint32:
+    return ctypes.c_uint32.from_address(address + 4 * (token >> 5))
+
+
+def _may_end(matcher: llguidance.LLMatcher, eos: int) -> bool:
+    """Whether the output is complete with EOS. A grammar may name the token where more must follow."""
+    if matcher.is_accepting():
+        return True
+    after = matcher.deep_copy()
+    return after.consume_token(eos) and after.is_accepting()
 
 
 def _check(matcher: llguidance.LLMatcher) -> None:

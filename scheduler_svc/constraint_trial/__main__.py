@@ -34,12 +34,11 @@ def main(arguments: Sequence[str]) -> int:
     _give_way()
     control = socket.socket(fileno=given.control)
     try:
-        from llguidance import LLTokenizer
-
+        from scheduler_svc.constraint_trial.tokenizer import constraint_tokenizer
         from scheduler_svc.constraint_trial.trial import Trial
 
         text = Path(f"/proc/self/fd/{given.tokenizer}").read_bytes().decode()
-        trial = Trial(LLTokenizer(text, n_vocab=given.vocab_size, eos_token=given.eos or None), given.eos)
+        trial = Trial(constraint_tokenizer(text, given.vocab_size, given.eos), given.eos)
     except BaseException as error:  # llguidance's panics are no Exceptions
         control.send(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].encode())
         return 1

@@ -10,6 +10,7 @@ from hashlib import sha256
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
 
 NUM_MASKS = 64
 # The worker's limit for a mask.
@@ -51,7 +52,7 @@ class Trial:
                 limit = f"the limit is {MASK_SECONDS * 1e3:g} ms"
                 return f"the mask of output token {step + 1} took {seconds * 1e3:.0f} ms; {limit}"
             allowed = bits.nonzero()[0]
-            allowed = allowed[~np.isin(allowed, self._hidden)]
+            allowed = allowed[~np.isin(allowed, [*self._hidden, *self._too_early(matcher, bits)])]
             if not len(allowed):
                 return f"no token of the model may come as output token {step + 1}"
             token = int(allowed[rng.randrange(len(allowed))])
@@ -59,6 +60,14 @@ class Trial:
                 return ""
             matcher.consume_token(token)
         return ""
+
+    def _too_early(self, matcher: LLMatcher, bits: NDArray[np.uint8]) -> list[int]:
+        """The EOS tokens of a mask that do not complete the output. A grammar may name one where more must follow."""
+        found = [token for token in self._eos if bits[token]]
+        if not found or matcher.is_accepting():
+            return []
+        copies = [(token, matcher.deep_copy()) for token in found]
+        return [token for token, after in copies if not (after.consume_token(token) and after.is_accepting())]
 
 
 def _reason(text: str) -> str:

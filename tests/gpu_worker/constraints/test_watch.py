@@ -84,9 +84,10 @@ def test_no_constraint_is_blamed_for_the_time_of_the_one_before_it() -> None:
         else:
             assert bench.watch.overdue_preparation() in (0, prepared)
 
+    bench.server._wanted.put(Frame(Kind.PREPARE, 10))
+
     def prepare() -> None:
         with pytest.raises(EOFError):
-            bench.server._wanted.put(Frame(Kind.PREPARE, 10))
             bench.server._prepare()
 
     assert at_every_instruction(prepare, look, server) > 50

@@ -301,10 +301,10 @@ def test_a_front_end_that_dies_while_its_line_is_read_does_not_listen(monkeypatc
         clock.now += 100
         one.watch(restart=True)
 
-        def look(child: FakeChild = child, one: frontend_process.FrontendProcess = one) -> None:
+        def look(child: FakeChild = child, one: frontend_process.FrontendProcess = one, last: int = at + 1) -> None:
             nonlocal num_looks
             num_looks += 1
-            if num_looks == at + 1:
+            if num_looks == last:
                 child.code = -9
                 one.watch(restart=False)
 
