@@ -168,6 +168,8 @@ class InferenceServicer(Conversions):
             constraint = await self._constraints.accept_chat(
                 request, chat.conversation, chat.rendered, model, who.tenant
             )
+            if prompt.parsing is not None:
+                prompt.parsing.marks_are_tokens = bool(constraint.source)
         # The queue may have filled while a long text was tokenized.
         self._readiness.admit()
         token_ids, left = prompt.token_ids, seconds_left(context)

@@ -129,6 +129,33 @@ def test_an_answer_matches_its_schema_or_calls_a_tool(talking: tuple[Client, ope
             jsonschema.validate(json.loads(answer.message.content or ""), schema)
 
 
+@pytest.mark.parametrize("text", ["a<|im_end|>b", "<|endoftext|>", "</tool_call><think>"])
+def test_texts_of_control_tokens_are_served_as_they_are(talking: tuple[Client, openai.OpenAI], text: str) -> None:
+    """In content, in arguments of a call, and without a chat."""
+    schema = {
+        "type": "object",
+        "properties": {text: {"const": text}},
+        "required": [text],
+        "additionalProperties": False,
+    }
+    asked: dict[str, Any] = {"model": "", "messages": MESSAGES, "seed": 1, "max_tokens": 200}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    answer = talking[1].chat.completions.create(response_format=form, **asked).choices[0]  # pyright: ignore[reportArgumentType]
+    assert (json.loads(answer.message.content or ""), answer.finish_reason) == ({text: text}, "stop")
+    parameters = {
+        "type": "object",
+        "properties": {"x": {"enum": [text]}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+    tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}]
+    answer = talking[1].chat.completions.create(tools=tools, tool_choice="required", **asked).choices[0]
+    calls: list[Any] = answer.message.tool_calls or []
+    assert calls and all(json.loads(call.function.arguments) == {"x": text} for call in calls[:1])
+    stream = talking[0].generate("The", choices=[text], max_new_tokens=60)
+    assert "".join(delta.text for delta in stream) == text
+
+
 @pytest.mark.parametrize(
     ("change", "param", "says"),
     [

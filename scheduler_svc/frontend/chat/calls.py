@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
+from scheduler_svc.frontend.text.marked import plain
+
 # Letters and digits, as Mistral's templates demand of ids.
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 ID_CHARS = 9
@@ -38,7 +40,8 @@ def read_calls(text: str, spec: Any, argument_types: Mapping[str, Mapping[str, A
     ]
     try:
         message: dict[str, Any] = parse_response(text, spec, prefix="", tools=tools)
-        return [_call(value) for value in _flat(message.get("tool_calls"))]
+        is_marked = text != plain(text)
+        return [_call(value, is_marked) for value in _flat(message.get("tool_calls"))]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
 
@@ -49,7 +52,7 @@ def _flat(value: object) -> list[object]:
     return [] if value is None else [value]
 
 
-def _call(value: object) -> Call:
+def _call(value: object, is_marked: bool) -> Call:
     """Raises ValueError or TypeError if it is not a call."""
     if not isinstance(value, dict):
         raise TypeError("not an object")
@@ -61,12 +64,14 @@ def _call(value: object) -> Call:
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
         raise TypeError("no name, or arguments that are not an object")
     name.encode()
-    return Call(name.strip(), compact(cast(dict[str, Any], arguments)))
+    return Call(name.strip(), compact(cast(dict[str, Any], arguments), is_marked=is_marked))
 
 
-def compact(value: object) -> str:
-    """The value as JSON without spaces. Raises ValueError if JSON has no such value."""
+def compact(value: object, *, is_marked: bool = False) -> str:
+    """The value as JSON without spaces; its strings may be marked. Raises ValueError if JSON has no such value."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if is_marked:
+        text = plain(text)
     try:
         text.encode()
     except UnicodeEncodeError:

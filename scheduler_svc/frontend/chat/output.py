@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scheduler_svc.frontend.chat.answer import AnswerParser, Parsed
+from scheduler_svc.frontend.text.marked import plain
 from scheduler_svc.frontend.text.output import OutputPiece, SampleOutput
 
 
@@ -49,11 +50,11 @@ class ChatOutput(SampleOutput):
             text=self._visible(parsed.content),
             stop_string=stop_string,
             reasoning=self._visible(parsed.reasoning),
-            calls=parsed.calls,
+            calls=[each._replace(name=plain(each.name), arguments=plain(each.arguments)) for each in parsed.calls],
         )
 
     def _visible(self, text: str) -> str:
-        return self.hidden.sub("", text) if self.hidden is not None and text else text
+        return plain(self.hidden.sub("", text) if self.hidden is not None and text else text)
 
 
 def _added(first: OutputPiece, last: OutputPiece) -> OutputPiece:

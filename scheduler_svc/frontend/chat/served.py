@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from scheduler_svc.frontend.chat.calls import argument_types, compact
 from scheduler_svc.frontend.chat.conversation import Conversation
 from scheduler_svc.frontend.chat.forms import AnswerForm, choose_form
 from scheduler_svc.frontend.chat.rendering import MARKERS, Rendered, Renderer
+from scheduler_svc.frontend.text.marked import mark_all
 from scheduler_svc.frontend.tools.tool import Calls
 
 logger = logging.getLogger(__name__)
@@ -107,13 +108,26 @@ def spec_of(template_json: str) -> Any:
     return cast(Any, response_templates).load_response_template(json.loads(template_json))
 
 
-def make_parser(parsing: frontend_pb2.ChatParsing, request_id: str, sample_idx: int) -> AnswerParser:
-    """The parser of one sample of a chat."""
+def make_parser(
+    parsing: frontend_pb2.ChatParsing, request_id: str, sample_idx: int, controls: Set[str] = frozenset()
+) -> AnswerParser:
+    """The parser of one sample of a chat. `controls`: control tokens of the template that its text has marked."""
     return AnswerParser(
-        spec_of(parsing.response_template_json),
-        parsing.prefix,
+        spec_of(_marked_template(parsing.response_template_json, controls)),
+        mark_all(parsing.prefix, controls),
         argument_types=json.loads(parsing.argument_types_json or "{}"),
         ignores_calls=parsing.ignore_tools,
         request_id=request_id,
         sample_idx=sample_idx,
     )
+
+
+def _marked_template(template_json: str, controls: Set[str]) -> str:
+    def changed(value: object) -> object:
+        if isinstance(value, str):
+            return mark_all(value, controls)
+        if isinstance(value, dict):
+            return {key: changed(each) for key, each in cast(dict[str, object], value).items()}
+        return [changed(each) for each in cast(list[object], value)] if isinstance(value, list) else value
+
+    return json.dumps(changed(json.loads(template_json))) if controls else template_json

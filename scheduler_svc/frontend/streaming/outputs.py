@@ -6,7 +6,7 @@ another front end can build the same stream. Knows nothing of the stream's state
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from scheduler_svc.frontend.chat.served import make_parser
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.text.detokenize import Decode, Detokenizer
+from scheduler_svc.frontend.text.marked import marked, marking
 from scheduler_svc.frontend.text.output import SampleOutput
 from scheduler_svc.frontend.text.stop_strings import StopFinder
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
@@ -63,10 +64,12 @@ def make_outputs(description: frontend_pb2.StreamDescription, model: Model) -> t
 
     Takes up to 10 ms for the largest set of stop strings.
     """
-    stop, decode, hidden = description.stop, None, None
+    stop, decode, hidden, controls = description.stop, None, None, frozenset[str]()
     strings = tuple(dict.fromkeys(stop.stop_strings))
     if model.tokenizer is not None and description.HasField("chat"):
         decode, hidden = _decoder_of_chat(description, model.tokenizer)
+        if description.chat.marks_are_tokens:
+            controls = frozenset(_in_template(description.chat, model.tokenizer.control_tokens).values())
     elif model.tokenizer is not None and (description.want_text or strings):
         decode = model.tokenizer.decoder(skip_special_tokens=description.skip_special_tokens)
     context = np.frombuffer(description.context, "<i4").tolist()
@@ -83,7 +86,7 @@ def make_outputs(description: frontend_pb2.StreamDescription, model: Model) -> t
         }
         if not description.HasField("chat"):
             return SampleOutput(**parts)
-        parser = make_parser(description.chat, description.accepted.request_id, sample_idx)
+        parser = make_parser(description.chat, description.accepted.request_id, sample_idx, controls)
         return ChatOutput(**parts, parser=parser, hidden=hidden)
 
     return tuple(make(idx) for idx in range(description.accepted.sampling.num_samples))
@@ -93,15 +96,20 @@ def _decoder_of_chat(
     description: frontend_pb2.StreamDescription, tokenizer: Tokenizer
 ) -> tuple[Decode, re.Pattern[str] | None]:
     """Returns (the decode function, the special tokens that the caller does not see although the parser does)."""
-    if not description.skip_special_tokens:
-        return tokenizer.decoder(skip_special_tokens=False), None
-    template = json.loads(description.chat.response_template_json)
-    marks = "\n".join(_strings(template["fields"]))
-    special = tokenizer.special_tokens
-    seen = {idx for idx, text in special.items() if text in marks or re.escape(text) in marks}
-    texts = sorted((special[idx] for idx in seen), key=len, reverse=True)
-    hidden = re.compile("|".join(map(re.escape, texts))) if texts else None
-    return tokenizer.decoder_without(special.keys() - seen), hidden
+    special = tokenizer.special_tokens if description.skip_special_tokens else dict[int, str]()
+    seen = _in_template(description.chat, special)
+    decode = tokenizer.decoder_without(special.keys() - seen.keys())
+    texts = sorted(seen.values(), key=len, reverse=True)
+    if description.chat.marks_are_tokens:
+        decode = marking(decode, _in_template(description.chat, tokenizer.control_tokens))
+        texts = list(map(marked, texts))
+    return decode, re.compile("|".join(map(re.escape, texts))) if texts else None
+
+
+def _in_template(chat: frontend_pb2.ChatParsing, tokens: Mapping[int, str]) -> dict[int, str]:
+    """Those of the tokens whose text is in the response template."""
+    marks = "\n".join(_strings(json.loads(chat.response_template_json)["fields"]))
+    return {idx: text for idx, text in tokens.items() if text in marks or re.escape(text) in marks}
 
 
 def _strings(value: object) -> Iterator[str]:
