@@ -7,16 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gpu_worker.process.parent import die_with_parent
+from gpu_worker.process.parent import PARENT, die_with_parent
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Replaces this process. Returns the exit code 1 if the parent has ended already, or 127 without the command."""
-    parent, *command = arguments
+    """Replaces this process, or ends it if the parent has ended. Returns the exit code 127 without the command."""
+    os.environ[PARENT], *command = arguments
     die_with_parent()
-    # It may have ended before the kernel was asked.
-    if os.getppid() != int(parent):
-        return 1
     try:
         os.execvp(command[0], command)
     except OSError as error:

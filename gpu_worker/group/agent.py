@@ -33,6 +33,7 @@ from gpu_worker.group.meeting_state import handler_of
 from gpu_worker.group.place import Place
 from gpu_worker.group.words import GROUP_LOST, REFUSED_CODES, STORE_VARIABLE
 from gpu_worker.logs import is_worth_a_line
+from gpu_worker.process.parent import PARENT
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Agent:
         self._place: Place | None = None
         self._logs = DefaultLogsSpecs()
         os.environ.update(_OWN_STORE)
+        os.environ[PARENT] = str(os.getpid())
         if meeting.num_hosts == 1:
             # Ranks of one host need no port that others reach.
             for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

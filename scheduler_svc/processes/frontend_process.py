@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scheduler_svc.processes.parent import PARENT
+
 log = logging.getLogger("tandem.core")
 
 # The lines of a front end's stdout.
@@ -153,6 +155,7 @@ class FrontendProcess:
                 stdout=subprocess.PIPE,
                 text=True,
                 errors="replace",
+                env={**os.environ, PARENT: str(os.getpid())},
                 pass_fds=(reading,),
             )
         finally:

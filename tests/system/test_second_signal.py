@@ -126,3 +126,51 @@ def test_the_second_signal_ends_all_streams_and_processes(tmp_path: Path, second
         reader.join()
         if serve.stdout is not None:
             serve.stdout.close()
+
+
+def test_no_program_goes_on_without_the_one_that_started_it(tmp_path: Path) -> None:
+    """A parent that was killed while its child started: the system then names another process as the parent."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / "run").mkdir(mode=0o700)
+    folder = f"--runtime-dir={tmp_path / 'run'}"
+    commands = [
+        ["scheduler_svc", "--listen=127.0.0.1:0", folder, "--exit-with-parent"],
+        ["gpu_worker", folder, "--device=cpu", "--exit-with-parent"],
+        ["gpu_worker.holder", folder, "--exit-with-parent"],
+        ["tandem_client.gateway", "--listen=127.0.0.1:0", "--exit-with-parent"],
+    ]
+    environment = {**child_environment(), "_TANDEM_PARENT": str(gone.pid)}
+    started = [
+        subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                         text=True, cwd=tmp_path, env=environment)
+        for command in commands
+    ]  # fmt: skip
+    for process in started:
+        assert process.communicate(timeout=60) == ("", None)
+        assert process.returncode == 1
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("turns", range(6))
+def test_a_kill_of_serve_at_its_start_leaves_no_process(tmp_path: Path, turns: int) -> None:
+    (tmp_path / "gpu_worker.py").write_text(WORKER)
+    (tmp_path / "run").mkdir(mode=0o700)
+    flags = ["--listen", "127.0.0.1:0", "--runtime-dir", str(tmp_path / "run"), "--shared-pool", "on"]
+    flags += ["--http", "127.0.0.1:0", "--gateway", "--processes 2"]
+    environment = child_environment()
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
+    serve = psutil.Popen(
+        [sys.executable, "-m", "tandem_client.cli", "serve", *flags],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    # Later in each turn; in the last ones there are children of children.
+    while len(found := serve.children(recursive=True)) < 1 + turns:
+        assert serve.poll() is None
+    serve.kill()
+    serve.wait()
+    _, left = psutil.wait_procs(found, timeout=60)
+    for process in left:
+        process.kill()
+    assert not left, [process.cmdline() for process in left]

@@ -15,6 +15,9 @@ from collections.abc import Callable, Sequence
 
 # Takes the name of the child and one line of its output.
 OnLine = Callable[[str, str], None]
+# The variable that tells a program with --exit-with-parent who its parent is. When it asks the system, the parent may
+# be dead already, and another process in its place.
+PARENT = "_TANDEM_PARENT"
 _KEPT_LINES = 40
 # The time for the last output after a child has ended.
 _LAST_OUTPUT_SECONDS = 1.0
@@ -65,7 +68,7 @@ class Child:
                 stdout=its_end,
                 stderr=its_end,
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())},
             )
         except BaseException:
             os.close(output)

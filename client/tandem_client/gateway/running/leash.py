@@ -5,16 +5,18 @@ import os
 import signal
 import sys
 
+from tandem_client.services.child import PARENT
+
 _PR_SET_PDEATHSIG = 1
 
 
 def exit_with_parent() -> None:
     """Asks the kernel to kill this process when its parent ends, also if the parent is killed. Linux only."""
-    parent = os.getppid()
+    parent = int(os.environ.pop(PARENT, os.getppid()))
     if sys.platform != "linux":
         return
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    # The parent may have ended before the call.
+    # The parent may have ended before.
     if os.getppid() != parent:
         sys.exit(1)
