@@ -3,6 +3,7 @@
 Knows nothing of what the methods do.
 """
 
+import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
@@ -111,11 +112,40 @@ async def _turn(turns: Turns, num_bytes: int) -> None:
     await turns.wait(caller().tenant, num_bytes)
 
 
-async def _at_once(num_bytes: int) -> None:
+async def _at_once(*_: object) -> None:
     """Control and health messages are small."""
 
 
-def add_reflection(server: grpc.aio.Server, entrance: Entrance) -> None:
+class _Unknown(grpc.GenericRpcHandler):
+    """Answers every method. The server asks the handlers in the order in which they were added."""
+
+    def __init__(self, handler: Any) -> None:
+        self._handler = handler
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Returns the handler of a method."""
+        return self._handler
+
+
+def add_unknown(server: grpc.aio.Server, calls: Calls) -> None:
+    """Refuses the methods that were not added before. gRPC would do so too, at any rate."""
+
+    def refuse(context: Any) -> str:
+        raise status.Refusal(grpc.StatusCode.UNIMPLEMENTED, "the service has no such method")
+
+    method = Method(
+        request=health_pb2.HealthCheckRequest,
+        enter=refuse,
+        admit=lambda: 0,
+        scan=lambda data: None,
+        turn=_at_once,
+        answer=_at_once,
+        serialize=bytes,
+    )
+    server.add_generic_rpc_handlers((_Unknown(calls.handler(method)),))
+
+
+def add_reflection(server: grpc.aio.Server, calls: Calls, entrance: Entrance) -> None:
     """Adds gRPC reflection of the same services."""
     from grpc_reflection.v1alpha import reflection, reflection_pb2
 
@@ -125,10 +155,15 @@ def add_reflection(server: grpc.aio.Server, entrance: Entrance) -> None:
     rights = rights_of(f"/{reflection.SERVICE_NAME}/{method.name}")
 
     async def serve(requests: Any, context: Any) -> AsyncIterator[Any]:
+        begun = asyncio.get_running_loop().time()
         try:
             entrance.enter(rights, context)
-        except status.Refusal as refusal:
-            status.refuse(context, refusal)
+        except status.Refusal as error:
+            refusal = error
+        else:
+            refusal = None
+        if refusal is not None:
+            await calls.refuse(context, refusal, begun)
             return
         async for answer in servicer.ServerReflectionInfo(requests, context):
             yield answer

@@ -243,5 +243,6 @@ class FrontEnd:
         control = ControlServicer(self._readiness, self._queries, self._drains, self._updates, max_message_bytes=limit)
         methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, self._request_log)
         if settings.reflection:
-            methods.add_reflection(server, self._entrance)
+            methods.add_reflection(server, self._calls, self._entrance)
+        methods.add_unknown(server, self._calls)
         return server

@@ -25,6 +25,7 @@ from scheduler_svc.frontend.door.entrance import caller
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.request_log.call_record import current
+from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.caller_deadline import seconds_left
 from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
@@ -149,10 +150,12 @@ class InferenceServicer(Conversions):
                 await self._run(prepared, stream, context, connection)
             finally:
                 self._corks.leave(connection)
-        except asyncio.CancelledError:
-            if stream.failure is None:
+        except (asyncio.CancelledError, status.Refusal) as error:
+            failure = stream.failure if isinstance(error, asyncio.CancelledError) else error
+            if failure is None:
                 raise
-            raise stream.failure from None
+            failure.ends_answer = record.accepted is not None
+            raise failure from None
         finally:
             self._streams.close(stream)
 

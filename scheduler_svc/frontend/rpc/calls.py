@@ -46,6 +46,14 @@ def _check_room(places: Places, tenant: str, reserve: int, what: str) -> None:
         raise status.overloaded(f"{places.of(tenant)} {what}; the limit is {places.limit(tenant)}")
 
 
+def _refusal_of(error: Exception) -> status.Refusal:
+    """What a handler raised, for its caller."""
+    if isinstance(error, status.Refusal):
+        return error
+    logger.exception("a handler failed")
+    return status.internal("the service has an internal error; its log has the details")
+
+
 def _running() -> "asyncio.Task[Any]":
     task = asyncio.current_task()
     assert task is not None
@@ -80,24 +88,22 @@ class Calls:
 
         async def serve(_: object, context: Any) -> None:
             record = None if method.log is None else method.log.begin(method.name, context)
+            begun = asyncio.get_running_loop().time()
             ending: status.Refusal | grpc.StatusCode | None = grpc.StatusCode.CANCELLED
             try:
-                await self._serve(method, context)
-                ending = None
-            except grpc.aio.InternalError:
-                # The caller is gone. grpc.aio logs nothing when a handler is cancelled.
-                raise asyncio.CancelledError from None
-            except grpc.aio.AbortError:
-                ending = self._aborted.get(context)
-                raise
-            except status.Refusal as refusal:
-                ending = refusal
-                await self._held.hold(self._tenants.get(_running()), refusal)
-                status.refuse(context, refusal)
-            except Exception:
-                logger.exception("a handler failed")
-                ending = status.internal("the service has an internal error; its log has the details")
-                status.refuse(context, ending)
+                try:
+                    await self._serve(method, context)
+                    ending = None
+                except grpc.aio.InternalError:
+                    # The caller is gone. grpc.aio logs nothing when a handler is cancelled.
+                    raise asyncio.CancelledError from None
+                except grpc.aio.AbortError:
+                    ending = self._aborted.get(context)
+                    raise
+                except Exception as error:
+                    ending = _refusal_of(error)
+                if isinstance(ending, status.Refusal):
+                    await self.refuse(context, ending, begun)
             finally:
                 self._finish()
                 self._aborted.pop(context, None)
@@ -105,6 +111,13 @@ class Calls:
                     method.log.end(record, ending)
 
         return cast(Any, grpc).stream_stream_rpc_method_handler(serve, response_serializer=method.serialize)
+
+    async def refuse(self, context: Any, refusal: status.Refusal, begun: float) -> None:
+        """Refuses the running task's call, at once or later. `begun`: when it began, on the loop's clock."""
+        # The frames of the traceback have the call's message.
+        refusal.__traceback__ = refusal.__context__ = refusal.__cause__ = None
+        await self._held.hold(self._tenants.get(_running()), context, refusal, begun)
+        status.refuse(context, refusal)
 
     def sweep(self, stalled: Collection["asyncio.Task[Any]"] = ()) -> None:
         """Ends calls with an overdue message, calls with an unread answer, and the calls of the `stalled` tasks.

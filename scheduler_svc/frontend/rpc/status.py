@@ -39,6 +39,8 @@ class Refusal(Exception):
         self.retry_after_seconds = retry_after_seconds
         # A word for the log, if neither the code nor the core says why.
         self.reason = reason
+        # Whether it ends an answer that had begun; otherwise the call is refused.
+        self.ends_answer = False
 
     @functools.cached_property
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:

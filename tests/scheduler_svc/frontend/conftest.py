@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
+from scheduler_svc.frontend.rpc import held_refusals
 from tests.scheduler_svc.frontend.fake_core import Service, service
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., None]:
-    """Keywords are settings of the front end. `state` is the core's model. With `ready=False` it sends nothing."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Keywords are settings of the front end. `state` is the core's model. With `ready=False` it sends nothing.
+
+    No refusal is held, because tests are refused more often than callers that make a mistake.
+    """
+    monkeypatch.setattr(held_refusals, "MAX_HOLD_SECONDS", 0.0)
 
     def runner(scenario: Callable[[Service], Awaitable[None]], **changes: Any) -> None:
         async def main() -> None:

@@ -1,20 +1,63 @@
-"""How fast a tenant is refused: a burst at once, then each refusal is held; other tenants are not affected."""
+"""How fast a caller is refused: a burst at once, then each refusal is held; others are not affected."""
 
 import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
 
+import grpc
 import pytest
 
 from scheduler_svc.frontend.rpc import held_refusals, status
-from scheduler_svc.frontend.rpc.held_refusals import BURST, HeldRefusals
-from tests.scheduler_svc.frontend.rpc.test_read_slots import in_loop, settle
+from scheduler_svc.frontend.rpc.calls import Calls
+from scheduler_svc.frontend.rpc.held_refusals import BURST, MAX_HOLD_SECONDS, PER_SECOND, HeldRefusals, address_of
+from scheduler_svc.frontend.rpc.method import CallLimits, Method
+from scheduler_svc.frontend.rpc.status import Refusal
+from tests.scheduler_svc.frontend.rpc.test_read_slots import settle
+from tests.scheduler_svc.frontend.virtual_loop import in_virtual_time
 
-FULL = status.overloaded("the queue is full", 0.05)
+Make = Callable[[], Refusal]
+# The service's answer to everybody.
+NOT_HELD = grpc.StatusCode.UNAVAILABLE
+CODES = [code for code in grpc.StatusCode if code not in (NOT_HELD, grpc.StatusCode.OK)]
 
 
-async def refuse(held: HeldRefusals, tenant: str | None, count: int, refusal: status.Refusal = FULL) -> int:
+class Context:
+    """A call of a peer, as far as a refusal needs it. `code` is set when the call is refused."""
+
+    def __init__(self, peer: str = "ipv4:10.0.0.1:5000") -> None:
+        self._peer = peer
+        self.code: grpc.StatusCode | None = None
+
+    def peer(self) -> str:
+        return self._peer
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        """Like gRPC's."""
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        """Like gRPC's."""
+
+    async def read(self) -> bytes:
+        return b""
+
+
+def full() -> Refusal:
+    return status.overloaded("the queue is full", 0.05)
+
+
+async def refuse(
+    held: HeldRefusals, tenant: str | None, count: int, make: Make = full, peer: str = "ipv4:10.0.0.1:5000"
+) -> int:
     """Refuses `count` calls at once. Returns how many are held; they are cancelled."""
-    tasks = [asyncio.create_task(held.hold(tenant, refusal)) for _ in range(count)]
-    await settle()
+    now = asyncio.get_running_loop().time()
+    tasks = [asyncio.create_task(held.hold(tenant, Context(peer), make(), now)) for _ in range(count)]
+    for _ in range(5):
+        await settle()
     num_held = sum(not task.done() for task in tasks)
     for task in tasks:
         task.cancel()
@@ -22,61 +65,169 @@ async def refuse(held: HeldRefusals, tenant: str | None, count: int, refusal: st
     return num_held
 
 
-def test_beyond_a_burst_the_refusals_of_a_tenant_are_held() -> None:
+@pytest.mark.parametrize("code", CODES)
+def test_beyond_a_burst_the_refusals_of_a_tenant_are_held_whatever_their_code(code: grpc.StatusCode) -> None:
     async def scenario() -> None:
         held = HeldRefusals(is_shared=True)
-        assert await refuse(held, "greedy", BURST) == 0
+        assert await refuse(held, "greedy", BURST, lambda: Refusal(code, "no")) == 0
+        assert await refuse(held, "greedy", 7, lambda: Refusal(code, "no")) == 7
+        # One rate for all codes.
         assert await refuse(held, "greedy", 7) == 7
-        assert await refuse(held, "polite", BURST) == 0
+        assert await refuse(held, "polite", BURST, lambda: Refusal(code, "no")) == 0
 
-    in_loop(scenario)
+    in_virtual_time(scenario())
 
 
-def test_a_held_refusal_ends_after_a_part_of_the_time_of_its_hint() -> None:
+def ended() -> Refusal:
+    refusal = Refusal(grpc.StatusCode.INTERNAL, "the request failed")
+    refusal.ends_answer = True
+    return refusal
+
+
+@pytest.mark.parametrize(
+    ("is_shared", "make"), [(False, full), (True, lambda: status.not_ready("no worker")), (True, ended)]
+)
+def test_nothing_is_held_of_one_tenant_of_a_service_that_is_not_ready_and_of_ends(is_shared: bool, make: Make) -> None:
     async def scenario() -> None:
-        held = HeldRefusals(is_shared=True)
+        assert await refuse(HeldRefusals(is_shared=is_shared), "greedy", 2 * BURST, make) == 0
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.parametrize("hint", [0.25, 3.0, 60.0, None])
+def test_a_refusal_is_held_for_a_part_of_the_time_of_its_hint(hint: float | None) -> None:
+    async def scenario() -> None:
+        held, loop = HeldRefusals(is_shared=True), asyncio.get_running_loop()
+        most = MAX_HOLD_SECONDS if hint is None else min(MAX_HOLD_SECONDS, hint)
         await refuse(held, "greedy", BURST)
-        begun = asyncio.get_running_loop().time()
-        await held.hold("greedy", FULL)
-        assert asyncio.get_running_loop().time() - begun >= 0.025
+        begun = loop.time()
+        refusal = Refusal(grpc.StatusCode.NOT_FOUND, "no", retry_after_seconds=hint)
+        await held.hold("greedy", Context(), refusal, begun)
+        assert most / 2 <= loop.time() - begun <= most
+        # The age of the call counts: what has taken long is no repetition.
+        await refuse(held, "greedy", BURST)
+        begun = loop.time()
+        await held.hold("greedy", Context(), refusal, begun - most)
+        assert loop.time() == begun
 
-    in_loop(scenario)
+    in_virtual_time(scenario())
 
 
-def test_after_a_pause_the_burst_is_whole_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_pause_the_burst_is_whole_again() -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(held_refusals, "PER_SECOND", 4000)
         held = HeldRefusals(is_shared=True)
         await refuse(held, "greedy", 2 * BURST)
-        await asyncio.sleep(2 * BURST / 4000)
-        assert await refuse(held, "greedy", BURST // 2) == 0
+        await asyncio.sleep(5.5 / PER_SECOND)
+        assert await refuse(held, "greedy", 8) == 3
+        await asyncio.sleep(BURST / PER_SECOND)
+        assert await refuse(held, "greedy", BURST) == 0
+        # A tenant that was not refused lately takes no memory.
+        await asyncio.sleep(BURST / PER_SECOND)
+        assert await refuse(held, "another", 1) == 0
+        assert list(held._whole_at) == ["another"]
 
-    in_loop(scenario)
+    in_virtual_time(scenario())
 
 
 def test_held_calls_are_bounded_and_tenants_share_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_refusals, "MAX_HELD", 8)
+
     async def scenario() -> None:
-        monkeypatch.setattr(held_refusals, "MAX_HELD", 8)
         held = HeldRefusals(is_shared=True)
         await refuse(held, "greedy", BURST)
         # Half of the places; the others are refused at once. Callers that leave give theirs back.
         for _ in range(3):
             assert await refuse(held, "greedy", 20) == 4
 
-    in_loop(scenario)
+    in_virtual_time(scenario())
+
+
+def test_callers_without_a_tenant_count_by_address_and_share_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_refusals, "MAX_HELD", 8)
+
+    async def scenario() -> None:
+        held = HeldRefusals(is_shared=True)
+        assert await refuse(held, None, BURST) == 0
+        assert await refuse(held, None, 1, peer="ipv4:10.0.0.1:6000") == 1
+        assert await refuse(held, None, BURST, peer="ipv4:10.0.0.2:5000") == 0
+        hosts = ["ipv4:10.0.0.1:1", "ipv4:10.0.0.2:1"]
+        now = asyncio.get_running_loop().time()
+        tasks = [asyncio.create_task(held.hold(None, Context(host), full(), now)) for host in hosts for _ in range(4)]
+        await settle()
+        assert sum(not task.done() for task in tasks) == 4
+        assert await refuse(held, "polite", BURST) == 0
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    in_virtual_time(scenario())
 
 
 @pytest.mark.parametrize(
-    ("is_shared", "tenant", "refusal"),
+    ("one", "other", "is_same"),
     [
-        (False, "", FULL),
-        (True, None, FULL),
-        (True, "greedy", status.not_ready("no worker")),
-        (True, "greedy", status.invalid("field", "message")),
+        ("ipv4:10.0.0.1:1", "ipv4:10.0.0.1:2", True),
+        ("ipv4:10.0.0.1:1", "ipv4:10.0.0.2:1", False),
+        ("ipv6:%5B2001:db8::1%5D:1", "ipv6:[2001:db8::ffff:2]:9", True),
+        ("ipv6:%5B2001:db8::1%5D:1", "ipv6:%5B2001:db8:0:1::1%5D:1", False),
+        ("ipv6:%5Bfe80::1%25eth0%5D:1", "ipv6:%5Bfe80::2%25eth0%5D:1", True),
+        ("unix:", "unix:/a", True),
+        ("unknown", "", True),
     ],
 )
-def test_nothing_else_is_held(is_shared: bool, tenant: str | None, refusal: status.Refusal) -> None:
-    async def scenario() -> None:
-        assert await refuse(HeldRefusals(is_shared=is_shared), tenant, 2 * BURST, refusal) == 0
+def test_a_host_has_one_name(one: str, other: str, is_same: bool) -> None:
+    assert (address_of(one) == address_of(other)) == is_same
+    # It is not the name of a tenant.
+    assert address_of(one).startswith("\n")
 
-    in_loop(scenario)
+
+def test_callers_beyond_the_known_ones_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_refusals, "MAX_KNOWN", 3)
+
+    async def scenario() -> None:
+        held = HeldRefusals(is_shared=True)
+        refused = [await refuse(held, None, 1, peer=f"ipv4:10.0.{host}.1:1") for host in range(BURST + 5)]
+        assert len(held._whole_at) == 4
+        assert sum(refused) == 2
+
+    in_virtual_time(scenario())
+
+
+def test_a_held_call_keeps_nothing_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Message(bytearray):
+        pass
+
+    messages: list[weakref.ref[Message]] = []
+
+    async def answer(request: Any, context: Any) -> None:
+        message = Message(1000)
+        messages.append(weakref.ref(message))
+        try:
+            raise ValueError(message)
+        except ValueError:
+            raise status.invalid("priority", "it is too high") from None
+
+    async def scenario() -> None:
+        calls = Calls(CallLimits(), is_shared=True)
+        method = Method(
+            request=type("Request", (), {"DESCRIPTOR": None, "ParseFromString": None}),
+            enter=lambda context: "greedy",
+            admit=lambda: 1000,
+            scan=lambda data: None,
+            turn=lambda size: asyncio.sleep(0),
+            answer=answer,
+            serialize=bytes,
+        )
+        monkeypatch.setattr("scheduler_svc.frontend.rpc.parsing.parse", lambda kind, data: Message(data))
+        handler, contexts = calls.handler(method).stream_stream, [Context() for _ in range(BURST + 5)]
+        tasks = [asyncio.create_task(handler(None, context)) for context in contexts]
+        while len(messages) < len(tasks):
+            await asyncio.sleep(0)
+        await settle()
+        gc.collect()
+        assert [context.code for context in contexts].count(None) == 5
+        assert [message() for message in messages] == [None] * len(messages)
+        await asyncio.gather(*tasks)
+        assert {context.code for context in contexts} == {grpc.StatusCode.INVALID_ARGUMENT}
+
+    in_virtual_time(scenario())

@@ -1,8 +1,7 @@
 """When handlers see new tokens, on an event loop whose clock stands still until nothing is ready."""
 
 import asyncio
-import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,33 +12,9 @@ from scheduler_svc.frontend.rpc.places import Places
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
+from tests.scheduler_svc.frontend.virtual_loop import in_virtual_time
 
 STEP_SECONDS = 0.001
-
-
-class _NoWait(selectors.DefaultSelector):
-    """Adds the time that a select would have waited to the loop's clock."""
-
-    seconds = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.seconds += timeout or 0.0
-        return super().select(0)
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._clock = _NoWait()
-        super().__init__(self._clock)
-
-    def time(self) -> float:
-        return self._clock.seconds
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    """Runs a test on simulated time."""
-    with asyncio.Runner(loop_factory=_Loop) as runner:
-        runner.run(test)
 
 
 class Table:
@@ -123,7 +98,7 @@ def test_under_load_every_token_is_passed_on_in_order_within_20_ms():
         late = [len(tokens) for takes in table.taken.values() for at, tokens in takes if 0.15 < at < 0.3]
         assert sum(late) / len(late) > 10
 
-    run(test())
+    in_virtual_time(test())
 
 
 def test_under_load_first_tokens_do_not_wait():
@@ -139,7 +114,7 @@ def test_under_load_first_tokens_do_not_wait():
         table.end()
         assert [at - table.arrived[new, 0] for at, _ in table.taken[new]] == [0.0]
 
-    run(test())
+    in_virtual_time(test())
 
 
 def test_under_load_an_end_brings_all_tokens_at_once():
@@ -163,7 +138,7 @@ def test_under_load_an_end_brings_all_tokens_at_once():
         at, _ = table.taken[ids[0]][-1]
         assert at == table.arrived[ids[0], 201]
 
-    run(test())
+    in_virtual_time(test())
 
 
 def test_tokens_that_are_kept_reach_their_stream_before_the_core_is_lost():
@@ -179,7 +154,7 @@ def test_tokens_that_are_kept_reach_their_stream_before_the_core_is_lost():
         for stream in ids:
             assert table.tokens(stream) == list(range(201))
 
-    run(test())
+    in_virtual_time(test())
 
 
 def test_a_closed_stream_gets_no_kept_tokens():
@@ -196,7 +171,7 @@ def test_a_closed_stream_gets_no_kept_tokens():
         assert len(table.tokens(ids[0])) <= 201
         assert table.tokens(ids[1]) == list(range(300))
 
-    run(test())
+    in_virtual_time(test())
 
 
 def test_a_gap_in_kept_tokens_fails_only_its_stream():
@@ -217,7 +192,7 @@ def test_a_gap_in_kept_tokens_fails_only_its_stream():
         assert all(stream.failure is None for stream in table.streams[1:])
         assert table.tokens(ids[1]) == list(range(300))
 
-    run(test())
+    in_virtual_time(test())
 
 
 def test_without_load_no_token_waits():
@@ -231,4 +206,4 @@ def test_without_load_no_token_waits():
         assert max(table.waits()) == 0.0
         assert {len(tokens) for takes in table.taken.values() for _, tokens in takes} == {1}
 
-    run(test())
+    in_virtual_time(test())

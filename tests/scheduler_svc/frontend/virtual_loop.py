@@ -1,0 +1,33 @@
+"""An event loop on simulated time: a sleep ends at once, and the clock then has the time that it names."""
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any
+
+
+class _NoWait(selectors.DefaultSelector):
+    """Adds the time that a select would have waited to the loop's clock."""
+
+    seconds = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.seconds += timeout or 0.0
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Counts from 0."""
+
+    def __init__(self) -> None:
+        self._clock = _NoWait()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.seconds
+
+
+def in_virtual_time(test: Coroutine[Any, Any, None]) -> None:
+    """Runs a test on simulated time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(test)
