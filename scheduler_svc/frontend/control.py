@@ -118,6 +118,11 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         results = [control_pb2.AbortResult(request_id=each, outcome=outcomes[each]) for each in request.request_ids]
         return control_pb2.AbortResponse(results=results)
 
+    async def GetCaller(self, request: control_pb2.GetCallerRequest, context: Any) -> control_pb2.GetCallerResponse:
+        """Returns the tenant and the rights of the caller."""
+        who = caller()
+        return control_pb2.GetCallerResponse(tenant=who.tenant, rights=sorted(who.rights))
+
     async def GetModelInfo(
         self, request: control_pb2.GetModelInfoRequest, context: Any
     ) -> control_pb2.GetModelInfoResponse:

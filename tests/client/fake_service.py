@@ -152,6 +152,9 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         # GetLoad's answer, if it is not the default one; with a status, the call fails.
         self.load: control_pb2.GetLoadResponse | grpc.StatusCode | None = None
         self.model = "fake"
+        # By Authorization header; None: everybody has all rights. And the headers for which GetCaller was asked.
+        self.rights: dict[str, list[str]] | None = None
+        self.asked_for: list[str] = []
         # Why chats are refused.
         self.chat_refusal = ""
         self.health = health.HealthServicer()
@@ -236,6 +239,17 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
             chat_refusal=self.chat_refusal,
             limits=control_pb2.RequestLimits(max_stop_strings=16, min_priority=-3, max_priority=3),
         )
+
+    def GetCaller(
+        self, request: control_pb2.GetCallerRequest, context: grpc.ServicerContext
+    ) -> control_pb2.GetCallerResponse:
+        given = [str(value) for name, value in context.invocation_metadata() if name == "authorization"]
+        self.asked_for += given
+        if self.rights is None:
+            return control_pb2.GetCallerResponse(rights=["control", "inference", "metrics"])
+        if not given or given[0] not in self.rights:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not valid")
+        return control_pb2.GetCallerResponse(tenant="acme", rights=self.rights[given[0]])
 
     def GetLoad(
         self, request: control_pb2.GetLoadRequest, context: grpc.ServicerContext

@@ -1,6 +1,7 @@
 """The gateway as an ASGI application: which path is answered how, who may have how many requests, what goes wrong.
 
-Owns routing and admission. `generation` runs completions and chats; `simple` the rest.
+Owns routing and admission: who calls is found out before anything else of a request. `generation` runs completions and
+chats; `simple` the rest.
 """
 
 import asyncio
@@ -11,16 +12,18 @@ from typing import Any
 
 from tandem_client.credentials import Metadata
 from tandem_client.gateway import simple
-from tandem_client.gateway.errors import SERVER, HttpError, overloaded
+from tandem_client.gateway.errors import SERVER, HttpError, overloaded, unauthenticated, unavailable
 from tandem_client.gateway.generation import Generation
 from tandem_client.gateway.http.event_stream import Pulse
-from tandem_client.gateway.http.exchange import BodyRoom, Exchange, Left, Message, Receive, Send
+from tandem_client.gateway.http.exchange import Exchange, Left, Message, Receive, Send
+from tandem_client.gateway.http.seats import Seats
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.openai.chats import chat_completion
 from tandem_client.gateway.openai.completions import completion
 from tandem_client.gateway.openai.wanted import Wanted
 from tandem_client.gateway.places import Places
 from tandem_client.gateway.settings import Settings
+from tandem_client.gateway.upstream.callers import METRICS, Callers
 from tandem_client.gateway.upstream.guard import Guard
 from tandem_client.gateway.upstream.service import Service
 from tandem_client.gateway.upstream.token_texts import TokenTexts
@@ -38,10 +41,12 @@ Handler = Callable[[Exchange, Metadata], Awaitable[None]]
 class App:
     """The application of one process."""
 
-    def __init__(self, settings: Settings, service: Service, meter: Meter, guard: Guard) -> None:
+    def __init__(self, settings: Settings, service: Service, meter: Meter, guard: Guard, seats: Seats) -> None:
         self._settings, self._service, self._meter, self._guard = settings, service, meter, guard
+        self._seats = seats
+        self._callers = Callers(service)
         self._texts = TokenTexts(service)
-        self._room = BodyRoom(_BODY_ROOM_BYTES)
+        self._room = Places(_BODY_ROOM_BYTES, is_shared=True)
         self._places = Places(settings.max_requests)
         self.pulse = Pulse(settings.ping_seconds)
         asks = simple.Simple(service)
@@ -110,31 +115,66 @@ class App:
         if not is_counted:
             await handler(exchange, metadata)
             return
-        self._guard.check()
-        # Only where the service asks for tokens are there several callers.
-        self._places.is_shared = bool(self._guard.needs_tokens)
         caller = token or ""
-        if not self._places.take(caller):
-            limit = self._places.limit(caller)
-            if self._places.is_shared:
-                # A caller that sends again at once, whatever the retry hint says, would keep the process busy.
-                await asyncio.sleep(random.uniform(0.5, 1.0) * _FULL_SECONDS)
-            message = f"{limit} requests of this key are in work, which is its share of {self._settings.max_requests}"
-            raise overloaded(message, seconds=_FULL_SECONDS, code="too_many_requests")
+        await self._rights(exchange)
+        if self._guard.needs_tokens is False:
+            # Everybody may call. Bodies that come slowly take no places.
+            caller = exchange.seat.address
+            await self._read(exchange, caller)
+        self._seats.know(exchange.seat)
+        await self._take(caller)
+        self._seats.begin(exchange.seat)
         try:
+            await self._read(exchange, caller)
             await handler(exchange, metadata)
         finally:
+            self._seats.rest(exchange.seat)
             self._places.leave(caller)
 
-    async def _body(self, exchange: Exchange) -> dict[str, object]:
+    async def _rights(self, exchange: Exchange) -> frozenset[str] | None:
+        """Returns the rights of the caller; None if everybody has all of them. Raises HttpError, 401 for one.
+
+        Nothing of a body has been read by then.
+        """
+        self._guard.check()
+        if self._guard.needs_tokens is False:
+            return None
+        token = exchange.bearer()
+        if token is None:
+            # Without an answer of the service, nobody knows whether it would ask for a token.
+            if self._guard.needs_tokens is None:
+                raise unavailable(f"the service at {self._settings.address} does not answer")
+            raise unauthenticated("a token is needed: the header 'authorization: Bearer TOKEN'")
+        return await self._callers.rights(token)
+
+    async def _take(self, caller: str) -> None:
+        """Takes a place of the caller's share. Raises HttpError."""
+        # Only where the service asks for tokens are there several callers.
+        self._places.is_shared = bool(self._guard.needs_tokens)
+        if self._places.take(caller):
+            return
+        limit = self._places.limit(caller)
+        if self._places.is_shared:
+            # A caller that sends again at once, whatever the retry hint says, would keep the process busy.
+            await asyncio.sleep(random.uniform(0.5, 1.0) * _FULL_SECONDS)
+        message = f"{limit} requests of this key are in work, which is its share of {self._settings.max_requests}"
+        raise overloaded(message, seconds=_FULL_SECONDS, code="too_many_requests")
+
+    async def _read(self, exchange: Exchange, caller: str) -> None:
+        """Reads the body of a request that has one, and has not been read."""
+        if exchange.method != "POST" or exchange.has_body:
+            return
         settings = self._settings
-        return await exchange.json(self._room, max_bytes=settings.max_body_bytes, seconds=settings.body_seconds)
+        await exchange.read(
+            self._room, caller, max_bytes=settings.max_body_bytes, head_seconds=settings.head_seconds,
+            seconds=settings.body_seconds,
+        )  # fmt: skip
 
     async def _completions(self, exchange: Exchange, metadata: Metadata) -> None:
-        await self._generate(completion(await self._body(exchange)), exchange, metadata)
+        await self._generate(completion(exchange.values()), exchange, metadata)
 
     async def _chats(self, exchange: Exchange, metadata: Metadata) -> None:
-        await self._generate(chat_completion(await self._body(exchange)), exchange, metadata)
+        await self._generate(chat_completion(exchange.values()), exchange, metadata)
 
     async def _generate(self, wanted: Wanted, exchange: Exchange, metadata: Metadata) -> None:
         generation = Generation(
@@ -146,11 +186,16 @@ class App:
         self, handler: Callable[[Exchange, Metadata, dict[str, object]], Awaitable[None]]
     ) -> Handler:  # fmt: skip
         async def read_first(exchange: Exchange, metadata: Metadata) -> None:
-            await handler(exchange, metadata, await self._body(exchange))
+            await handler(exchange, metadata, exchange.values())
 
         return read_first
 
     async def _metrics(self, exchange: Exchange, metadata: Metadata) -> None:
+        """The rules are those of the service's own page."""
+        rights = await self._rights(exchange)
+        if rights is not None and METRICS not in rights:
+            message = f"the metrics need the right {METRICS}; the token has {', '.join(sorted(rights))}"
+            raise HttpError(403, message, kind="permission_error", code="permission_denied")
         await exchange.answer(
             200, self._meter.page(), ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),)
         )

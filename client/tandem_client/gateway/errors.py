@@ -75,6 +75,17 @@ def overloaded(message: str, *, seconds: float, code: str) -> HttpError:
     return HttpError(429, message, kind="rate_limit_error", code=code, headers=_retry_after(seconds))
 
 
+def unauthenticated(message: str) -> HttpError:
+    """The caller has not said who it is in a form that the gateway knows."""
+    return HttpError(
+        401,
+        message,
+        kind="authentication_error",
+        code="invalid_api_key",
+        headers=((b"www-authenticate", b"Bearer"),),
+    )
+
+
 def unavailable(message: str, *, seconds: float = 1.0) -> HttpError:
     """The gateway or the service cannot serve now."""
     return HttpError(

@@ -55,9 +55,19 @@ _FLAGS: Mapping[str, Flag] = {
     "health_address": Flag("HOST:PORT", "the service's --health-listen, for /health without a token"),
     "max_requests": Flag("N", "requests in work in one process", 1, 1_000_000),
     "max_connections": Flag("N", "open connections of one process", 1, 1_000_000),
+    "address_connections": Flag(
+        "N",
+        "connections of one address whose callers are not known; 0: 100, or with --listen on loopback any number."
+        " Behind a proxy, which all callers have in common, set as many as --max-connections",
+        0,
+        1_000_000,
+    ),
+    "address_handshakes": Flag(
+        "N", "TLS handshakes of one address per second; 0: 20, or with --listen on loopback any number", 0, 1_000_000
+    ),
     "max_body_bytes": Flag("BYTES", "largest body of a request", 1024, 1 << 30),
-    "head_seconds": Flag("SECONDS", "time for the headers of a request", 0.1, 3600),
-    "body_seconds": Flag("SECONDS", "time for the body of a request", 0.1, 3600),
+    "head_seconds": Flag("SECONDS", "time for a TLS handshake and the headers of a request", 0.1, 3600),
+    "body_seconds": Flag("SECONDS", "time for the body of a request; it must also come at 16 KiB/s", 0.1, 3600),
     "ping_seconds": Flag(
         "SECONDS", "silence after which a stream gets a ping; a reader may stall four times as long", 0.1, 3600
     ),
@@ -89,8 +99,10 @@ class Settings:
     health_address: str = ""
     max_requests: int = 4096
     max_connections: int = 4096
+    address_connections: int = 0
+    address_handshakes: int = 0
     max_body_bytes: int = 4 << 20
-    head_seconds: float = 10.0
+    head_seconds: float = 5.0
     body_seconds: float = 60.0
     ping_seconds: float = 15.0
     idle_seconds: float = 75.0
@@ -105,6 +117,12 @@ class Settings:
     def is_public(self) -> bool:
         """Whether other machines can reach the server."""
         return not is_local(self.listen)
+
+    @property
+    def bounds_of_address(self) -> tuple[int, int]:
+        """Connections, and handshakes per second; 0 is no bound. On loopback all addresses are those of one machine."""
+        connections, handshakes = (100, 20) if self.is_public else (0, 0)
+        return self.address_connections or connections, self.address_handshakes or handshakes
 
     @property
     def service_tls_settings(self) -> TlsSettings | None:

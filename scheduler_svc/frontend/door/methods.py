@@ -16,6 +16,7 @@ RIGHTS: Mapping[str, Rights] = {
     # Without the right of control it ends the tenant's own requests only.
     "/tandem.v1.ControlService/Abort": _INFERENCE | _CONTROL,
     "/tandem.v1.ControlService/GetModelInfo": _INFERENCE | _CONTROL,
+    "/tandem.v1.ControlService/GetCaller": ALL_RIGHTS,
     "/tandem.v1.ControlService/GetLoad": _CONTROL,
     "/tandem.v1.ControlService/FlushCache": _CONTROL,
     "/tandem.v1.ControlService/ListQuarantine": _CONTROL,

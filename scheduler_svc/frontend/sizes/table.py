@@ -187,6 +187,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
             each_bytes=n.MAX_CHAR_BYTES * n.MAX_REQUEST_ID_CHARS,
         )
     },
+    "tandem.v1.GetCallerRequest": {},
     "tandem.v1.GetModelInfoRequest": {},
     "tandem.v1.GetLoadRequest": {},
     "tandem.v1.FlushCacheRequest": {},

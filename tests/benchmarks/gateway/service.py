@@ -60,10 +60,15 @@ class _Service(grpc.GenericRpcHandler):
             return grpc.unary_stream_rpc_method_handler(self._generate)
         if method.endswith("/GetModelInfo"):
             return grpc.unary_unary_rpc_method_handler(self._info)
+        if method.endswith("/GetCaller"):
+            return grpc.unary_unary_rpc_method_handler(self._who)
         return None
 
     async def _info(self, request: bytes, context: Any) -> bytes:
         return _INFO
+
+    async def _who(self, request: bytes, context: Any) -> bytes:
+        return b""
 
     async def _generate(self, request: bytes, context: Any) -> None:
         count = inference_pb2.GenerateRequest.FromString(request).stop.max_new_tokens

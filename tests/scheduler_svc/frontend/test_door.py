@@ -34,6 +34,7 @@ OPEN: dict[str, set[str]] = {
     "RenderChat": {"inference"},
     "Abort": {"inference", "control"},
     "GetModelInfo": {"inference", "control"},
+    "GetCaller": set(RIGHTS),
     "GetLoad": {"control"},
     "FlushCache": {"control"},
     "ListQuarantine": {"control"},
@@ -109,10 +110,10 @@ def test_every_method_is_closed_unless_a_right_opens_it(run: Run) -> None:
     run(scenario, needs_tokens=True, reflection=True)
 
 
-def test_a_token_for_inference_opens_two_methods_of_control(run: Run) -> None:
-    """Whole calls with a valid message; the core learns of none. Abort and GetModelInfo are about the caller's own."""
+def test_a_token_for_inference_opens_three_methods_of_control(run: Run) -> None:
+    """Whole calls with a valid message; the core learns of none. The three methods are about the caller's own."""
     service = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
-    closed = [each for each in service.methods if each.name not in ("Abort", "GetModelInfo")]
+    closed = [each for each in service.methods if each.name not in ("Abort", "GetModelInfo", "GetCaller")]
 
     async def scenario(s: Service) -> None:
         await allow(s, tenants())

@@ -9,7 +9,9 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, NoReturn, cast
 
-from tandem_client.gateway.errors import Headers, HttpError
+from tandem_client.gateway.errors import Headers, HttpError, unauthenticated
+from tandem_client.gateway.http.seats import SEAT, Seat
+from tandem_client.gateway.places import Places
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -22,40 +24,31 @@ _PIECE_BYTES = 65_536
 # A token of the service has 50 characters; the service takes at most 512.
 _MAX_TOKEN_CHARS = 512
 _SCHEME = "bearer "
+# After the first seconds a body must have come at this rate.
+_BYTES_PER_SECOND = 16_384
+# A connection goes on behind a body that was not wanted only if its length is known, and not larger than this.
+_MAX_SKIPPED_BYTES = 65_536
+# A caller that is not known has no more requests on its connection; a body that is late might still come.
+_FINAL = (401, 408)
 
 
 class Left(Exception):
     """The client went away before its request was complete."""
 
 
-class BodyRoom:
-    """The memory that the bodies of all requests may take together."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self._free = num_bytes
-
-    def take(self, num_bytes: int) -> bool:
-        """Takes room; returns False if there is too little."""
-        if num_bytes > self._free:
-            return False
-        self._free -= num_bytes
-        return True
-
-    def leave(self, num_bytes: int) -> None:
-        """Gives room back."""
-        self._free += num_bytes
-
-
 class Exchange:
     """A request and its answer."""
 
-    __slots__ = ("_send", "began_at", "headers", "method", "path", "receive", "status")
+    __slots__ = ("_body", "_send", "began_at", "headers", "method", "path", "receive", "seat", "status")
 
     def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Raises HttpError if the headers are too large."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.receive, self._send = receive, send
+        self.seat: Seat = scope["state"][SEAT]
+        # None until it was read.
+        self._body: bytes | None = None
         self.began_at = time.perf_counter()
         # Of the answer; 0 until it has begun.
         self.status = 0
@@ -78,46 +71,66 @@ class Exchange:
         token = given[len(_SCHEME) :].strip()
         fits = given[: len(_SCHEME)].lower() == _SCHEME and len(given) <= _MAX_TOKEN_CHARS
         if not (fits and token and token.isascii() and token.isprintable() and " " not in token):
-            message = (
+            raise unauthenticated(
                 f"the authorization header must be 'Bearer TOKEN', at most {_MAX_TOKEN_CHARS} printable characters"
             )
-            raise HttpError(401, message, kind="authentication_error", code="invalid_api_key")
         return token
 
-    async def json(self, room: BodyRoom, *, max_bytes: int, seconds: float) -> dict[str, object]:
-        """Reads the body, a JSON object. Raises HttpError, and Left if the client goes away."""
+    @property
+    def has_body(self) -> bool:
+        """Whether the body was read."""
+        return self._body is not None
+
+    @property
+    def _length(self) -> int | None:
+        """Of the body, as the headers say; None if they do not. h11 and httptools refuse other forms than a number."""
         given = self.header(b"content-length")
-        # h11 and httptools refuse other forms.
-        size = int(given) if given.isdecimal() else None
+        if given.isdecimal():
+            return int(given)
+        return None if self.header(b"transfer-encoding") else 0
+
+    async def read(self, room: Places, caller: str, *, max_bytes: int, head_seconds: float, seconds: float) -> None:
+        """Reads the body. Raises HttpError, and Left if the client goes away.
+
+        It must be complete after `seconds`, and after `head_seconds` come at _BYTES_PER_SECOND at least. What has come
+        takes room of the caller.
+        """
+        size = self._length
         if size is not None and size > max_bytes:
             _refuse_size(size, max_bytes)
         kind = self.header(b"content-type").partition(";")[0].lower()
         if kind not in ("", "application/json"):
             raise HttpError(415, f"the content type is {kind[:60]}; it must be application/json")
+        pieces, size, loop = list[bytes](), 0, asyncio.get_running_loop()
+        began_at = loop.time()
         try:
-            async with asyncio.timeout(seconds):
-                return await self._read(room, max_bytes)
+            async with asyncio.timeout(min(head_seconds, seconds)) as limit:
+                while True:
+                    message = await self.receive()
+                    if message["type"] == "http.disconnect":
+                        raise Left
+                    piece: bytes = message.get("body", b"")
+                    if size + len(piece) > max_bytes:
+                        _refuse_size(size + len(piece), max_bytes)
+                    if not room.take(caller, len(piece)):
+                        raise HttpError(503, "too many large requests arrive at once", kind="service_unavailable_error")
+                    size += len(piece)
+                    pieces.append(piece)
+                    if not message.get("more_body", False):
+                        break
+                    limit.reschedule(began_at + min(seconds, head_seconds + size / _BYTES_PER_SECOND))
         except TimeoutError:
-            raise HttpError(408, f"the body was not complete after {seconds:g} s", kind="timeout_error") from None
-
-    async def _read(self, room: BodyRoom, max_bytes: int) -> dict[str, object]:
-        pieces, size = list[bytes](), 0
-        try:
-            while True:
-                message = await self.receive()
-                if message["type"] == "http.disconnect":
-                    raise Left
-                piece: bytes = message.get("body", b"")
-                if size + len(piece) > max_bytes:
-                    _refuse_size(size + len(piece), max_bytes)
-                if not room.take(len(piece)):
-                    raise HttpError(503, "too many large requests arrive at once", kind="service_unavailable_error")
-                size += len(piece)
-                pieces.append(piece)
-                if not message.get("more_body", False):
-                    return parsed(b"".join(pieces))
+            message = f"the body was not complete after {seconds:g} s, or came at less than {_BYTES_PER_SECOND} bytes/s"
+            raise HttpError(408, message, kind="timeout_error") from None
         finally:
-            room.leave(size)
+            room.leave(caller, size)
+        self._body = b"".join(pieces)
+
+    def values(self) -> dict[str, object]:
+        """Returns the JSON object in the body, which was read. Raises HttpError."""
+        body, self._body = self._body, b""
+        assert body is not None, "the body was not read"
+        return parsed(body)
 
     async def start(self, status: int, headers: Headers) -> None:
         """Sends the first line and the headers."""
@@ -136,8 +149,12 @@ class Exchange:
             await self.send(body[begin:end], is_last=end >= len(body))
 
     async def refuse(self, error: HttpError) -> None:
-        """Sends an error as the answer."""
-        await self.answer(error.status, error.body(), (JSON_TYPE, *error.headers))
+        """Sends an error as the answer. Ends the connection if the body was not read and would have to be skipped."""
+        headers: Headers = (JSON_TYPE, *error.headers)
+        is_long = self._length is None or self._length > _MAX_SKIPPED_BYTES
+        if self._body is None and (is_long or error.status in _FINAL or self.headers.get(b"expect")):
+            headers = (*headers, (b"connection", b"close"))
+        await self.answer(error.status, error.body(), headers)
 
 
 def parsed(body: bytes) -> dict[str, object]:
@@ -159,6 +176,4 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _refuse_size(size: int, limit: int) -> NoReturn:
-    message = f"the body has {size:,} bytes; the limit is {limit:,}"
-    # The rest of the body is not read, so the connection cannot go on.
-    raise HttpError(413, message, code="request_too_large", headers=((b"connection", b"close"),))
+    raise HttpError(413, f"the body has {size:,} bytes; the limit is {limit:,}", code="request_too_large")

@@ -1,4 +1,5 @@
-"""Bounds that uvicorn lacks: the time and the size of a request's headers, the number of connections, unread answers.
+"""Bounds that uvicorn lacks: the time and the size of a request's headers, a body that is read when it is wanted, and
+the time that a client may take nothing of what waits for it.
 
 Owns a class for each of uvicorn's HTTP parsers; both keep the state of a request in `cycle`.
 """
@@ -6,72 +7,62 @@ Owns a class for each of uvicorn's HTTP parsers; both keep the state of a reques
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.http.exchange import MAX_HEADER_BYTES
-from tandem_client.gateway.metrics import Meter
+from tandem_client.gateway.http.seats import SEAT, Seat, Seats
 
 # Requests of one connection that wait for the one in work. Hardly any client sends the next before the answer.
 MAX_QUEUED = 16
 # How often the unread bytes of a connection are looked at in the time that its client may take none.
 _LOOKS_TO_STALL = 12
-_PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
+_PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
-class Bounds:
-    """The bounds of one process, and its connections."""
+class Readers:
+    """The connections of one process, whose clients must take what is sent to them."""
 
-    def __init__(self, meter: Meter, *, max_connections: int, head_seconds: float, stall_seconds: float) -> None:
-        self._meter = meter
-        self._max_connections = max_connections
-        self.head_seconds = head_seconds
+    def __init__(self, *, stall_seconds: float) -> None:
+        """`stall_seconds`: after which a connection ends if its client has taken nothing of what waits for it."""
         self._look_seconds = stall_seconds / _LOOKS_TO_STALL
-        self._connections: dict[BoundedConnection, None] = {}
+        self.connections: dict[BoundedConnection, None] = {}
 
-    def enter(self, connection: "BoundedConnection") -> bool:
-        """Counts a connection. Returns False if there are too many."""
-        self._connections[connection] = None
-        self._meter.add("connections")
-        if len(self._connections) <= self._max_connections:
-            return True
-        self._meter.add("connections_refused")
-        return False
-
-    def leave(self, connection: "BoundedConnection") -> None:
-        """Counts the end of a connection."""
-        del self._connections[connection]
-        self._meter.add("connections", -1)
-
-    async def run(self) -> None:
+    async def run(self) -> NoReturn:
         """Ends connections whose clients take nothing, for ever."""
         while True:
             await asyncio.sleep(self._look_seconds)
-            for connection in list(self._connections):
+            for connection in list(self.connections):
                 connection.look()
 
 
 class BoundedConnection:
-    """One connection; the parser's class comes after it in the order of bases."""
+    """One connection; the parser's class comes after it in the order of bases. Its `app_state` has its seat."""
 
-    bounds: Bounds
+    seats: Seats
+    readers: Readers
+    head_seconds: float
     transport: Any
+    flow: Any
     cycle: Any
+    config: Any
+    app_state: dict[str, Any]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Counts the connection; closes it if there are too many."""
+        """Begins to wait for the first request."""
         parent: Any = super()
         parent.connection_made(transport)
+        self._seat: Seat = self.app_state[SEAT]
+        self._seat.end = transport.abort
         self._head_bytes = self._num_unsent = self._num_stalled_looks = 0
         self._head_timer: asyncio.TimerHandle | None = None
-        if self.bounds.enter(self):
-            self._wait_for_head()
-        else:
-            self._end(503, "too many connections")
+        self.readers.connections[self] = None
+        self._wait_for_head(self._seat.due_at)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Counts the end."""
-        self.bounds.leave(self)
+        self.seats.leave(self._seat)
+        del self.readers.connections[self]
         self._head_is_here()
         parent: Any = super()
         parent.connection_lost(exc)
@@ -85,12 +76,22 @@ class BoundedConnection:
         parent.data_received(data)
         if self._is_in_work():
             self._head_is_here()
+            if in_head and self.cycle.more_body:
+                # Until the application asks for the body.
+                self.flow.pause_reading()
         elif in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEADER_BYTES:
                 self._end(431, f"the headers have more than {MAX_HEADER_BYTES} bytes")
             elif self._head_timer is None:
                 self._wait_for_head()
+
+    def on_response_complete(self) -> None:
+        """Begins to wait for the next request: a caller that is not known has as long as for the first one."""
+        is_stranger = self.seats.is_stranger(self._seat)
+        self.timeout_keep_alive = self.head_seconds if is_stranger else self.config.timeout_keep_alive
+        parent: Any = super()
+        parent.on_response_complete()
 
     def look(self) -> None:
         """Ends the connection if its client has taken nothing of what waits for it for too long.
@@ -108,8 +109,9 @@ class BoundedConnection:
     def _is_in_work(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _wait_for_head(self) -> None:
-        self._head_timer = asyncio.get_running_loop().call_later(self.bounds.head_seconds, self._is_late)
+    def _wait_for_head(self, due_at: float = 0.0) -> None:
+        loop = asyncio.get_running_loop()
+        self._head_timer = loop.call_at(due_at or loop.time() + self.head_seconds, self._is_late)
 
     def _head_is_here(self) -> None:
         self._head_bytes = 0
@@ -120,7 +122,7 @@ class BoundedConnection:
     def _is_late(self) -> None:
         self._head_timer = None
         if not self._is_in_work():
-            self._end(408, f"the headers were not complete after {self.bounds.head_seconds:g} s")
+            self._end(408, f"the headers were not complete after {self.head_seconds:g} s")
 
     def _end(self, status: int, message: str) -> None:
         """Answers in one piece and closes the connection."""
@@ -170,6 +172,8 @@ class EagerConnection(BoundedConnection):
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
         self._unanswered.append(self.cycle)
+        # What comes behind the body is no header of the request.
+        self.headers = list[tuple[bytes, bytes]]()
 
     def on_body(self, body: bytes) -> None:
         """Part of a body. uvicorn bounds those."""
@@ -184,10 +188,10 @@ class EagerConnection(BoundedConnection):
         getattr(super(), callback)(*arguments)
 
 
-def bounded(parser: type[Any], bounds: Bounds) -> type[Any]:
+def bounded(parser: type[Any], seats: Seats, readers: Readers, head_seconds: float) -> type[Any]:
     """Returns uvicorn's protocol class of a parser, with the bounds. h11 parses one request after the other."""
     connection = EagerConnection if hasattr(parser, "on_headers_complete") else BoundedConnection
-    return type("Bounded", (connection, parser), {"bounds": bounds})
+    return type("Bounded", (connection, parser), {"seats": seats, "readers": readers, "head_seconds": head_seconds})
 
 
 def parser_class(find: Callable[[str], Any]) -> type[Any]:

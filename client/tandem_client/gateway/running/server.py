@@ -12,11 +12,14 @@ import socket
 import ssl
 from importlib.util import find_spec
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from tandem_client.gateway.app import App
-from tandem_client.gateway.http.protocol import Bounds, bounded, parser_class
+from tandem_client.gateway.http.accepting import Acceptor
+from tandem_client.gateway.http.protocol import Readers, bounded, parser_class
+from tandem_client.gateway.http.seats import SEAT, Seat, Seats
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.settings import Settings, SettingsError
 from tandem_client.gateway.upstream.guard import Guard
@@ -96,19 +99,16 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     service = _service(settings)
     meter = Meter(settings.table, settings.row)
     guard = Guard(service, settings)
-    app = App(settings, service, meter, guard)
-    bounds = Bounds(
-        meter,
-        max_connections=settings.max_connections,
-        head_seconds=settings.head_seconds,
-        stall_seconds=_PINGS_TO_STALL * settings.ping_seconds,
-    )
-    server = uvicorn.Server(_config(settings, app, bounds))
+    address_connections, _ = settings.bounds_of_address
+    seats = Seats(meter, max_connections=settings.max_connections, per_address=address_connections)
+    app = App(settings, service, meter, guard, seats)
+    readers = Readers(stall_seconds=_PINGS_TO_STALL * settings.ping_seconds)
+    server = _Server(_config(settings, app, seats, readers), settings, seats)
     url = url_of(settings, bound)
     background = list[asyncio.Task[None]]()
     try:
         await guard.start()
-        background = [asyncio.create_task(each.run()) for each in (app.pulse, guard, bounds)]
+        background = [asyncio.create_task(each.run()) for each in (app.pulse, guard, readers)]
         # uvicorn raises the signals that it has taken again when it has stopped; then they find these.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _already_handled)
@@ -128,16 +128,42 @@ def _already_handled(number: int, frame: FrameType | None) -> None:
     pass
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's, with an acceptor of connections of our own."""
+
+    def __init__(self, config: uvicorn.Config, settings: Settings, seats: Seats) -> None:
+        super().__init__(config)
+        self._settings, self._seats = settings, seats
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to accept connections."""
+        await self.lifespan.startup()
+        acceptors: Any = []
+        for one in sockets or []:
+            one.listen(_BACKLOG)
+            acceptor = Acceptor(
+                one, self._seats, self._protocol, context=self.config.ssl, seconds=self._settings.head_seconds,
+                handshakes_per_second=self._settings.bounds_of_address[1],
+            )  # fmt: skip
+            acceptors.append(acceptor)
+        self.servers = acceptors
+        self.started = True
+
+    def _protocol(self, seat: Seat) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state={SEAT: seat})
+
+
 async def _announce(server: uvicorn.Server, url: str) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
     log.info("%s %s", LISTENING, url)
 
 
-def _config(settings: Settings, app: App, bounds: Bounds) -> uvicorn.Config:
+def _config(settings: Settings, app: App, seats: Seats, readers: Readers) -> uvicorn.Config:
     config = uvicorn.Config(
         app,  # pyright: ignore[reportArgumentType]
-        http=bounded(parser_class(find_spec), bounds),
+        http=bounded(parser_class(find_spec), seats, readers, settings.head_seconds),
         loop="none",
         ws="none",
         lifespan="off",
@@ -146,7 +172,6 @@ def _config(settings: Settings, app: App, bounds: Bounds) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        backlog=_BACKLOG,
         timeout_keep_alive=round(settings.idle_seconds),
         timeout_graceful_shutdown=round(settings.grace_seconds),
     )

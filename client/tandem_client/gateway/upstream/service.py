@@ -4,7 +4,6 @@ Owns the channel. Every call carries its own caller's token; the gateway has non
 because what `AsyncClient` makes of each message costs more than the rest of the gateway.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
@@ -20,6 +19,8 @@ from tandem_client.wire.rpc_errors import ErrorReader
 
 # For the calls with one answer.
 ANSWER_SECONDS = 60.0
+# For the question who calls, which is answered without the core.
+_CALLER_SECONDS = 5.0
 # The name of the served model, for answers to requests that name none, may be as old as this.
 _NAME_SECONDS = 5.0
 _Answer = TypeVar("_Answer")
@@ -98,21 +99,20 @@ class Service:
         answer: health_pb2.HealthCheckResponse = await self._answer(call)
         return answer.status == health_pb2.HealthCheckResponse.SERVING
 
+    async def rights(self, metadata: Metadata) -> frozenset[str]:
+        """Returns the rights of the caller. Raises HttpError."""
+        call = self._control.GetCaller(control_pb2.GetCallerRequest(), metadata=metadata, timeout=_CALLER_SECONDS)
+        return frozenset((await self._answer(call)).rights)
+
     async def needs_tokens(self, seconds: float) -> bool | None:
         """Whether the service refuses callers without a token; None if it does not answer.
 
         It is asked by a call without one.
         """
         try:
-            await self._control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=seconds)
+            await self._control.GetCaller(control_pb2.GetCallerRequest(), timeout=seconds)
         except grpc.RpcError as error:
-            found = self.error(error)
-            if isinstance(found, Unauthenticated):
-                return True
-            # A service without a model has let the call in, and says so with details.
-            return False if found.is_refusal and "tokens yet" not in found.message else None
-        except asyncio.CancelledError:
-            raise
+            return True if isinstance(self.error(error), Unauthenticated) else None
         return False
 
     async def _answer(self, call: Awaitable[_Answer], names: Mapping[str, str] = _NO_NAMES) -> _Answer:

@@ -1,0 +1,202 @@
+"""Accepts connections, and makes their TLS handshakes one after the other.
+
+Owns the time from a connection's arrival to its protocol. A connection is counted when it is accepted. The costly part
+of a handshake, the service's answer to the first message, begins when that message is complete, in a turn of its own of
+the event loop, and the addresses take turns; so a flood of handshakes delays streams by one handshake, and the callers
+of other addresses by as many as there are addresses.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from tandem_client.gateway.http.seats import Seat, Seats
+
+# In one turn of the event loop.
+_AT_ONCE = 16
+_NO_FILES_SECONDS = 0.1
+# A caller that does not end its TLS properly waits no longer.
+_SHUTDOWN_SECONDS = 1.0
+# The head of a TLS record: its kind, two bytes of version, and its length. The first record is a handshake's.
+_HEAD_BYTES, _HANDSHAKE, _MAX_RECORD_BYTES = 5, 22, 16_384 + 256
+# How many handshakes an address may begin at once after a pause, in seconds of its rate.
+_BURST_SECONDS = 2.0
+# Addresses whose rate is remembered.
+_MAX_ADDRESSES = 4096
+
+
+class Turns:
+    """The order of handshakes: one in each turn of the event loop, the addresses in turns, each within its rate."""
+
+    def __init__(self, per_second: int) -> None:
+        """`per_second`: of one address; 0 is no bound."""
+        self._pause = 1 / per_second if per_second else 0.0
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        # By address: the loop's time at which its burst is whole again.
+        self._whole_at: dict[str, float] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+
+    async def wait(self, address: str) -> None:
+        """Returns when it is the turn of a connection of this address."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(address, deque()).append(turn)
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run())
+        self._news.set()
+        await turn
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            self._news.clear()
+            late = list[float]()
+            for address in list(self._waiting):
+                due_at = self._whole_at.get(address, 0.0) - _BURST_SECONDS
+                if due_at > loop.time():
+                    late.append(due_at)
+                elif self._give(address, loop.time()):
+                    # What was given its turn runs now, and what else is ready.
+                    await asyncio.sleep(0)
+            if len(late) == len(self._waiting):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(min(late, default=0.0)):
+                        await self._news.wait()
+
+    def _give(self, address: str, now: float) -> bool:
+        """Gives one connection of the address its turn. Returns False if none waits any more."""
+        queue = self._waiting[address]
+        while queue:
+            turn = queue.popleft()
+            if turn.done():
+                continue
+            if self._pause:
+                self._whole_at[address] = max(now, self._whole_at.get(address, now)) + self._pause
+                self._forget(now)
+            turn.set_result(None)
+            return True
+        del self._waiting[address]
+        return False
+
+    def _forget(self, now: float) -> None:
+        if len(self._whole_at) > _MAX_ADDRESSES:
+            self._whole_at = {address: at for address, at in self._whole_at.items() if at > now}
+
+
+class Acceptor:
+    """The connections of one listening socket. Make it in the event loop that uses it."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        seats: Seats,
+        make: Callable[[Seat], asyncio.Protocol],
+        *,
+        context: ssl.SSLContext | None,
+        seconds: float,
+        handshakes_per_second: int,
+    ) -> None:
+        """`make` makes the protocol of a connection. `seconds`: from its arrival to its first headers."""
+        self._listener, self._seats, self._make = listener, seats, make
+        self._context, self._seconds = context, seconds
+        self._turns = Turns(handshakes_per_second)
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
+        listener.setblocking(False)
+        self._open_again()
+
+    def close(self) -> None:
+        """Accepts no more, and ends connections without a protocol."""
+        self._loop.remove_reader(self._listener)
+        for task in list(self._opening):
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Waits until these have ended."""
+        await asyncio.gather(*self._opening, return_exceptions=True)
+
+    def _open_again(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                connection, peer = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:
+                # No descriptor is left.
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_NO_FILES_SECONDS, self._open_again)
+                return
+            seat = self._seats.take(origin(peer[0]))
+            if seat is None:
+                connection.close()
+                continue
+            connection.setblocking(False)
+            seat.due_at = self._loop.time() + self._seconds
+            task = self._loop.create_task(self._open(connection, seat))
+            seat.end = task.cancel
+            self._opening.add(task)
+            # A task that is cancelled before its first step runs no `finally`.
+            task.add_done_callback(partial(self._opened, connection, seat))
+
+    def _opened(self, connection: socket.socket, seat: Seat, task: "asyncio.Task[None]") -> None:
+        self._opening.discard(task)
+        if task.cancelled() or task.exception() is not None:
+            self._seats.leave(seat)
+            connection.close()
+
+    async def _open(self, connection: socket.socket, seat: Seat) -> None:
+        """Gives the connection its protocol. Raises OSError (TimeoutError too) if the caller does not do its part."""
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._context is None:
+            await self._loop.connect_accepted_socket(lambda: self._make(seat), connection)
+            return
+        async with asyncio.timeout_at(seat.due_at):
+            await self._hello(connection)
+            await self._turns.wait(seat.address)
+            await self._loop.connect_accepted_socket(
+                lambda: self._make(seat),
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=self._seconds,
+                ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
+            )
+
+    async def _hello(self, connection: socket.socket) -> None:
+        """Waits until the first TLS record is here, without reading it. Raises ConnectionAbortedError if none comes."""
+        size = _HEAD_BYTES
+        for _ in range(2):
+            # The kernel says that the socket is readable when so many bytes are, or no more will come.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+            await self._readable(connection)
+            seen = connection.recv(size, socket.MSG_PEEK)
+            if len(seen) < size or seen[0] != _HANDSHAKE:
+                raise ConnectionAbortedError("no TLS handshake")
+            size = _HEAD_BYTES + min(int.from_bytes(seen[3:_HEAD_BYTES]), _MAX_RECORD_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+    async def _readable(self, connection: socket.socket) -> None:
+        readable = asyncio.Event()
+        self._loop.add_reader(connection, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self._loop.remove_reader(connection)
+
+
+def origin(host: str) -> str:
+    """Whom an address belongs to, as far as one can tell: of IPv6 a site has 64 bits."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host.partition("%")[0])
+        if isinstance(address, ipaddress.IPv6Address):
+            mapped = address.ipv4_mapped
+            return str(mapped) if mapped is not None else address.packed[:8].hex()
+    return host
