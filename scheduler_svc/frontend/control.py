@@ -135,9 +135,11 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         return info
 
     async def GetLoad(self, request: control_pb2.GetLoadRequest, context: Any) -> control_pb2.GetLoadResponse:
-        """Returns the core's load and why the service does not serve, also before a worker has joined."""
+        """Returns the core's load and why no request is computed, also before a worker has joined."""
         load = (await self._queries.load()).load
-        load.not_serving = self._readiness.why_not_serving
+        if (why := self._readiness.not_serving) is not None:
+            load.not_serving, load.not_serving_reason = why.message, why.reason
+            load.not_serving_since = self._readiness.since
         return load
 
     async def FlushCache(self, request: control_pb2.FlushCacheRequest, context: Any) -> control_pb2.FlushCacheResponse:

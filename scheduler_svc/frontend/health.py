@@ -1,8 +1,8 @@
 """Owns the health that callers see (grpc.health.v1): stores one state and sends it to the Watch calls.
 
-Knows nothing of the causes. `set` stores the state, notifies the watches and never waits. Each Watch call writes on its
-own and has no queue: when its write returns, it sends the state that is stored then, so a caller that reads nothing
-delays no other. All services of a front end have the same health. An unknown service name is answered and not stored.
+Of the causes it knows only a word. `set` stores the state, notifies the watches and never waits. Each Watch call writes
+on its own and has no queue: when its write returns, it sends the state that is stored then, so a caller that reads
+nothing delays no other. All services of a front end have the same health. An unknown service name is answered and not stored.
 """
 
 import asyncio
@@ -23,6 +23,8 @@ from scheduler_svc.frontend.sizes.limits import MAX_SERVICE_NAME_CHARS
 MAX_WATCHES = 1000
 
 State = pb.HealthCheckResponse
+# Trailing metadata of a Check that answers NOT_SERVING: a word for the reason, and Unix time. Everyone may read them.
+REASON_KEY, SINCE_KEY = "tandem-reason", "tandem-since"
 
 
 @dataclass(slots=True, eq=False)
@@ -51,12 +53,14 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._services = frozenset(services)
         self._max_watches = MAX_WATCHES if max_watches is None else max_watches
         self._state = State.NOT_SERVING
+        self._metadata: tuple[tuple[str, str], ...] = ()
         # In order of arrival.
         self._watches: dict[_WatchCall, None] = {}
 
-    def set(self, *, is_serving: bool) -> None:
-        """Stores the state. Every later answer has it."""
-        self._state = State.SERVING if is_serving else State.NOT_SERVING
+    def set(self, *, reason: str, since: float) -> None:
+        """Stores the state: SERVING if `reason`, a word, is empty. Every later answer has it."""
+        self._state = State.NOT_SERVING if reason else State.SERVING
+        self._metadata = ((REASON_KEY, reason), (SINCE_KEY, f"{since:.3f}")) if reason else ()
         for watch in self._watches:
             watch.changed.set()
 
@@ -87,6 +91,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         if request.service not in self._services:
             message = f"service {request.service[:128]!r} is not known here"
             raise status.Refusal(grpc.StatusCode.NOT_FOUND, message)
+        if self._metadata:
+            context.set_trailing_metadata(self._metadata)
         return pb.HealthCheckResponse(status=self._state)
 
     async def List(self, request: Any, context: Any) -> Any:

@@ -125,6 +125,8 @@ class FrontEnd:
                 self._streams.rejected(message.rejected)
             case "resumed":
                 self._streams.resumed(message.resumed)
+            case "waits":
+                self._streams.waits(message.waits)
             case "replaced":
                 self._streams.replaced(message.replaced)
             case "abort_reply" | "load_reply" | "flush_reply" | "quarantine_reply" as kind:

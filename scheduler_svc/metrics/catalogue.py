@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from scheduler_svc.core.messages.ends import EndReason
 from scheduler_svc.core.messages.reports import ResetCause, StepKind
+from scheduler_svc.core.messages.waits import SERVICE_REASONS
 
 PREFIX = "tandem_"
 
@@ -65,6 +66,7 @@ CODES = (
 )
 REASONS = tuple(reason.name.lower() for reason in EndReason)
 CAUSES = tuple(cause.name.lower() for cause in ResetCause)
+NOT_SERVING_REASONS = tuple(reason.name.lower() for reason in SERVICE_REASONS)
 # Why a constraint was refused: the service takes none; its form, a limit or another field; a keyword; its trial; the
 # trial took too long or ended its process; the machine was too busy to try it; too many of the tenant wait.
 CONSTRAINT_REASONS = ("unserved", "grammar", "keyword", "trial", "killed", "busy", "waiting")
@@ -75,8 +77,8 @@ def _counter(name: str, text: str, *labels: str, values: tuple[str, ...] = ()) -
     return Metric(name=f"{PREFIX}{name}_total", kind=Kind.COUNTER, help=text, labels=labels, values=values)
 
 
-def _gauge(name: str, text: str, *labels: str) -> Metric:
-    return Metric(name=f"{PREFIX}{name}", kind=Kind.GAUGE, help=text, labels=labels)
+def _gauge(name: str, text: str, *labels: str, values: tuple[str, ...] = ()) -> Metric:
+    return Metric(name=f"{PREFIX}{name}", kind=Kind.GAUGE, help=text, labels=labels, values=values)
 
 
 def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Metric:
@@ -126,8 +128,14 @@ BACKLOG = _gauge("frontend_stream_backlog_bytes", "Output that waits for callers
 TENANT_PROMPT = _counter("tenant_prompt_tokens", "Prompt tokens of a tenant's accepted requests.", "tenant")
 TENANT_OUTPUT = _counter("tenant_generation_tokens", "Output tokens sent to a tenant's callers.", "tenant")
 # Of the core.
-WORKERS = _gauge("workers", "Workers that have joined, without those on standby.")
-STANDBY_WORKERS = _gauge("standby_workers", "Workers on standby.")
+NOT_SERVING = _gauge(
+    "not_serving", "1 for the reason why a request that arrives is not computed.", "reason", values=NOT_SERVING_REASONS
+)
+NOT_SERVING_SINCE = _gauge(
+    "not_serving_since_seconds", "Unix time since which no request is computed; 0 while requests are."
+)
+WORKERS = _gauge("workers", "Workers that take requests.")
+STANDBY_WORKERS = _gauge("standby_workers", "Workers on standby that could take over.")
 FRONTENDS = _gauge("frontends", "Front ends that are connected to the core.")
 RESETS = _counter(
     "lane_resets", "Resets of a worker's lane: all its requests went back to the queue.", "cause", values=CAUSES
@@ -146,7 +154,7 @@ FRONTEND_METRICS = (
 """In the order of a report (`MetricsReport.values`)."""
 CORE_METRICS = (
     *(RUNNING, WAITING, KV_USAGE, CACHE_QUERIES, CACHE_HITS, PREEMPTIONS, STEP_TOKENS),
-    *(WORKERS, STANDBY_WORKERS, FRONTENDS, RESETS, DEATHS, STEP_SECONDS, PLAN_TO_RESULT, CORE_STEP),
+    *(NOT_SERVING, NOT_SERVING_SINCE, WORKERS, STANDBY_WORKERS, FRONTENDS, RESETS, DEATHS, STEP_SECONDS, PLAN_TO_RESULT, CORE_STEP),
 )
 METRICS = (*FRONTEND_METRICS, BACKLOG, TENANT_PROMPT, TENANT_OUTPUT, *CORE_METRICS)
 """All metrics of the page."""

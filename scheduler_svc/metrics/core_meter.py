@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from tandem.internal.v1 import frontend_pb2
 
+from scheduler_svc.core.availability import state_of
 from scheduler_svc.core.messages.events import StepDone, StepStatus
+from scheduler_svc.core.messages.waits import SERVICE_REASONS, WorkerState
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.metrics import catalogue
@@ -27,6 +29,9 @@ class Look:
 
     running: int = 0
     waiting: int = 0
+    not_serving: tuple[int, ...] = (0,) * len(catalogue.NOT_SERVING_REASONS)
+    not_serving_since: float = 0.0
+    """Unix time; 0 while the service serves."""
     workers: int = 0
     standby_workers: int = 0
     frontends: int = 0
@@ -72,6 +77,8 @@ class CoreMeter:
         self._clock = clock
         self._has_read_step = False
         self._look_at = float("-inf")
+        # The core's clock and Unix time since which no request is computed.
+        self._since = (0.0, 0.0)
 
     def reported(self, frontend: str, report: frontend_pb2.MetricsReport) -> None:
         """Takes a front end's report. Raises WireError if it is malformed."""
@@ -113,11 +120,17 @@ class CoreMeter:
         self.fronts.keep(core.frontends)
         lanes, counters = list(core.lanes.values()), core.counters
         seated = [lane for lane in lanes if lane.is_seated]
+        value = core.availability.value
+        if value is not None and value.since != self._since[0]:
+            self._since = value.since, time.time() - (self._clock() - value.since)
+        states = [state_of(lane, core.drains.leaving)[0] for lane in lanes]
         self.last_look = Look(
+            not_serving=tuple(int(value is not None and value.reason is reason) for reason in SERVICE_REASONS),
+            not_serving_since=0.0 if value is None else self._since[1],
             running=sum(lane.rows.num_seated for lane in seated),
             waiting=core.queue.num_waiting,
-            workers=len(seated),
-            standby_workers=len(lanes) - len(seated),
+            workers=core.availability.num_workers,
+            standby_workers=states.count(WorkerState.STANDBY),
             frontends=len(core.frontends),
             kv_usage=tuple((self._places.of(one, core), one.pool.num_used / one.info.usable_pages) for one in seated),
             cache_queries=counters.prompt_tokens,

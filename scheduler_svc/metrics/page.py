@@ -87,6 +87,7 @@ class Page:
             catalogue.CACHE_QUERIES: look.cache_queries,
             catalogue.CACHE_HITS: look.cache_hits,
             catalogue.PREEMPTIONS: look.preemptions,
+            catalogue.NOT_SERVING_SINCE: look.not_serving_since,
             catalogue.WORKERS: look.workers,
             catalogue.STANDBY_WORKERS: look.standby_workers,
             catalogue.FRONTENDS: look.frontends,
@@ -95,6 +96,7 @@ class Page:
         return {
             **{metric: [((), value)] for metric, value in values.items()},
             catalogue.KV_USAGE: [((str(place),), usage) for place, usage in look.kv_usage],
+            catalogue.NOT_SERVING: _labelled(catalogue.NOT_SERVING, list(look.not_serving)),
             catalogue.RESETS: _labelled(catalogue.RESETS, list(look.resets)),
         }
 

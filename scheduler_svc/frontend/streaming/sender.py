@@ -1,4 +1,4 @@
-"""Owns the messages that the caller of one admitted request gets: prompt logprobs, deltas, ends, and the Summary.
+"""Owns the messages that the caller of one admitted request gets: waits, prompt logprobs, deltas, ends, the Summary.
 
 Knows nothing of gRPC except writes that may block. All prompt logprobs leave before the first delta of any sample.
 If one sample fails, all of them end, after their received tokens have been sent. Logprobs leave with their tokens:
@@ -108,6 +108,9 @@ class StreamSender:
         while not all(sender.is_over for sender in self._samples):
             await self._stream.changed()
             await self._writer.wait()
+            if (waiting := self._stream.waiting) is not None:
+                self._stream.waiting = None
+                await self._writer.write(pb.GenerateResponse(waiting=waiting))
             if await self._send_prompt():
                 for sender in self._samples:
                     if not sender.is_over:

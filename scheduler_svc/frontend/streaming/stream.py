@@ -100,6 +100,8 @@ class RequestStream:
     description: frontend_pb2.StreamDescription | None = None
     # The first failure: a sample failed, the core is gone, the reader stalls, or tokens are missing.
     failure: status.Refusal | None = None
+    # Why the request makes no progress, until the caller is told. A newer reason replaces it.
+    waiting: "pb.Waiting | None" = None
     # What the caller was told at the end; None and empty before, and if the request failed.
     summary: pb.Summary | None = None
     reasons: "tuple[pb.FinishReason.ValueType, ...]" = ()
@@ -178,11 +180,19 @@ class RequestStream:
                 self._waiter = None
         self._is_changed = False
 
+    def tell(self, waiting: pb.Waiting) -> None:
+        """Lets the task tell the caller why the request makes no progress."""
+        self.waiting = waiting
+        self._wake_task()
+
     def wake(self) -> None:
         """Reports a change: sends the new tokens at once, or wakes the task."""
         is_waiting = self._waiter is not None and not self._waiter.done()
         if is_waiting and self.deliver is not None and self.deliver():
             return
+        self._wake_task()
+
+    def _wake_task(self) -> None:
         self._is_changed = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

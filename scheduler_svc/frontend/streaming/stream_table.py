@@ -6,11 +6,13 @@ bounds how long. `step_output` reads the tokens.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 import grpc
 from google.protobuf.message import DecodeError
 from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.door.tenant import EVERYONE, Caller
@@ -223,6 +225,15 @@ class StreamTable:
         if stream.blocked_since and stream.task is not None:
             # The handler is in a write that may never end, because the old connection may be dead.
             stream.task.cancel()
+
+    def waits(self, message: frontend_pb2.Waits) -> None:
+        """Tells callers why their requests make no progress."""
+        now = time.time()
+        for wait in message.waits:
+            for number, seconds in zip(wait.streams, wait.seconds, strict=True):
+                if (sample := self._samples.get(number)) is not None:
+                    waiting = pb.Waiting(reason=wait.reason, message=wait.message, since=now - seconds)
+                    sample.stream.tell(waiting)
 
     def step_output(self, output: frontend_pb2.StepOutput) -> None:
         """Passes a step's tokens and ends to their streams. Drops those of closed streams."""

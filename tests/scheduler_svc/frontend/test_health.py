@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +10,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.internal.v1 import frontend_pb2
-from tandem.v1 import control_pb2
+from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.door.tenant import ALL_RIGHTS
 from scheduler_svc.frontend import health, server
 from scheduler_svc.frontend.door.entrance import Entrance
-from scheduler_svc.frontend.readiness import SERVICES
+from scheduler_svc.frontend.readiness import DRAINING, SERVICES
 from scheduler_svc.frontend.rpc.method import CallLimits
 from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
@@ -154,7 +155,7 @@ def test_health_is_not_serving_while_the_core_reports_a_reason(run: Run):
     async def scenario(s: Service) -> None:
         watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == State.SERVING
-        await s.core.send(core_status=frontend_pb2.CoreStatus(not_serving=why))
+        await s.core.send(core_status=frontend_pb2.CoreStatus(not_serving=why, refuses=True))
         assert (await watch.read()).status == State.NOT_SERVING
         assert await check(s) == State.NOT_SERVING
         error = await failure(s.generate())
@@ -170,12 +171,63 @@ def test_health_is_not_serving_while_the_core_reports_a_reason(run: Run):
     run(scenario)
 
 
+def test_requests_wait_while_no_worker_computes_and_all_words_of_health_agree(run: Run):
+    why = "no worker is connected; the last one, w-1, was lost: killed"
+
+    async def scenario(s: Service) -> None:
+        status = frontend_pb2.CoreStatus(
+            not_serving=why, reason=inference_pb2.WAIT_REASON_WORKER_LOST, not_serving_seconds=30.0
+        )
+        before = time.time() - 30.0
+        await s.core.send(core_status=status)
+        await until(lambda: s.front_end._readiness.not_serving is not None)
+        after = time.time() - 30.0
+        for name in SERVICES:
+            check: Any = stub_of(s).Check(health_pb2.HealthCheckRequest(service=name))
+            assert (await check).status == State.NOT_SERVING
+            metadata = dict(await check.trailing_metadata())
+            assert metadata["tandem-reason"] == "worker_lost"
+            assert before - 0.001 <= float(metadata["tandem-since"]) <= after + 0.001
+        load = await load_of(s)
+        assert (load.not_serving, load.not_serving_reason) == (why, inference_pb2.WAIT_REASON_WORKER_LOST)
+        assert before <= load.not_serving_since <= after
+        call, submit = await s.start_stream()
+        stream = submit.stream
+        waits = frontend_pb2.Wait(
+            reason=inference_pb2.WAIT_REASON_WORKER_LOST, message=why, streams=[stream, 999], seconds=[2.0, 1.0]
+        )
+        now = time.time()
+        await s.core.send(waits=frontend_pb2.Waits(waits=[waits]))
+        waiting = (await call.read()).waiting
+        assert (waiting.reason, waiting.message) == (inference_pb2.WAIT_REASON_WORKER_LOST, why)
+        assert now - 2.0 <= waiting.since <= time.time() - 2.0
+        # In the middle of an answer, too.
+        await s.core.output(stream, [66])
+        assert (await call.read()).delta.token_ids == [66]
+        await s.core.send(waits=frontend_pb2.Waits(waits=[waits]))
+        assert (await call.read()).HasField("waiting")
+        # The time since which nothing is computed does not begin again with another reason.
+        await s.core.send(core_status=frontend_pb2.CoreStatus(not_serving="another", not_serving_seconds=1.0))
+        await until(lambda: s.front_end._readiness.not_serving.message == "another")
+        assert before <= (await load_of(s)).not_serving_since <= after
+        await s.core.send(core_status=frontend_pb2.CoreStatus())
+        await until(lambda: s.front_end._readiness.not_serving is None)
+        load = await load_of(s)
+        assert not load.not_serving and not load.HasField("not_serving_since") and not load.not_serving_reason
+
+    run(scenario)
+
+
 async def not_serving(s: Service) -> str:
     """The reason in GetLoad's answer."""
+    return (await load_of(s)).not_serving
+
+
+async def load_of(s: Service) -> control_pb2.GetLoadResponse:
     call: Any = asyncio.ensure_future(s.control.GetLoad(control_pb2.GetLoadRequest()))
     query = await s.core.expect("load_query")
     await s.core.send(load_reply=frontend_pb2.LoadReply(query=query.query))
-    return (await call).not_serving
+    return await call
 
 
 def test_get_load_and_refusals_give_the_same_reason(run: Run):
@@ -184,7 +236,7 @@ def test_get_load_and_refusals_give_the_same_reason(run: Run):
         error = await failure(s.generate())
         assert await not_serving(s) == error.details() == "no worker has joined yet, so there is no model to serve"
         await s.core.send(draining=frontend_pb2.Draining())
-        await until(lambda: s.front_end._readiness.why_not_serving != error.details())
+        await until(lambda: s.front_end._readiness.not_serving is DRAINING)
         error = await failure(s.generate())
         assert await not_serving(s) == error.details()
         assert "shutting down" in error.details()

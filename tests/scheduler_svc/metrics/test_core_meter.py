@@ -1,5 +1,6 @@
 """What the core's process measures: the steps of the real core, the places of its workers, turns, and its counts."""
 
+import time
 from dataclasses import replace
 
 from scheduler_svc.core.messages import effects as fx
@@ -7,6 +8,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.metrics import catalogue
 from scheduler_svc.metrics.core_meter import CoreMeter
+from scheduler_svc.metrics.page import Page
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
@@ -99,6 +101,29 @@ def test_a_look_has_the_core_s_own_numbers() -> None:
     look = fleet.meter.last_look
     assert (look.running, look.waiting, look.preemptions) == (0, 0, core.counters.preemptions)
     assert (look.cache_queries, look.cache_hits) == (core.counters.prompt_tokens, core.counters.cached_prompt_tokens)
+
+
+def test_the_page_has_the_reason_and_the_time_for_which_nothing_is_computed() -> None:
+    fleet = MeasuredFleet(SHAPE)
+    fleet.step(0.001)
+    fleet.meter.turned(fleet.core, 1.0)
+    assert not any(fleet.meter.last_look.not_serving) and fleet.meter.last_look.not_serving_since == 0.0
+    fleet.lose("a")
+    fleet.tick(5.0)
+    before = time.time()
+    for turn in range(2, 4):
+        fleet.meter.turned(fleet.core, float(turn))
+        samples = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in Page(fleet.meter, list).collect()
+            for sample in family.samples
+        }
+        lost = [reason for name, *reason in samples if name == "tandem_not_serving" and samples[(name, *reason)]]
+        assert lost == [["worker_lost"]]
+        since = samples[("tandem_not_serving_since_seconds",)]
+        assert before - 1.0 <= since <= time.time() and samples[("tandem_workers",)] == 0
+    # The series does not move while the reason holds.
+    assert fleet.meter.last_look.not_serving_since == since
 
 
 def test_preemptions_are_those_of_the_requests() -> None:
