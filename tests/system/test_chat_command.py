@@ -20,6 +20,7 @@ from tandem_client import Client
 from tandem_client.types import FinishReason
 from tests.rigs.processes import Child, Rig, SchedulerProcess, child_environment
 from tests.rigs.terminal import CTRL_D, ENTER, Terminal
+from tests.system.conftest import Served
 from tests.system.real_service import BUNDLED, SHAPE
 
 TEMPLATE = """\
@@ -137,9 +138,8 @@ def test_a_killed_front_end_is_a_pause_on_the_terminal(rig: Rig, tmp_path: Path)
         assert saved(terminal, tmp_path) == talk.messages
 
 
-def test_a_service_without_a_template_refuses_with_the_reason(rig: Rig) -> None:
-    scheduler, _, _ = rig.serve(*SIZE)
-    env = {**child_environment(), "TANDEM_ADDRESS": scheduler.address}
+def test_a_service_without_a_template_refuses_with_the_reason(served: Served) -> None:
+    env = {**child_environment(), "TANDEM_ADDRESS": served.scheduler.address}
     with Terminal([sys.executable, "-m", "tandem_client.cli", "chat"], env) as terminal:
         terminal.expect("error: the service refuses chats: .*template.*tandem generate")
         assert terminal.expect_end() == 2

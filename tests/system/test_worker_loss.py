@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2
 from tests.rigs.processes import Rig
 from tests.rigs.streams import Stream, code_of, details_of
 from tests.system.asks import Ask, random_asks
+from tests.system.conftest import Served
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -178,16 +179,15 @@ def test_requests_before_the_first_worker_are_refused_with_a_retry_hint(rig: Rig
     ask.check(caller.generate(ask.request()).result())
 
 
-def test_a_worker_with_another_model_or_protocol_is_refused_with_the_reason(rig: Rig) -> None:
-    _, _, caller = rig.serve()
-    other = rig.worker("--identity", "something else", "--model", "other")
+def test_a_worker_with_another_model_or_protocol_is_refused_with_the_reason(served: Served) -> None:
+    other = served.rig.worker("--identity", "something else", "--model", "other")
     assert other.wait() == 3
     assert "other" in other.wait_line("^stopped (.*)").group(1)
-    old = rig.worker("--protocol", "99")
+    old = served.rig.worker("--protocol", "99")
     assert old.wait() == 3
     assert "99" in old.wait_line("^stopped (.*)").group(1)
     ask = Ask(prompt=(1, 2, 3), max_new_tokens=10)
-    ask.check(caller.generate(ask.request()).result())
+    ask.check(served.caller.generate(ask.request()).result())
 
 
 SIZED = ("--identity", "same", "--max-rows", "4", "--max-length", "200", "--step-ms", "2")
