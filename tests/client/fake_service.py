@@ -14,7 +14,9 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-WAIT_SECONDS = 10.0
+from tests.rigs.waiting import TIMEOUT_SECONDS
+
+WAIT_SECONDS = TIMEOUT_SECONDS
 Resumption = Callable[[inference_pb2.ResumeRequest, "Ending"], Iterator[inference_pb2.GenerateResponse]]
 Behaviour = Callable[[inference_pb2.GenerateRequest, "Ending"], Iterator[inference_pb2.GenerateResponse]]
 

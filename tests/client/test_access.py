@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2
 
 from tandem_client import AsyncClient, Client, TlsSettings, errors
 from tests.rigs.authorities import Authority
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 TOKEN = "tandem_abc"
 
@@ -60,7 +61,7 @@ def serve(door: Door) -> Any:
 
 def test_every_call_has_the_token(door: Door, serve: Callable[..., str]) -> None:
     with Client(serve(), token=TOKEN) as client:
-        client.wait_ready(20)
+        client.wait_ready(TIMEOUT_SECONDS)
         calls: list[Callable[[], object]] = [
             client.health, client.load, client.model_info, client.flush_cache, client.quarantine,
             client.clear_quarantine, lambda: client.abort("a"), lambda: client.tokenize("a"),
@@ -80,7 +81,7 @@ def test_every_call_has_the_token(door: Door, serve: Callable[..., str]) -> None
 
 async def _async_calls(address: str) -> None:
     async with AsyncClient(address, token=TOKEN) as client:
-        await client.wait_ready(20)
+        await client.wait_ready(TIMEOUT_SECONDS)
         assert await client.health()
 
 
@@ -120,7 +121,7 @@ def test_a_service_is_known_by_its_authority_and_name(door: Door, serve: Callabl
     address = serve(grpc.ssl_server_credentials([(pair.key.read_bytes(), pair.certificate.read_bytes())]))
     good = TlsSettings(ca=authority.certificate, server_name="tandem.example")
     with Client(address, token=TOKEN, tls=good) as client:
-        assert client.health(timeout=20)
+        assert client.health(timeout=TIMEOUT_SECONDS)
     refused = (
         TlsSettings(ca=other.certificate, server_name="tandem.example"),
         TlsSettings(ca=authority.certificate, server_name="other.example"),
@@ -129,7 +130,7 @@ def test_a_service_is_known_by_its_authority_and_name(door: Door, serve: Callabl
     )
     for tls in refused:
         with Client(address, token=TOKEN, tls=tls, max_retries=0) as client, pytest.raises(errors.Unavailable):
-            client.health(timeout=20)
+            client.health(timeout=TIMEOUT_SECONDS)
     assert len(door.seen) == 1
 
 

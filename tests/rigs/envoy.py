@@ -17,7 +17,8 @@ from typing import Any
 
 import yaml
 
-from tests.rigs.processes import REPOSITORY, TIMEOUT_SECONDS
+from tests.rigs.processes import REPOSITORY
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 FILE = REPOSITORY / "scheduler_svc" / "deploy" / "envoy.yaml"
 VARIABLE = "TANDEM_ENVOY"

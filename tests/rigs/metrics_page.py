@@ -8,7 +8,7 @@ from collections.abc import Callable
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-TIMEOUT_SECONDS = 30.0
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
 class MetricsPage:

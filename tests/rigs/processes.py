@@ -20,11 +20,9 @@ from types import TracebackType
 import psutil
 
 from tests.rigs.streams import Caller
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TIMEOUT_SECONDS = 30.0
-# A scheduler starts in one second, on a busy machine in many.
-START_SECONDS = 100.0
 _LISTENING = re.compile(r"frontend listening on (\S+:\d+)")
 
 
@@ -214,7 +212,7 @@ class Rig:
     ) -> SchedulerProcess:
         """Starts a scheduler and waits until its front end listens."""
         child = self.launch_scheduler(*flags, listen=listen, program=program)
-        child.wait_line(_LISTENING.pattern, START_SECONDS)
+        child.wait_line(_LISTENING.pattern)
         return child
 
     def worker(
@@ -235,7 +233,7 @@ class Rig:
         self.children.append(child)
         return child
 
-    def check_record(self, path: Path, seconds: float = 120.0) -> None:
+    def check_record(self, path: Path, seconds: float = TIMEOUT_SECONDS) -> None:
         """Replays a stopped scheduler's event log through a fresh core; the effects and the states must be the same."""
         replay = Child("replay", ["scheduler_svc.recording.replay", "--audit", str(path)])
         self.children.append(replay)
@@ -291,7 +289,7 @@ class Rig:
     def _check(self) -> None:
         assert self.violations() == [], "\n".join(self.violations())
         # A killed scheduler's front end needs some time to notice.
-        limit = time.monotonic() + 10
+        limit = time.monotonic() + TIMEOUT_SECONDS
         while (left := self._left_behind()) and time.monotonic() < limit:
             psutil.wait_procs([psutil.Process(pid) for pid in left if psutil.pid_exists(pid)], timeout=0.2)
         assert not left, f"processes still run: {left}"

@@ -16,8 +16,8 @@ from grpc_status import rpc_status
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from tests.rigs.transcript import Transcript
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
-TIMEOUT_SECONDS = 30.0
 Metadata = Sequence[tuple[str, str]]
 # A fixed window, so that the amount that a stalled reader receives does not depend on the machine.
 _OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.use_local_subchannel_pool", 1)]

@@ -16,12 +16,14 @@ from typing import Self
 import pexpect
 from pexpect import fdpexpect
 
+from tests.rigs.waiting import TIMEOUT_SECONDS
+
 CTRL_C, CTRL_D, ENTER, ALT_ENTER, UP, TAB = "\x03", "\x04", "\r", "\x1b\r", "\x1b[A", "\t"
-WAIT_SECONDS = 20.0
 # Makes standard input the session's terminal, and becomes the command. Not in a `preexec_fn`, for which Python forks:
 # a test with a gRPC server has threads that do not survive that.
 _TAKE_TERMINAL = """\
 import fcntl, os, sys, termios
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
@@ -42,7 +44,7 @@ class Terminal:
             start_new_session=True,
         )
         os.close(inner)
-        self._reader = fdpexpect.fdspawn(self._master, timeout=WAIT_SECONDS, encoding="utf-8")
+        self._reader = fdpexpect.fdspawn(self._master, timeout=TIMEOUT_SECONDS, encoding="utf-8")
         # All that was read.
         self.seen = ""
 
@@ -70,7 +72,7 @@ class Terminal:
 
     def expect_end(self) -> int:
         """Waits for the program's end; returns its exit code."""
-        code = self.program.wait(WAIT_SECONDS)
+        code = self.program.wait(TIMEOUT_SECONDS)
         try:
             while piece := os.read(self._master, 65536):
                 self.seen += piece.decode(errors="replace")

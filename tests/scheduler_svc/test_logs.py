@@ -14,6 +14,7 @@ import pytest
 
 from scheduler_svc import logs
 from scheduler_svc.logs import Formatter, QueuedStderr, escaped
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 ESCAPES = "\x1b[2J\r\n2026-11-22 core INFO forged\x00\x9b\u2028\u202e\udc80"
 
@@ -137,7 +138,7 @@ def test_close_returns_although_stderr_is_not_read(pipe: Pipe) -> None:
         handler.handle(record("lost"))
     closing = threading.Thread(target=handler.close)
     closing.start()
-    closing.join(30)
+    closing.join(TIMEOUT_SECONDS)
     assert not closing.is_alive()
 
 
@@ -160,7 +161,7 @@ def started(tmp_path: Path, *words: str, shell: str = "") -> subprocess.Complete
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "file"), *words]
     if shell:
         command = ["sh", "-c", f'exec "$@" {shell}', "sh", *command]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
 
 
 def test_announcements_and_uncaught_exceptions_are_logged_at_every_level(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from scheduler_svc import settings
 from scheduler_svc.flags import SettingError
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.version import version
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
 def load(monkeypatch: pytest.MonkeyPatch, *flags: str, **variables: str) -> settings.SchedulerSettings:
@@ -189,7 +190,7 @@ def test_the_runtime_folder_is_private_and_held_by_one_scheduler(tmp_path: Path)
 
 def run(tmp_path: Path, *flags: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "scheduler_svc", "--runtime-dir", str(tmp_path / "run"), *flags]
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **options)
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_SECONDS, check=False, **options)
 
 
 def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
@@ -252,5 +253,5 @@ def test_exit_with_parent_ends_the_service_with_its_parent(tmp_path: Path) -> No
         family = psutil.Process(parent.pid).children(recursive=True)
         assert len(family) == 2
         parent.kill()
-        _, alive = psutil.wait_procs(family, timeout=10)
+        _, alive = psutil.wait_procs(family, timeout=TIMEOUT_SECONDS)
         assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []

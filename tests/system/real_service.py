@@ -19,6 +19,7 @@ from pathlib import Path
 from tandem_client import Client
 from tandem_client.types import Summary
 from tests.rigs.processes import REPOSITORY, Child, Rig
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 BUNDLED = REPOSITORY / "gpu_worker" / "bundled"
 # Sums of two ranks round differently, so the better of two logits that differ by less may change.
@@ -30,8 +31,6 @@ MAX_ROWS = 12
 # Pages for every row at its longest, and for about half of that.
 ROOMY_PAGES = 128
 SMALL_PAGES = 40
-# A cold start of two workers on a busy machine takes half of this.
-TIMEOUT_SECONDS = 100.0
 SHAPE = f"--page-size {PAGE_SIZE} --max-rows {MAX_ROWS} --max-length 512 --token-budget 128 --threads 1 --device cpu"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 

@@ -15,11 +15,10 @@ from scheduler_svc.journal import reader
 from scheduler_svc.journal.folder import JournalFolder
 from tandem_client import Client
 from tests.rigs.processes import Rig, SchedulerProcess
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask, random_asks
 from tests.system.featured import Reading
 
-# A busy machine may stop everything for a while.
-WAIT_SECONDS = 120.0
 SHAPE = ("--num-pages", "2048", "--max-rows", "32", "--max-length", "1024", "--page-size", "16", "--step-ms", "2")
 
 
@@ -35,7 +34,7 @@ def restarted(rig: Rig, scheduler: SchedulerProcess, *flags: str) -> SchedulerPr
     frontends = process.children(recursive=True)
     scheduler.kill()
     # The port is free when its front ends have ended.
-    _, alive = psutil.wait_procs(frontends, timeout=WAIT_SECONDS)
+    _, alive = psutil.wait_procs(frontends, timeout=TIMEOUT_SECONDS)
     assert not alive, f"front ends outlive their scheduler: {alive}"
     return rig.scheduler(*journal_flags(rig, *flags), listen=address)
 
@@ -90,7 +89,7 @@ def test_streams_survive_100_random_deaths(rig: Rig) -> None:
             missing = 12 - len(reading.running)
             if missing:
                 # A service that is not ready keeps no request, and neither does one that dies before it accepts it.
-                client.wait_ready(WAIT_SECONDS)
+                client.wait_ready(TIMEOUT_SECONDS)
                 reading.start(islice(asks, missing))
                 reading.wait_accepted()
             reading.wait_more(rng.randint(1, 400))
@@ -113,7 +112,7 @@ def test_streams_survive_100_random_deaths(rig: Rig) -> None:
 
 def live_frontends(scheduler: SchedulerProcess) -> list[int]:
     """Waits until both front ends run. Returns their process ids."""
-    limit = time.monotonic() + WAIT_SECONDS
+    limit = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < limit:
         children = psutil.Process(scheduler.pid).children()
         live = [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]

@@ -8,8 +8,9 @@ import psutil
 from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from tests.rigs.processes import TIMEOUT_SECONDS, Rig, SchedulerProcess
+from tests.rigs.processes import Rig, SchedulerProcess
 from tests.rigs.streams import Caller, code_of
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask, random_asks
 
 SHAPE = ("--max-rows", "8", "--max-length", "500", "--num-pages", "900")

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rigs.processes import REPOSITORY, TIMEOUT_SECONDS, Rig, child_environment
+from tests.rigs.processes import REPOSITORY, Rig, child_environment
 from tests.rigs.streams import Caller
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask
 
 # More than the log queue of one process holds; each request is one line of the front end.

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from tandem_client.cli.__main__ import app
 from tandem_client.version import version
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]
 PANELS = ("Prompt", "Chat", "Constraint", "Sampling", "Stopping", "Output", "Cache", "Connection")
@@ -89,7 +90,7 @@ def test_serve_and_simulate_are_listed_only_if_their_programs_are_installed(tmp_
     def alone(*arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-S", "-P", "-m", "tandem_client.cli", *arguments]
         return subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False, timeout=60
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False, timeout=TIMEOUT_SECONDS
         )
 
     helped = alone("--help")

@@ -10,11 +10,12 @@ import pytest
 import typer
 
 from tandem_client.cli.commands import simulate
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
 def tandem(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "tandem_client.cli", "simulate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
 
 
 def test_simulate_prints_the_output_of_the_simulator() -> None:
@@ -40,7 +41,7 @@ def test_signals_reach_the_simulator_and_end_it(number: signal.Signals, status: 
         process.stderr.readline()
         assert [child.cmdline() for child in psutil.Process(process.pid).children()] == []
         process.send_signal(number)
-        assert process.wait(30) == status
+        assert process.wait(TIMEOUT_SECONDS) == status
 
 
 def test_simulate_without_a_checkout_is_an_error(

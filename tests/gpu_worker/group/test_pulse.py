@@ -1,10 +1,12 @@
-"""Signs of life between two threads that stand for two ranks, with shorter times."""
+"""Signs of life between two threads that stand for two ranks, on a clock that waits until both heard of each other."""
 
 import os
 import threading
-import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import gt
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -13,6 +15,7 @@ from gpu_worker.group import pulse
 from gpu_worker.group.pulse import Pulse
 from gpu_worker.group.words import name_of
 from gpu_worker.process.ranks import Ranks
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 LEADER, FOLLOWER = (Ranks(rank=rank, size=2, local_rank=rank, local_size=2) for rank in (0, 1))
 REMOTE_LEADER, REMOTE_FOLLOWER = (Ranks(rank=rank, size=2, local_rank=0, local_size=1) for rank in (0, 1))
@@ -30,7 +33,60 @@ class Ended:
         self.event.set()
 
 
-Both = tuple[Pulse, Ended, Pulse, Ended]
+class Clock:
+    """Stands for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Socket:
+    """Counts the signs that have come."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket, self.num_signs = socket, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def recv_multipart(self) -> list[bytes]:
+        parts = self._socket.recv_multipart()
+        self.num_signs += 1
+        return parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Both:
+    """Two ranks that run."""
+
+    clock: Clock
+    pulses: tuple[Pulse, Pulse]
+    sockets: tuple[Socket, Socket]
+    ends: tuple[Ended, Ended]
+
+    def go_on(self, count: int, *turning: Pulse) -> None:
+        """Lets `count` signs pass both ways, while these loops turn."""
+        for _ in range(count):
+            self.clock.now += pulse.SIGN_SECONDS
+            for each in turning:
+                each.turn()
+            heard = [socket.num_signs for socket in self.sockets]
+            until(lambda heard=heard: self._has_ended() or all(map(gt, self._heard(), heard)))
+
+    def end_of(self, rank: int, *turning: Pulse) -> Ended:
+        """Goes on until this rank ends."""
+        while not self.ends[rank].event.is_set():
+            self.go_on(1, *turning)
+        return self.ends[rank]
+
+    def _heard(self) -> list[int]:
+        return [socket.num_signs for socket in self.sockets]
+
+    def _has_ended(self) -> bool:
+        return any(end.event.is_set() for end in self.ends)
 
 
 @pytest.fixture
@@ -40,6 +96,8 @@ def ranks() -> tuple[Ranks, Ranks]:
 
 @pytest.fixture
 def both(ranks: tuple[Ranks, Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
+    clock = Clock()
+    monkeypatch.setattr(pulse, "time", clock)
     monkeypatch.setattr(pulse, "SIGN_SECONDS", 0.02)
     monkeypatch.setattr(pulse, "SILENCE_SECONDS", 0.3)
     monkeypatch.setattr(pulse, "STEP_SECONDS", 0.8)
@@ -48,61 +106,51 @@ def both(ranks: tuple[Ranks, Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyP
     bound.bind(endpoint)
     connected.setsockopt(zmq.ROUTING_ID, name_of(1))
     connected.connect(endpoint)
-    ends = Ended(), Ended()
-    leader, follower = Pulse(ranks[0], bound, ends[0]), Pulse(ranks[1], connected, ends[1])
+    # A router drops what it sends to one that is still to connect.
+    connected.send(b"here")
+    assert bound.poll(1000 * TIMEOUT_SECONDS) and bound.recv_multipart()
+    sockets, ends = (Socket(bound), Socket(connected)), (Ended(), Ended())
+    leader, follower = (Pulse(each, socket, end) for each, socket, end in zip(ranks, sockets, ends, strict=True))
     leader.start()
     follower.start()
-    yield leader, ends[0], follower, ends[1]
+    yield Both(clock=clock, pulses=(leader, follower), sockets=sockets, ends=ends)
     leader.stop()
     follower.stop()
     context.term()
 
 
-def turn_for(seconds: float, *pulses: Pulse) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        for each in pulses:
-            each.turn()
-        time.sleep(0.01)
-
-
 def test_turning_loops_keep_a_group_alive(both: Both) -> None:
-    leader, of_leader, follower, of_follower = both
-    turn_for(0.6, leader, follower)
-    assert not of_leader.event.is_set() and not of_follower.event.is_set()
+    both.go_on(30, *both.pulses)
+    assert not any(end.event.is_set() for end in both.ends)
 
 
 def test_a_loop_that_does_not_turn_ends_the_group(both: Both) -> None:
-    leader, of_leader, _, _ = both
-    while not of_leader.event.is_set():
-        turn_for(0.05, leader)
-    assert "rank 1 of 2 hangs: its loop has not turned for 0." in of_leader.reason
-    assert of_leader.others == [os.getpid()]
+    end = both.end_of(0, both.pulses[0])
+    assert "rank 1 of 2 hangs: its loop has not turned for 0." in end.reason
+    assert end.others == [os.getpid()]
 
 
 @pytest.mark.parametrize("ranks", [(REMOTE_LEADER, REMOTE_FOLLOWER)])
 def test_no_process_of_another_host_is_killed(both: Both) -> None:
     """Its number may be that of any process here."""
-    leader, of_leader, _, _ = both
-    while not of_leader.event.is_set():
-        turn_for(0.05, leader)
-    assert "rank 1 of 2 hangs" in of_leader.reason and of_leader.others == []
+    end = both.end_of(0, both.pulses[0])
+    assert "rank 1 of 2 hangs" in end.reason and end.others == []
 
 
 def test_a_step_may_take_longer_but_not_for_ever(both: Both) -> None:
-    leader, _, follower, of_follower = both
+    leader, follower = both.pulses
     with leader.step():
-        turn_for(0.6, follower)
-        assert not of_follower.event.is_set()
-        while not of_follower.event.is_set():
-            turn_for(0.05, follower)
-    assert "rank 0 of 2 hangs: its step takes" in of_follower.reason
+        both.go_on(30, follower)
+        assert not both.ends[1].event.is_set()
+        end = both.end_of(1, follower)
+    assert "rank 0 of 2 hangs: its step takes" in end.reason
 
 
 def test_a_rank_without_signs_is_lost(both: Both) -> None:
-    leader, of_leader, follower, _ = both
-    turn_for(0.2, leader, follower)
+    leader, follower = both.pulses
+    both.go_on(10, leader, follower)
     follower.stop()
-    while not of_leader.event.is_set():
-        turn_for(0.05, leader)
-    assert "rank 1 of 2 was silent for 0." in of_leader.reason
+    while not both.ends[0].event.wait(pulse.SIGN_SECONDS):
+        leader.turn()
+        both.clock.now += pulse.SIGN_SECONDS
+    assert "rank 1 of 2 was silent for 0." in both.ends[0].reason

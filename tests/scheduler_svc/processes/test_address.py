@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from scheduler_svc.processes.address import HeldAddress, ListenError, hold, taken
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
 @contextmanager
@@ -46,7 +47,7 @@ def test_front_ends_share_the_address_and_get_every_connection(held: HeldAddress
         for listener in (first, second):
             listener.setblocking(False)
         for _ in range(64):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_SECONDS))
         counts: list[int] = []
         for listener in (first, second):
             counts.append(0)
@@ -69,7 +70,7 @@ def test_a_program_that_shares_ports_is_refused_after_stop_sharing(held: HeldAdd
         for address in ("127.0.0.1", "0.0.0.0"):
             with pytest.raises(OSError, match="in use"), bound(port, share=True, address=address):
                 pass
-        with socket.create_connection(("127.0.0.1", port), timeout=10):
+        with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_SECONDS):
             front_end.accept()[0].close()
     # It is refused also while no front end runs.
     with pytest.raises(OSError, match="in use"), bound(port, share=True):
@@ -81,7 +82,7 @@ def test_a_program_that_shares_ports_is_refused_after_stop_sharing(held: HeldAdd
 
 def test_a_held_address_refuses_connections_before_a_front_end_listens(held: HeldAddress) -> None:
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port_of(held)), timeout=10)
+        socket.create_connection(("127.0.0.1", port_of(held)), timeout=TIMEOUT_SECONDS)
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -118,7 +119,7 @@ def test_an_address_with_old_connections_can_be_held() -> None:
     """A service that closed its connections and ended can be started again at once."""
     with bound(0, share=True) as listener:
         port = listener.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_SECONDS) as client:
             connection, _ = listener.accept()
             connection.close()
             assert client.recv(1) == b""

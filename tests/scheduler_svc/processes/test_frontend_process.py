@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -19,6 +18,7 @@ from scheduler_svc.processes.address import ListenError
 from scheduler_svc.processes.frontend_process import FrontendFailed
 from scheduler_svc.processes.frontends import FrontendProcesses
 from tests.rigs.instructions import at_every_instruction
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 READY = "frontend listening on "
 
@@ -44,11 +44,12 @@ class Bench:
 
     def until(self, processes: FrontendProcesses, what: Callable[[], bool]) -> None:
         """Runs turns of the loop until `what` is true; there is no event for output or end of a child."""
-        limit = time.monotonic() + 30
-        while not what():
-            assert time.monotonic() < limit
+
+        def turn() -> bool:
             processes.watch(restart=True)
-            time.sleep(0.01)
+            return what()
+
+        until(turn)
 
     def close(self) -> None:
         for processes in self._all:
@@ -83,11 +84,12 @@ def test_only_the_front_end_that_is_killed_is_replaced(bench: Bench) -> None:
     assert second not in after
     assert len(set(bench.ready_lines())) == 1
     processes.ask_to_stop()
-    limit = time.monotonic() + 30
-    while processes.is_running:
-        assert time.monotonic() < limit
+
+    def has_ended() -> bool:
         processes.watch(restart=False)
-        time.sleep(0.01)
+        return not processes.is_running
+
+    until(has_ended)
     assert not pids() - before
 
 
@@ -241,7 +243,7 @@ def test_the_port_stays_held_while_the_only_front_end_is_replaced(bench: Bench) 
         with pytest.raises(OSError, match="in use"):
             bind(*options)
     psutil.Process(frontend).kill()
-    psutil.wait_procs([psutil.Process(frontend)], timeout=10)
+    psutil.wait_procs([psutil.Process(frontend)], timeout=TIMEOUT_SECONDS)
     for options in every:
         with pytest.raises(OSError, match="in use"):
             bind(*options)

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from scheduler_svc.processes.workers import WorkerProcesses
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pidfds and /proc are Linux only")
 
@@ -25,7 +26,7 @@ def test_a_child_of_the_same_parent_is_killed_also_if_it_is_stopped(sleeper: sub
     workers.joined("w", sleeper.pid)
     sleeper.send_signal(signal.SIGSTOP)
     workers.kill("w")
-    assert sleeper.wait(10) == -signal.SIGKILL
+    assert sleeper.wait(TIMEOUT_SECONDS) == -signal.SIGKILL
     workers.kill("w")  # it has ended
 
 

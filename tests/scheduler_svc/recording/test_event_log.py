@@ -25,6 +25,7 @@ from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.sampling import Settings
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 SHAPE = Shape(page_size=4, num_pages=10, max_rows=3, token_budget=12, chunk_align=2)
 
@@ -321,7 +322,7 @@ def test_the_replay_command_names_the_file_that_it_cannot_read(tmp_path: Path) -
     path = tmp_path / "log"
     path.write_text("not a log")
     command = [sys.executable, "-m", "scheduler_svc.recording.replay", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"replay: {path} cannot be read as an event log")
 

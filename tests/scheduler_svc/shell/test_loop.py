@@ -29,6 +29,7 @@ from scheduler_svc.shell.loop import Loop
 from scheduler_svc.shell.peers import Credentials
 from scheduler_svc.shell.router_link import PeerFrameTooLargeError, RouterLink
 from scheduler_svc.shell.served_model import ServedModel
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.wire.test_worker import JOIN
 
 KEY, SECRET = b"k" * 32, b"s" * 32
@@ -76,7 +77,7 @@ class Peer:
 
     def receive(self) -> bytes:
         while True:
-            assert self.socket.poll(10_000), "no frame arrived"
+            assert self.socket.poll(1000 * TIMEOUT_SECONDS), "no frame arrived"
             frame = self.socket.recv()
             if frame:
                 return frame
@@ -150,7 +151,7 @@ class Bench:
     def await_frames(self, num_peers: int) -> None:
         """Waits until the links have frames to read."""
         for link in self.links[:num_peers]:
-            assert link.socket.poll(10_000)
+            assert link.socket.poll(1000 * TIMEOUT_SECONDS)
 
     def start(self) -> None:
         self.thread.start()
@@ -164,14 +165,14 @@ class Bench:
         self.child.may_end.set()
         self.stop()
         self.stop()
-        self.thread.join(10)
+        self.thread.join(TIMEOUT_SECONDS)
 
     def close(self) -> None:
         self.child.may_end.set()
         if self.thread.ident is not None:
             self.stop()
             self.stop()
-            self.thread.join(10)
+            self.thread.join(TIMEOUT_SECONDS)
             assert not self.thread.is_alive()
         for peer in self.peers:
             peer.socket.close(0)
@@ -412,12 +413,12 @@ def test_a_request_is_rejected_while_the_service_stops(bench: Bench) -> None:
     assert frontend.next_of_frontend().HasField("model_state")
     bench.stop()
     assert frontend.next_of_frontend().HasField("draining")
-    assert bench.child.asked.wait(10)
+    assert bench.child.asked.wait(TIMEOUT_SECONDS)
     frontend.send(submit(1))
     rejected = frontend.next_of_frontend().rejected
     assert (rejected.stream, rejected.code) == (1, frontend_pb2.REJECT_CODE_NOT_READY)
     bench.child.may_end.set()
-    bench.thread.join(10)
+    bench.thread.join(TIMEOUT_SECONDS)
     assert not bench.thread.is_alive()
 
 
@@ -569,7 +570,7 @@ def test_a_report_of_metrics_is_neither_an_event_nor_recorded(
     stray, frontend = bench.frontend("f-0"), bench.frontend()
     report = FrontMeter().report(64)
     stray.send(frontend_pb2.FrontendToCore(metrics=report))
-    assert bench.links[1].socket.poll(10_000)
+    assert bench.links[1].socket.poll(1000 * TIMEOUT_SECONDS)
     bench.start()
     frontend.send(HELLO, frontend_pb2.FrontendToCore(metrics=report))
     report.values = b"short"

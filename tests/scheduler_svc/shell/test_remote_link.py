@@ -3,8 +3,7 @@
 import logging
 import os
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from scheduler_svc.remote.listener import RemoteListener
 from scheduler_svc.shell.remote_link import RemoteLink
 from scheduler_svc.shell.router_link import PeerLostError, RouterLink
 from scheduler_svc.shell.worker_links import WorkerLinks, with_remote
-
-WAIT_SECONDS = 20.0
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 
 class Site:
@@ -72,13 +70,6 @@ def is_routable(link: RemoteLink, peer: str) -> bool:
     return True
 
 
-def until(is_so: Callable[[], object]) -> None:
-    limit = time.monotonic() + WAIT_SECONDS
-    while not is_so():
-        assert time.monotonic() < limit
-        time.sleep(0.005)
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path / "keys")
@@ -96,7 +87,7 @@ def test_a_worker_is_named_by_its_key_and_gets_answers(site: Site) -> None:
     assert site.frames(1) == [("w-1@far", b"hello")]
     assert site.link.host_of("w-1@far") == "far"
     site.link.send("w-1@far", b"answer")
-    assert worker.poll(10_000) and worker.recv() == b"answer"
+    assert worker.poll(1000 * TIMEOUT_SECONDS) and worker.recv() == b"answer"
     worker.send_multipart([b"two", b"parts"])
     assert site.frames(1) == [("w-1@far", None)]
 
@@ -203,7 +194,7 @@ def test_the_log_names_few_of_many_refused_keys(site: Site, caplog: pytest.LogCa
         dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
         monitors.append(site.monitor(dealer, zmq.EVENT_HANDSHAKE_FAILED_AUTH))
         dealer.connect(site.link.endpoint)
-    assert all(monitor.poll(10_000) for monitor in monitors)
+    assert all(monitor.poll(1000 * TIMEOUT_SECONDS) for monitor in monitors)
     assert caplog.text.count("is not in the folder of admitted keys") == 8
 
 
@@ -224,8 +215,8 @@ def test_the_link_of_both_keeps_local_and_remote_workers_apart(site: Site, tmp_p
     assert [links.host_of(peer) for peer in ("w-1", "w-1@far")] == ["", "far"]
     links.send("w-1", b"to the local one")
     links.send("w-1@far", b"to the remote one")
-    assert local.poll(10_000) and local.recv() == b"to the local one"
-    assert remote.poll(10_000) and remote.recv() == b"to the remote one"
+    assert local.poll(1000 * TIMEOUT_SECONDS) and local.recv() == b"to the local one"
+    assert remote.poll(1000 * TIMEOUT_SECONDS) and remote.recv() == b"to the remote one"
     assert not forger.poll(0)
     assert links.unreachable(["w-1", "w-1@far", "gone"]) == [("gone", "its connection is gone")]
     own.close()

@@ -17,7 +17,8 @@ from tandem.v1 import inference_pb2 as pb
 
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService
-from tests.rigs.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, WAIT_SECONDS, Terminal
+from tests.rigs.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, Terminal
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 ROOT = Path(__file__).resolve().parents[4]
 COMMAND = [sys.executable, "-m", "tandem_client.cli", "chat"]
@@ -122,7 +123,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(service: FakeService, chat: 
             return
         yield fake_service.accepted(request)
         yield part(text="Half an ans")
-        ending.wait(10 * WAIT_SECONDS)
+        ending.wait(10 * TIMEOUT_SECONDS)
         ended.set()
 
     service.behaviour = endless
@@ -132,7 +133,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(service: FakeService, chat: 
     terminal.expect("Half an ans")
     terminal.type(CTRL_C)
     assert "interrupted" in terminal.expect(PROMPT)
-    assert ended.wait(WAIT_SECONDS)
+    assert ended.wait(TIMEOUT_SECONDS)
     # At the prompt it empties the line.
     terminal.type("not this")
     terminal.expect("not this")
@@ -154,7 +155,7 @@ def test_what_is_typed_during_an_answer_waits_for_the_prompt(
     def waiting(request: pb.GenerateRequest, ending: Ending) -> Messages:
         yield fake_service.accepted(request)
         yield part(text="Half.")
-        goes_on.wait(WAIT_SECONDS)
+        goes_on.wait(TIMEOUT_SECONDS)
         yield from ends()
 
     service.behaviour = waiting
@@ -172,7 +173,7 @@ def test_what_is_typed_during_an_answer_waits_for_the_prompt(
 def test_an_answer_without_a_part_is_taken_back(service: FakeService, chat: Callable[..., Terminal]) -> None:
     def silent(request: pb.GenerateRequest, ending: Ending) -> Messages:
         yield fake_service.accepted(request)
-        ending.wait(10 * WAIT_SECONDS)
+        ending.wait(10 * TIMEOUT_SECONDS)
 
     service.behaviour = silent
     terminal = chat()
@@ -195,7 +196,7 @@ def test_a_lost_worker_is_told(service: FakeService, chat: Callable[..., Termina
         service.load = control_pb2.GetLoadResponse(
             worker_lost_seconds=0.1, worker_lost_reason="killed by signal 9", not_serving="no worker is connected"
         )
-        goes_on.wait(WAIT_SECONDS)
+        goes_on.wait(TIMEOUT_SECONDS)
         yield part(text="after.")
         yield from ends()
 
@@ -220,7 +221,7 @@ def test_a_lost_front_end_is_told_and_the_answer_goes_on(service: FakeService, c
     goes_on = threading.Event()
 
     def rest(request: pb.ResumeRequest, ending: Ending) -> Messages:
-        goes_on.wait(WAIT_SECONDS)
+        goes_on.wait(TIMEOUT_SECONDS)
         yield fake_service.accepted(pb.GenerateRequest(request_id=request.request_id))
         yield part(text="after.")
         yield from ends()
@@ -349,7 +350,7 @@ def test_a_narrower_window_goes_on(service: FakeService, chat: Callable[..., Ter
     def wide(request: pb.GenerateRequest, ending: Ending) -> Messages:
         yield fake_service.accepted(request)
         yield part(text="word " * 30)
-        resized.wait(WAIT_SECONDS)
+        resized.wait(TIMEOUT_SECONDS)
         yield part(text="last word")
         yield from ends()
 
@@ -372,7 +373,7 @@ def run(service: FakeService, home: Path, *arguments: str, stdin: str) -> subpro
         capture_output=True,
         text=True,
         env=environment(service, home),
-        timeout=WAIT_SECONDS,
+        timeout=TIMEOUT_SECONDS,
     )
 
 

@@ -1,0 +1,20 @@
+"""How long a test waits for what must happen: one bound for all of them, so that a busy machine fails none.
+
+A test that passes never waits so long, so the bound judges no time; it only ends a test whose event never comes.
+pytest's own limit (pyproject.toml) is longer than several of these waits.
+"""
+
+import time
+from collections.abc import Callable
+
+TIMEOUT_SECONDS = 240.0
+_LOOK_SECONDS = 0.005
+
+
+def until(condition: Callable[[], object], what: str = "") -> None:
+    """Waits, by polling, for what has no event of its own. `what` is named if it never comes."""
+    limit = time.monotonic() + TIMEOUT_SECONDS
+    while not condition():
+        if time.monotonic() > limit:
+            raise AssertionError(f"in {TIMEOUT_SECONDS:g} s it never came: {what or condition}")
+        time.sleep(_LOOK_SECONDS)
