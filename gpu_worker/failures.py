@@ -6,8 +6,12 @@ torch's import may be what fails; its exceptions are recognised by name.
 
 import errno
 import os
+import re
 import shutil
+import subprocess
+import sysconfig
 import tempfile
+from pathlib import Path
 
 _MEMORY_SETTINGS = "a smaller pool_bytes, max_rows or token_budget needs less"
 # Messages of torch's other exceptions: its allocator on a CPU, the CUDA runtime and libraries, C++.
@@ -15,6 +19,9 @@ _OF_DEVICE = ("OutOfMemoryError", "AcceleratorError")
 _OUT_OF_MEMORY_TEXTS = (
     "DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED", "bad_alloc",
 )  # fmt: skip
+# Inductor's message, and Triton's.
+_NO_COMPILER = ("No working C++ compiler", "Failed to find C compiler")
+_C_COMPILER = re.compile(r"\b(g?cc|[gc]\+\+|clang(\+\+)?)(?!\w)")
 _INSTALL = (
     "make install in the checkout brings what the worker needs, as does "
     "pip install 'dist/tandem_inference-….whl[worker]'"
@@ -35,6 +42,7 @@ _OF_FILES = {
 def is_expected(error: BaseException) -> bool:
     """Whether one line explains the error, so that a traceback would not help."""
     is_plain = isinstance(error, (ValueError, OSError, MemoryError, ImportError)) or is_out_of_memory(error)
+    is_plain = is_plain or "install" in _needed_to_compile(error)
     return is_plain or type(error).__name__ in ("AcceleratorError", "DeviceLost", "JoinRefused")
 
 
@@ -50,10 +58,8 @@ def explain(error: BaseException) -> str:
         return f"{where}{(error.strerror or reason).lower()}; {_OF_FILES[error.errno]}"
     if isinstance(error, ImportError):
         return f"{reason}; {_INSTALL}"
-    if "CxxCompiler" in kind or "No working C++ compiler" in str(error):
-        return f"{reason}; kernels for a CPU are compiled: install g++, or name a compiler in CXX"
-    if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
-        return f"a kernel cannot be compiled: {reason}; {_room_for_kernels()} and a working compiler are needed"
+    if needed := _needed_to_compile(error):
+        return f"a kernel cannot be compiled: {reason}; {needed}"
     if kind in ("AcceleratorError", "DeviceLost"):
         return f"the GPU failed: {reason}; start the worker again, nvidia-smi -q and dmesg show faults of the device"
     if kind == "JoinRefused":
@@ -61,6 +67,24 @@ def explain(error: BaseException) -> str:
     if isinstance(error, (ValueError, OSError)):
         return reason
     return f"{kind}: {reason}; this is a fault of the worker, its traceback is in the log"
+
+
+def _needed_to_compile(error: BaseException) -> str:
+    """What a compilation that failed needs: a package if one is missing; empty for other errors.
+
+    Triton's message names only the command of the C compiler, which prints its own errors.
+    """
+    text, module = str(error), type(error).__module__
+    has_no_compiler = any(each in text for each in _NO_COMPILER)
+    is_by_command = isinstance(error, subprocess.CalledProcessError) and _C_COMPILER.search(str(error.cmd))
+    if not (has_no_compiler or is_by_command or module.startswith(("torch._inductor", "torch._dynamo", "triton"))):
+        return ""
+    if has_no_compiler or "CxxCompiler" in type(error).__name__:
+        return "install g++ (Debian: apt install g++), or name a compiler in CC and CXX"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if "Python.h" in text or not header.exists():
+        return f"{header} is missing: install Python's headers (Debian: apt install python3-dev)"
+    return f"{_room_for_kernels()} and a working compiler are needed"
 
 
 def _room_for_kernels() -> str:

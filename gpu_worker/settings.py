@@ -120,7 +120,7 @@ class WorkerSettings(BaseModel):
     )
     native_kernels: Literal["auto", "off"] = Field(
         "auto",
-        description="C++ kernels on a CPU: auto, or off for torch's operators and FlexAttention; default: auto",
+        description="C++ kernels on a CPU: auto, or off for torch's operators; default: auto",
     )
     shared_pool: Literal["auto", "on", "off"] = Field(
         "auto",

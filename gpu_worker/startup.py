@@ -43,7 +43,6 @@ from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizes import Sizes
 from gpu_worker.memory.sizing import choose_sizes
 from gpu_worker.native.library import leave_out_kernels
-from gpu_worker.process.lean_imports import compiler_is_loaded
 from gpu_worker.process.ranks import SINGLE, Ranks
 from gpu_worker.process.threads import choose_or_follow, set_threads
 from gpu_worker.settings import WorkerSettings
@@ -210,7 +209,8 @@ def warm_runner(
     pool_bytes = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     # Torch does not count a shared pool.
     tables = None if before is None else _allocated(device) - before - (pool_bytes if pool is None else 0)
-    if compiler_is_loaded():
+    # A step that is not padded compiles nothing else.
+    if runner.shapes.is_padded or fused:
         kept_in = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder")
         log.info("compiling kernels; they are kept in %s", kept_in)
     runner.warm_up(log_slow_phase)

@@ -79,15 +79,14 @@ class DecodeMask:
             compute_q_blocks=False,
         )
 
-    def update(self, blocks: DecodeBlocks[Tensor], table: Tensor, slots: Tensor | None) -> None:
+    def update(self, blocks: DecodeBlocks[Tensor], table: Tensor, slots: Tensor) -> None:
         """Updates the lists for a step.
 
         table: the page table, int32 [rows' slots, width], with pages in logical order. slots: int64 [slots], the entry
-        of the table that each slot lists; None: its own.
+        of the table that each slot lists.
         """
         self.num_blocks.view(-1).copy_(blocks.num_blocks)
-        if self.block_lists is not table:
-            self._list_blocks(blocks, table, slots)
+        self._list_blocks(blocks, table, slots)
         if blocks.gap_start is not None:
             self.gap_start.copy_(blocks.gap_start)
             self.gap_end.copy_(blocks.gap_end)
@@ -95,14 +94,14 @@ class DecodeMask:
             self.sink_gap_start.copy_(blocks.sink_gap_start)
             self.sink_gap_end.copy_(blocks.sink_gap_end)
 
-    def _list_blocks(self, blocks: DecodeBlocks[Tensor], table: Tensor, slots: Tensor | None) -> None:
+    def _list_blocks(self, blocks: DecodeBlocks[Tensor], table: Tensor, slots: Tensor) -> None:
         # Sizes do not depend on values, so that a CUDA graph can contain these operations.
         view, begin = self.view, self.view.num_learned_sink_pages
         if view.is_plain and view.blocks_per_page == 1:
             torch.index_select(table, 0, slots, out=self.block_lists)
         elif blocks.skipped is None:
             pages = table if view.is_plain else table[:, : view.pages_per_row]
-            pages = pages if slots is None else pages.index_select(0, slots)
+            pages = pages.index_select(0, slots)
             listed = self.block_lists[:, begin : begin + pages.shape[1] * view.blocks_per_page]
             torch.add(
                 self._nth_of_page,
@@ -114,7 +113,7 @@ class DecodeMask:
             nth = torch.addcmul(self._nth_block, blocks.skipped[:, None], self._is_window)
             nth.clamp_(max=view.blocks_per_row - 1)
             cols = nth if view.blocks_per_page == 1 else nth // view.blocks_per_page
-            listed = table.gather(1, cols) if slots is None else table[slots[:, None], cols]
+            listed = table[slots[:, None], cols]
             if view.blocks_per_page > 1:
                 listed = listed * view.blocks_per_page + nth % view.blocks_per_page
             self.block_lists[:, begin : begin + view.max_decode] = listed

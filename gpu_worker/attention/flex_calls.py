@@ -32,16 +32,12 @@ class DecodeAttention:
             options=decode_options(Card.of(device), Call.of(kind, blocks, bucket=slots, dtype=dtype)),
         )
 
-    def __call__(
-        self, query_THD: Tensor, slots: Tensor | None, key: Tensor, value: Tensor, sinks: Tensor | None
-    ) -> Tensor:
-        """Output [B, H, value dimension] of queries [T, H, key dimension] at `slots` int64 [T], or, if that is None, of
-        one query for each slot in order; key and value [K, N, D]; sinks [H]."""
+    def __call__(self, query_THD: Tensor, places: None, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+        """Output [B, H, value dimension] of queries [B, H, key dimension], one for each slot in order; key and value
+        [K, N, D]; sinks [H]."""
         grouped = query_THD.shape[0], *self.query.shape[1:3], self.kind.key_dim
         query = self.query
-        if slots is not None:
-            self._written[slots] = query_THD.view(grouped)
-        elif self.kind.key_dim < self.kind.head_dim:
+        if self.kind.key_dim < self.kind.head_dim:
             self._written.copy_(query_THD.view(grouped))
         else:
             # The kernel reads the model's own queries. It is compiled for one set of strides, and sizes of 1 may have

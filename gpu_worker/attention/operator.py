@@ -61,16 +61,13 @@ class StepContext:
     kv_slots: Tensor
     # By layer; layers of one kind share them. None if the step has no decode rows, or no chunks.
     decode: Sequence[QueryKernel] | Sequence[InPlaceKernel] | None
-    # int64 [tokens of the decode part]; None if token i has slot i, and every slot has a token.
-    decode_slots: Tensor | None
     num_decode: int
     prefill: Sequence[QueryKernel] | Sequence[InPlaceKernel] | None
     # int64 [tokens of the chunks]: where each query is placed, all different. Padding that is counted to the chunks
     # takes places of queries that the mask hides.
     prefill_places: Tensor
-    # Which of the two are an InPlaceKernel.
-    decode_in_place: bool = False
-    prefill_in_place: bool = False
+    # Whether both are an InPlaceKernel.
+    in_place: bool = False
     # None: indexed assignment.
     write_kv: WriteKv | None = None
     # Stands for the context in calls of the operator.
@@ -108,23 +105,21 @@ def attend(
     num_tokens, num_attending = query_THD.shape[0], num_decode + num_chunk
     decode = None if context.decode is None else context.decode[layer]
     prefill = None if context.prefill is None else context.prefill[layer]
-    if num_attending == num_tokens and (prefill is None or decode is None):
+    if not context.in_place and num_attending == num_tokens and (prefill is None or decode is None):
         # One kernel has all tokens: its output needs no copy if it is in their order.
-        if prefill is None and not context.decode_in_place:
-            rows = decode(query_THD, context.decode_slots, keys, values, sinks)
-            return _of_tokens(rows, context.decode_slots).unsqueeze(0)
-        if decode is None and not context.prefill_in_place:
-            of_places = prefill(query_THD, context.prefill_places, keys, values, sinks)
-            return _of_tokens(of_places, context.prefill_places).unsqueeze(0)
+        if prefill is None:
+            return decode(query_THD, None, keys, values, sinks).contiguous().unsqueeze(0)
+        rows = prefill(query_THD, context.prefill_places, keys, values, sinks)
+        return rows.index_select(0, context.prefill_places).unsqueeze(0)
     out = query.new_empty(num_tokens, query.shape[1], value.shape[3])
     parts = (
-        (decode, context.decode_in_place, context.decode_slots, slice(0, num_decode)),
-        (prefill, context.prefill_in_place, context.prefill_places, slice(num_decode, num_attending)),
+        (decode, None, slice(0, num_decode)),
+        (prefill, context.prefill_places, slice(num_decode, num_attending)),
     )
-    for kernel, in_place, places, part in parts:
+    for kernel, places, part in parts:
         if kernel is None:
             continue
-        if in_place:
+        if context.in_place:
             kernel(query_THD[part], keys, values, sinks, out[part])
         elif places is None:
             out[part] = kernel(query_THD[part], places, keys, values, sinks)
@@ -135,10 +130,6 @@ def attend(
         # Padding, which the rest of the model computes with.
         out[num_attending:].zero_()
     return out.unsqueeze(0)
-
-
-def _of_tokens(rows: Tensor, places: Tensor | None) -> Tensor:
-    return rows.contiguous() if places is None else rows.index_select(0, places)
 
 
 def _shape_of_attend(

@@ -108,43 +108,32 @@ def write_decode(
     slot_of_row.take(rows, out=lines, mode="clip")
     if not views:
         return
-    _place(part, kv_slots, part.last_slot)
-    _place(part, _block_end(kv_slots, views[0]), part.block_end)
+    assert part.last_slot is not None and part.block_end is not None
+    part.last_slot[:] = kv_slots
+    part.block_end[:] = _block_end(kv_slots, views[0])
     for view, blocks in zip(views, part.blocks, strict=True):
         _write_decode_blocks(blocks, part, positions, tables, view)
-        if part.slots is None:
-            blocks.num_blocks[num:] = 0
-
-
-def _place(part: DecodePart[HostArray], values: NDArray[np.integer], into: Int64Array | None) -> None:
-    """Writes values of the rows as those of their attention slots; slots without a row get 0."""
-    assert into is not None
-    if part.slots is None:
-        into[:] = values
-    else:
-        into[:] = 0
-        into[part.slots] = values
+        blocks.num_blocks[num:] = 0
 
 
 def _write_decode_blocks(
     blocks: DecodeBlocks[HostArray], part: DecodePart[HostArray], positions: Int64Array, tables: RowTables, view: View
 ) -> None:
     if view.pattern.window is None:
-        num_listed = positions // view.decode_block
-        num_listed += 1 + view.num_learned_sink_pages
-        _place(part, num_listed, blocks.num_blocks)
+        blocks.num_blocks[:] = positions // view.decode_block + (1 + view.num_learned_sink_pages)
         return
+    assert blocks.skipped is not None and blocks.gap_start is not None and blocks.gap_end is not None
     spans = view.decode_spans(positions)
     gap_start = token_slots(tables, part.rows, spans.gap_start)
-    _place(part, spans.num_blocks + view.num_learned_sink_pages, blocks.num_blocks)
-    _place(part, spans.skipped, blocks.skipped)
-    _place(part, gap_start, blocks.gap_start)
-    _place(part, gap_start + spans.gap_end - spans.gap_start, blocks.gap_end)
-    if view.cuts_block_of_sink_tokens:
+    blocks.num_blocks[:] = spans.num_blocks + view.num_learned_sink_pages
+    blocks.skipped[:] = spans.skipped
+    blocks.gap_start[:] = gap_start
+    blocks.gap_end[:] = gap_start + spans.gap_end - spans.gap_start
+    if blocks.sink_gap_start is not None and blocks.sink_gap_end is not None:
         sink_gap_start = token_slots(tables, part.rows, np.full_like(part.rows, view.pattern.sink_tokens))
         sink_gap_end = _block_end(sink_gap_start, view) - view.decode_block * ~spans.cuts_sink_tokens
-        _place(part, sink_gap_start, blocks.sink_gap_start)
-        _place(part, sink_gap_end, blocks.sink_gap_end)
+        blocks.sink_gap_start[:] = sink_gap_start
+        blocks.sink_gap_end[:] = sink_gap_end
 
 
 def token_slots(

@@ -5,6 +5,7 @@ flags, compiler and CPU, so a folder that several machines share serves all of t
 """
 
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -12,15 +13,20 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
 
+log = logging.getLogger(__name__)
+
 _SOURCES = Path(__file__).parent
 _COMPILERS = ("g++", "c++", "clang++")
 _COMPILE_SECONDS = 300
+# Between two lines of the log while the compiler runs.
+_SAY_SECONDS = 5.0
 # Sums may be contracted to fused multiply-adds, but not reordered: a token's bits must not depend on its batch.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi")
 
@@ -122,7 +128,7 @@ def _compiler() -> list[str]:
             return [found, *command[1:]]
     if named:
         raise NotBuilt(f"the compiler {named[0]} of CXX is not found")
-    raise NotBuilt("there is no C++ compiler; install g++, or name one in CXX")
+    raise NotBuilt("there is no C++ compiler; install g++ (Debian: apt install g++), or name one in CXX")
 
 
 def _key(command: list[str]) -> str:
@@ -141,23 +147,29 @@ def _compile(command: list[str], path: Path) -> None:
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=".kernels-", suffix=".so")
     os.close(fd)
     try:
-        done = subprocess.run(
-            [*command, str(_SOURCES / "kernels.cpp"), "-o", name],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_COMPILE_SECONDS,
-            check=False,
-        )
-        if done.returncode:
-            lines = [line.strip() for line in done.stderr.splitlines() if "error" in line]
+        status, errors = _run([*command, str(_SOURCES / "kernels.cpp"), "-o", name])
+        if status:
+            lines = [line.strip() for line in errors.splitlines() if "error" in line]
             raise NotBuilt(f"{command[0]} failed: {(lines or ['no message'])[0][:300]}")
         Path(name).chmod(0o700)
         Path(name).replace(path)
-    except subprocess.TimeoutExpired as error:
-        raise NotBuilt(f"{command[0]} did not end within {_COMPILE_SECONDS} s") from error
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """The status and the errors of a compiler, which the log follows. Raises NotBuilt where it takes too long."""
+    log.info("compiling the C++ kernels with %s: one file, once for this machine, some 10 to 30 s", command[0])
+    begun = time.monotonic()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as compiler:
+        while (took := time.monotonic() - begun) < _COMPILE_SECONDS:
+            try:
+                _, errors = compiler.communicate(timeout=_SAY_SECONDS)
+                return compiler.returncode, errors
+            except subprocess.TimeoutExpired:
+                log.info("compiling the C++ kernels: %.0f s so far", took + _SAY_SECONDS)
+        compiler.kill()
+    raise NotBuilt(f"{command[0]} did not end within {_COMPILE_SECONDS} s")
 
 
 def _own(folder: Path) -> None:

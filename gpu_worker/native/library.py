@@ -52,7 +52,7 @@ def native_library() -> NativeLibrary | None:
         instructions = best_instruction_set(cpu_flags())
         found = NativeLibrary(built_library(instructions), instructions.name)
     except (NotBuilt, OSError) as error:
-        log.warning("FlexAttention's kernels are used, which are slower on a CPU: %s", error)
+        log.warning("torch's operators compute attention, linear layers and the rest, more slowly: %s", error)
         return None
     log.info("C++ kernels for %s: %.2f s", found.instructions, time.perf_counter() - begun)
     return found

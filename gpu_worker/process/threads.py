@@ -67,8 +67,8 @@ def set_threads(threads: int | None) -> None:
 def default_threads() -> int:
     """The number where nothing is measured: all physical cores but one, within OMP_NUM_THREADS.
 
-    FlexAttention's kernels with a thread on every core waited for threads that were not scheduled: a step of 14 ms took
-    200 beside a busy client.
+    Operators with a thread on every core wait for threads that are not scheduled: a step of 14 ms took 200 beside a
+    busy client.
     """
     return max(1, min(_cores_by_quota(usable_cpus()) - 1, _openmp_limit()))
 

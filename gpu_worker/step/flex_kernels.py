@@ -1,4 +1,4 @@
-"""FlexAttention's kernels and masks for every static shape of a part of a step: its decode rows, or its prompt chunks.
+"""FlexAttention's kernels and masks for every static shape of a part of a padded step: decode rows, or prompt chunks.
 
 Layers with equal attention patterns share masks, layers of one kind share kernels. A kernel compiles at its first call.
 This module imports FlexAttention, so it is imported only where a part needs it.
@@ -24,7 +24,7 @@ class FlexDecode:
     def __init__(
         self, layers: LayerMap, shapes: Shapes, tables: DeviceTables, views: Sequence[View], dtype: torch.dtype
     ) -> None:
-        self._tables, self._is_padded = tables, shapes.is_padded
+        self._tables = tables
         device, patterns = tables.pages.device, [view.pattern for view in views]
         self._ends = {bucket: DecodeEnds(bucket, device) for bucket in shapes.decode_buckets}
         self._masks = {
@@ -40,10 +40,8 @@ class FlexDecode:
             self.kernels[bucket] = tuple(own[layer.kind] for layer in layers.layers)
 
     def _block_lists(self, view: View, bucket: int) -> Tensor:
-        """Returns int32 [slots, width]; the page table itself if every slot lists all pages of its row, whole."""
+        """Returns int32 [slots, width]."""
         table = self._tables.pages
-        if not self._is_padded and view.is_plain:
-            return table
         width = _list_width(view, table) * view.blocks_per_page
         return torch.zeros(bucket, width, dtype=torch.int32, device=table.device)
 

@@ -215,7 +215,7 @@ def measure(case: Case, kernels: Sequence[str], threads: int, rounds: int) -> It
 
 
 def all_cases(dtypes: Sequence[str], *, quick: bool) -> Iterator[tuple[Case, bool]]:
-    """Each case, and whether FlexAttention is measured too by default: its kernel takes seconds to compile."""
+    """Each case, and whether torch's operators are measured too by default."""
     for dtype in dtypes:
         for context in CONTEXTS:
             for page_size in PAGES[-1:] if quick else PAGES:
@@ -241,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.attention", allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument("--quick", action="store_true", help="one page size, five rounds")
-    parser.add_argument("--flex", choices=("some", "all", "none"), default="some", help="cases of FlexAttention")
+    parser.add_argument("--torch", choices=("some", "all", "none"), default="some", help="cases of torch's operators")
     parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=list(DTYPES))
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args(argv)
@@ -255,9 +255,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "    dtype context  page group  sees                       kernel   us per layer (range)      GB/s  share"
         )
     faults: list[str] = []
-    for case, with_flex in all_cases(args.dtypes, quick=args.quick):
-        compares = args.flex == "all" or (args.flex == "some" and with_flex)
-        kernels = ("native", "flex") if compares else ("native",)
+    for case, with_torch in all_cases(args.dtypes, quick=args.quick):
+        compares = args.torch == "all" or (args.torch == "some" and with_torch)
+        kernels = ("native", "torch") if compares else ("native",)
         for each in measure(case, kernels, args.threads, _QUICK_ROUNDS if args.quick else _ROUNDS):
             print(json.dumps(asdict(each)) if args.json else line(each), flush=True)
             if each.kernel == "native" and each.share < BAR:

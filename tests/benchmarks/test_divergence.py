@@ -49,10 +49,10 @@ def test_compare_counts_diverged_tokens_and_compares_the_others() -> None:
     assert (found.streams, found.diverged, found.tokens, found.tokens_beyond, found.earliest) == (3, 2, 9, 3, 1)
     assert (found.max_logprob_difference, found.max_prompt_logprob_difference) == (0.25, 0.0)
     assert (found.preempted, found.interrupted) == (1, 1)
-    line = report([dataclasses.replace(found, dtype="float32", kernel="flex")]).splitlines()[1]
+    line = report([dataclasses.replace(found, dtype="float32", kernel="torch")]).splitlines()[1]
     assert line.split() == [
         "float32",
-        "flex",
+        "torch",
         "batched",
         "3",
         "2",

@@ -18,7 +18,6 @@ from gpu_worker.compatibility.rope import pin
 from gpu_worker.geometry import Geometry, default_chunk_align
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.graphs.cuda import CudaGraphs
-from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.memory.estimate import estimate
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import plan_memory
@@ -26,6 +25,7 @@ from gpu_worker.step.runner import Runner
 from tests.gpu_day.day import Day
 from tests.gpu_day.models import random_model
 from tests.rigs.graph_recorder import GraphRecorder
+from tests.rigs.padded_shapes import few_shapes
 
 # Compiled code and packed weights, which the recorder takes as one operator each.
 _OPAQUE = ((FlexKernel, "__call__"), (PackedLinear, "forward"))
@@ -79,9 +79,8 @@ def serve(
     costs = estimate(meta_model, layers, dtype=torch_dtype, packs=can_pack(device, torch_dtype))
     pin(model, max_length)
     geometry = plan_memory(settings, costs, device).geometry
-    shapes = _few_shapes(geometry) if graphs is not None and day.on_cpu else None
     captures = not day.on_cpu if graphs is None else graphs
-    runner = _runner(model, layers, geometry, device, torch_dtype, graphs=captures, shapes=shapes)
+    runner = _runner(model, layers, geometry, device, torch_dtype, graphs=captures)
     runner.warm_up(lambda name, seconds: print(f"  {name}: {seconds:.1f} s", flush=True))
     return Served(model=model, runner=runner, layers=layers, dtype=torch_dtype)
 
@@ -94,9 +93,8 @@ def _runner(
     dtype: torch.dtype,
     *,
     graphs: bool,
-    shapes: Shapes | None = None,
 ) -> Runner:
-    """A runner that is not warm yet. On a CPU graphs are recorded operators."""
+    """A runner that is not warm yet, with padded steps. On a CPU graphs are recorded operators."""
     on_cpu = device.type == "cpu"
     backend: GraphBackend | None = None
     if graphs:
@@ -107,23 +105,12 @@ def _runner(
         geometry,
         device=device,
         dtype=dtype,
-        shapes=shapes,
+        shapes=few_shapes(geometry, geometry.max_rows) if on_cpu else None,
         graphs=backend,
     )
     if not on_cpu:
         runner.on_device.fuse_layers()
     return runner
-
-
-def _few_shapes(geometry: Geometry) -> Shapes:
-    """Padded steps with one kernel for decode rows and one for chunks, because a CPU compiles a kernel in 10 s."""
-    rows, queries = geometry.max_rows, geometry.prefill_tokens
-    steps = [
-        StepShape(decode=rows, prefill=0, tokens=rows, samples=rows, draws=False),
-        StepShape(decode=rows, prefill=0, tokens=rows, samples=rows, draws=True),
-        StepShape(decode=rows, prefill=queries, tokens=rows + queries, samples=rows, draws=True),
-    ]
-    return Shapes(decode_buckets=(rows,), prefill_buckets=(queries,), steps=tuple(steps))
 
 
 def cold_runner(

@@ -35,6 +35,7 @@ from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.plans import Moves, TinyCore
 from tests.gpu_worker.reference import eager_model, float64_model, hidden_and_logits
+from tests.rigs.padded_shapes import few_shapes
 
 VOCAB_SIZE = 131
 # Our error may be this many times eager's in the same dtype, both against float64, each as root mean square.
@@ -58,8 +59,10 @@ class RigSpec:
     chunk_align: int = 64
     # Decoder layers are compiled.
     fused: bool = False
-    # C++ kernels compute attention on a CPU where they can; otherwise FlexAttention does.
+    # C++ kernels compute attention on a CPU where they can; otherwise torch's operators do.
     native: bool = True
+    # Steps are padded on every device, and FlexAttention computes them.
+    padded: bool = False
     # Decode steps on a CPU are captured. Hidden states are not recorded.
     graphs: bool = False
     # By default pages for some rows, and texts of some pages.
@@ -70,7 +73,7 @@ class RigSpec:
         window = "" if self.window is None else f"-window{self.window}"
         window += "" if self.bound is None else "-bound{}and{}".format(*self.bound)
         head = f"page{self.page_size}-group{self.group}-dim{self.head_dim}"
-        suffix = f"{'-fused' * self.fused}{'-flex' * (not self.native)}"
+        suffix = f"{'-fused' * self.fused}{'-torch' * (not self.native)}{'-flex' * self.padded}"
         return f"{self.family}-{head}{window}-{str(self.dtype)[6:]}{suffix}"
 
 
@@ -160,6 +163,7 @@ class Rig:
             dtype=spec.dtype,
             graphs=graphs,
             native=spec.native,
+            shapes=few_shapes(self.geometry, spec.max_rows) if spec.padded and device.type == "cpu" else None,
             pool=None if pool_of is None else pool_of(layers, self.geometry, spec.dtype),
         )
         if spec.fused:

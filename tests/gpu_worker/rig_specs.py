@@ -23,10 +23,11 @@ SPECS = [
     RigSpec(page_size=16, group=3, head_dim=64, family="llama", bound=(7, 17), num_pages=14, max_length=400),
     RigSpec(page_size=64, group=2, head_dim=64, family="gemma2", window=21, bound=(50, 5)),
 ]
+# Torch's operators compute what the C++ kernels do not cover, as float16, and everything if they are not built.
+ON_TORCH = [replace(SPECS[idx], native=False) for idx in (8, 9, 10)]
+# FlexAttention computes on a GPU, and padded steps of a CPU.
+FLEX = replace(SPECS[5], padded=True)
+ON_FLEX = [replace(SPECS[idx], padded=True) for idx in (0, 7, 8, 9, 10)]
 # Their kernels are variants of the others', so tests on these rigs are long.
-# On a CPU FlexAttention computes what the C++ kernels do not cover, as float16, and everything if they are not built.
-ON_FLEX = [replace(SPECS[idx], native=False) for idx in (0, 7, 8, 9, 10)]
 LONG = frozenset([*(SPECS[idx] for idx in (1, 2, 3, 4, 6, 11)), *ON_FLEX])
-# FlexAttention computes on every device.
-FLEX = SPECS[5]
-SPECS += ON_FLEX
+SPECS += [*ON_TORCH, FLEX, *ON_FLEX]

@@ -4,6 +4,7 @@ import builtins
 import errno
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -76,16 +77,40 @@ def test_an_error_of_the_cpu_allocator_is_reported_as_out_of_memory() -> None:
     assert explain(error.value).startswith("host memory is used up: ")
 
 
-def test_a_missing_compiler_is_named() -> None:
-    from torch._inductor.exc import InvalidCxxCompiler
+def compilations_that_fail() -> list[Exception]:
+    """As Inductor and Triton raise them."""
+    from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
 
-    assert "install g++, or name a compiler in CXX" in explain(InvalidCxxCompiler())
+    call = ["/usr/bin/gcc", "/tmp/t/cuda_utils.c", "-O3", "-shared"]
+    return [
+        InvalidCxxCompiler(),
+        InductorError(InvalidCxxCompiler(), None),
+        RuntimeError("Failed to find C compiler. Please specify via CC environment variable or set triton.knobs."),
+        CppCompileError(["g++", "x.cpp"], "x.h:1:10: fatal error: Python.h: No such file or directory"),
+        subprocess.CalledProcessError(1, call),
+    ]
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_a_missing_package_of_compilations_is_named(
+    index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    error = compilations_that_fail()[index]
+    missing = "install g++ (Debian: apt install g++), or name" if index < 3 else "apt install python3-dev"
+    line = explain(error)
+    assert line.startswith("a kernel cannot be compiled: ")
+    assert missing in line
+    assert "\n" not in line
+    assert is_expected(error), "a traceback of hundreds of lines would hide the line"
 
 
 def test_failed_compilations_name_the_kernel_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.exc import InductorError
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    (tmp_path / "Python.h").touch()
     line = explain(InductorError(AssertionError("no vectors"), None))
     assert line.startswith("a kernel cannot be compiled: AssertionError: no vectors; room in TORCHINDUCTOR_CACHE_DIR")
     assert f"({tmp_path} has " in line

@@ -121,7 +121,6 @@ def decode_step(kernels: Kernels) -> StepContext:
     return StepContext(
         kv_slots=torch.zeros(32, dtype=torch.int64, device=CUDA),
         decode=kernels.decode[32],
-        decode_slots=None,
         num_decode=32,
         prefill=None,
         prefill_places=none,
@@ -133,7 +132,6 @@ def mixed_step(kernels: Kernels) -> StepContext:
     return StepContext(
         kv_slots=torch.zeros(32 + 128, dtype=torch.int64, device=CUDA),
         decode=kernels.decode[32],
-        decode_slots=None,
         num_decode=32,
         prefill=next(iter(kernels.prefill.values())),
         prefill_places=places,

@@ -13,10 +13,10 @@ from gpu_worker.__main__ import keep_compiled_kernels, main
 from gpu_worker.attention.flex_kernel import FlexKernel
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.captured import CapturedSteps
-from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.step.runner import Runner
 from tests.rigs.graph_recorder import GraphRecorder
+from tests.rigs.padded_shapes import few_shapes
 
 # Decode rows of the smaller bucket.
 _FEW_ROWS = 4
@@ -25,19 +25,6 @@ _FEW_ROWS = 4
 def recorder() -> GraphRecorder:
     """A recorder for steps of the worker on a CPU."""
     return GraphRecorder(opaque=[(FlexKernel, "__call__")], transparent=["tandem::attend"])
-
-
-def few_shapes(geometry: Geometry) -> Shapes:
-    """Two decode buckets, and mixed steps of one size."""
-    buckets, prefill = (_FEW_ROWS, geometry.max_rows), geometry.prefill_tokens
-    decode = [
-        StepShape(decode=size, prefill=0, tokens=size, samples=size, draws=draws)
-        for size in buckets
-        for draws in (False, True)
-    ]
-    most = geometry.max_rows
-    mixed = StepShape(decode=most, prefill=prefill, tokens=most + prefill, samples=most, draws=True)
-    return Shapes(decode_buckets=buckets, prefill_buckets=(prefill,), steps=(*decode, mixed))
 
 
 class _Replayed(CapturedSteps[Any]):
@@ -56,7 +43,7 @@ class RecordedRunner(Runner):
     def __init__(self, model: Any, layers: Any, geometry: Geometry, **options: Any) -> None:
         # Every shape is captured; on a GPU its memory decides which.
         own = options | {"graphs": None, "captures": lambda _: True}
-        super().__init__(model, layers, geometry, shapes=few_shapes(geometry), **own)
+        super().__init__(model, layers, geometry, shapes=few_shapes(geometry, _FEW_ROWS, geometry.max_rows), **own)
         self.on_device.graphs = _Replayed(recorder())
 
 

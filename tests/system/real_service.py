@@ -1,8 +1,7 @@
 """The whole service with the bundled model, for tests against the reference: real processes, sockets and client.
 
 Owns the workers' shapes, the reference, and the threads that read streams. Two workers serve: first a worker with a
-large pool, then beside it one with a pool too small for its rows, which later serves alone. Two shapes compile four
-FlexAttention kernels.
+large pool, then beside it one with a pool too small for its rows, which later serves alone.
 """
 
 import json
@@ -10,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -136,10 +135,16 @@ class RealService:
     """`client` talks to the service. The roomy worker serves first, then both, then the small worker alone."""
 
     def __init__(
-        self, rig: Rig, program: str = "gpu_worker", num_pages: int = ROOMY_PAGES, flags: Sequence[str] = ()
+        self,
+        rig: Rig,
+        program: str = "gpu_worker",
+        num_pages: int = ROOMY_PAGES,
+        flags: Sequence[str] = (),
+        environment: Mapping[str, str] = _ONE_THREAD,
     ) -> None:
-        """program: the module that runs as a worker. num_pages: of the worker that serves first. flags: of workers."""
-        self._rig, self._program, self._flags = rig, program, flags
+        """program: the module that runs as a worker. num_pages: of the worker that serves first. flags and environment:
+        of workers."""
+        self._rig, self._program, self._flags, self._environment = rig, program, flags, environment
         self.roomy: Child = self._start("roomy", num_pages)
         self._small: Child | None = None
         scheduler = rig.scheduler()
@@ -148,9 +153,8 @@ class RealService:
 
     def _start(self, name: str, num_pages: int) -> Child:
         arguments = [self._program, "--runtime-dir", str(self._rig.runtime_dir), "--num-pages", str(num_pages)]
-        child = Child(
-            f"{name} worker", [*arguments, *SHAPE.split(), "--exit-with-parent", *self._flags], environment=_ONE_THREAD
-        )
+        arguments += [*SHAPE.split(), "--exit-with-parent", *self._flags]
+        child = Child(f"{name} worker", arguments, environment=_ONE_THREAD | self._environment)
         self._rig.children.append(child)
         return child
 

@@ -5,6 +5,7 @@ Every completion crosses four page boundaries. The tests share one service and r
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.system.real_service import (
     NEW_TOKENS,
     NUM_PROMPTS,
     PAGE_SIZE,
+    SMALL_PAGES,
     TIMEOUT_SECONDS,
     Case,
     Output,
@@ -168,3 +170,21 @@ def test_a_pool_too_small_for_its_rows_changes_no_greedy_token(served: Served, o
     assert after.preemptions > before.preemptions
     preempted = [output for output in outputs if output.summary and output.summary.timing.preemptions]
     assert any(output.summary and output.summary.usage.recomputed_tokens for output in preempted)
+
+
+def test_a_worker_without_a_compiler_serves_the_references_tokens(tmp_path: Path) -> None:
+    """As on a machine that has Python and nothing else; nothing is compiled, and one line says what that costs."""
+    texts = prompts()[::8]
+    bare = {"PATH": "", "CXX": "", "XDG_CACHE_HOME": str(tmp_path)}
+    with reference(BUNDLED / "model", texts, NEW_TOKENS) as process, Rig() as rig:
+        service = RealService(rig, num_pages=SMALL_PAGES, environment=bare)
+        cases = cases_of(process, texts)
+        assert_equal(cases, service.read(cases).result())
+        lines = list(service.roomy.lines)
+        service.client.close()
+    warnings = [line for line in lines if "WARNING" in line]
+    assert len(warnings) == 1, warnings
+    assert "more slowly" in warnings[0]
+    assert "apt install g++" in warnings[0]
+    assert not [line for line in lines if "compiling" in line]
+    assert not [path for name in ("inductor", "native") for path in tmp_path.glob(f"tandem/{name}/*")]

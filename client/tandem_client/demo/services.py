@@ -4,12 +4,10 @@ Owns the lines that the demo prints about the two; `tandem_client.services.pair`
 """
 
 import asyncio
-import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from tandem_client.services.log_lines import parse
 from tandem_client.services.pair import ServicePair
@@ -19,8 +17,6 @@ from tandem_client.services.supervisor import ServiceEnded
 # A cold start compiles kernels.
 _READY_SECONDS = 240.0
 _STOP_SECONDS = 20.0
-# The worker's compiled kernels, below the user's folder for caches.
-_KERNELS = Path("tandem") / "native"
 
 # Takes the name of the speaker and the line.
 Say = Callable[[str, str], None]
@@ -53,8 +49,6 @@ class Services:
     async def start(self) -> None:
         """Starts both at the same time and waits until the service is ready. Raises ServiceEnded."""
         self._say("demo", "starting the scheduler service and the worker, two processes")
-        if not _has_compiled_kernels():
-            self._say("demo", "compiling kernels, which takes about 10 s and happens once")
         self._pair.start()
         try:
             async with asyncio.timeout(_READY_SECONDS):
@@ -96,8 +90,3 @@ def free_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
-def _has_compiled_kernels() -> bool:
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return any((caches / _KERNELS).glob("*.so"))

@@ -1,7 +1,7 @@
 """Measures how often sampled text differs from the same request run alone: `python -m tests.benchmarks.divergence`.
 
 The bundled model runs behind the whole service at temperature 0.8 with penalties and a seed per prompt, in float32 and
-in bfloat16, with FlexAttention and with the C++ kernels of a CPU. Every round sends the same requests: one after
+in bfloat16, with torch's operators and with the C++ kernels of a CPU. Every round sends the same requests: one after
 another, again, batched, with a worker kill in the middle, and with a pool so small that requests are preempted; then
 the requests that ran alone are compared between the kernels. Floating-point sums differ between batches, chunks and
 kernels, so a nearly tied sample may change; after it the text differs. Up to that token the difference of the logprobs
@@ -33,12 +33,12 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--parts", nargs="+", choices=("sampled", "greedy"), default=["sampled", "greedy"])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, help="all on a CPU, flex on other devices")
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, help="all on a CPU, torch on other devices")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     args = parser.parse_args()
     if args.prompts < 1:
         parser.error(f"--prompts is {args.prompts}; it must be at least 1")
-    kernels: list[str] = args.kernels or ([*KERNELS] if args.device == "cpu" else ["flex"])
+    kernels: list[str] = args.kernels or ([*KERNELS] if args.device == "cpu" else ["torch"])
     lines = (BUNDLED / "prompts.txt").read_text().splitlines()
     count = min(args.prompts, len(lines))
     texts = tuple(lines[i * len(lines) // count] for i in range(count))

@@ -23,7 +23,7 @@ SAMPLED: GenerateOptions = {
     "prompt_logprobs_start": 0,
 }
 # By name, the worker's setting native_kernels.
-KERNELS = {"flex": "off", "native": "auto"}
+KERNELS = {"torch": "off", "native": "auto"}
 MAX_ROWS = 12
 PAGE_SIZE = 16
 # Pages for every row at its longest; and for less than half of that, but for at least one row.

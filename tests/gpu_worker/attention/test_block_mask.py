@@ -101,20 +101,17 @@ PATTERNS = [
 ]
 
 
-# On a GPU decode blocks have 64 positions: with pages of 128 a row lists halves of pages.
-SHAPES = [
-    (16, 64, "cpu"),
-    (128, 128, "cuda"),
-    *(
-        pytest.param(*shape, marks=pytest.mark.long)
-        for shape in ((16, 16, "cpu"), (64, 64, "cpu"), (16, 64, "cuda"), (64, 32, "cuda"), (256, 128, "cuda"))
-    ),
+# Decode blocks have 64 positions: with pages of 128 a row lists halves of pages.
+SIZES = [
+    (16, 64),
+    (128, 128),
+    *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((16, 16), (64, 64), (64, 32), (256, 128))),
 ]
 
 
-@pytest.mark.parametrize(("page_size", "chunk_align", "shapes_of"), SHAPES)
-def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, shapes_of: str) -> None:
-    """Mixed steps of decode rows and chunks at unaligned positions, with both ways of bucketing on any device."""
+@pytest.mark.parametrize(("page_size", "chunk_align"), SIZES)
+def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int) -> None:
+    """Mixed steps of decode rows and chunks at unaligned positions."""
     geometry = Geometry(
         page_size=page_size,
         num_pages=40,
@@ -127,10 +124,10 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, sha
     order = np.random.default_rng(page_size).permutation(np.arange(1, 40)).tolist()
     core, tables = TinyCore(geometry, page_order=order), RowTables(geometry)
     cpu = torch.device("cpu")
-    shapes, on_device = Shapes.for_device(geometry, on_cpu=shapes_of == "cpu"), DeviceTables(geometry, cpu)
+    shapes, on_device = Shapes.padded(geometry), DeviceTables(geometry, cpu)
     layers = layers_of(PATTERNS)
     cache = KvCache(layers, num_pages=40, page_size=page_size, dtype=torch.float32, device=cpu)
-    kernels = Kernels(layers, geometry, shapes, cache, on_device, native=False)
+    kernels = Kernels(layers, geometry, shapes, cache, on_device)
     lengths = {1: page_size, 2: 2 * page_size + 1, 3: page_size - 1, 4: 3 * page_size - 2, 5: 5 * page_size + 5}
     for row, length in lengths.items():
         core.add(row, [1] * length)
@@ -182,8 +179,7 @@ def check_decode(
     mask = context.decode[index].mask.block_mask(1)
     seen = visible(mask)[:, 0, 0]
     expected = torch.zeros_like(seen)
-    slots = range(context.num_decode) if context.decode_slots is None else context.decode_slots.tolist()
-    for (_, pages, position), slot in zip(rows, slots, strict=False):
+    for slot, (_, pages, position) in enumerate(rows):
         expected[slot] = converted(pages, geometry, position, 1, pattern)
     assert torch.equal(seen, expected)
     # Blocks without visible positions are not read.

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpu_worker.attention.operator import StepContext
 
-NUM_SLOTS, NUM_PLACES, HEADS, DIM, NUM_TOKEN_SLOTS = 5, 8, 2, 4, 16
+NUM_PLACES, HEADS, DIM, NUM_TOKEN_SLOTS = 8, 2, 4, 16
 
 
 class MeanOfPool:
@@ -27,14 +27,11 @@ class MeanOfPool:
         return placed + key.sum() + value.sum()
 
 
-def context_of(
-    num_tokens: int, *, decode: int = 0, slots: list[int] | None = None, places: list[int] | None = None
-) -> StepContext:
+def context_of(num_tokens: int, *, decode: int = 0, places: list[int] | None = None) -> StepContext:
     targets = torch.tensor(places or [], dtype=torch.int64)
     return StepContext(
         kv_slots=torch.arange(1, num_tokens + 1),
-        decode=(MeanOfPool(NUM_SLOTS if slots else decode),) if decode else None,
-        decode_slots=torch.tensor(slots) if slots else None,
+        decode=(MeanOfPool(decode),) if decode else None,
         num_decode=decode,
         prefill=(MeanOfPool(NUM_PLACES),) if places else None,
         prefill_places=targets,
@@ -52,10 +49,9 @@ def arguments(num_tokens: int, context: StepContext) -> tuple[object, ...]:
     ("num_tokens", "step"),
     [
         (3, {"decode": 3}),
-        (3, {"decode": 3, "slots": [4, 0, 2]}),
         (2, {"places": [5, 6]}),
         (4, {"places": [0, 1]}),
-        (5, {"decode": 2, "slots": [3, 1], "places": [4, 2, 0]}),
+        (5, {"decode": 2, "places": [4, 2, 0]}),
         (7, {"decode": 2, "places": [1, 0]}),
     ],
 )

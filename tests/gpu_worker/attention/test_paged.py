@@ -128,7 +128,7 @@ def check_mixed_step(
     with torch.inference_mode():
         out, _ = paged_attention(module, query, key, value, None, step=context, **options)
     assert out.shape == (1, num_tokens, kind.num_heads, kind.value_dim)
-    if not context.prefill_in_place:
+    if not context.in_place:
         prefill, pools = context.prefill[index], (cache.keys[index][None], cache.values[index][None])
         of_all_queries = prefill.kernel(prefill.query.transpose(0, 1)[None], *pools, sinks)
         assert of_all_queries.isfinite().all(), "padding beside a chunk reads what it must not"
@@ -158,10 +158,9 @@ def test_uncompiled_flex_attention_is_unreachable(rig_of: Callable[[RigSpec], Ri
     """Without compilation the call raises, because FlexAttention itself would return wrong results."""
     rig = rig_of(FLEX)
     kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
-    slots = torch.zeros(1, dtype=torch.int64, device=rig.device)
-    query = kernel.query.new_zeros(1, kernel.query.shape[1] * kernel.query.shape[2], kernel.query.shape[3])
+    query = kernel.query.flatten(1, 2)
     with torch.compiler.set_stance("force_eager"), pytest.raises(UncompiledAttentionError):
-        kernel(query, slots, rig.runner.on_device.cache.keys[0], rig.runner.on_device.cache.values[0], None)
+        kernel(query, None, rig.runner.on_device.cache.keys[0], rig.runner.on_device.cache.values[0], None)
 
 
 def test_nothing_compiles_after_the_warm_up(rig_of: Callable[[RigSpec], Rig]) -> None:

@@ -6,14 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.attention.layers import AttentionKind, AttentionPattern
+from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
+from gpu_worker.attention.operator import InPlaceKernel
 from gpu_worker.cpu_attention.decode import DecodeKernel, NativeDecode
+from gpu_worker.cpu_attention.gathered import GatheredDecode
 from gpu_worker.cpu_attention.write import KvWriter
 from gpu_worker.native.library import NativeLibrary
 from tests.gpu_worker.reference import plain_attention
 
 # Largest errors in units of the dtype's precision: sums of some hundred products of numbers near 1.
-TOLERANCE = {torch.float32: 32, torch.bfloat16: 2}
+TOLERANCE = {torch.float32: 32, torch.bfloat16: 2, torch.float16: 2}
 # One token; the edges of a tile of 16, of pages and of the parts (512) into which a long row is divided.
 LENGTHS = (1, 2, 15, 16, 17, 33, 64, 127, 128, 129, 190, 511, 512, 513, 1100)
 
@@ -64,11 +66,19 @@ class Rows:
         self.query = queries[..., : kind.key_dim].transpose(0, 1)
         self.sinks = torch.randn(kind.num_heads, generator=draw) if kind.pattern.has_learned_sinks else None
 
-    def computed(self, library: NativeLibrary, only: slice = slice(None)) -> Tensor:
-        """What the kernel writes for `only` these rows, [rows, H, value dimension]."""
-        kernel = DecodeKernel(library, self.kind, self.table, page_size=self.page_size, dtype=self.keys.dtype)
-        query = self.query[only]
-        kernel.set_rows(self.lines[only].clone(), self.positions[only].clone())
+    def computed(self, library: NativeLibrary | None, only: slice = slice(None)) -> Tensor:
+        """What the kernel writes for `only` these rows, [rows, H, value dimension]; without a library that of torch's
+        operators."""
+        query, rows = self.query[only], (self.lines[only].clone(), self.positions[only].clone())
+        kernel: InPlaceKernel
+        if library is None:
+            layers = LayerMap(layers=(AttentionLayer(name="attention", kind=self.kind),))
+            gathered = GatheredDecode(layers, self.table, page_size=self.page_size)
+            gathered.update(*rows)
+            [kernel] = gathered.kernels
+        else:
+            kernel = DecodeKernel(library, self.kind, self.table, page_size=self.page_size, dtype=self.keys.dtype)
+            kernel.set_rows(*rows)
         whole = torch.full((len(query) + 2, self.kind.num_heads, self.kind.value_dim), 7.0, dtype=self.keys.dtype)
         kernel(query, self.keys, self.values, self.sinks, whole[1:-1])
         assert bool((whole[[0, -1]] == 7).all()), "the kernel wrote outside of its outputs"
@@ -91,7 +101,7 @@ class Rows:
         return torch.stack(rows)
 
 
-def assert_close(rows: Rows, library: NativeLibrary) -> None:
+def assert_close(rows: Rows, library: NativeLibrary | None) -> None:
     found, expected = rows.computed(library), rows.expected()
     error = (found.double() - expected).abs().max().item()
     assert error <= TOLERANCE[found.dtype] * torch.finfo(found.dtype).eps, f"page size {rows.page_size}: {error}"

@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.attention.layers import AttentionKind, AttentionPattern
+from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
+from gpu_worker.attention.operator import InPlaceKernel
+from gpu_worker.cpu_attention.gathered import GatheredPrefill
 from gpu_worker.cpu_attention.prefill import PrefillKernel, Tiles
 from gpu_worker.native.library import NativeLibrary
 from tests.gpu_worker.reference import plain_attention
 
 TILE = 64
 # Largest errors in units of the dtype's precision: sums of some hundred products of numbers near 1.
-TOLERANCE = {torch.float32: 32, torch.bfloat16: 2}
+TOLERANCE = {torch.float32: 32, torch.bfloat16: 2, torch.float16: 2}
 
 
 def kind_of(heads: int = 4, kv_heads: int = 2, key_dim: int = 32, value_dim: int = 32, **more: object) -> AttentionKind:
@@ -71,9 +73,8 @@ class Step:
         self.sinks = torch.randn(kind.num_heads, generator=generator).to(dtype) if has_sinks else None
         self.page_size = page_size
 
-    def computed(self, library: NativeLibrary) -> Tensor:
-        """What the kernel writes, [T, H, value dimension]."""
-        kernel = PrefillKernel(library, self.kind, self.table, page_size=self.page_size, dtype=self.keys.dtype)
+    def computed(self, library: NativeLibrary | None) -> Tensor:
+        """What the kernel writes, [T, H, value dimension]; without a library that of torch's operators."""
         positions = [
             torch.nn.functional.pad(torch.arange(c.start, c.start + c.count), (0, -c.count % TILE), value=-1)
             for c in self.chunks
@@ -81,9 +82,16 @@ class Step:
         lines = [torch.full((each.numel() // TILE,), i) for i, each in enumerate(positions)]
         # Two idle tiles, as in a step that does not use its whole budget.
         idle = torch.full((2 * TILE,), -1)
-        kernel.set_tiles(
-            Tiles.of(torch.cat([*lines, torch.zeros(2, dtype=torch.int64)]), torch.cat([*positions, idle]))
-        )
+        tiles = torch.cat([*lines, torch.zeros(2, dtype=torch.int64)]), torch.cat([*positions, idle])
+        kernel: InPlaceKernel
+        if library is None:
+            layers = LayerMap(layers=(AttentionLayer(name="attention", kind=self.kind),))
+            gathered = GatheredPrefill(layers, self.table, page_size=self.page_size)
+            gathered.update(*tiles)
+            [kernel] = gathered.kernels
+        else:
+            kernel = PrefillKernel(library, self.kind, self.table, page_size=self.page_size, dtype=self.keys.dtype)
+            kernel.set_tiles(Tiles.of(*tiles))
         # Outputs may be a part of a larger tensor.
         whole = torch.full((len(self.query) + 2, self.kind.num_heads, self.kind.value_dim), 7.0, dtype=self.keys.dtype)
         kernel(self.query, self.keys, self.values, self.sinks, whole[1:-1])
@@ -114,7 +122,7 @@ class Step:
         return torch.cat(parts)
 
 
-def assert_close(step: Step, library: NativeLibrary) -> None:
+def assert_close(step: Step, library: NativeLibrary | None) -> None:
     found, expected = step.computed(library), step.expected()
     error = (found.double() - expected).abs().max().item()
     assert error <= TOLERANCE[found.dtype] * torch.finfo(found.dtype).eps, f"page size {step.page_size}: {error}"
