@@ -15,6 +15,7 @@ from tandem.v1 import inference_pb2
 
 from tandem_client.gateway.http.event_stream import EventStream
 from tandem_client.gateway.http.exchange import Exchange, Message
+from tandem_client.gateway.http.seats import SEAT, Seat
 from tests.client.fake_service import (
     Behaviour,
     Ending,
@@ -300,7 +301,8 @@ def test_no_ping_follows_the_end_of_a_stream() -> None:
         raise AssertionError
 
     async def scenario() -> None:
-        stream = EventStream(Exchange({"method": "GET", "path": "/", "headers": []}, receive, send))
+        scope = {"method": "GET", "path": "/", "headers": [], "state": {SEAT: Seat("127.0.0.1")}}
+        stream = EventStream(Exchange(scope, receive, send))
         assert [stream.tick() for _ in range(3)] == [False, False, True]
         await stream.close(b"last")
         await stream.ping()
