@@ -38,21 +38,22 @@ def main(arguments: Sequence[str]) -> int:
     )
     try:
         from gpu_worker.constraints.matchers import Matchers
+        from gpu_worker.constraints.speed import slowness
         from gpu_worker.constraints.tokenizer import constraint_tokenizer
 
         with open(given.tokenizer, "rb") as file:
             text = file.read().decode()
         tokenizer = constraint_tokenizer(text, given.vocab_size, given.eos)
-        matchers = Matchers(tokenizer, eos_token_ids=given.eos)
+        matchers, slow = Matchers(tokenizer, eos_token_ids=given.eos), slowness()
     except BaseException as error:  # llguidance's panics are no Exceptions
         control.send(f"{type(error).__name__}: {error}".encode()[:MAX_PACKET])
         return 1
     # The children share what is here.
     gc.freeze()
-    return _fork_children(control, area, matchers)
+    return _fork_children(control, area, matchers, slow)
 
 
-def _fork_children(control: socket.socket, area: SharedArea, matchers: "Matchers") -> int:
+def _fork_children(control: socket.socket, area: SharedArea, matchers: "Matchers", slow: float) -> int:
     """Until the worker closes its end of the socket."""
     from gpu_worker.constraints.server import MaskServer
 
@@ -71,7 +72,7 @@ def _fork_children(control: socket.socket, area: SharedArea, matchers: "Matchers
             control.close()
             code = 1
             try:
-                MaskServer(connection, area, matchers).serve()
+                MaskServer(connection, area, matchers, slow).serve()
                 code = 0
             finally:
                 os._exit(code)

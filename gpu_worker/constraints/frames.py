@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpu_worker.constraints.area import MAX_ENTRIES
 
-_HEAD = struct.Struct("<ii")
+_HEAD, _SERVING = struct.Struct("<ii"), struct.Struct("<id")
 _ENTRY, _COUNT_BYTES = np.dtype("<i4"), 4
 # The largest source of a constraint, and the largest text of an error.
 MAX_SOURCE_BYTES, _MAX_DETAIL_BYTES = 65_536, 1_000
@@ -36,7 +36,7 @@ class Kind(IntEnum):
     # The rows of a request have taken their tokens, or have their masks; their states.
     TAKEN = 6
     MASKED = 7
-    # The first frame of a server, whose process `number` is: from now on it shows its progress.
+    # The first frame of a server, whose process `number` is: from now on it shows its progress (`serving`).
     SERVING = 8
 
 
@@ -81,6 +81,13 @@ class Frame:
             raise FrameError(f"{self.kind.name} has {len(self.payload)} bytes; an entry has {size}")
         return np.frombuffer(self.payload, _ENTRY).reshape(-1, _ADVANCE_FIELDS)
 
+    def of_serving(self) -> tuple[int, float]:
+        """The thread and the slowness of a SERVING. Raises FrameError."""
+        if len(self.payload) != _SERVING.size:
+            raise FrameError(f"{self.kind.name} has {len(self.payload)} bytes; it must have {_SERVING.size}")
+        thread, slowness = _SERVING.unpack(self.payload)
+        return thread, slowness
+
     def states(self) -> tuple[list[int], str]:
         """The states of a TAKEN or MASKED, and the text of the first row that failed. Raises FrameError."""
         num = int.from_bytes(self.payload[:_COUNT_BYTES], "little")
@@ -104,6 +111,11 @@ def decoded(packet: bytes) -> Frame:
 def advance(number: int, entries: Sequence[tuple[int, int, int, int]]) -> Frame:
     """A request for masks."""
     return Frame(Kind.ADVANCE, number, np.array(entries, _ENTRY).tobytes())
+
+
+def serving(process: int, preparing_thread: int, slowness: float) -> Frame:
+    """The first frame of a server: its thread that prepares, and the slowness of its machine."""
+    return Frame(Kind.SERVING, process, _SERVING.pack(preparing_thread, slowness))
 
 
 def states(kind: Kind, number: int, found: Sequence[int], detail: str) -> Frame:

@@ -19,6 +19,7 @@ from gpu_worker.constraints.frames import (
     RowState,
     decoded,
     limited,
+    serving,
     states,
 )
 from gpu_worker.constraints.matchers import NO_TOKEN, FollowedRow, MatcherError, Matchers, sentence_of
@@ -31,8 +32,9 @@ _PIECE = 64
 class MaskServer:
     """Serves one worker."""
 
-    def __init__(self, connection: socket.socket, area: SharedArea, matchers: Matchers) -> None:
-        """connection: a socket of packets."""
+    def __init__(self, connection: socket.socket, area: SharedArea, matchers: Matchers, slowness: float = 1.0) -> None:
+        """connection: a socket of packets. slowness: of this machine (`speed.py`)."""
+        self._slowness = slowness
         self._connection, self._area, self._matchers = connection, area, matchers
         # Python reads and writes memoryviews faster than numpy's elements.
         self._progress = memoryview(area.progress)
@@ -46,8 +48,9 @@ class MaskServer:
         """Returns when the worker has closed the socket."""
         self._progress[PREPARED] = _NOTHING
         self._show(Stage.IDLE, 0)
-        self._send(Frame(Kind.SERVING, os.getpid()))
-        threading.Thread(target=self._prepare, name="prepare", daemon=True).start()
+        preparing = threading.Thread(target=self._prepare, name="prepare", daemon=True)
+        preparing.start()
+        self._send(serving(os.getpid(), preparing.native_id or 0, self._slowness))
         while packet := self._connection.recv(MAX_BYTES + 1):
             frame = decoded(packet)
             match frame.kind:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from gpu_worker.constraints.area import MAX_NUMBER, Stage, Work
 from gpu_worker.constraints.frames import MAX_ROWS, Frame, FrameError, Kind, RowState, advance
-from gpu_worker.constraints.limits import Limits
+from gpu_worker.constraints.limits import Excess, Limits
 from gpu_worker.constraints.process import ServerGone, ServerProcess, ServerUnusable
 from gpu_worker.constraints.rows import ConstrainedRow, Fate, Prepared, Registry
 from gpu_worker.constraints.watch import SLICE_SECONDS, Watch
@@ -25,7 +25,7 @@ class Supervisor:
     """One mask server after another. No method raises because of a server."""
 
     def __init__(self, server: ServerProcess, known: Registry, limits: Limits) -> None:
-        self._server, self._known, self._limits = server, known, limits
+        self._server, self._known = server, known
         self._watch = Watch(server.area, limits)
         # The rows of requests without their last answer, each with its output tokens at that time.
         self._requests: dict[int, list[tuple[ConstrainedRow, int]]] = {}
@@ -84,16 +84,18 @@ class Supervisor:
         if self._watch.start_overran():
             raise ServerGone("it did not start in time")
         if late := self._watch.overdue_preparation():
-            known = self._known.by_id.get(late)
-            if known is not None:
-                self._known.remove(known, f"the constraint took longer than {self._limits.prepare:g} s to prepare")
+            number, excess = late
+            known = self._known.by_id.get(number)
+            if known is not None and self._is_blamed(known, excess):
+                self._known.remove(known, f"preparing the constraint {excess.words}")
+            log.warning("the mask server is replaced: preparing a constraint %s", excess.words)
             self._replace()
-        elif waits_for_rows and (work := self._watch.overdue_work()) is not None:
-            self._end_of_patience(work)
+        elif waits_for_rows and (overdue := self._watch.overdue_work()) is not None:
+            self._end_of_patience(*overdue)
 
     def _handle(self, frame: Frame) -> None:
         if frame.kind is Kind.SERVING:
-            self._watch.begin(frame.number)
+            self._watch.begin(frame.number, *frame.of_serving())
         elif frame.kind is Kind.PREPARED:
             self._answer(frame.number, frame.text)
         else:
@@ -117,18 +119,21 @@ class Supervisor:
             known.is_answered = known.is_defined = True
             self._known.answers.append((known.hash, ""))
 
-    def _end_of_patience(self, work: Work) -> None:
+    def _end_of_patience(self, work: Work, excess: Excess) -> None:
         """Fails what the server has computed for too long, and replaces the server."""
         own, defined = self._row_of(work), self._constraint_of(work)
-        if own is not None:
-            limit_ms = f"{self._limits.mask * 1e3:g} ms"
-            own.num_deaths += 1
-            if self._watch.has_computed or own.num_deaths > 1:
-                own.fail(f"the constraint took longer than {limit_ms} at output token {work.token}")
-        elif defined is not None:
-            self._known.remove(defined, f"the constraint took longer than {self._limits.define:g} s to prepare again")
+        if own is not None and self._is_blamed(own, excess):
+            own.fail(f"the constraint {excess.words}, at output token {work.token}")
+        elif defined is not None and self._is_blamed(defined, excess):
+            self._known.remove(defined, f"preparing the constraint again {excess.words}")
         log.warning("the mask server is replaced: %s", own.detail if own and own.detail else "it does not answer")
         self._replace()
+
+    @staticmethod
+    def _is_blamed(one: ConstrainedRow | Prepared, excess: Excess) -> bool:
+        """Whether the limit is one of CPU time, or another server was as late with the same."""
+        one.num_deaths += 1
+        return excess.is_of_cpu or one.num_deaths > 1
 
     def _row_of(self, work: Work) -> ConstrainedRow | None:
         """The start of a row that the server computes for; None if its request is answered, or nothing waits for it."""

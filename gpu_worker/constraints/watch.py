@@ -1,19 +1,44 @@
-"""How long the mask server has computed the same thing, by the worker's clock.
+"""How long the mask server has computed the same thing: by the CPU clocks of its threads, and by the worker's clock.
 
-Owns the time; what is computed is in the shared memory (`area.py`). A pause of this process, or of the machine, does
-not count, so it fails no row.
+Owns the time; what is computed is in the shared memory (`area.py`). Wall time counts only while somebody waits, so a
+pause of this process, or of the machine, replaces no server.
 """
 
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from gpu_worker.constraints.area import PREPARED, WORK, SharedArea, Stage, Work
-from gpu_worker.constraints.limits import Limits
+from gpu_worker.constraints.limits import Excess, Limits
 
-# The longest wait between two looks. A longer time between them was not spent waiting.
+# The longest wait between two looks; more of the time between them was not spent waiting.
 SLICE_SECONDS, _MOST_SECONDS = 0.02, 0.05
-# CPUCLOCK_SCHED of Linux.
-_CPU_CLOCK = 2
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(process: int, thread: int) -> float:
+    """CPU time that a thread of another process has used; 0 if it is gone. It may be some milliseconds old."""
+    folder = Path(f"/proc/{process}/task/{thread}")
+    with suppress(OSError, ValueError, IndexError):
+        return int((folder / "schedstat").read_text().split()[0]) / 1e9
+    with suppress(OSError, ValueError, IndexError):
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+    return 0.0
+
+
+@dataclass(slots=True)
+class _Task:
+    """One word of a thread: since when it is seen, how long somebody waited, and the thread's CPU time at its begin."""
+
+    word: int = -1
+    waited: float = 0.0
+    last_look: float = 0.0
+    # Read only of what takes longer than a slice, because most masks do not.
+    cpu_begun: float | None = field(default=None)
 
 
 class Watch:
@@ -22,22 +47,29 @@ class Watch:
     What is answered comes from one word of the shared memory, read once: the server may write the next one meanwhile.
     """
 
-    def __init__(self, area: SharedArea, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: seconds that never go back."""
-        self._progress, self._limits, self._clock = area.progress, limits, clock
+    def __init__(
+        self,
+        area: SharedArea,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[int, int], float] = cpu_seconds,
+    ) -> None:
+        """clock: seconds that never go back. cpu: those of a thread, by its process and its own number."""
+        self._progress, self._limits, self._clock, self._cpu = area.progress, limits, clock, cpu
         self.restart()
 
     def restart(self) -> None:
         """Another process follows, which has not said yet that it serves."""
         self.is_serving = False
-        self._process = 0
-        self._word, self._seconds, self._cpu_begun = -1, 0.0, 0.0
-        self._prepared = 0
-        self._begun = self._last_look = self._prepare_begun = self._clock()
+        self._process = self._preparing_thread = 0
+        self._slowness = 1.0
+        self._work, self._preparation = _Task(), _Task()
+        self._begun = self._clock()
 
-    def begin(self, process: int) -> None:
-        """The process says that it serves."""
-        self.is_serving, self._process = True, process
+    def begin(self, process: int, preparing_thread: int, slowness: float) -> None:
+        """The process says that it serves. slowness: that of its machine (`speed.py`)."""
+        self.is_serving, self._process, self._preparing_thread = True, process, preparing_thread
+        self._slowness = slowness
 
     @property
     def work(self) -> Work:
@@ -49,40 +81,47 @@ class Watch:
         """The id of the constraint that is prepared, 0 for none."""
         return int(self._progress[PREPARED]) if self.is_serving else 0
 
-    def overdue_work(self) -> Work | None:
+    def overdue_work(self) -> tuple[Work, Excess] | None:
         """For a worker that waits for rows, and looks again and again: what exceeds its limit."""
-        now = self._clock()
-        passed, self._last_look = now - self._last_look, now
         if not self.is_serving:
             return None
-        word = int(self._progress[WORK])
-        if word != self._word:
-            self._word, self._seconds, self._cpu_begun = word, 0.0, self._cpu_seconds()
+        word, limits = int(self._progress[WORK]), self._limits
+        work = Work.of(word)
+        if work.stage is Stage.IDLE:
+            waited = self._waited(self._work, word)
+            excess = Excess(cpu=0.0, wall=waited, limit=limits.idle, slowness=self._slowness)
+            return (work, excess) if waited > limits.idle else None
+        limit = limits.define if work.stage is Stage.DEFINE else limits.mask
+        found = self._excess(self._work, word, self._process, limit)
+        return None if found is None else (work, found)
+
+    def overdue_preparation(self) -> tuple[int, Excess] | None:
+        """The id of the constraint that is prepared and exceeds its limit."""
+        if not (prepared := self.prepared):
+            self._preparation = _Task()
             return None
-        self._seconds += passed if passed < _MOST_SECONDS else 0.0
-        work, limits = Work.of(word), self._limits
-        limit = {Stage.IDLE: limits.idle, Stage.DEFINE: limits.define}.get(work.stage, limits.mask)
-        return work if self._seconds > limit else None
+        found = self._excess(self._preparation, prepared, self._preparing_thread, self._limits.prepare)
+        return None if found is None else (prepared, found)
 
-    @property
-    def has_computed(self) -> bool:
-        """Whether the server has used the CPU for half of that time. Otherwise it was stopped, or got no CPU."""
-        return self._cpu_seconds() - self._cpu_begun > self._seconds / 2
+    def _waited(self, task: _Task, word: int) -> float:
+        """How long somebody has waited for the same word. The begin of another one is now."""
+        now = self._clock()
+        passed, task.last_look = now - task.last_look, now
+        if task.word != word:
+            task.word, task.waited, task.cpu_begun = word, 0.0, None
+        else:
+            task.waited += min(passed, _MOST_SECONDS)
+        return task.waited
 
-    def _cpu_seconds(self) -> float:
-        try:
-            # clock_getcpuclockid(3): the clock of a process.
-            return time.clock_gettime((~self._process << 3) | _CPU_CLOCK)
-        except OSError:
-            return 0.0
-
-    def overdue_preparation(self) -> int:
-        """The id of the constraint that is prepared and exceeds the limit, 0 for none."""
-        now, prepared = self._clock(), self.prepared
-        if prepared != self._prepared or not prepared:
-            self._prepared, self._prepare_begun = prepared, now
-            return 0
-        return prepared if now - self._prepare_begun > self._limits.prepare else 0
+    def _excess(self, task: _Task, word: int, thread: int, limit: float) -> Excess | None:
+        waited = self._waited(task, word)
+        if waited < SLICE_SECONDS:
+            return None
+        used = self._cpu(self._process, thread)
+        if task.cpu_begun is None:
+            task.cpu_begun = used
+        found = Excess(cpu=used - task.cpu_begun, wall=waited, limit=limit, slowness=self._slowness)
+        return found if found.is_of_cpu or waited > self._limits.patience * limit * self._slowness else None
 
     def start_overran(self) -> bool:
         """Whether the process should have said by now that it serves."""

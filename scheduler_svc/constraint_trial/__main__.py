@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from scheduler_svc.constraint_trial.trial import Trial
 
 MAX_ADDRESS_SPACE = 1 << 30
+_NICE = 10
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,11 +35,12 @@ def main(arguments: Sequence[str]) -> int:
     _give_way()
     control = socket.socket(fileno=given.control)
     try:
+        from scheduler_svc.constraint_trial.speed import slowness
         from scheduler_svc.constraint_trial.tokenizer import constraint_tokenizer
         from scheduler_svc.constraint_trial.trial import Trial
 
         text = Path(f"/proc/self/fd/{given.tokenizer}").read_bytes().decode()
-        trial = Trial(constraint_tokenizer(text, given.vocab_size, given.eos), given.eos)
+        trial = Trial(constraint_tokenizer(text, given.vocab_size, given.eos), given.eos, slowness())
     except BaseException as error:  # llguidance's panics are no Exceptions
         control.send(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].encode())
         return 1
@@ -48,10 +50,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _give_way() -> None:
-    """Uses only CPU time that nothing else wants, and goes first if memory is short."""
+    """Lets others go first, and ends first if memory is short. Trials use only CPU time that nothing else wants."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE, MAX_ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    # On a busy machine a process under SCHED_IDLE would read the tokenizer for minutes.
+    os.nice(_NICE)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
@@ -74,6 +77,7 @@ def _fork_children(control: socket.socket, trial: "Trial") -> int:
             code = 1
             try:
                 die_with_parent()
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
                 control.close()
                 serve(connection, trial)
                 code = 0

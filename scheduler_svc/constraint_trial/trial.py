@@ -12,17 +12,19 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from scheduler_svc.constraint_trial.frames import limit_words
+
 NUM_MASKS = 64
-# The worker's limit for a mask.
+# The worker's limit for a mask: CPU time, in seconds of the reference machine.
 MASK_SECONDS = 0.25
 
 
 class Trial:
     """Tries grammars with one tokenizer."""
 
-    def __init__(self, tokenizer: LLTokenizer, eos_token_ids: Sequence[int]) -> None:
-        """`eos_token_ids` are the model's."""
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: LLTokenizer, eos_token_ids: Sequence[int], slowness: float = 1.0) -> None:
+        """`eos_token_ids` are the model's. `slowness` multiplies limits (`speed.py`)."""
+        self._tokenizer, self.slowness = tokenizer, slowness
         self._eos = frozenset(eos_token_ids)
         # What llguidance takes for the end although it is not the model's.
         self._hidden = [token for token in tokenizer.eos_tokens if token not in self._eos]
@@ -48,9 +50,9 @@ class Trial:
             seconds = time.thread_time() - begun
             if matcher.is_error():
                 continue
-            if seconds > MASK_SECONDS:
-                limit = f"the limit is {MASK_SECONDS * 1e3:g} ms"
-                return f"the mask of output token {step + 1} took {seconds * 1e3:.0f} ms; {limit}"
+            if seconds > MASK_SECONDS * self.slowness:
+                took = f"the mask of output token {step + 1} took {seconds * 1e3:.0f} ms of CPU time"
+                return f"{took}; {limit_words(MASK_SECONDS, self.slowness)}"
             allowed = bits.nonzero()[0]
             allowed = allowed[~np.isin(allowed, [*self._hidden, *self._too_early(matcher, bits)])]
             if not len(allowed):

@@ -6,9 +6,10 @@ Knows nothing of requests and sources.
 
 from enum import Enum
 
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 120.0
 """A worker that has not answered a PrepareConstraint for this long cannot use the constraint. It compiles one after
-another, each for at most 2 s, so this is enough for those of a burst of requests with slow ones."""
+another, each for at most 2 s of CPU time, on a slow machine 8 s, so this is enough for those of a burst of requests
+with slow ones."""
 
 
 class _State(Enum):

@@ -112,8 +112,7 @@ class ConstraintDoor:
             raise
         if verdict.is_unknown:
             self._count("busy")
-            why = verdict.refusal or "the machine was too busy to try the constraint"
-            raise status.overloaded(f"{field}: {why}; the limit is {TRIAL_SECONDS:g} s", TRIAL_SECONDS)
+            raise status.overloaded(f"{field}: {verdict.refusal}", TRIAL_SECONDS)
         if verdict.refusal:
             reason = "killed" if verdict.was_killed else "trial"
             raise self._refused(reason, f"{field}: {verdict.refusal}", field)

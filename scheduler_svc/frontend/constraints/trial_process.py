@@ -9,20 +9,23 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from scheduler_svc.constraint_trial.frames import HELLO, MAX_PACKET, packed, unpacked
+from scheduler_svc.constraint_trial.frames import HELLO, MAX_PACKET, limit_words, packed, unpacked
 
-# A grammar that takes longer is refused.
+# A grammar that needs more is refused: CPU time, in seconds of the reference machine (`constraint_trial/speed.py`).
 TRIAL_SECONDS = 2.0
-# For the imports and the largest tokenizers, under SCHED_IDLE.
+# Wall time after which nothing is known about the grammar, because the machine is busy.
+PATIENCE_SECONDS = 10.0
+# Wall time for the imports and the largest tokenizers.
 START_SECONDS = 60.0
-# With less CPU time than this in TRIAL_SECONDS, nothing is known about the grammar.
-FAIR_CPU_SECONDS = 0.5
-_TICKS = os.sysconf("SC_CLK_TCK")
+# Between two looks at the CPU clock.
+_SLICE_SECONDS = 0.05
+# CPUCLOCK_SCHED of Linux.
+_CPU_CLOCK = 2
 
 
 class TrialUnusable(Exception):
@@ -44,7 +47,17 @@ class Verdict:
 class TrialProcess:
     """One at a time; no process starts before the first trial. Not for several trials at once."""
 
-    def __init__(self, tokenizer_json: bytes, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        cpu_seconds: float = TRIAL_SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        """`cpu_seconds` and `patience_seconds` are the limits of a trial."""
+        self._cpu_limit, self._patience, self._slowness = cpu_seconds, patience_seconds, 1.0
         self._tokenizer_json, self._vocab_size, self._eos = tokenizer_json, vocab_size, tuple(eos_token_ids)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -58,23 +71,18 @@ class TrialProcess:
         assert self._connection is not None
         self._number += 1
         cpu_before = _cpu_seconds(self._child)
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(TRIAL_SECONDS):
-                await loop.sock_sendall(self._connection, packed(self._number, grammar))
-                packet = await loop.sock_recv(self._connection, MAX_PACKET)
-        except TimeoutError:
-            used = _cpu_seconds(self._child) - cpu_before
-            self._kill_child()
-            if used < FAIR_CPU_SECONDS:
-                return Verdict(was_killed=True, is_unknown=True)
-            return Verdict(refusal=f"its trial took longer than {TRIAL_SECONDS:g} s", was_killed=True)
+            await asyncio.get_running_loop().sock_sendall(self._connection, packed(self._number, grammar))
+            verdict, packet = await self._wait(self._connection, cpu_before)
         except OSError:
-            packet = b""
+            verdict, packet = None, b""
         except BaseException:
             # The caller has gone; the child still computes.
             self._kill_child()
             raise
+        if verdict is not None:
+            self._kill_child()
+            return verdict
         if not packet:
             # Out of memory or a crash in llguidance.
             self._kill_child()
@@ -94,6 +102,32 @@ class TrialProcess:
                 self._process.kill()
             self._process.wait()
             self._process = None
+
+    async def _wait(self, connection: socket.socket, cpu_before: float) -> tuple[Verdict | None, bytes]:
+        """Returns the child's answer, or the verdict if it takes too long."""
+        loop = asyncio.get_running_loop()
+        answer = asyncio.ensure_future(loop.sock_recv(connection, MAX_PACKET))
+        begun = loop.time()
+        try:
+            while not answer.done():
+                await asyncio.wait([answer], timeout=_SLICE_SECONDS)
+                used = _cpu_seconds(self._child) - cpu_before
+                if answer.done():
+                    break
+                if used > self._cpu_limit * self._slowness:
+                    words = limit_words(self._cpu_limit, self._slowness)
+                    return Verdict(refusal=f"its trial took {used:.3g} s of CPU time; {words}", was_killed=True), b""
+                if (waited := loop.time() - begun) > self._patience:
+                    got = f"its trial got {used:.2g} s of CPU time in {waited:.0f} s, because the machine is busy"
+                    words = limit_words(self._cpu_limit, self._slowness)
+                    return Verdict(refusal=f"{got}; {words}", was_killed=True, is_unknown=True), b""
+            return None, answer.result()
+        finally:
+            # The loop must have let go of the socket before it is closed.
+            answer.cancel()
+            await asyncio.wait([answer])
+            if not answer.cancelled():
+                answer.exception()
 
     async def _begin(self) -> None:
         """Starts the process, if there is none, and a child that serves. Raises TrialUnusable."""
@@ -117,7 +151,8 @@ class TrialProcess:
             raise TrialUnusable(reason)
         number, text = unpacked(packet)
         assert number == HELLO, "a child says its process id first"
-        self._child = int(text)
+        process, slowness = text.split()
+        self._child, self._slowness = int(process), float(slowness)
 
     def _spawn(self) -> None:
         """Starts the process, which reads the tokenizer from memory."""
@@ -157,10 +192,10 @@ class TrialProcess:
             self._child = 0
 
 
-def _cpu_seconds(pid: int) -> float:
+def _cpu_seconds(process: int) -> float:
     """CPU time that a process has used; 0 if it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # clock_getcpuclockid(3): the clock of a process.
+        return time.clock_gettime((~process << 3) | _CPU_CLOCK)
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -3,17 +3,30 @@
 import os
 import socket
 import struct
+import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 
-from gpu_worker.constraints import area, server
-from gpu_worker.constraints.area import MAX_ENTRIES, MAX_NUMBER, SharedArea, Stage, Work, new_memory, work_word
+from gpu_worker.constraints import area, server, speed
+from gpu_worker.constraints.area import (
+    MAX_ENTRIES,
+    MAX_NUMBER,
+    PREPARED,
+    WORK,
+    SharedArea,
+    Stage,
+    Work,
+    new_memory,
+    work_word,
+)
 from gpu_worker.constraints.frames import Frame, Kind, advance
-from gpu_worker.constraints.limits import Limits
+from gpu_worker.constraints.limits import Excess, Limits
 from gpu_worker.constraints.matchers import MatcherError
 from gpu_worker.constraints.server import MaskServer
-from gpu_worker.constraints.watch import Watch
+from gpu_worker.constraints.watch import Watch, cpu_seconds
+from scheduler_svc.constraint_trial import speed as trial_speed
 from tests.gpu_worker.constraints.rig import SIZES
 from tests.rigs.instructions import at_every_instruction
 
@@ -60,9 +73,9 @@ class Bench:
         self.worker, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.server = MaskServer(other, self.area, FakeMatchers(num_constraints))  # type: ignore[arg-type]
         self._other = other
-        self.now = 0.0
-        self.watch = Watch(self.area, limits, lambda: self.now)
-        self.watch.begin(os.getpid())
+        self.now = self.cpu = 0.0
+        self.watch = Watch(self.area, limits, lambda: self.now, lambda process, thread: self.cpu)
+        self.watch.begin(os.getpid(), 1, 1.0)
         self.seen = Counter[object]()
 
     def close(self) -> None:
@@ -76,13 +89,11 @@ def test_no_constraint_is_blamed_for_the_time_of_the_one_before_it() -> None:
         bench.server._wanted.put(Frame(Kind.PREPARE, number, b"bad" if number == 8 else b"good"))
 
     def look() -> None:
-        # 1.5 s since the last look: a constraint that is seen twice was there for 1.5 s, one that is seen thrice for 3.
-        bench.now += 1.5
+        # The CPU time of what is seen for the second time is known at the third look.
+        bench.now, bench.cpu = bench.now + 0.04, bench.cpu + 1.5
         bench.seen[prepared := bench.watch.prepared] += 1
-        if bench.seen[prepared] <= 2:
-            assert bench.watch.overdue_preparation() == 0
-        else:
-            assert bench.watch.overdue_preparation() in (0, prepared)
+        late = bench.watch.overdue_preparation()
+        assert late is None or (late[0] == prepared and bench.seen[prepared] > 3)
 
     bench.server._wanted.put(Frame(Kind.PREPARE, 10))
 
@@ -110,12 +121,13 @@ def test_no_work_is_blamed_for_the_time_of_the_one_before_it() -> None:
     found = list[Work]()
 
     def look() -> None:
-        bench.now += 0.04
-        is_first = not found or bench.watch.work != found[-1]
-        if is_first:
+        bench.now, bench.cpu = bench.now + 0.04, bench.cpu + 1.0
+        if not found or bench.watch.work != found[-1]:
             found.append(bench.watch.work)
+            bench.seen.clear()
+        bench.seen[found[-1]] += 1
         late = bench.watch.overdue_work()
-        assert late is None or (late == found[-1] and not is_first)
+        assert late is None or (late[0] == found[-1] and bench.seen[found[-1]] > 2)
 
     assert at_every_instruction(bench.server.serve, look, server, area) > 200
     rows = [(Stage.TAKE, 1, 0, 0), (Stage.TAKE, 1, 1, 3), (Stage.MASK, 1, 0, 1), (Stage.MASK, 1, 1, 4)]
@@ -144,3 +156,101 @@ def test_a_word_holds_every_number_of_its_parts(stage: Stage, number: int, entry
     word = work_word(stage, number, entry, token)
     assert Work.of(word) == Work(stage, number, entry, shown)
     assert len(struct.pack("<Q", word)) == 8
+
+
+class Looks:
+    """A watch over memory that the test writes, with a clock and a CPU clock that go on with each look."""
+
+    def __init__(self, limits: Limits, slowness: float) -> None:
+        memory = new_memory(SIZES)
+        self.area = SharedArea(memory, SIZES)
+        os.close(memory)
+        self.now = self.cpu = 0.0
+        self.watch = Watch(self.area, limits, lambda: self.now, lambda process, thread: self.cpu)
+        self.watch.begin(1, 2, slowness)
+
+    def until(self, what: str, *, wall: float, cpu: float, most: int = 10_000) -> tuple[int, Excess] | None:
+        """Looks until `work` or `preparation` is overdue. Returns (number of looks, excess)."""
+        self.area.progress[WORK], self.area.progress[PREPARED] = work_word(Stage.MASK, 3, 1, 9), 4
+        for num in range(most):
+            found = self.watch.overdue_work() if what == "work" else self.watch.overdue_preparation()
+            if found is not None:
+                assert found[0] == (Work(Stage.MASK, 3, 1, 9) if what == "work" else 4)
+                return num, found[1]
+            self.now, self.cpu = self.now + wall, self.cpu + cpu
+        return None
+
+
+@pytest.mark.parametrize("what", ["work", "preparation"])
+@pytest.mark.parametrize("slowness", [1.0, 2.5])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.2])
+def test_a_limit_counts_the_cpu_time_of_its_thread(what: str, slowness: float, share: float) -> None:
+    """However small its share of a CPU is, and more of it on a slower machine."""
+    looks = Looks(Limits(mask=0.25, prepare=2.0), slowness)
+    found = looks.until(what, wall=0.02, cpu=0.02 * share)
+    assert found is not None and found[1].is_of_cpu
+    limit = (0.25 if what == "work" else 2.0) * slowness
+    # The first slices are not counted.
+    assert limit < found[1].cpu <= limit + 0.021 and looks.cpu <= limit + 0.061
+
+
+@pytest.mark.parametrize("what", ["work", "preparation"])
+def test_a_thread_that_sleeps_exceeds_a_limit_of_wall_time_only_while_somebody_waits(what: str) -> None:
+    looks = Looks(Limits(mask=0.25, prepare=0.25, patience=10.0), 1.0)
+    # A pause of the worker counts as one look.
+    assert looks.until(what, wall=100.0, cpu=0.001, most=49) is None
+    found = looks.until(what, wall=0.02, cpu=0.001)
+    assert found is not None and not found[1].is_of_cpu and found[1].wall == pytest.approx(2.5, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("excess", "words"),
+    [
+        (
+            Excess(cpu=0.3174, wall=1.0, limit=0.25, slowness=1.0),
+            "took 317 ms of CPU time; the limit is 250 ms of CPU time (250 ms x 1, for the speed of this machine)",
+        ),
+        (
+            Excess(cpu=5.017, wall=6.0, limit=2.0, slowness=2.5),
+            "took 5.02 s of CPU time; the limit is 5 s of CPU time (2 s x 2.5, for the speed of this machine)",
+        ),
+        (
+            Excess(cpu=0.04, wall=2.51, limit=0.25, slowness=1.0),
+            "took 40 ms of CPU time in 2.51 s and was not done, because the machine is busy; the limit is 250 ms of "
+            "CPU time (250 ms x 1, for the speed of this machine)",
+        ),
+    ],
+)
+def test_a_refusal_tells_what_was_measured_and_the_limit(excess: Excess, words: str) -> None:
+    assert excess.words == words
+
+
+@pytest.mark.parametrize("module", [speed, trial_speed])
+def test_the_speed_of_a_machine_is_bounded(module: Any) -> None:
+    ratios = {0.2: 1.0, 1.0: 1.0, 1.266: 1.27, 3.999: 4.0, 70.0: 4.0}
+    assert {ratio: module.bounded(ratio) for ratio in ratios} == ratios
+    assert module.LEAST <= module.slowness() <= module.MOST
+
+
+def test_the_cpu_clock_is_that_of_one_thread() -> None:
+    """Another one computes beside it."""
+    begun, done = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        while not done.is_set():
+            begun.set()
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        begun.wait()
+        own, other = threading.get_native_id(), thread.native_id or 0
+        before = cpu_seconds(os.getpid(), own)
+        start = cpu_seconds(os.getpid(), other)
+        while cpu_seconds(os.getpid(), other) < start + 0.1:
+            done.wait(0.01)
+        assert cpu_seconds(os.getpid(), own) < before + 0.1
+    finally:
+        done.set()
+        thread.join()
+    assert cpu_seconds(os.getpid(), 1) == 0.0
