@@ -216,8 +216,8 @@ def test_an_answer_that_never_comes_ends_its_requests_alone() -> None:
     world.now += ANSWER_SECONDS / 2
     world.handle(ev.Paused(seconds=ANSWER_SECONDS))
     world.handle(ev.WorkerAlive(worker=name))
-    for _ in range(20):
-        world.now += 1 + ANSWER_SECONDS / 20
+    for _ in range(80):
+        world.now += 1 + ANSWER_SECONDS / 80
         world.handle(ev.WorkerAlive(worker=name))
         world.tick()
         if world.end_of(stuck):

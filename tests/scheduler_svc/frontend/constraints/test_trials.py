@@ -4,6 +4,7 @@ import asyncio
 import functools
 import os
 import re
+import select
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -73,10 +74,13 @@ async def test_grammars_are_judged_and_hostile_ones_killed_in_time() -> None:
         crashed = await trial.judge('start: "d"')
         assert crashed.was_killed and "ended the process" in crashed.refusal
         assert await trial.judge('start: "e"') == Verdict()
-        pid = trial._child
     finally:
+        child = os.pidfd_open(trial._child) if trial._child else None
         trial.close()
-    assert not Path(f"/proc/{pid}").exists()
+    assert child is not None
+    # Readable when it has ended, for which it needs its turn.
+    assert select.select([child], [], [], 100.0)[0]
+    os.close(child)
 
 
 @in_loop
