@@ -73,6 +73,7 @@ class Scheduler:
         self.drains = Drains(config, self.queue, self._lanes, self.frontends, self._end)
         self.weights = Updates(config, self.queue, self._lanes, self.frontends, self._end)
         self.outputs_of = self._lingering.outputs_of
+        self.spans_of = self._lingering.spans_of
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
             ev.Resume: lambda event, now: self._lingering.resume(event, self.frontends, now),
@@ -294,12 +295,14 @@ class Scheduler:
         return self._announcer.changed_model(self.frontends)
 
     def _on_step_done(self, event: ev.StepDone, now: float) -> list[fx.Effect]:
+        lane = self.lanes.get(event.worker)
+        weights_version = "" if lane is None else lane.info.weights_version
         effects, delivery, endings = self._steps.read(event, self.frontends, now)
         for ending in endings:
             self._apply_ending(ending, now)
         if delivery is not None:
             self.output_tokens += len(delivery.tokens)
-            effects += self._output.deliver(delivery, self.frontends)
+            effects += self._output.deliver(delivery, self.frontends, weights_version)
         return effects
 
     def _apply_ending(self, ending: Ending, now: float) -> None:

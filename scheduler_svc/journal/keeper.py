@@ -7,16 +7,15 @@ because nobody can resume another one.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import numpy.typing as npt
 from tandem.internal.v1 import journal_pb2, record_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.ends import WeightsSpan
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.journal import records
 from scheduler_svc.journal.reader import SavedCore
@@ -52,12 +51,15 @@ class JournalKeeper:
         cache_root: bytes,
         next_generation: int,
         outputs_of: Callable[[str], Sequence[Int32Array]],
+        spans_of: Callable[[str], Mapping[int, Sequence[WeightsSpan]]],
         suspicion: SuspicionLog,
         make_writer: Callable[[Snapshot], JournalWriter],
         on_steady: Callable[[], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`outputs_of` returns the outputs of a request's samples; `clock` the Unix time.
+        """`outputs_of` returns the outputs of a request's samples, `spans_of` those of its live samples by weights.
+
+        `clock` returns the Unix time.
 
         `on_steady` is called once, when the scheduler has run for a while or ends in order.
         """
@@ -66,7 +68,7 @@ class JournalKeeper:
             cache_root=cache_root, identity=saved.identity, next_generation=next_generation
         )
         records.fill_weights(self._state, saved.weights)
-        self._outputs_of, self._suspicion = outputs_of, suspicion
+        self._outputs_of, self._spans_of, self._suspicion = outputs_of, spans_of, suspicion
         self._make_writer, self._clock = make_writer, clock
         self._on_steady: Callable[[], None] | None = on_steady
         self._steady_at = 0.0
@@ -179,8 +181,8 @@ class JournalKeeper:
         yield records.state_record(self._state)
         yield from self._suspicion.snapshot(self._number_of, self._now, self._clock())
         for request_id, kept in self._by_id.items():
-            outputs = self._outputs_of(request_id)
-            yield records.request_record(kept.number, kept.accepted_at, kept.submit, outputs, kept.ends)
+            outputs, weights = self._outputs_of(request_id), self._spans_of(request_id)
+            yield records.request_record(kept.number, kept.accepted_at, kept.submit, outputs, kept.ends, weights)
 
     def _number_of(self, request: Request) -> int | None:
         kept = self._by_id.get(request.request_id) if request.lingers else None
@@ -226,7 +228,7 @@ class JournalKeeper:
 
     def _output(self, effect: fx.StepOutput, streams: KeptStreams[_Kept]) -> None:
         if len(effect.tokens):
-            self._tokens(effect.streams, effect.offsets, effect.tokens, streams)
+            self._tokens(effect, streams)
         for end in effect.ends:
             found = streams.find(end.stream)
             if found is not None:
@@ -236,15 +238,10 @@ class JournalKeeper:
                 kept.submit = records.kept_submit(kept.submit, kept.ends)
                 self._payloads.append(records.end_record(kept.number + sample, sample_end))
 
-    def _tokens(
-        self,
-        streams_n: npt.NDArray[np.uint64],
-        offsets: Int32Array,
-        tokens: Int32Array,
-        streams: KeptStreams[_Kept],
-    ) -> None:
-        numbers, is_kept = streams.numbers(streams_n)
+    def _tokens(self, effect: fx.StepOutput, streams: KeptStreams[_Kept]) -> None:
+        offsets, tokens = effect.offsets, effect.tokens
+        numbers, is_kept = streams.numbers(effect.streams)
         if is_kept is not None:
             numbers, offsets, tokens = numbers[is_kept], offsets[is_kept], tokens[is_kept]
         if len(numbers):
-            self._payloads.append(records.tokens_record(numbers, offsets, tokens))
+            self._payloads.append(records.tokens_record(numbers, offsets, tokens, effect.weights_version))

@@ -43,6 +43,7 @@ class OpenedJournal:
             cache_root=self.cache_root,
             next_generation=self.first_generation + _GENERATIONS,
             outputs_of=core.outputs_of,
+            spans_of=core.spans_of,
             suspicion=SuspicionLog(core, self._saved.suspects),
             make_writer=make_writer,
             on_steady=self._folder.forget_crashes,

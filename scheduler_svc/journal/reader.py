@@ -11,14 +11,18 @@ import logging
 import mmap
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from tandem.internal.v1 import journal_pb2
 
 from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.ends import WeightsSpan
 from scheduler_svc.core.messages.operators import Weights
+from scheduler_svc.core.state.lane_weights import OutputWeights
 from scheduler_svc.flags import SettingError
 from scheduler_svc.journal import framing, records
 from scheduler_svc.journal.folder import JournalFolder
@@ -27,6 +31,8 @@ from scheduler_svc.wire.arrays import WireError, array, parsed
 
 log = logging.getLogger("tandem.core")
 
+# A sample's offsets and tokens, and the indices of their records.
+_Later: TypeAlias = tuple[Int32Array, Int32Array, npt.NDArray[np.int64]]
 # If this many schedulers in a row crashed with the same journal, it is taken for the cause.
 _MAX_CRASHES = 2
 
@@ -144,6 +150,8 @@ class _Collected:
         self._numbers: list[npt.NDArray[np.uint64]] = []
         self._offsets: list[Int32Array] = []
         self._tokens: list[Int32Array] = []
+        # Of the weights that computed each of these entries.
+        self._versions: list[str] = []
 
     @property
     def num_requests(self) -> int:
@@ -168,6 +176,7 @@ class _Collected:
                 self._numbers.append(numbers)
                 self._offsets.append(offsets)
                 self._tokens.append(tokens)
+                self._versions.append(record.tokens.weights_version)
             case "end":
                 self._ends[record.end.number] = records.end_of(record.end)
             case "forgotten":
@@ -202,20 +211,27 @@ class _Collected:
                 _whole_output(first, outputs.get(number), end)
                 for number, first, end in zip(request.numbers, request.outputs, ends, strict=True)
             ]
-            saved.requests.append(replace(request, outputs=tuple(all_outputs), ends=tuple(ends)))
+            weights = [
+                _whole_weights(first, outputs.get(number), self._versions)
+                for number, first in zip(request.numbers, request.weights, strict=True)
+            ]
+            saved.requests.append(
+                replace(request, outputs=tuple(all_outputs), ends=tuple(ends), weights=tuple(weights))
+            )
         return saved
 
-    def _outputs(self) -> dict[int, tuple[Int32Array, Int32Array]]:
-        """Returns the offsets and the tokens of each sample, from all records of tokens."""
+    def _outputs(self) -> dict[int, _Later]:
+        """Returns the tokens of each sample from all records of tokens."""
         if not self._numbers:
             return {}
         numbers = np.concatenate(self._numbers)
         offsets, tokens = np.concatenate(self._offsets), np.concatenate(self._tokens)
+        versions = np.repeat(np.arange(len(self._numbers)), list(map(len, self._numbers)))
         order = numbers.argsort(kind="stable")
         found, first = np.unique(numbers[order], return_index=True)
         bounds = [*first.tolist(), len(order)]
         parts = {number: order[bounds[i] : bounds[i + 1]] for i, number in enumerate(found.tolist())}
-        return {number: (offsets[part], tokens[part]) for number, part in parts.items()}
+        return {number: (offsets[part], tokens[part], versions[part]) for number, part in parts.items()}
 
 
 def _weights(state: journal_pb2.JournalState) -> Weights | None:
@@ -224,11 +240,24 @@ def _weights(state: journal_pb2.JournalState) -> Weights | None:
     return Weights(version=state.weights_version, folder=state.weights_folder)
 
 
-def _whole_output(first: Int32Array, later: tuple[Int32Array, Int32Array] | None, end: SampleEnd | None) -> Int32Array:
+def _whole_weights(
+    first: Sequence[WeightsSpan], later: _Later | None, versions: Sequence[str]
+) -> tuple[WeightsSpan, ...]:
+    """Returns the spans of a sample's output: the `first` ones, then those of the `later` tokens."""
+    if later is None or not (first or any(versions)):
+        return tuple(first)
+    found = OutputWeights()
+    found.spans += first
+    for offset, record in zip(later[0].tolist(), later[2].tolist(), strict=True):
+        found.begin(versions[record], offset)
+    return tuple(found.spans)
+
+
+def _whole_output(first: Int32Array, later: _Later | None, end: SampleEnd | None) -> Int32Array:
     """Returns a sample's output: its first tokens, then the `later` ones, with their offsets."""
     whole = first
     if later is not None:
-        offsets, tokens = later
+        offsets, tokens, _ = later
         if not np.array_equal(offsets, np.arange(len(first), len(first) + len(offsets))):
             raise WireError(f"a sample's tokens do not follow its first {len(first)} without a gap")
         whole = np.concatenate([first, tokens])

@@ -1,6 +1,6 @@
 """Journal records as bytes: encodes what the core did, and decodes a request. Owns no state."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +11,16 @@ from tandem.internal.v1 import frontend_pb2, journal_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.ends import WeightsSpan
 from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire.arrays import WireError, array, packed
 from scheduler_svc.wire.saved import end_of as decoded_end
 from scheduler_svc.wire.saved import fill_end, fill_submit
+from scheduler_svc.wire.weights import fill_spans, spans_of
 
 _NO_TOKENS = np.zeros(0, np.int32)
+_NO_SPANS: Mapping[int, Sequence[WeightsSpan]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,6 +44,8 @@ class SavedRequest:
     """The output of each sample."""
     ends: tuple[SampleEnd | None, ...]
     """The end of each sample, None if it lives."""
+    weights: tuple[tuple[WeightsSpan, ...], ...]
+    """The spans by weights of each sample's output."""
 
     @property
     def numbers(self) -> range:
@@ -72,8 +77,9 @@ def request_record(
     submit: ev.Submit,
     outputs: Sequence[Int32Array] = (),
     ends: Sequence[SampleEnd | None] = (),
+    weights: Mapping[int, Sequence[WeightsSpan]] = _NO_SPANS,
 ) -> bytes:
-    """Encodes a JournalRequest. `outputs` and `ends` are empty when it is accepted."""
+    """Encodes a JournalRequest. `outputs` and `ends` are empty when it is accepted. `weights` has those of samples."""
     record = journal_pb2.JournalRecord()
     request = record.request
     request.number, request.accepted_at = number, accepted_at
@@ -82,12 +88,17 @@ def request_record(
         sample = request.samples.add(tokens=packed(tokens))
         if end is not None:
             _fill_end(sample.end, number + i, end)
+        fill_spans(sample.weights, weights.get(i, ()))
     return record.SerializeToString()
 
 
-def tokens_record(numbers: npt.NDArray[np.uint64], offsets: Int32Array, tokens: Int32Array) -> bytes:
+def tokens_record(
+    numbers: npt.NDArray[np.uint64], offsets: Int32Array, tokens: Int32Array, weights_version: str = ""
+) -> bytes:
     """Encodes a JournalTokens."""
-    arrays = journal_pb2.JournalTokens(numbers=packed(numbers), offsets=packed(offsets), tokens=packed(tokens))
+    arrays = journal_pb2.JournalTokens(
+        numbers=packed(numbers), offsets=packed(offsets), tokens=packed(tokens), weights_version=weights_version
+    )
     return journal_pb2.JournalRecord(tokens=arrays).SerializeToString()
 
 
@@ -129,4 +140,5 @@ def request_of(record: journal_pb2.JournalRequest) -> SavedRequest:
         outputs=tuple(array(sample.tokens, np.int32, "tokens") for sample in samples)
         or (_NO_TOKENS,) * submit.num_samples,
         ends=tuple(end_of(sample.end) if sample.HasField("end") else None for sample in samples) or none,
+        weights=tuple(spans_of(sample.weights) for sample in samples) or ((),) * submit.num_samples,
     )

@@ -34,7 +34,10 @@ def wanted(saved: SavedCore, unix_now: float) -> Iterator[tuple[SavedRequest, re
 
 def message_of(request: SavedRequest) -> journal_pb2.JournalRequest:
     """Encodes the request."""
-    data = records.request_record(request.number, request.accepted_at, request.submit, request.outputs, request.ends)
+    weights = dict(enumerate(request.weights))
+    data = records.request_record(
+        request.number, request.accepted_at, request.submit, request.outputs, request.ends, weights
+    )
     return journal_pb2.JournalRecord.FromString(data).request
 
 
@@ -45,6 +48,7 @@ def event_of(entry: record_pb2.RestoredRequest) -> ev.Restored:
         submit=request.submit,
         outputs=request.outputs,
         ends=tuple(None if end is None else end.end for end in request.ends),
+        weights=request.weights,
         linger_seconds=entry.linger_seconds,
         identity=entry.identity,
         suspects=tuple(entry.suspects),

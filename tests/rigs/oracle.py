@@ -3,7 +3,7 @@
 It is a plain chain over a list of tokens. Knows nothing of pages, rows, chunks, preemption, workers or time.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -41,10 +41,12 @@ def complete(
     stop_token_ids: Collection[int] = (),
     ignore_eos: bool = False,
     constraint: bytes = b"",
+    version_of: Callable[[int], str] = lambda _: "",
 ) -> Completion:
     """Returns token ids up to EOS, a stop token or the length. `vocab` is the number of ids if all are allowed.
 
-    With a constraint, which toy_constraints reads, also up to where it is complete or fails.
+    With a constraint, which toy_constraints reads, also up to where it is complete or fails. `version_of` returns the
+    version of the weights that compute an output token, and all tokens before it again.
     """
     if not prompt:
         raise ValueError("the prompt is empty")
@@ -52,8 +54,8 @@ def complete(
     key, banned = settings.key(len(prompt)), settings.banned()
     eos = frozenset() if ignore_eos else frozenset(eos_token_ids)
     stops = frozenset(stop_token_ids)
-    history = _history(prompt)
-    out: list[int] = []
+    version, out = version_of(0), list[int]()
+    history = _history(prompt, salt_of(version))
     matcher = Matcher(ToyConstraint.of(constraint)) if constraint else None
     while len(out) < max_new_tokens:
         allowed = settings.allowed
@@ -61,6 +63,8 @@ def complete(
             if matcher.fails:
                 return Completion(tokens=tuple(out), reason=Reason.FAILED, stop_token_id=None)
             allowed = matcher.allowed(vocab, eos_token_ids)
+        if (found := version_of(len(out))) != version:
+            version, history = found, _history([*prompt, *out], salt_of(found))
         too_early = eos | stops if len(out) < min_new_tokens else frozenset()
         token = draw(history, key, vocab=vocab, allowed=allowed, banned=banned | too_early)
         out.append(token)
@@ -72,7 +76,7 @@ def complete(
             matcher.take(token)
             if matcher.is_complete:
                 return Completion(tokens=tuple(out), reason=Reason.CONSTRAINT_COMPLETE, stop_token_id=None)
-        history = extend(history, token)
+        history = extend(history, token, salt_of(version))
     return Completion(tokens=tuple(out), reason=Reason.LENGTH, stop_token_id=None)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.operators import Running
 from tests.simulation.lives import FRONTEND, Died, Lives
 
 _MAX_LIVE = 10
@@ -18,7 +19,8 @@ class Deaths:
     """`run` raises AssertionError, with the seed in its notes, if a check fails."""
 
     def __init__(self, seed: int, *, operations: int = 250) -> None:
-        self.seed = seed
+        # Updates empty all caches, so half of the runs go without.
+        self.seed, self.updates = seed, seed % 8 == 0
         self.operations = operations
         self.seen: Counter[str] = Counter()
 
@@ -71,6 +73,9 @@ class Deaths:
             self._die(lives)
         elif chance < 0.195:
             lives.die_unsent = True
+        elif chance < 0.205 and self.updates:
+            self.seen["update between deaths"] += 1
+            lives.update_weights(rng.choice([Running.RECOMPUTE, Running.FINISH]))
         else:
             lives.step(rng.choice(list(lives.workers)))
 
@@ -116,5 +121,8 @@ class Deaths:
         executor.fail_at({executor.num_applied + num_run} if fails else ())
         for _ in range(num_run):
             executor.apply(plans.popleft())
+        if (loads := lives.workers[name].loads) and not plans and lives.random.random() < 0.5:
+            executor.load_weights(loads.popleft())
+            self.seen["weights loaded for a dead core"] += 1
         self.seen["plan of a dead core was run"] += num_run
         self.seen["plan of a dead core failed"] += fails

@@ -10,6 +10,7 @@ import random
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.ends import WeightsSpan
+from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights
 from scheduler_svc.core.messages.page_hash import root_name
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal.keeper import JournalKeeper
@@ -27,6 +30,7 @@ from scheduler_svc.journal.opened import OpenedJournal
 from scheduler_svc.journal.writer import Sync
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.constraints import order_frame
+from scheduler_svc.wire.weights import load_frame
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.oracle import complete
 from tests.rigs.sampling import Settings
@@ -34,7 +38,7 @@ from tests.scheduler_svc.core.world import hashes_of, info_of, settings_of
 from tests.simulation.worker import reported_pages
 
 FRONTEND = "f"
-UNIX_TIME = 1_700_000_000.0
+UNIX_TIME, WEIGHTS_ROOT = 1_700_000_000.0, "/weights"
 
 
 class Died(Exception):
@@ -87,6 +91,7 @@ class Caller:
                 settings=settings_of(self.submit, i),
                 ignore_eos=self.submit.ignore_eos,
                 constraint=self.submit.constraint,
+                version_of=partial(_version, () if end is None else end.stats.weights),
             )
             assert tokens == list(expected.tokens[: len(tokens)])
             if end is not None and end.reason is not fx.EndReason.STOP_STRING:
@@ -97,12 +102,18 @@ class Caller:
                 assert tokens == list(expected.tokens)
 
 
+def _version(spans: tuple[WeightsSpan, ...], token: int) -> str:
+    """The version that the spans name for an output token."""
+    return next((span.version for span in reversed(spans) if span.from_token <= token), "")
+
+
 @dataclass(slots=True)
 class _Worker:
     executor: Executor
     plans: deque[pb.StepPlan] = field(default_factory=deque[pb.StepPlan])
     preparing: deque[bytes] = field(default_factory=deque[bytes])
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
+    loads: deque[pb.LoadWeights] = field(default_factory=deque[pb.LoadWeights])
 
 
 class Lives:
@@ -121,7 +132,7 @@ class Lives:
         # For each worker that joined: the pages that it has kept.
         self.pages_kept: list[int] = []
         self.roots: set[bytes] = set()
-        self.num_lives = 0
+        self.num_lives = self.num_updates = 0
         self.identity = "identity"
         self._next_stream = 1
         self._stack = ExitStack()
@@ -137,6 +148,7 @@ class Lives:
             report_detached=True,
             first_generation=journal.first_generation,
             page_root=root_name(journal.cache_root),
+            weights_folders=(WEIGHTS_ROOT,),
         )
         self.core = Scheduler(config)
         self.keeper: JournalKeeper = journal.keeper(self.core, lambda: self.now)
@@ -155,7 +167,11 @@ class Lives:
         worker.plans.clear()
         worker.results.clear()
         worker.preparing.clear()
-        info = replace(info_of(self.shape), identity=self.identity)
+        worker.loads.clear()
+        version, folder = worker.executor.version, worker.executor.weights_folder
+        info = replace(
+            info_of(self.shape), identity=self.identity, weights_version=version, weights_folder=folder
+        )  # fmt: skip
         self.turn(ev.WorkerJoined(worker=name, info=info, kept=reported_pages(worker.executor)))
 
     def kill(self) -> None:
@@ -195,6 +211,9 @@ class Lives:
                     self.starts += [(len(start.tokens), start.first_position) for start in effect.plan.starts]
                     frame = pb.CoreToWorker.FromString(worker_wire.plan_frame(effect.plan))
                     self.workers[effect.worker].plans.append(frame.plan)
+                case fx.LoadWeights():
+                    order = pb.CoreToWorker.FromString(load_frame(effect)).load_weights
+                    self.workers[effect.worker].loads.append(order)
                 case fx.PrepareConstraint() | fx.DropConstraint():
                     order, worker = pb.CoreToWorker.FromString(order_frame(effect)), self.workers[effect.worker]
                     if isinstance(effect, fx.DropConstraint):
@@ -247,6 +266,20 @@ class Lives:
         self.turn(event)
         return caller
 
+    def update_weights(self, running: Running) -> None:
+        self.num_updates += 1
+        version = f"v{self.num_updates}"
+        self.turn(
+            UpdateWeights(
+                frontend=FRONTEND,
+                query=self.num_updates,
+                weights=Weights(version=version, folder=f"{WEIGHTS_ROOT}/{version}"),
+                running=running,
+                in_turn=self.random.random() < 0.5,
+                max_seconds=60.0,
+            )
+        )
+
     def resume(self, caller: Caller) -> None:
         caller.stream, self._next_stream = self._next_stream, self._next_stream + 64
         self.turn(
@@ -271,6 +304,9 @@ class Lives:
         elif worker.results:
             message = pb.WorkerToCore(result=worker.results.popleft())
             self.now += 0.001
+            self.turn(worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), name))
+        elif worker.loads:
+            message = pb.WorkerToCore(weights_loaded=worker.executor.load_weights(worker.loads.popleft()))
             self.turn(worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), name))
         elif worker.preparing:
             message = pb.WorkerToCore(constraint_ready=worker.executor.constraint_ready(worker.preparing.popleft()))

@@ -25,7 +25,7 @@ _MUST_BE_SEEN = (
     "plan of a dead core was run", "plan of a dead core failed",
     "lost frame noticed", "worker hangs", "worker killed", "memory: smaller step", "memory: fewer rows", "token file",
     "weights loaded", "weights refused", "update: done", "update: refused", "update: time limit",
-    "output of several versions",
+    "output of several versions", "update between deaths",
 )  # fmt: skip
 
 

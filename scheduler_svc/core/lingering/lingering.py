@@ -5,7 +5,7 @@ handle, so that no front end gets its tokens. `kept_requests` keeps what a new r
 samples. `Scheduler` calls this class when a request is accepted, loses its reader or ends.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.ends import WeightsSpan
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.workers.lanes import Lanes
@@ -152,6 +153,14 @@ class Lingering:
         for request in self._queue.by_request_id(request_id):
             outputs[request.sample_idx] = self._outputs_of(request)
         return tuple(outputs)
+
+    def spans_of(self, request_id: str) -> dict[int, Sequence[WeightsSpan]]:
+        """Returns the spans by weights of each live sample of a request that lingers."""
+        entry = self.kept.by_id(request_id)
+        assert entry is not None, f"request {request_id} is not kept"
+        if entry.awaits_worker:
+            return dict(enumerate(next(one.weights for first, _, one in self._restored if first == entry.first_handle)))
+        return {request.sample_idx: request.weights.spans for request in self._queue.by_request_id(request_id)}
 
     def _outputs_of(self, request: Request) -> Int32Array:
         """Returns all output tokens of a live request."""

@@ -121,6 +121,8 @@ class StepOutput:
     logprobs: TokenLogprobs | None
     prompt_logprobs: tuple[PromptLogprobs, ...]
     ends: tuple[End, ...]
+    weights_version: str = ""
+    """Of the weights that computed the tokens; empty for those that workers are started with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.core.messages.ends import End
+from scheduler_svc.core.messages.ends import End, WeightsSpan
 
 # The largest `Submit.sampling`: the lists of tokens that a front end takes make 94 kB at most.
 MAX_SAMPLING_BYTES = 96 << 10
@@ -113,6 +113,8 @@ class Restored:
     """The end of each sample, None if it has not ended."""
     linger_seconds: float
     """Time from this event until the request is dropped if nobody resumes it."""
+    weights: tuple[tuple[WeightsSpan, ...], ...] = ()
+    """The spans by weights of each sample's output; empty: those that workers are started with."""
     suspects: tuple[int, ...] = ()
     """Indices of the samples that may have killed a worker."""
     identity: str = ""

@@ -29,7 +29,7 @@ class OutputCollector:
         """Adds a request's terminal answer."""
         self._ends.setdefault(frontend, []).append(end)
 
-    def deliver(self, step_tokens: StepTokens, frontends: Mapping[str, int]) -> list[Effect]:
+    def deliver(self, step_tokens: StepTokens, frontends: Mapping[str, int], weights_version: str = "") -> list[Effect]:
         """Returns the step's tokens and ends for each front end. `frontends` maps names to indices."""
         effects: list[Effect] = []
         # Without a mask, which costs time, if all tokens are for the only front end.
@@ -54,6 +54,7 @@ class OutputCollector:
                         logprobs=logprobs,
                         prompt_logprobs=pieces,
                         ends=ends,
+                        weights_version=weights_version,
                     )
                 )
         return effects

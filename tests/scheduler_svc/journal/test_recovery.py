@@ -7,6 +7,7 @@ import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.operators import Running
 from scheduler_svc.core.messages.quarantine import ClearQuarantine
 from scheduler_svc.core.messages.reports import Load
 from tests.simulation.deaths import Deaths
@@ -39,6 +40,23 @@ def test_requests_continue_where_they_were(lives: Lives) -> None:
     assert [list(map(len, caller.received)) for caller in callers] == before
     lives.run()
     assert all(caller.done and not caller.lost for caller in callers)
+
+
+def test_versions_of_tokens_outlive_the_core(lives: Lives) -> None:
+    """Every token is that of the version which the end names, whether the core died before, in or after an update."""
+    for life in range(3):
+        for i in range(2):
+            lives.submit([i, life], max_new_tokens=60, num_samples=1 + i % 2, seed=i)
+        steps(lives, 8)
+        if life != 1:
+            lives.update_weights(Running.RECOMPUTE)
+        steps(lives, (24, 12, 3)[life])
+        lives.kill()
+        lives.begin()
+        lives.resume_all()
+    lives.run()
+    spans = [end.stats.weights for caller in lives.callers for end in caller.ends if end is not None]
+    assert max(map(len, spans)) > 1, spans
 
 
 def test_tokens_that_were_written_and_not_sent_come_on_resume(lives: Lives) -> None:
