@@ -152,6 +152,16 @@ class SchedulerProcess(Child):
         [frontend] = [child for child in children if "scheduler_svc.frontend" in child.cmdline()]
         return frontend.pid
 
+    def kill_with_frontends(self, seconds: float = TIMEOUT_SECONDS) -> None:
+        """Sends SIGKILL to it alone, and waits until its front ends have ended, so that their port is free."""
+        process = psutil.Process(self.pid)
+        # A stopped scheduler starts no front end, so this list is complete.
+        process.suspend()
+        frontends = process.children(recursive=True)
+        self.kill()
+        _, alive = psutil.wait_procs(frontends, timeout=seconds)
+        assert not alive, f"front ends outlive their scheduler: {alive}"
+
 
 class Rig:
     """A runtime directory and the processes that use it. Leaving the context ends them and checks their behaviour."""

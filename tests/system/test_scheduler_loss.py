@@ -28,14 +28,8 @@ def journal_flags(rig: Rig, *more: str) -> tuple[str, ...]:
 
 def restarted(rig: Rig, scheduler: SchedulerProcess, *flags: str) -> SchedulerProcess:
     """Kills the scheduler and starts another at the same address."""
-    address, process = scheduler.address, psutil.Process(scheduler.pid)
-    # A stopped scheduler starts no front end, so this list is complete.
-    process.suspend()
-    frontends = process.children(recursive=True)
-    scheduler.kill()
-    # The port is free when its front ends have ended.
-    _, alive = psutil.wait_procs(frontends, timeout=TIMEOUT_SECONDS)
-    assert not alive, f"front ends outlive their scheduler: {alive}"
+    address = scheduler.address
+    scheduler.kill_with_frontends()
     return rig.scheduler(*journal_flags(rig, *flags), listen=address)
 
 

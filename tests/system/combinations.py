@@ -1,0 +1,421 @@
+"""A service with any of its features, streams of every kind through it, and the deaths of its processes meanwhile.
+
+Owns which features and events there are and go together, and what a stream must survive. The worker is the
+content-checking one; where pages or ranks matter it is the real one with the bundled model.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import combinations
+from typing import Self
+
+import httpx2 as httpx
+import psutil
+
+from tandem_client import Client
+from tandem_client.errors import NotFound, Unavailable
+from tandem_client.sync_stream import GenerateStream
+from tests.rigs import byte_tokenizer
+from tests.rigs.oracle import complete
+from tests.rigs.processes import Child, Rig, SchedulerProcess
+from tests.system.real_service import TIMEOUT_SECONDS, prompts
+
+PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 240
+_SHAPE = f"--page-size {PAGE_SIZE} --num-pages 240 --max-rows {NUM_STREAMS} --max-length 512 --token-budget 128"
+_REAL, _CHECKING = "--threads 1 --device cpu", "--step-ms 3"
+
+
+class Feature(StrEnum):
+    """What a service may have besides one front end and one worker."""
+
+    JOURNAL = "journal"
+    SHARED_POOL = "shared pool"
+    STANDBY = "standby"
+    FRONT_ENDS = "two front ends"
+    TENANTS = "tenants"
+    GATEWAY = "gateway"
+    RANKS = "ranks 2"
+
+
+# The worker refuses these.
+_EXCLUDED = (
+    frozenset({Feature.RANKS, Feature.SHARED_POOL}),
+    frozenset({Feature.RANKS, Feature.STANDBY}),
+)
+# Computed by the real worker.
+_REAL_FEATURES = frozenset({Feature.SHARED_POOL, Feature.RANKS})
+
+
+class Event(StrEnum):
+    """What happens under streams. A service goes through its events in this order, so most meet its fourth start."""
+
+    FIRST_WORKER = "kill worker"
+    CLEAN_RESTART = "clean restart"
+    SECOND_START = "kill scheduler"
+    THIRD_START = "kill scheduler again"
+    FRONT_END = "kill front end"
+    WORKER = "kill worker of a later start"
+    RANK = "kill rank"
+    HOLDER = "kill holder"
+    GATEWAY = "kill gateway"
+    STANDBY = "kill standby"
+    # The service is whole after the last death.
+    NOTHING = "nothing"
+
+
+_NEEDS = {
+    Event.RANK: Feature.RANKS,
+    Event.HOLDER: Feature.SHARED_POOL,
+    Event.GATEWAY: Feature.GATEWAY,
+    Event.STANDBY: Feature.STANDBY,
+}
+Features = frozenset[Feature]
+
+
+def events_of(features: Features) -> list[Event]:
+    """The events that a service with these features can meet."""
+    return [event for event in Event if event not in _NEEDS or _NEEDS[event] in features]
+
+
+def go_together(features: Features) -> bool:
+    """Whether a service may have all of them."""
+    return not any(excluded <= features for excluded in _EXCLUDED)
+
+
+def pairs() -> list[Features]:
+    """Every two features that go together."""
+    return [pair for pair in map(frozenset[Feature], combinations(Feature, 2)) if go_together(pair)]
+
+
+def covering() -> list[Features]:
+    """Few services that have every pair between them, each with as many features as go together."""
+    found, missing = list[Features](), pairs()
+    while missing:
+        features = missing[0]
+        for feature in Feature:
+            if go_together(features | {feature}):
+                features |= {feature}
+        found.append(features)
+        missing = [pair for pair in missing if not pair <= features]
+    return found
+
+
+class Kind(StrEnum):
+    """How a stream is read."""
+
+    RESUMING = "resuming"
+    PLAIN = "plain"
+    HTTP = "HTTP"
+
+
+def survives(kind: Kind, event: Event, features: Features) -> bool:
+    """Whether a stream must go on to its end."""
+    match event:
+        case Event.SECOND_START | Event.THIRD_START:
+            return kind is Kind.RESUMING and Feature.JOURNAL in features
+        case Event.FRONT_END:
+            return kind is Kind.RESUMING
+        case Event.GATEWAY:
+            return kind is not Kind.HTTP
+        case _:
+            return True
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Reader:
+    """A stream, and what it has read so far."""
+
+    kind: Kind
+    text: str
+    tokens: list[int] = field(default_factory=list[int])
+    error: Exception | None = None
+    stream: GenerateStream | None = None
+
+
+class Service:
+    """A service with these features, and callers of it. Entering starts it; leaving ends and checks it."""
+
+    def __init__(self, features: Features) -> None:
+        self.features, self.is_real = features, bool(features & _REAL_FEATURES)
+        self._texts = prompts()[:NUM_STREAMS]
+        self._changed = threading.Condition()
+        self._truth = list[list[int]]()
+
+    def __enter__(self) -> Self:
+        self._stack = ExitStack()
+        with self._stack:
+            self.rig = self._stack.enter_context(Rig())
+            self._start()
+            self._truth = [reader.tokens for reader in self._read(lambda: None)]
+            if not self.is_real:
+                assert self._truth == list(map(_oracle, self._texts))
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.__exit__(*error)  # type: ignore[arg-type]
+
+    # Processes ---------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if Feature.SHARED_POOL in self.features:
+            self._holder = self._start_holder()
+        self._workers = [self._start_worker()]
+        if Feature.STANDBY in self.features:
+            self._workers.append(self._start_worker("--standby"))
+        for worker in self._workers:
+            worker.wait_line("wait(s|ing) for a scheduler", TIMEOUT_SECONDS)
+        tokens: list[str | None] = [None]
+        if Feature.TENANTS in self.features:
+            tokens = ["tandem_first", "tandem_second"]
+            path = self.rig.runtime_dir / "tokens.toml"
+            path.write_text("".join(map(_tenant, filter(None, tokens))))
+            path.chmod(0o600)
+        self._scheduler = self._start_scheduler("127.0.0.1:0")
+        self._clients = [
+            self._stack.enter_context(Client(self._scheduler.address, token=token, max_retries=20)) for token in tokens
+        ]
+        self._token = tokens[0] or "none"
+        if Feature.GATEWAY in self.features:
+            self._gateway, self._url = self._start_gateway("127.0.0.1:0")
+        self._wait_restored()
+
+    def _start_holder(self) -> Child:
+        arguments = ["gpu_worker.holder", "--runtime-dir", str(self.rig.runtime_dir), "--exit-with-parent"]
+        holder = Child("holder", arguments)
+        self.rig.children.append(holder)
+        holder.wait_line("holds pools", TIMEOUT_SECONDS)
+        return holder
+
+    def _start_worker(self, *flags: str) -> Child:
+        if not self.is_real:
+            return self.rig.worker(*_SHAPE.split(), *_CHECKING.split(), *flags)
+        flags += ("--shared-pool", "on") if Feature.SHARED_POOL in self.features else ()
+        flags += ("--ranks", "2") if Feature.RANKS in self.features else ()
+        arguments = ["gpu_worker", "--runtime-dir", str(self.rig.runtime_dir), *_SHAPE.split(), *_REAL.split(), *flags]
+        child = Child("worker", [*arguments, "--exit-with-parent"], environment={"OMP_NUM_THREADS": "1"})
+        self.rig.children.append(child)
+        return child
+
+    def _start_scheduler(self, address: str) -> SchedulerProcess:
+        flags = list[str]()
+        if Feature.JOURNAL in self.features:
+            flags += ["--journal", str(self.rig.runtime_dir / "journal")]
+        if Feature.FRONT_ENDS in self.features:
+            flags += ["--frontends", "2"]
+        if Feature.TENANTS in self.features:
+            flags += ["--tokens", str(self.rig.runtime_dir / "tokens.toml")]
+        return self.rig.scheduler(*flags, listen=address)
+
+    def _start_gateway(self, address: str) -> tuple[Child, str]:
+        flags = ["--listen", address, "--address", self._scheduler.address, "--exit-with-parent"]
+        child = Child("gateway", ["tandem_client.gateway", *flags])
+        self.rig.children.append(child)
+        return child, child.wait_line(r"gateway listening on (http\S+)$", TIMEOUT_SECONDS).group(1)
+
+    def _wait_restored(self) -> None:
+        """Waits until the service is whole again: all processes serve, and no request is left."""
+        for client in self._clients:
+            client.wait_ready(TIMEOUT_SECONDS)
+        num_standby = int(Feature.STANDBY in self.features)
+        caller = self._clients[0]
+        _until(lambda: (load := caller.load()).standby_workers == num_standby and load.running == load.waiting == 0)
+        load = caller.load()
+        assert (load.suspects, load.pages_used) == (0, 0), load
+        if Feature.GATEWAY in self.features:
+            with self._http() as http:
+                _until(lambda: http.get("/v1/models").status_code == 200)
+
+    def _http(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        return httpx.Client(base_url=self._url, headers=headers, timeout=TIMEOUT_SECONDS)
+
+    # Streams -----------------------------------------------------------------------------------------------------
+
+    def check(self, event: Event) -> None:
+        """Lets the event happen under streams. Each has exact tokens, whole if it must survive, or else a part."""
+        print(f"{event}: ", end="")
+        readers = self._read(self._events[event])
+        for reader, truth in zip(readers, self._truth, strict=True):
+            what = f"{reader.kind} stream of {reader.text!r} and {event}"
+            if survives(reader.kind, event, self.features) or reader.error is None:
+                assert reader.error is None, f"{what}: {reader.error!r}"
+                assert reader.tokens == truth, what
+            else:
+                assert isinstance(reader.error, _LOSSES), f"{what}: {reader.error!r}"
+                assert reader.tokens == truth[: len(reader.tokens)], what
+        self._wait_restored()
+        if event in (Event.FIRST_WORKER, Event.WORKER) and Feature.SHARED_POOL in self.features:
+            held = self._clients[0].load().held_pools
+            assert held.taken_over + held.pools == 1 and not held.damaged_pages, held
+        if event is Event.CLEAN_RESTART and Feature.JOURNAL in self.features:
+            self._resume_ended(readers)
+
+    def _resume_ended(self, readers: list[_Reader]) -> None:
+        """What has ended before a restart can be read after it."""
+        for number, reader in enumerate(readers):
+            if reader.stream is not None and reader.stream.accepted is not None and reader.kind is Kind.RESUMING:
+                accepted = reader.stream.accepted
+                again = self._client(number).resume(accepted.request_id, accepted.resume_secret)
+                assert [token for delta in again for token in delta.token_ids] == reader.tokens
+
+    def _read(self, happens: Callable[[], object]) -> list[_Reader]:
+        """Reads a stream of each text at once; all have begun when `happens` is called."""
+        kinds = [Kind.RESUMING, Kind.PLAIN, *([Kind.HTTP] if Feature.GATEWAY in self.features else [])]
+        readers = [_Reader(kind=kinds[i % len(kinds)], text=text) for i, text in enumerate(self._texts)]
+        with ThreadPoolExecutor(len(readers)) as threads:
+            tasks = [threads.submit(self._follow, number, reader) for number, reader in enumerate(readers)]
+            with self._changed:
+                begun = self._changed.wait_for(
+                    lambda: all(len(reader.tokens) > PAGE_SIZE or reader.error for reader in readers), TIMEOUT_SECONDS
+                )
+            assert begun, "not all streams begin"
+            num_met = sum(not task.done() for task in tasks)
+            happens()
+            for task in tasks:
+                task.result(TIMEOUT_SECONDS)
+        num_lost = sum(reader.error is not None for reader in readers)
+        print(f"{num_met} of {len(readers)} streams ran, and {num_lost} were lost")
+        return readers
+
+    def _follow(self, number: int, reader: _Reader) -> None:
+        tokens = self._http_tokens(reader) if reader.kind is Kind.HTTP else self._client_tokens(number, reader)
+        try:
+            for some in tokens:
+                with self._changed:
+                    reader.tokens += some
+                    self._changed.notify_all()
+        except Exception as error:  # judged by `check`
+            with self._changed:
+                reader.error = error
+                self._changed.notify_all()
+
+    def _client(self, number: int) -> Client:
+        return self._clients[number % len(self._clients)]
+
+    def _client_tokens(self, number: int, reader: _Reader) -> Iterator[Sequence[int]]:
+        reader.stream = self._client(number).generate(
+            reader.text, temperature=0.0, max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout=TIMEOUT_SECONDS,
+            resume=reader.kind is Kind.RESUMING,
+        )  # fmt: skip
+        for delta in reader.stream:
+            yield delta.token_ids
+
+    def _http_tokens(self, reader: _Reader) -> Iterator[Sequence[int]]:
+        body = {
+            "model": "", "prompt": reader.text, "max_tokens": NEW_TOKENS, "temperature": 0.0, "stream": True,
+            "ignore_eos": True, "return_token_ids": True,
+        }  # fmt: skip
+        with self._http() as http, http.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                raise _HttpFailure(answer.read().decode())
+            for line in answer.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                chunk = json.loads(line.removeprefix("data: "))
+                if "error" in chunk:
+                    raise _HttpFailure(line)
+                for choice in chunk["choices"]:
+                    yield choice.get("token_ids") or []
+
+    # Events ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _events(self) -> dict[Event, Callable[[], None]]:
+        return {
+            Event.FIRST_WORKER: self._kill_worker,
+            Event.CLEAN_RESTART: self._restart,
+            Event.SECOND_START: self._kill_scheduler,
+            Event.THIRD_START: self._kill_scheduler,
+            Event.FRONT_END: self._kill_front_end,
+            Event.WORKER: self._kill_worker,
+            Event.RANK: self._kill_rank,
+            Event.HOLDER: self._kill_holder,
+            Event.GATEWAY: self._kill_gateway,
+            Event.STANDBY: self._kill_standby,
+            Event.NOTHING: lambda: None,
+        }
+
+    def _restart(self) -> None:
+        address = self._scheduler.address
+        assert self._scheduler.terminate(TIMEOUT_SECONDS) == 0
+        self._scheduler = self._start_scheduler(address)
+
+    def _kill_scheduler(self) -> None:
+        address = self._scheduler.address
+        self._scheduler.kill_with_frontends()
+        self._scheduler = self._start_scheduler(address)
+
+    def _kill_front_end(self) -> None:
+        num_lines = len(self._scheduler.lines)
+        children = psutil.Process(self._scheduler.pid).children()
+        os.kill(next(each.pid for each in children if "scheduler_svc.frontend" in each.cmdline()), signal.SIGKILL)
+        self._scheduler.wait_line("frontend listening on", TIMEOUT_SECONDS, after=num_lines)
+
+    def _kill_worker(self) -> None:
+        self._replace(lambda worker, serving: worker.pid == serving)
+
+    def _kill_standby(self) -> None:
+        self._replace(lambda worker, serving: worker.pid != serving)
+
+    def _replace(self, is_meant: Callable[[Child, int], bool]) -> None:
+        serving = self._clients[0].load().worker_pid
+        [worker] = [worker for worker in self._workers if is_meant(worker, serving)]
+        self._workers.remove(worker)
+        worker.kill()
+        self._workers.append(self._start_worker(*(["--standby"] if Feature.STANDBY in self.features else [])))
+
+    def _kill_rank(self) -> None:
+        [launcher] = self._workers
+        num_lines = len(launcher.lines)
+        ranks = [each for each in psutil.Process(launcher.pid).children() if "--ranks" in each.cmdline()]
+        os.kill(max(ranks, key=lambda each: int(each.environ()["RANK"])).pid, signal.SIGKILL)
+        launcher.wait_line("joined the scheduler", TIMEOUT_SECONDS, after=num_lines)
+
+    def _kill_holder(self) -> None:
+        self._holder.kill()
+        self._holder = self._start_holder()
+
+    def _kill_gateway(self) -> None:
+        self._gateway.kill()
+        self._gateway, self._url = self._start_gateway(self._url.removeprefix("http://"))
+
+
+class _HttpFailure(Exception):
+    """The gateway's answer is an error."""
+
+
+# What a caller may get when something that it needs has died.
+_LOSSES = (Unavailable, NotFound, httpx.HTTPError, _HttpFailure)
+
+
+def _tenant(token: str) -> str:
+    """The entry of a token file."""
+    hash_ = hashlib.sha256(token.encode()).hexdigest()
+    return (
+        f"[tenants.{token.removeprefix('tandem_')}]\n"
+        f'tokens = [{{ hash = "sha256:{hash_}", rights = ["inference", "control"] }}]\n'
+    )
+
+
+def _oracle(text: str) -> list[int]:
+    """The content-checking worker's tokens."""
+    prompt = tuple(text.encode())
+    return list(complete(prompt, max_new_tokens=NEW_TOKENS, vocab=byte_tokenizer.NUM_DRAWN, ignore_eos=True).tokens)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    """Asks again and again, because a service has no event for it."""
+    limit = time.monotonic() + TIMEOUT_SECONDS
+    while not condition():
+        assert time.monotonic() < limit, "the service is not whole again"
+        time.sleep(0.02)
