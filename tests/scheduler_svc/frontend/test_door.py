@@ -110,6 +110,16 @@ def test_every_method_is_closed_unless_a_right_opens_it(run: Run) -> None:
     run(scenario, needs_tokens=True, reflection=True)
 
 
+def test_callers_are_told_who_they_are(run: Run) -> None:
+    async def scenario(s: Service) -> None:
+        await allow(s, tenants())
+        for right in RIGHTS:
+            found = await s.control.GetCaller(control_pb2.GetCallerRequest(), metadata=bearer(token_of(right)))
+            assert (found.tenant, list(found.rights)) == ("acme", [right])
+
+    run(scenario, needs_tokens=True)
+
+
 def test_a_token_for_inference_opens_three_methods_of_control(run: Run) -> None:
     """Whole calls with a valid message; the core learns of none. The three methods are about the caller's own."""
     service = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
