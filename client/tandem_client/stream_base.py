@@ -16,7 +16,7 @@ from tandem_client.connection import Tries
 from tandem_client.credentials import Metadata
 from tandem_client.errors import NotFound
 from tandem_client.recovery import Recovery
-from tandem_client.types import Accepted, Finished, PromptInfo, SampleOffset, Summary
+from tandem_client.types import Accepted, Finished, PromptInfo, SampleOffset, Summary, Waiting
 from tandem_client.wire import messages
 from tandem_client.wire.rpc_errors import ErrorReader
 from tandem_client.wire.transcript import Sample, Transcript
@@ -103,6 +103,20 @@ class StreamBase(Generic[_Call, _Event]):
         return self._transcript.prompt_info
 
     @property
+    def waiting(self) -> Waiting | None:
+        """Why the request makes no progress, as the service said last; None while output comes."""
+        return self._transcript.waiting
+
+    @property
+    def on_waiting(self) -> Callable[[Waiting], object] | None:
+        """Gets each reason why the request makes no progress, while the stream is read. None by default."""
+        return self._transcript.on_waiting
+
+    @on_waiting.setter
+    def on_waiting(self, told: Callable[[Waiting], object] | None) -> None:
+        self._transcript.on_waiting = told
+
+    @property
     def summary(self) -> Summary | None:
         """The last message; None before it has come."""
         return self._transcript.summary
@@ -150,7 +164,8 @@ class StreamBase(Generic[_Call, _Event]):
 
     def _pause_seconds(self, rpc_error: grpc.RpcError) -> float:
         """Returns the pause before the next try. Closes the stream and raises if the call may not be retried."""
-        error = self._errors.read(rpc_error, stream_began=self.accepted is not None)
+        why = "" if self.waiting is None else f"; it was waiting: {self.waiting.message}"
+        error = self._errors.read(rpc_error, stream_began=self.accepted is not None, why_late=why)
         pause_seconds = None if error.stream_began else self._tries.pause_seconds(error)
         if pause_seconds is None and self._recovery is not None:
             pause_seconds = self._recovery.pause_seconds(error)

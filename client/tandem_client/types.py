@@ -18,7 +18,9 @@ from tandem_client.values.load import Load as Load
 from tandem_client.values.load import QuarantinedRequest as QuarantinedRequest
 from tandem_client.values.load import UpdateProgress as UpdateProgress
 from tandem_client.values.load import UpdateState as UpdateState
+from tandem_client.values.load import WaitReason as WaitReason
 from tandem_client.values.load import WorkerLoad as WorkerLoad
+from tandem_client.values.load import WorkerState as WorkerState
 from tandem_client.values.model import ModelInfo as ModelInfo
 from tandem_client.values.model import RequestLimits as RequestLimits
 from tandem_client.values.model import SamplingDefaults as SamplingDefaults
@@ -117,6 +119,17 @@ class Delta:
     # Of a chat whose answer is parsed: new reasoning and new pieces of tool calls; `text` is then the content.
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """The request makes no progress. The next delta ends the wait."""
+
+    reason: WaitReason
+    # One sentence.
+    message: str
+    # Since when it waits: Unix time by the service's clock.
+    since: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ class _Known(NamedTuple):
     waits: bool
     since: float
     """When it began to wait."""
-    told: WaitReason | None = None
+    told: Why | None = None
     told_at: float = float("-inf")
     tokens: int = 0
     """Its known tokens when it was told."""
@@ -84,8 +84,12 @@ class Waits:
                 entry = self._told(entry, why, request, now)
                 of_reason = waits.setdefault(request.frontend, {}).setdefault(why, [])
                 of_reason.append((request.stream, now - entry.since))
-            settled += not request.row and (why is None or entry.told is why[0] or not request.frontend)
+            settled += not request.row and (why is None or _is_same(entry.told, why) or not request.frontend)
             known[request.request_id] = entry
+        for request_id, entry in self._known.items():
+            # Kept as long as the caller may not be told again.
+            if request_id not in known and now - entry.told_at < LOOK_SECONDS:
+                known[request_id] = entry._replace(waits=False, told=None)
         self._known, self._num_settled = known, settled
         return [
             fx.Waits(frontend=frontend, waits=tuple(_wait(why, told) for why, told in of_frontend.items()))
@@ -168,10 +172,7 @@ class Waits:
         if why is None:
             if entry is not None and entry.told is not None and _tokens(request, self._lanes) == entry.tokens:
                 return entry, _COMPUTING
-            if entry is None or now - entry.told_at >= LOOK_SECONDS:
-                return None, None
-            # Kept as long as the caller may not be told again.
-            return _Known(reader=reader, waits=False, since=now, told_at=entry.told_at), None
+            return None, None
         if entry is None or not entry.waits:
             told_at = float("-inf") if entry is None else entry.told_at
             since = request.arrived_at if request.admitted_at is None else now
@@ -180,16 +181,21 @@ class Waits:
 
     def _is_due(self, entry: _Known, why: Why, request: Request, now: float) -> bool:
         is_patient = why[0] in _PATIENT and now - entry.since < LOOK_SECONDS
-        return entry.told is not why[0] and not is_patient and now - entry.told_at >= LOOK_SECONDS
+        return not _is_same(entry.told, why) and not is_patient and now - entry.told_at >= LOOK_SECONDS
 
     def _told(self, entry: _Known, why: Why, request: Request, now: float) -> _Known:
         tokens = _tokens(request, self._lanes)
-        return _Known(reader=entry.reader, waits=True, since=entry.since, told=why[0], told_at=now, tokens=tokens)
+        return _Known(reader=entry.reader, waits=True, since=entry.since, told=why, told_at=now, tokens=tokens)
 
 
 def _wait(why: Why, told: Sequence[tuple[int, float]]) -> Wait:
     streams, seconds = zip(*told, strict=True)
     return Wait(reason=why[0], message=why[1], streams=streams, seconds=seconds)
+
+
+def _is_same(told: Why | None, why: Why) -> bool:
+    """Whether nothing new is told. The numbers of other requests change constantly, and are no news."""
+    return told is not None and told[0] is why[0] and (told == why or why[0] in _PATIENT)
 
 
 def _reader(request: Request) -> tuple[str, int]:

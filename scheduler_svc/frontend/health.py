@@ -2,7 +2,8 @@
 
 Of the causes it knows only a word. `set` stores the state, notifies the watches and never waits. Each Watch call writes
 on its own and has no queue: when its write returns, it sends the state that is stored then, so a caller that reads
-nothing delays no other. All services of a front end have the same health. An unknown service name is answered and not stored.
+nothing delays no other. All services of a front end have the same health. An unknown service name is answered and not
+stored.
 """
 
 import asyncio

@@ -6,6 +6,7 @@ It has no model and no tokens: it serves tests of the client, not of the service
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -127,10 +128,33 @@ def bad_request(field: str, description: str) -> error_details_pb2.BadRequest:
     return error_details_pb2.BadRequest(field_violations=[violation])
 
 
+def waits_first(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    """A completion that waits before its first delta and before its second."""
+    number = 0
+    for message in one_completion(request, ending):
+        if message.HasField("delta"):
+            number += 1
+            waiting = inference_pb2.Waiting(
+                reason=inference_pb2.WAIT_REASON_WORKER_LOST, message=f"why {number}", since=1e9 + number
+            )
+            yield inference_pb2.GenerateResponse(waiting=waiting)
+        yield message
+
+
 def not_kept(request: inference_pb2.ResumeRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
     """Refuses a Resume."""
     fail(ending.context, grpc.StatusCode.NOT_FOUND, "no request with this id and secret can be resumed")
     yield from ()
+
+
+class _Health(health.HealthServicer):
+    """Says why it does not serve, as the service does."""
+
+    words: tuple[tuple[str, str], ...] = ()
+
+    def Check(self, request: Any, context: Any) -> Any:
+        context.set_trailing_metadata(self.words)
+        return super().Check(request, context)
 
 
 class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.ControlServiceServicer):
@@ -159,7 +183,7 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         self.asked_for: list[str] = []
         # Why chats are refused.
         self.chat_refusal = ""
-        self.health = health.HealthServicer()
+        self.health = _Health()
         self._server = grpc.server(ThreadPoolExecutor(max_workers=16))
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
         control_pb2_grpc.add_ControlServiceServicer_to_server(self, self._server)
@@ -260,9 +284,11 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
             fail(context, self.load, "the scheduler's core cannot be reached")
         if self.load is not None:
             return self.load
+        states = (control_pb2.WORKER_STATE_SERVING, control_pb2.WORKER_STATE_STANDBY)
         workers = [
-            control_pb2.WorkerLoad(pid=pid, running=i, pages_total=99, is_standby=pid in self.standby_pids)
+            control_pb2.WorkerLoad(pid=pid, running=i, pages_total=99, is_standby=waits, state=states[waits])
             for i, pid in enumerate(self.worker_pids)
+            for waits in [pid in self.standby_pids]
         ]
         return control_pb2.GetLoadResponse(
             running=2, steps=2**40, step_ms=1.5, worker_pid=77, prompt_tokens=800, cached_prompt_tokens=200,

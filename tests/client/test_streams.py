@@ -11,9 +11,9 @@ from tandem.v1 import inference_pb2
 
 from tandem_client import AsyncClient, Client
 from tandem_client.async_stream import AsyncGenerateStream
-from tandem_client.errors import ProtocolError, Unavailable
+from tandem_client.errors import DeadlineExceeded, ProtocolError, Unavailable
 from tandem_client.sync_stream import GenerateStream
-from tandem_client.types import Delta, FinishReason, PromptInfo, TokenLogprob
+from tandem_client.types import Delta, FinishReason, PromptInfo, TokenLogprob, Waiting, WaitReason
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService
 
@@ -75,6 +75,57 @@ def test_an_async_stream_yields_the_same_deltas_and_summary(service: FakeService
             assert [delta async for delta in stream] == []
 
     asyncio.run(read())
+
+
+WAITS = [
+    Waiting(reason=WaitReason.WORKER_LOST, message="why 1", since=1e9 + 1),
+    Waiting(reason=WaitReason.WORKER_LOST, message="why 2", since=1e9 + 2),
+]
+
+
+def test_a_loop_over_deltas_passes_waits_by_and_its_owner_may_hear_them(service: FakeService, client: Client) -> None:
+    service.behaviour = fake_service.waits_first
+    assert list(client.generate("hi")) == WHOLE
+    stream = client.generate("hi")
+    heard = list[Waiting]()
+    stream.on_waiting = heard.append
+    assert stream.waiting is None
+    deltas = list[Delta]()
+    for delta in stream:
+        deltas.append(delta)
+        # Output ends the wait.
+        assert stream.waiting is None and len(heard) == len(deltas)
+    assert (deltas, heard) == (WHOLE, WAITS)
+    kinds = [message.WhichOneof("event") for message in client.generate("hi").messages()]
+    assert kinds == ["accepted", "waiting", "delta", "waiting", "delta", "finished", "summary"]
+
+
+def test_an_async_loop_hears_waits_too(service: FakeService) -> None:
+    service.behaviour = fake_service.waits_first
+
+    async def read() -> None:
+        async with AsyncClient(service.address) as client:
+            stream, heard = client.generate("hi"), list[Waiting]()
+            stream.on_waiting = heard.append
+            assert [delta async for delta in stream] == WHOLE
+            assert heard == WAITS
+
+    asyncio.run(read())
+
+
+def test_a_timeout_names_what_the_request_was_waiting_for(service: FakeService, client: Client) -> None:
+    over = threading.Event()
+
+    def never(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        for message in fake_service.waits_first(request, ending):
+            if message.HasField("delta"):
+                over.wait(fake_service.WAIT_SECONDS)
+            yield message
+
+    service.behaviour = never
+    with pytest.raises(DeadlineExceeded, match=r"the stream did not end within 0.3 s; it was waiting: why 1$"):
+        list(client.generate("hi", timeout=0.3))
+    over.set()
 
 
 TWO = {"num_samples": 2, "logprobs": 1, "prompt_logprobs_start": 0}

@@ -61,6 +61,7 @@ class Transcript:
     samples: dict[int, SampleTranscript] = field(default_factory=lambda: defaultdict(SampleTranscript))
     prompt_start: int = 0
     prompt_logprobs: list[Logprob] = field(default_factory=list)
+    waits: list[pb.Waiting] = field(default_factory=list)
     summary: pb.Summary | None = None
 
     def take(self, message: pb.GenerateResponse) -> None:
@@ -75,6 +76,9 @@ class Transcript:
                 self._take_prompt(message.prompt_info)
             case "delta":
                 self._sample(message.delta.sample_idx).take(message.delta)
+            case "waiting":
+                assert message.waiting.reason and message.waiting.message and message.waiting.since
+                self.waits.append(message.waiting)
             case "finished":
                 sample = self._sample(message.finished.sample_idx)
                 assert sample.finished is None, "a second Finished"

@@ -22,6 +22,7 @@ from scheduler_svc.core.messages.reports import DrainReport, StepReport, Weights
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.constrained import holds
+from scheduler_svc.core.waits import LOOK_SECONDS
 from scheduler_svc.core.workers.standby import PATIENCE_SECONDS
 from scheduler_svc.recording.event_log import EffectsDigest
 from scheduler_svc.wire import worker as worker_wire
@@ -76,6 +77,7 @@ class Episode:
         self._host_pages: dict[str, dict[bytes, HostPage]] = {}
         self._replays = seed % _REPLAY_EVERY == 0
         self._status: dict[str, fx.CoreStatus] = {}
+        self._told_at: dict[tuple[str, int], float] = {}
 
     def run(self) -> None:
         """Runs the whole episode, and for some seeds replays its events and compares the effects."""
@@ -145,8 +147,34 @@ class Episode:
         is_full &= not queue.accounts.is_shared
         for frontend in self.core.frontends:
             assert bool(self._status[frontend].queue_full) == is_full, f"{frontend} has a wrong queue_full"
-            assert self._status[frontend].workers == sum(lane.is_seated for lane in self.core.lanes.values())
             self.seen["queue full"] += is_full
+            self._check_health(self._status[frontend])
+
+    def _check_health(self, status: fx.CoreStatus) -> None:
+        """Asserts that front ends say that the service serves exactly while a worker may start a new request."""
+        core = self.core
+        takers = [
+            lane
+            for lane in core.lanes.values()
+            if lane.serves and lane.weights.admits and lane.worker not in core.drains.leaving
+        ]
+        assert status.workers == len(takers)
+        is_refused = status.refuses or core.drains.is_stopping
+        assert (status.not_serving == "") == (bool(takers) and not is_refused), status.not_serving
+        assert (status.reason is None) == (status.not_serving == "")
+        if status.reason is not None:
+            self.seen[f"not serving: {status.reason}"] += 1
+
+    def _check_waits(self, effect: fx.Waits) -> None:
+        """Asserts that only callers of live requests are told, and at most once a second."""
+        for wait in effect.waits:
+            for stream in wait.streams:
+                key = effect.frontend, stream
+                assert key in self.load.callers.by_key, "a stream that nobody reads is told to wait"
+                told_at = self._told_at.get(key, float("-inf"))
+                assert self.now - told_at >= LOOK_SECONDS, f"told again after {self.now - told_at} s"
+                self._told_at[key] = self.now
+                self.seen[f"waits: {wait.reason}"] += 1
 
     def _check_size(self, sent: fx.SendPlan) -> None:
         """Asserts that a plan starts one row, or as many as its size limit allows."""
@@ -230,6 +258,8 @@ class Episode:
                 self.fleet.take(effect, self._submit_at)
                 if isinstance(effect, fx.SendPlan):
                     self._check_size(effect)
+            case fx.Waits():
+                self._check_waits(effect)
             case fx.CoreStatus():
                 self._status[effect.frontend] = effect
             case fx.WorkerProven():

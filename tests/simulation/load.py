@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.waits import WorkerState
 from tests.simulation.callers import Caller, Callers, poisoned
 from tests.simulation.lingering import Lingering
 from tests.simulation.requests import random_submit
@@ -118,7 +119,11 @@ class Load:
         assert load.output_tokens == self.callers.num_delivered
         assert load.running + load.waiting == len(self.callers.live())
         seated = [worker for worker in load.per_worker if not worker.is_standby]
-        assert (load.workers, load.standby_workers) == (len(seated), len(load.per_worker) - len(seated))
+        states = [worker.state for worker in load.per_worker]
+        assert (load.workers, load.standby_workers) == (
+            states.count(WorkerState.SERVING), states.count(WorkerState.STANDBY)
+        )  # fmt: skip
+        assert all(worker.is_standby for worker in load.per_worker if worker.state is WorkerState.STANDBY)
         assert load.running == sum(worker.running for worker in load.per_worker)
         assert load.pages_used == sum(worker.pages_used for worker in load.per_worker)
         assert load.pages_total == sum(worker.pages_total for worker in seated)

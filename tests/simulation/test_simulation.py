@@ -26,6 +26,7 @@ _MUST_BE_SEEN = (
     "lost frame noticed", "worker hangs", "worker killed", "memory: smaller step", "memory: fewer rows", "token file",
     "weights loaded", "weights refused", "update: done", "update: refused", "update: time limit",
     "output of several versions", "update between deaths",
+    "not serving: worker lost", "waits: worker lost", "waits: queue", "waits: suspect",
 )  # fmt: skip
 
 

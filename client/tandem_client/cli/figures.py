@@ -3,12 +3,23 @@
 Owns units and wording. JSON output uses the names and values of `types` instead.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from tandem_client.plural import counted
-from tandem_client.types import HeldPools, Incidents, Load, ModelInfo, QuarantinedRequest, SamplingDefaults, WorkerLoad
+from tandem_client.types import (
+    HeldPools,
+    Incidents,
+    Load,
+    ModelInfo,
+    QuarantinedRequest,
+    SamplingDefaults,
+    WaitReason,
+    WorkerLoad,
+    WorkerState,
+)
 
 
 class State(StrEnum):
@@ -33,21 +44,23 @@ class Health:
     suspects: int | None = None
     worker_lost_seconds: float | None = None
     worker_lost_reason: str | None = None
+    # Of the state NOT_SERVING: a word, and since when no request is computed, in Unix time.
+    not_serving_reason: WaitReason | None = None
+    not_serving_since: float | None = None
 
 
 def of_health(health: Health) -> str:
-    """Returns one line: "serving; 0 workers, 3 requests wait, last worker lost 12 s ago: ..." or "not serving: ..."."""
+    """Returns one line: "serving; 2 workers, 3 requests wait" or "not serving for 12 s: ..., 3 requests wait"."""
+    waiting = ""
+    if health.waiting:
+        waiting = f"{counted(health.waiting, 'request')} wait{'s' if health.waiting == 1 else ''}"
     if health.state != State.SERVING:
-        return f"not serving: {health.reason}"
+        return f"not serving{_since(health.not_serving_since)}: {health.reason}{'; ' if waiting else ''}{waiting}"
     if health.workers is None:
         return f"serving; the load is not known: {health.reason}"
-    parts = [counted(health.workers, "worker")]
-    if health.waiting:
-        parts.append(f"{counted(health.waiting, 'request')} wait{'s' if health.waiting == 1 else ''}")
+    parts = [counted(health.workers, "worker"), *([waiting] if waiting else [])]
     if health.suspects:
         parts.append(f"{counted(health.suspects, 'request')} suspected of killing a worker")
-    if not health.workers and health.worker_lost_seconds is not None:
-        parts.append(_lost(health.worker_lost_seconds, health.worker_lost_reason or ""))
     return f"serving; {', '.join(parts)}"
 
 
@@ -61,7 +74,7 @@ def of_quarantined(request: QuarantinedRequest) -> Iterator[str]:
 def of_load(load: Load) -> Iterator[str]:
     """Yields six lines, and one more for each worker after the first."""
     if load.not_serving:
-        yield f"not serving: {load.not_serving}"
+        yield f"not serving{_since(load.not_serving_since)}: {load.not_serving}"
     tokens = f" ({counted(load.waiting_tokens, 'token')})" if load.waiting else ""
     yield f"requests  {load.running:,} running, {load.waiting:,} waiting{tokens}"
     host = f"; host memory {_pages(load.host_pages_used, load.host_pages_total)}" if load.host_pages_total else ""
@@ -73,8 +86,8 @@ def of_load(load: Load) -> Iterator[str]:
     resets = counted(load.lane_resets, "lane reset")
     suspects = f"; {counted(load.suspects, 'suspect')} on trial" if load.suspects else ""
     yield f"events    {counted(load.preemptions, 'preemption')}, {resets} since start{suspects}"
-    workers = [_worker(worker, alone=len(load.per_worker) == 1) for worker in load.per_worker]
-    if len(workers) == 1:
+    workers = [_worker(worker, alone=len(load.per_worker) == load.workers == 1) for worker in load.per_worker]
+    if len(workers) == load.workers == 1:
         yield f"workers   1 ({workers[0]})"
     else:
         on_standby = f", and {load.standby_workers:,} on standby" if load.standby_workers else ""
@@ -141,17 +154,28 @@ def of_model(model: ModelInfo) -> Iterator[str]:
         yield f"attention   the last {counted(model.window, 'token')}{sinks}"
 
 
+# The states of workers that take no requests, and have none or keep them paused.
+_STATES = {
+    WorkerState.STARTING: "starting",
+    WorkerState.LOADING: "loading weights",
+    WorkerState.REFUSED: "cannot load the weights",
+}
+
+
 def _worker(worker: WorkerLoad, *, alone: bool) -> str:
     # A worker on another host has no process id here.
     own = f"pid {worker.pid}" if worker.pid else worker.name
     name = ", ".join(filter(None, (own, worker.device))) or "pid unknown"
     if alone:
         return name
+    if worker.state in _STATES:
+        return f"{name}: {worker.detail or _STATES[worker.state]}"
     if worker.is_standby:
         return f"{name}: on standby"
     pages = _pages(worker.pages_used, worker.pages_total)
     state = "draining, " if worker.is_draining else ""
-    return f"{name}: {state}{worker.running:,} running, {pages}, {worker.pages_cached:,} cached"
+    wrong = f"; {worker.detail}" if worker.detail else ""
+    return f"{name}: {state}{worker.running:,} running, {pages}, {worker.pages_cached:,} cached{wrong}"
 
 
 def _defaults(sampling: SamplingDefaults) -> str:
@@ -170,6 +194,11 @@ def _pages(used: int, total: int) -> str:
 
 def _milliseconds(value: float) -> str:
     return f"{value:,.0f} ms" if value >= 10 else f"{value:.2g} ms"
+
+
+def _since(since: float | None) -> str:
+    """Returns for how long, by this machine's clock, which may be another one than the service's."""
+    return "" if since is None else f" for {_duration(max(0.0, time.time() - since))}"
 
 
 def _lost(seconds: float, reason: str) -> str:

@@ -17,7 +17,7 @@ from tandem.v1 import inference_pb2
 from tandem_client.cli.closing import closing_line
 from tandem_client.cli.plain import plain
 from tandem_client.sync_stream import GenerateStream
-from tandem_client.types import Delta, TokenLogprob
+from tandem_client.types import Delta, TokenLogprob, Waiting
 
 
 def json_line(message: inference_pb2.GenerateResponse) -> str:
@@ -38,6 +38,7 @@ def print_text(stream: GenerateStream, *, ids: bool, with_figures: bool = True) 
     """Prints the text or the token ids as they arrive, then log probabilities; on a terminal also a line of figures."""
     started = time.monotonic()
     samples = _Samples(stream, ids=ids)
+    stream.on_waiting = samples.waits
     try:
         for delta in stream:
             samples.show(delta)
@@ -80,6 +81,12 @@ class _Samples:
             self._print_piece(delta.reasoning, ids if self._ids else delta.text)
         else:
             self._begin()
+
+    def waits(self, waiting: Waiting) -> None:
+        """Prints why the answer makes no progress, on a line of its own beside the answer."""
+        line = f"waiting: {plain(waiting.message)}"
+        # Below the part of the answer on the same terminal.
+        print(f"\n{line}" if self._has_begun and self._console is not None else line, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Prints all that has arrived and is not printed yet, also if the stream failed."""

@@ -117,6 +117,9 @@ class Generation:
             if self._is_scored:
                 await self._load_texts(idx, message, frame)
             data = chunks.message(idx, message)
+            if message.HasField("waiting"):
+                await stream.write(data)
+                continue
             if echo_due and not message.HasField("prompt_info"):
                 # The prompt's logprobs are complete.
                 echo_due = False

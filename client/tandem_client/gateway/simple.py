@@ -80,12 +80,18 @@ class Simple:
         await _json(exchange, {"prompt": (await self._service.detokenize(asked, metadata, _DETOKENIZE)).text})
 
     async def health(self, exchange: Exchange, metadata: Metadata) -> None:
-        """GET /health: 200 only while the service serves."""
+        """GET /health: 200 only while a request that arrives is computed; else 503, a word for the reason, since when.
+
+        Everyone may ask, so it has no sentence of the service.
+        """
         try:
-            serves = await self._service.serves(metadata, _HEALTH_SECONDS)
+            why = await self._service.why_not_serving(metadata, _HEALTH_SECONDS)
         except HttpError as error:
             raise HttpError(503, error.message, kind=error.kind, code=error.code, headers=error.headers) from None
-        await _json(exchange, {"status": "ok" if serves else "not serving"}, 200 if serves else 503)
+        if why is None:
+            await _json(exchange, {"status": "ok"})
+        else:
+            await _json(exchange, {"status": "not serving", **why}, 503)
 
     async def live(self, exchange: Exchange, metadata: Metadata) -> None:
         """GET /livez: whether this process answers."""

@@ -19,10 +19,15 @@ from tandem_client.services.probe import with_probe
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import Supervisor
 from tandem_client.services.workers import Workers
+from tandem_client.types import Load, WaitReason
 
 PROGRAMS = ("scheduler_svc", "gpu_worker")
 _HOLDER = "gpu_worker.holder"
 _LOOK_SECONDS = 0.1
+# How often a service that was ready is asked whether it still is, and how long a reason holds before it is told.
+_WATCH_SECONDS, _TELL_SECONDS = 1.0, 1.0
+# They are no news before the service was ready.
+_AT_START = (WaitReason.NO_WORKER, WaitReason.WORKER_STARTING, WaitReason.UNKNOWN)
 _ANSWER_SECONDS = 5.0
 # A line of the service, which it prints at every log level.
 _LISTENING = re.compile(r"\bfrontend listening on ([^\s\"]+)")
@@ -68,7 +73,10 @@ class ServicePair:
         `holder_flags`: of the process that keeps the KV pools of dead workers (gpu_worker/holder); None starts none.
         `gateway_flags`: of the HTTP gateway; None starts none.
         """
-        self._on_line = on_line
+        self._on_line, self._say = on_line, say
+        # Whether it was ready; why it is not, since when on the loop's clock, and what was told last.
+        self._was_ready = False
+        self._reason, self._reason_at, self._told = "", 0.0, ""
         scheduler_flags, self._has_door = with_probe(scheduler_flags)
         # Where the health of a scheduler is asked that wants TLS or tokens.
         self._probe = ""
@@ -144,7 +152,7 @@ class ServicePair:
         return self._address
 
     async def ready(self) -> str:
-        """Waits until the running scheduler serves with a running worker; returns its address."""
+        """Waits until the running scheduler computes with a running worker; returns its address. Tells why it waits."""
         while True:
             address = await self.listening()
             async with AsyncClient(self._probe or address, max_retries=0) as client:
@@ -152,6 +160,7 @@ class ServicePair:
                     self._down.clear()
                     if await self._serves(client) and not self._down.is_set():
                         self._workers.may_start_standbys()
+                        self._was_ready, self._reason, self._told = True, "", ""
                         return address
                     await asyncio.sleep(_LOOK_SECONDS)
 
@@ -163,8 +172,14 @@ class ServicePair:
         return self._command
 
     async def down(self) -> None:
-        """Waits until a child has ended since the pair was ready."""
-        await self._down.wait()
+        """Waits until a child has ended since the pair was ready, or the service computes no more."""
+        async with AsyncClient(self._probe or self._address, max_retries=0) as client:
+            while not self._down.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._down.wait(), _WATCH_SECONDS)
+                    return
+                if not await self._serves(client):
+                    return
 
     async def stop(self, grace_seconds: float) -> list[str]:
         """Stops all, each within the grace; returns a line for each that did not end with status 0."""
@@ -196,9 +211,21 @@ class ServicePair:
             if self._probe:
                 return await client.health(timeout=_ANSWER_SECONDS) and self._workers.assume_serving()
             load = await client.load(timeout=_ANSWER_SECONDS)
-            return self._workers.note(load) and await client.health(timeout=_ANSWER_SECONDS)
+            self._note_reason(load)
+            return self._workers.note(load) and not load.not_serving and await client.health(timeout=_ANSWER_SECONDS)
         except TandemError:
             return False
+
+    def _note_reason(self, load: Load) -> None:
+        """Tells why no request is computed, when that has held for a moment."""
+        now, why = asyncio.get_running_loop().time(), load.not_serving
+        if not self._was_ready and load.not_serving_reason in _AT_START:
+            why = ""
+        if why != self._reason:
+            self._reason, self._reason_at = why, now
+        elif why and why != self._told and now - self._reason_at >= _TELL_SECONDS:
+            self._told = why
+            self._say(f"not serving: {why}")
 
     async def _has_suspects(self) -> bool:
         """Whether the core looks for the request that kills workers, so that a worker is needed at once."""

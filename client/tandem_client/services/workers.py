@@ -12,8 +12,10 @@ from typing import NoReturn
 from tandem_client.services.child import Child, OnLine
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import Supervisor
-from tandem_client.types import Load
+from tandem_client.types import Load, WorkerState
 
+# The states of a worker that has what it needs; UNKNOWN is that of a service which tells none.
+_READY = (WorkerState.SERVING, WorkerState.STANDBY, WorkerState.UNKNOWN)
 # A line of a standby worker, which it prints at every log level.
 _ON_STANDBY = re.compile(r"\bon standby: ready to take over")
 
@@ -71,6 +73,8 @@ class Workers:
         for each in self._supervisors:
             found = [worker for worker in load.per_worker if each.child.running and worker.pid == each.child.pid]
             for worker in found:
+                if worker.state not in _READY:
+                    continue
                 each.mark_serving()
                 if not worker.is_standby:
                     serves, self._num_pages = True, worker.pages_total + 1

@@ -4,6 +4,44 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+class WaitReason(StrEnum):
+    """Why no request is computed (the first nine), or why one request waits; README.md of the client has a table."""
+
+    NO_WORKER = "no_worker"
+    WORKER_LOST = "worker_lost"
+    WORKER_STARTING = "worker_starting"
+    ON_STANDBY = "on_standby"
+    LOADING_WEIGHTS = "loading_weights"
+    WEIGHTS_REFUSED = "weights_refused"
+    WORKERS_LEAVING = "workers_leaving"
+    CRASH_LOOP = "crash_loop"
+    SHUTTING_DOWN = "shutting_down"
+    NO_LARGE_WORKER = "no_large_worker"
+    SUSPECT = "suspect"
+    CONSTRAINT = "constraint"
+    TENANT_SHARE = "tenant_share"
+    PREEMPTED = "preempted"
+    QUEUE = "queue"
+    SLOW_STEP = "slow_step"
+    # It waits no more, and its prompt and output so far are computed before the next token.
+    COMPUTING = "computing"
+    # A reason that is newer than this client.
+    UNKNOWN = "unknown"
+
+
+class WorkerState(StrEnum):
+    """What a worker does. Only the first state takes requests."""
+
+    SERVING = "serving"
+    STANDBY = "standby"
+    STARTING = "starting"
+    LOADING = "loading"
+    # It cannot load the service's weights, and tries again.
+    REFUSED = "refused"
+    DRAINING = "draining"
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
     """The load of one worker."""
@@ -22,6 +60,9 @@ class WorkerLoad:
     is_draining: bool = False
     # The version of its weights; empty for those that it was started with.
     weights_version: str = ""
+    state: WorkerState = WorkerState.UNKNOWN
+    # What is wrong, in the worker's own words; otherwise empty.
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +117,7 @@ class Load:
     host_pages_used: int
     host_pages_total: int
     per_worker: tuple[WorkerLoad, ...]
-    # One sentence why the service does not serve; empty while it serves.
+    # One sentence why a request that arrives now is not computed; empty while it is.
     not_serving: str
     # Seconds since a worker was last lost, and why; None and empty if none was lost.
     worker_lost_seconds: float | None
@@ -92,6 +133,9 @@ class Load:
     journal_suspended: str
     # The version of the last update of weights; empty without one.
     weights_version: str = ""
+    # Of `not_serving`, and since when no request is computed, in Unix time; None while requests are.
+    not_serving_reason: WaitReason | None = None
+    not_serving_since: float | None = None
 
     @property
     def hit_rate(self) -> float:

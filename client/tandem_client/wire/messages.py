@@ -29,6 +29,14 @@ _UPDATE_STATES = {
     number: types.UpdateState(name.removeprefix("UPDATE_STATE_").lower())
     for name, number in control_pb2.UpdateState.items()[1:]
 }
+_WAIT_REASONS = {
+    number: types.WaitReason(name.removeprefix("WAIT_REASON_").lower())
+    for name, number in inference_pb2.WaitReason.items()[1:]
+}
+_WORKER_STATES = {
+    number: types.WorkerState(name.removeprefix("WORKER_STATE_").lower())
+    for name, number in control_pb2.WorkerState.items()[1:]
+}
 _Value = TypeVar("_Value")
 
 
@@ -80,6 +88,12 @@ def _logprobs(message: inference_pb2.Logprobs) -> tuple[types.TokenLogprob, ...]
     )
 
 
+def waiting(message: inference_pb2.Waiting) -> types.Waiting:
+    """The value of a Waiting message."""
+    reason = _WAIT_REASONS.get(message.reason, types.WaitReason.UNKNOWN)
+    return types.Waiting(reason=reason, message=message.message, since=message.since)
+
+
 def finished(message: inference_pb2.Finished) -> types.Finished:
     """The value of a Finished message."""
     matched = message.WhichOneof("matched")
@@ -126,9 +140,15 @@ def offsets(message: inference_pb2.ResumeRequest) -> tuple[types.SampleOffset, .
 def load(message: control_pb2.GetLoadResponse) -> types.Load:
     """The value of GetLoad's answer."""
     lost_seconds = message.worker_lost_seconds if message.HasField("worker_lost_seconds") else None
-    per_worker = tuple(_value(types.WorkerLoad, worker) for worker in message.per_worker)
+    per_worker = tuple(
+        _value(types.WorkerLoad, worker, state=_WORKER_STATES.get(worker.state, types.WorkerState.UNKNOWN))
+        for worker in message.per_worker
+    )
+    why = _WAIT_REASONS.get(message.not_serving_reason, types.WaitReason.UNKNOWN) if message.not_serving else None
+    since = message.not_serving_since if message.HasField("not_serving_since") else None
     incidents, held_pools = _value(types.Incidents, message.incidents), _value(types.HeldPools, message.held_pools)
     parts = {"per_worker": per_worker, "incidents": incidents, "held_pools": held_pools}
+    parts |= {"not_serving_reason": why, "not_serving_since": since}
     return _value(types.Load, message, worker_lost_seconds=lost_seconds, **parts)
 
 

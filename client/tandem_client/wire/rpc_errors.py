@@ -57,8 +57,11 @@ class ErrorReader:
     # The path of an API field, to the keyword that sets the field.
     keywords: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def read(self, error: grpc.RpcError, *, stream_began: bool = False) -> errors.TandemError:
-        """Returns the exception for a gRPC error. `stream_began`: the service had accepted the request."""
+    def read(self, error: grpc.RpcError, *, stream_began: bool = False, why_late: str = "") -> errors.TandemError:
+        """Returns the exception for a gRPC error. `stream_began`: the service had accepted the request.
+
+        `why_late` ends the message of a deadline that passed in the client.
+        """
         code = error.code()
         metadata = _metadata(error)
         violations, retry_after_seconds, request_ended, is_rate = _details(metadata)
@@ -70,7 +73,7 @@ class ErrorReader:
         if kind is errors.QueueFull and is_rate:
             kind = errors.RateLimited
         if not violations and retry_after_seconds is None:
-            kind, message = self._own_words(kind, message, stream_began=stream_began)
+            kind, message = self._own_words(kind, message, stream_began=stream_began, why_late=why_late)
         return kind(
             message,
             code=code,
@@ -89,13 +92,13 @@ class ErrorReader:
         return errors.DeadlineExceeded(message, code=grpc.StatusCode.DEADLINE_EXCEEDED)
 
     def _own_words(
-        self, kind: type[errors.TandemError], said: str, *, stream_began: bool
+        self, kind: type[errors.TandemError], said: str, *, stream_began: bool, why_late: str
     ) -> tuple[type[errors.TandemError], str]:
         """Returns class and message of an error that gRPC's library itself reports; others stay unchanged."""
         if kind is errors.QueueFull and (found := _TOO_LARGE.search(said)) is not None:
             return errors.MessageTooLarge, _size_message(found)
-        if kind is errors.DeadlineExceeded and said == _CLIENT_DEADLINE:
-            return kind, self._deadline_message(stream_began=stream_began)
+        if kind is errors.DeadlineExceeded and _CLIENT_DEADLINE in said:
+            return kind, self._deadline_message(stream_began=stream_began) + why_late
         if kind is errors.Unavailable and _NOT_CONNECTED.match(said):
             cause = _CAUSE.fullmatch(said)
             why = "" if cause is None else f": {cause['cause']}"

@@ -3,7 +3,7 @@
 Both streams use it. It does not read the stream itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tandem.v1 import inference_pb2
@@ -21,6 +21,7 @@ from tandem_client.types import (
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
+    Waiting,
 )
 from tandem_client.wire import messages
 from tandem_client.wire.request import resume_request
@@ -119,7 +120,8 @@ class Transcript:
     """Reads a stream's messages in order."""
 
     __slots__ = (
-        "_offsets", "_prompt_logprobs", "_prompt_start", "_with_ids", "_with_logprobs", "accepted", "samples", "summary"
+        "_offsets", "_prompt_logprobs", "_prompt_start", "_with_ids", "_with_logprobs", "accepted", "on_waiting",
+        "samples", "summary", "waiting",
     )  # fmt: skip
 
     def __init__(self, request: inference_pb2.GenerateRequest, offsets: Sequence[SampleOffset] | None = None) -> None:
@@ -129,6 +131,9 @@ class Transcript:
         # One sample until the Accepted message gives the number.
         self.samples = (self._new_sample(0),)
         self.summary: Summary | None = None
+        # Why the request makes no progress; None while it does. `on_waiting` gets each value when it is read.
+        self.waiting: Waiting | None = None
+        self.on_waiting: Callable[[Waiting], object] | None = None
         self._prompt_start = 0
         self._prompt_logprobs: list[TokenLogprob] = []
         output = request.output
@@ -170,11 +175,16 @@ class Transcript:
                 self._absorb_prompt(messages.prompt_info(message.prompt_info))
             case "delta":
                 delta = messages.delta(message.delta)
+                self.waiting = None
                 self._absorb_delta(delta)
                 return delta
             case "finished":
                 finished = messages.finished(message.finished)
                 self._sample(finished.sample_idx).finish(finished)
+            case "waiting":
+                self.waiting = messages.waiting(message.waiting)
+                if self.on_waiting is not None:
+                    self.on_waiting(self.waiting)
             case "summary":
                 self.summary = messages.summary(message.summary)
             case _:

@@ -23,7 +23,7 @@ from tandem_client.cli.commands import serve
 from tandem_client.cli.flag_names import FLAGS
 from tandem_client.cli.values import parse_token_ids
 from tests.client import fake_service
-from tests.client.fake_service import Ending, FakeService, bad_request, retry_info
+from tests.client.fake_service import Ending, FakeService, bad_request, retry_info, waits_first
 
 ROOT = Path(__file__).resolve().parents[3]
 PATH = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / ".stubs")])
@@ -43,6 +43,15 @@ def test_text_streams_to_stdout(tandem, service: FakeService) -> None:
     result = tandem("generate", "hi")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "Réturn\n", "")
     assert service.requests == [inference_pb2.GenerateRequest(text="hi")]
+
+
+def test_waits_are_told_on_stderr_and_in_json(tandem, service: FakeService) -> None:
+    service.behaviour = waits_first
+    result = tandem("generate", "hi")
+    assert (result.exit_code, result.stdout) == (0, "Réturn\n")
+    assert result.stderr == "waiting: why 1\nwaiting: why 2\n"
+    kinds = [next(iter(json.loads(line))) for line in tandem("generate", "hi", "--json").stdout.splitlines()]
+    assert kinds == ["accepted", "waiting", "delta", "waiting", "delta", "finished", "summary"]
 
 
 def test_json_output_contains_the_messages_of_the_api(tandem) -> None:

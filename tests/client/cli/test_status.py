@@ -4,7 +4,7 @@ import json
 
 import grpc
 import pytest
-from tandem.v1 import control_pb2
+from tandem.v1 import control_pb2, inference_pb2
 from typer.testing import CliRunner, Result
 
 from tandem_client.cli.__main__ import app
@@ -38,7 +38,6 @@ def lost(**values: object) -> control_pb2.GetLoadResponse:
         (LOAD, "serving; 1 worker, 2 requests wait"),
         (control_pb2.GetLoadResponse(workers=2), "serving; 2 workers"),
         (control_pb2.GetLoadResponse(), "serving; 0 workers"),
-        (lost(waiting=3), "serving; 0 workers, 3 requests wait, last worker lost 12 s ago: it was killed"),
         (lost(waiting=1, workers=1), "serving; 1 worker, 1 request waits"),
         (grpc.StatusCode.UNAVAILABLE, "serving; the load is not known: the scheduler's core cannot be reached"),
         (grpc.StatusCode.UNIMPLEMENTED, f"serving; the load is not known: {HEALTH_ALONE}"),
@@ -56,6 +55,7 @@ def test_health_counts_workers_and_waiting_requests(
     ("load", "reason"),
     [
         (control_pb2.GetLoadResponse(not_serving="no worker has joined yet"), "no worker has joined yet"),
+        (control_pb2.GetLoadResponse(not_serving="it was killed", waiting=1), "it was killed; 1 request waits"),
         (control_pb2.GetLoadResponse(), "the service gives no reason"),
         (grpc.StatusCode.UNAVAILABLE, "the scheduler's core cannot be reached"),
         (grpc.StatusCode.UNIMPLEMENTED, HEALTH_ALONE),
@@ -89,11 +89,12 @@ def test_load_shows_the_journal(tandem, service: FakeService, load: control_pb2.
 def test_health_as_json_has_the_same_names_in_every_state(tandem, service: FakeService) -> None:
     service.load = lost(waiting=3)
     serving = {"state": "serving", "reason": "", "workers": 0, "waiting": 3, "suspects": 0, "worker_lost_seconds": 12.4}
-    assert json.loads(tandem("health", "--json").stdout) == {**serving, "worker_lost_reason": "it was killed"}
+    none = {"not_serving_reason": None, "not_serving_since": None}
+    assert json.loads(tandem("health", "--json").stdout) == {**serving, "worker_lost_reason": "it was killed", **none}
     service.serving(False)
     service.load = grpc.StatusCode.UNAVAILABLE
     result = tandem("health", "--json")
-    unknown = dict.fromkeys(("workers", "waiting", "suspects", "worker_lost_seconds", "worker_lost_reason"))
+    unknown = dict.fromkeys(("workers", "waiting", "suspects", "worker_lost_seconds", "worker_lost_reason", *none))
     reason = "the scheduler's core cannot be reached"
     assert (result.exit_code, json.loads(result.stdout)) == (
         3,
@@ -105,6 +106,47 @@ def test_health_as_json_has_the_same_names_in_every_state(tandem, service: FakeS
         found = json.loads(result.stdout)
         assert (result.exit_code, result.stderr, found["state"]) == (exit_code, "", "unreachable")
         assert f"nothing answers at {service.address}" in found["reason"]
+
+
+def test_health_says_no_while_requests_are_accepted_and_not_computed(tandem, service: FakeService) -> None:
+    """A health check that was answered before the worker died does not hide its loss."""
+    why = "worker w-2 cannot load weights 'v2': '/weights/v2' cannot be opened"
+    service.load = control_pb2.GetLoadResponse(
+        not_serving=why, not_serving_reason=inference_pb2.WAIT_REASON_WEIGHTS_REFUSED, not_serving_since=1e9, waiting=2
+    )
+    result = tandem("health")
+    assert result.exit_code == 3 and result.stdout.startswith("not serving for ")
+    assert result.stdout.endswith(f" days: {why}; 2 requests wait\n")
+    found = json.loads(tandem("health", "--json").stdout)
+    assert (found["not_serving_reason"], found["not_serving_since"], found["reason"]) == ("weights_refused", 1e9, why)
+
+
+def test_load_shows_which_worker_takes_no_requests_and_its_words(tandem, service: FakeService) -> None:
+    states = {
+        "STARTING": "starting",
+        "LOADING": "loading weights",
+        "REFUSED": "cannot load weights 'v2': the folder is gone",
+        "STANDBY": "on standby",
+    }
+    service.load = control_pb2.GetLoadResponse(
+        workers=0,
+        per_worker=[
+            control_pb2.WorkerLoad(
+                pid=pid,
+                state=control_pb2.WorkerState.Value(f"WORKER_STATE_{state}"),
+                is_standby=state == "STANDBY",
+                detail=words if state == "REFUSED" else "",
+            )
+            for pid, (state, words) in enumerate(states.items(), 1)
+        ],
+    )
+    lines = tandem("load").stdout.splitlines()
+    at = lines.index("workers   0")
+    assert lines[at + 1 : at + 5] == [f"          pid {pid}: {words}" for pid, words in enumerate(states.values(), 1)]
+    # One worker alone is not "1" either.
+    service.load = control_pb2.GetLoadResponse(per_worker=[service.load.per_worker[2]])
+    lines = tandem("load").stdout.splitlines()
+    assert lines[-2:] == ["workers   0", f"          pid 3: {states['REFUSED']}"]
 
 
 def test_load_prints_six_lines_with_units(tandem, service: FakeService) -> None:

@@ -25,6 +25,7 @@ from tests.client.fake_service import (
     finished,
     one_completion,
     summary,
+    waits_first,
 )
 from tests.client.gateway.conftest import Fronted, start_gateway
 from tests.client.gateway.told_service import ToldService
@@ -184,13 +185,32 @@ def test_health_and_metrics(fronted: Fronted) -> None:
     fronted.service.serving(True)
     assert httpx.get(f"{fronted.url}/health").status_code == 200
     fronted.service.serving(False)
-    assert httpx.get(f"{fronted.url}/health").status_code == 503
+    answer = httpx.get(f"{fronted.url}/health")
+    assert (answer.status_code, answer.json()) == (503, {"status": "not serving", "reason": None, "since": None})
+    fronted.service.health.words = (("tandem-reason", "weights_refused"), ("tandem-since", "1700000000.250"))
+    answer = httpx.get(f"{fronted.url}/health")
+    assert answer.status_code == 503
+    assert answer.json() == {"status": "not serving", "reason": "weights_refused", "since": 1700000000.25}
     assert httpx.get(f"{fronted.url}/livez").status_code == 200
     fronted.service.serving(True)
     post(fronted, "/v1/completions", {"prompt": "a", "stream": True})
     page = httpx.get(f"{fronted.url}/metrics").text
     assert 'tandem_gateway_requests_total{endpoint="completions",status="200"}' in page
     assert httpx.get(f"{fronted.url}/version").json()["version"]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_waits_are_comments_that_clients_ignore(fronted: Fronted, echo: bool) -> None:
+    fronted.service.behaviour = waits_first
+    body = {"prompt": "hi", "stream": True, "echo": echo}
+    answer = httpx.post(f"{fronted.url}/v1/completions", json=body)
+    events = answer.text.split("\n\n")
+    assert [event for event in events if event.startswith(":")] == [": waiting: why 1", ": waiting: why 2"]
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
+    text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+    assert text == ("hi" if echo else "") + "Réturn"
+    whole = httpx.post(f"{fronted.url}/v1/completions", json={"prompt": "hi"}).json()
+    assert whole["choices"][0]["text"] == "Réturn"
 
 
 def test_a_silent_stream_gets_pings_and_a_full_gateway_refuses() -> None:

@@ -90,6 +90,8 @@ class _Reading:
             match message.WhichOneof("event"):
                 case "accepted":
                     self._silence.accepted(message.accepted.requests_ahead)
+                case "waiting":
+                    self._silence.waits(message.waiting.message)
                 case "delta":
                     self.first = self.first or now
                     if told := self._silence.part(now):

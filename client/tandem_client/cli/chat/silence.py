@@ -20,6 +20,8 @@ class Silence:
         # Parts of the answer that have come.
         self.num_parts = 0
         self._requests_ahead = 0
+        # The service's own words since the last part.
+        self._reason = ""
         # The cause in words, and whether the loss of a worker explains the pause; the connection's, too.
         self._cause = ""
         self._is_loss = False
@@ -29,6 +31,10 @@ class Silence:
         """The service has accepted the request."""
         self._requests_ahead = requests_ahead
 
+    def waits(self, reason: str) -> None:
+        """The service has said why the request makes no progress."""
+        self._reason = reason
+
     def looked(self, load: Load, now: float) -> None:
         """The service has answered GetLoad."""
         lost = load.worker_lost_seconds
@@ -37,14 +43,12 @@ class Silence:
         if self._is_loss:
             reason = f": {load.worker_lost_reason}" if load.worker_lost_reason else ""
             self._cause = f"worker lost{reason}; the answer goes on when another worker has it"
-        elif load.not_serving:
-            self._cause = load.not_serving
         else:
-            self._cause = ""
+            self._cause = load.not_serving
 
     def unreachable(self, reason: str) -> None:
         """The service has not answered GetLoad."""
-        self._lost_connection = True
+        self._lost_connection, self._reason = True, ""
         self._cause = f"connection lost ({reason}); trying again"
 
     def part(self, now: float) -> str:
@@ -53,7 +57,7 @@ class Silence:
         what = "worker lost" if self._is_loss else "connection lost" if self._lost_connection else ""
         told = f"{what}, resumed after {seconds:.1f} s" if what else ""
         self._since, self.num_parts = now, self.num_parts + 1
-        self._cause, self._is_loss, self._lost_connection = "", False, False
+        self._reason, self._cause, self._is_loss, self._lost_connection = "", "", False, False
         return told
 
     def seconds(self, now: float) -> float:
@@ -65,8 +69,8 @@ class Silence:
         seconds = now - self._since
         if seconds < QUIET_SECONDS:
             return ""
-        if self._cause:
-            return f"{self._cause} ({seconds:.0f} s)"
+        if cause := self._reason or self._cause:
+            return f"{cause} ({seconds:.0f} s)"
         if not self.num_parts and self._requests_ahead:
             return f"waiting behind {counted(self._requests_ahead, 'request')} ({seconds:.0f} s)"
         return f"waiting ({seconds:.0f} s)"

@@ -56,7 +56,7 @@ def health(
     timeout: Timeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Check whether the service is ready; exit code 3 if not."""
+    """Check whether the service computes a request that arrives now; exit code 3 if not."""
     limit = timeout if wait is None else None
     with reported(limit), service.client(max_retries=0) as client:
         failure: TandemError | None = None
@@ -86,13 +86,17 @@ def check(client: Client, *, timeout: float | None) -> Health:
         # An address of --health-listen.
         is_health_alone = error.code == grpc.StatusCode.UNIMPLEMENTED
         return Health(state=state, reason=_HEALTH_ALONE if is_health_alone else error.message)
-    reason = load.not_serving or "the service gives no reason"
+    if load.not_serving:
+        # The load is newer than the answer of grpc.health.v1.
+        state = State.NOT_SERVING
     return Health(
         state=state,
-        reason="" if state == State.SERVING else reason,
+        reason="" if state == State.SERVING else load.not_serving or "the service gives no reason",
         workers=load.workers,
         waiting=load.waiting,
         suspects=load.suspects,
         worker_lost_seconds=load.worker_lost_seconds,
         worker_lost_reason=load.worker_lost_reason or None,
+        not_serving_reason=load.not_serving_reason,
+        not_serving_since=load.not_serving_since,
     )

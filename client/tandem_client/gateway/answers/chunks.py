@@ -55,6 +55,9 @@ class Chunks:
             case "prompt_info":
                 if self._wanted.num_prompt_top is not None:
                     self._frame.prompts[idx].add(response.prompt_info, self._wanted.num_prompt_top)
+            case "waiting":
+                # Clients ignore lines that begin with a colon.
+                return f": waiting: {' '.join(response.waiting.message.split())}\n\n".encode()
             case "summary":
                 self._tally.summary(idx, response.summary.usage)
             case _:

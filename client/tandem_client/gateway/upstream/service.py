@@ -25,6 +25,8 @@ _CALLER_SECONDS = 5.0
 _NAME_SECONDS = 5.0
 _Answer = TypeVar("_Answer")
 _NO_NAMES: Mapping[str, str] = {}
+# Trailing metadata of the service's answer about its health (scheduler_svc/frontend/health.py).
+_REASON_KEY, _SINCE_KEY = "tandem-reason", "tandem-since"
 
 
 class Service:
@@ -93,11 +95,17 @@ class Service:
         call = self.inference.Detokenize(request, metadata=metadata, timeout=ANSWER_SECONDS)
         return await self._answer(call, names)
 
-    async def serves(self, metadata: Metadata, seconds: float) -> bool:
-        """Whether the service says that it serves. Raises HttpError if it does not say."""
+    async def why_not_serving(self, metadata: Metadata, seconds: float) -> dict[str, object] | None:
+        """Why a request that arrives now is not computed: a word and since when, as far as the service says.
+
+        None if it is computed. Raises HttpError if the service does not answer.
+        """
         call = self._health.Check(health_pb2.HealthCheckRequest(), metadata=metadata, timeout=seconds)
         answer: health_pb2.HealthCheckResponse = await self._answer(call)
-        return answer.status == health_pb2.HealthCheckResponse.SERVING
+        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+            return None
+        said = dict(await call.trailing_metadata())
+        return {"reason": said.get(_REASON_KEY), "since": float(said[_SINCE_KEY]) if _SINCE_KEY in said else None}
 
     async def rights(self, metadata: Metadata) -> frozenset[str]:
         """Returns the rights of the caller. Raises HttpError."""
