@@ -45,9 +45,17 @@ def envoy_program() -> str:
 class Fleet:
     """Services with a worker each, Envoy in front of them, and a caller of Envoy and of each service."""
 
-    def __init__(self, stack: ExitStack, folder: Path, *, workers: bool = True, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        stack: ExitStack,
+        folder: Path,
+        *,
+        workers: bool = True,
+        flags: Sequence[str] = (),
+        worker_flags: Sequence[str] = (),
+    ) -> None:
         self.rigs = [stack.enter_context(Rig()) for _ in range(NUM_CELLS)]
-        self.workers: list[Child] = [rig.worker(*SHAPE) for rig in self.rigs if workers]
+        self.workers: list[Child] = [rig.worker(*SHAPE, *worker_flags) for rig in self.rigs if workers]
         self.schedulers: list[SchedulerProcess] = [rig.launch_scheduler(*flags) for rig in self.rigs]
         self.addresses = [scheduler.address for scheduler in self.schedulers]
         self.callers = [rig.caller(each) for rig, each in zip(self.rigs, self.schedulers, strict=True)]
@@ -171,14 +179,13 @@ def test_a_dead_cell_loses_its_streams_and_its_keys_move_and_return(fleet: Fleet
 
 
 def test_a_full_cell_passes_requests_on_and_its_refusal_keeps_its_details(tmp_path: Path) -> None:
-    """No worker serves, so requests wait; of 3 cells each has room for 2."""
+    """Each worker has one row, which is taken, so requests wait; of 3 cells each has room for 2."""
     with ExitStack() as stack:
-        fleet = Fleet(stack, tmp_path, flags=["--max-waiting", "2"])
+        fleet = Fleet(stack, tmp_path, flags=["--max-waiting", "2"], worker_flags=["--max-rows", "1"])
         fleet.wait_healthy()
-        for worker in fleet.workers:
-            worker.kill()
-        for caller in fleet.callers:
-            caller.wait_load(lambda load: load.workers == 0)
+        running = [caller.generate(LONG.request()) for caller in fleet.callers]
+        for stream in running:
+            stream.wait_tokens(1)
         waiting = [fleet.send(SHORT, "same") for _ in range(2 * NUM_CELLS)]
         for stream in waiting:
             stream.wait_accepted()
@@ -186,8 +193,8 @@ def test_a_full_cell_passes_requests_on_and_its_refusal_keeps_its_details(tmp_pa
         error = fleet.send(SHORT, "same").failed()
         assert code_of(error) == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert details_of(error)["RetryInfo"].retry_delay.ToTimedelta().total_seconds() > 0
-        for rig in fleet.rigs:
-            rig.worker(*SHAPE)
+        for stream in running:
+            stream.cancel()
         for stream in waiting:
             SHORT.check(stream.result())
 

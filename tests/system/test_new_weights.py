@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tandem_client import Client
 from tandem_client.errors import InvalidArgument
-from tandem_client.types import Summary, UpdateState, WeightsSpan
+from tandem_client.types import Summary, UpdateState, Waiting, WaitReason, WeightsSpan, WorkerState
 from tests.rigs.processes import Child, Rig
 from tests.system.real_service import BUNDLED, NEAR_TIE, TIMEOUT_SECONDS, Case, cases_of, reference
 
@@ -117,6 +117,27 @@ def test_the_service_computes_with_new_weights_and_so_does_its_next_worker(
     again.wait_line("weights 'v2' from", TIMEOUT_SECONDS)
     assert service.tokens(PROMPTS[0])[0] == expected[0].tokens
     assert [worker.weights_version for worker in service.client.load().per_worker] == ["v2"]
+    # The folder is gone, and so is the worker: nothing can be computed, and everybody says so.
+    away = changed.rename(changed.with_name("away"))
+    again.kill()
+    service.start_worker()
+    waiting = service.client.generate(PROMPTS[0], max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    heard = list[Waiting]()
+
+    def told(why: Waiting) -> None:
+        heard.append(why)
+        if why.reason is WaitReason.WEIGHTS_REFUSED:
+            load = service.client.load()
+            assert (load.workers, load.not_serving, load.not_serving_reason) == (0, why.message, why.reason)
+            assert [worker.state for worker in load.per_worker] == [WorkerState.REFUSED]
+            assert load.per_worker[0].detail in why.message and "cannot be opened" in why.message
+            assert not service.client.health()
+            away.rename(changed)
+
+    waiting.on_waiting = told
+    assert [token for delta in waiting for token in delta.token_ids] == expected[0].tokens
+    assert heard[0].reason is WaitReason.WORKER_LOST and WaitReason.WEIGHTS_REFUSED in [why.reason for why in heard]
+    assert service.client.health() and service.client.load().workers == 1
 
 
 @pytest.mark.long

@@ -2,6 +2,8 @@
 
 import random
 import signal
+import subprocess
+import sys
 import time
 from itertools import compress
 
@@ -9,6 +11,7 @@ import grpc
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2
+from tandem.v1 import inference_pb2 as pb
 
 from tests.rigs.processes import Rig
 from tests.rigs.streams import Stream, code_of, details_of
@@ -94,7 +97,21 @@ def test_requests_wait_without_a_worker_and_finish_when_one_joins(rig: Rig) -> N
     worker.kill()
     load = caller.wait_load(lambda load: load.workers == 0)
     assert (load.running, load.waiting, load.pages_used) == (0, 3, 0)
-    assert caller.health() == SERVING
+    # Requests are accepted and wait, so all words of health say that nothing is computed, and callers hear why.
+    assert caller.health() == caller.health("tandem.v1.InferenceService") == NOT_SERVING
+    assert "the last one, " in load.not_serving and load.not_serving_reason == pb.WAIT_REASON_WORKER_LOST
+    for stream in streams:
+        heard = stream.wait(lambda transcript: bool(transcript.waits)).waits
+        assert (heard[0].reason, heard[0].message) == (pb.WAIT_REASON_WORKER_LOST, load.not_serving)
+        assert abs(heard[0].since - load.not_serving_since) < 60
+    health = [sys.executable, "-m", "tandem_client.cli", "health", "--address", caller.address]
+    found = subprocess.run(health, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 3 and load.not_serving in found.stdout
+    late = caller.generate(Ask(prompt=(1,), max_new_tokens=5).request(), timeout=0.5).failed()
+    assert code_of(late) == grpc.StatusCode.DEADLINE_EXCEEDED
+    limited = Ask(prompt=(1,), max_new_tokens=5, extra=pb.GenerateRequest(max_queue_seconds=0.1))
+    assert f"it was waiting: {load.not_serving}" in caller.generate(limited.request()).failed().details()
+    caller.wait_load(lambda load: load.waiting == 3)
     streams += [caller.generate(ask.request()) for ask in asks[3:]]
     assert streams[-1].wait_accepted().accepted.requests_ahead == 5
     assert caller.load().waiting == 6
@@ -103,6 +120,7 @@ def test_requests_wait_without_a_worker_and_finish_when_one_joins(rig: Rig) -> N
         ask.check(stream.result())
     assert [stream.transcript.summary.timing.worker_changes for stream in streams] == [1, 1, 1, 0, 0, 0]
     caller.wait_idle()
+    assert caller.health() == SERVING and not caller.load().not_serving
 
 
 def test_a_worker_that_leaves_hands_its_streams_over_at_once(rig: Rig) -> None:

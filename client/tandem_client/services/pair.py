@@ -178,7 +178,7 @@ class ServicePair:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._down.wait(), _WATCH_SECONDS)
                     return
-                if not await self._serves(client):
+                if await self._serves(client) is False:
                     return
 
     async def stop(self, grace_seconds: float) -> list[str]:
@@ -205,8 +205,8 @@ class ServicePair:
             if child.running:
                 child.kill_group()
 
-    async def _serves(self, client: AsyncClient) -> bool:
-        """Whether the service is ready and a running worker serves it."""
+    async def _serves(self, client: AsyncClient) -> bool | None:
+        """Whether the service is ready and a running worker serves it; None if it does not answer."""
         try:
             if self._probe:
                 return await client.health(timeout=_ANSWER_SECONDS) and self._workers.assume_serving()
@@ -214,7 +214,7 @@ class ServicePair:
             self._note_reason(load)
             return self._workers.note(load) and not load.not_serving and await client.health(timeout=_ANSWER_SECONDS)
         except TandemError:
-            return False
+            return None
 
     def _note_reason(self, load: Load) -> None:
         """Tells why no request is computed, when that has held for a moment."""

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from tandem.v1 import control_pb2, inference_pb2
 
 from tandem_client.cli.commands import serve
 from tandem_client.cli.reporting import Exit
+from tandem_client.services import pair
 from tests.client.fake_programs import STAYS, Output, environment, make_pair, write_programs
 from tests.client.fake_service import WAIT_SECONDS, FakeService
 from tests.rigs.authorities import Authority
@@ -92,6 +94,40 @@ def test_the_restart_of_a_killed_program_is_printed(service: FakeService, progra
     ]
     survivor = "worker" if victim == "scheduler" else "scheduler"
     assert sum(f"{survivor} | pid" in line for line in output.lines) == 1
+
+
+def not_serving(pid: int) -> control_pb2.GetLoadResponse:
+    """A worker has joined and cannot load the service's weights."""
+    refused = control_pb2.WorkerLoad(pid=pid, state=control_pb2.WORKER_STATE_REFUSED, detail="no such folder")
+    return control_pb2.GetLoadResponse(
+        not_serving="worker w-1 cannot load weights 'v2': no such folder",
+        not_serving_reason=inference_pb2.WAIT_REASON_WEIGHTS_REFUSED,
+        per_worker=[refused],
+    )
+
+
+def test_ready_is_said_only_while_requests_are_computed(
+    service: FakeService, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No program ends, and the health check of a moment ago said SERVING."""
+    monkeypatch.setattr(pair, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(pair, "_TELL_SECONDS", 0.01)
+    programs(scheduler=listens(service), worker=STAYS)
+    service.load = not_serving(0)
+
+    async def play(output: Output) -> None:
+        pid = pid_in(await output.until("worker | pid"))
+        service.load = not_serving(pid)
+        await output.until("own | not serving: worker w-1 cannot load weights 'v2': no such folder")
+        assert not any(READY in line for line in output.lines)
+        service.load = None
+        await output.until(READY)
+        service.load = not_serving(pid)
+        await output.until("own | not serving: ", times=2)
+        service.load = None
+        await output.until(READY, times=2)
+
+    assert run_serve(service, play)[0] == 0
 
 
 @pytest.mark.parametrize("status", [1, 3])
