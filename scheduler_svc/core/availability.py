@@ -20,6 +20,7 @@ _REASONS = {
 }
 _ORDER = list(_REASONS)
 _MAX_REASON = 500
+NOBODY = "no worker has joined yet"
 
 
 class Availability:
@@ -50,12 +51,17 @@ class Availability:
             cause = (WaitReason.CRASH_LOOP, crash) if crash else blocked
         self.value = _since(self.value, cause, now)
 
+    @property
+    def why_no_model(self) -> str:
+        """Why no worker has been proven since the start, in one sentence."""
+        return NOBODY if self.blocked is None else self.blocked.message
+
     def _cause(self) -> tuple[WaitReason, str]:
         """Returns why no lane takes requests: that of the lane which is nearest to it."""
         lanes = self._lanes
         if not lanes.by_worker:
             if not lanes.last_end:
-                return WaitReason.NO_WORKER, "no worker has joined yet"
+                return WaitReason.NO_WORKER, NOBODY
             is_lost, what = lanes.last_end
             reason = WaitReason.WORKER_LOST if is_lost else WaitReason.NO_WORKER
             return reason, f"no worker is connected; {what[:_MAX_REASON]}"

@@ -68,8 +68,9 @@ class Scheduler:
         self._output = OutputCollector(report_detached=config.report_detached)
         self._deadlines = Deadlines(config, self.queue, self._lanes, self._waits, self._end)
         self._acceptance = Acceptance(config, self.queue, self._lanes, self._deadlines, self.preparations)
-        self._refusals = Refusals(config, self.queue, self._lanes, self.convictions, self.preparations.sources)
-        self._lingering = Lingering(config, self.queue, self._lanes, self._remove)
+        sources, availability = self.preparations.sources, self.availability
+        self._refusals = Refusals(config, self.queue, self._lanes, availability, self.convictions, sources)
+        self._lingering = Lingering(config, self.queue, self._lanes, availability, self._remove)
         self.drains = Drains(config, self.queue, self._lanes, self.frontends, self._end)
         self.weights = Updates(config, self.queue, self._lanes, self.frontends, self._end)
         self.outputs_of = self._lingering.outputs_of

@@ -55,7 +55,8 @@ class Waits:
 
     def next_wake(self) -> float | None:
         """Returns when `tell` must be called at the latest, None if nothing is due."""
-        return self._look_at if self._queue.num_waiting > self._num_settled else None
+        waiting = self._queue.num_waiting
+        return self._look_at if waiting and waiting != self._num_settled else None
 
     def tell(self, frontends: Container[str], now: float) -> list[fx.Effect]:
         """Returns what callers are told now."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from scheduler_svc.core.availability import Availability
 from scheduler_svc.core.lingering.kept_requests import KeptRequest, KeptRequests
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -29,10 +30,15 @@ class Lingering:
     """`remove` frees a live request without an answer."""
 
     def __init__(
-        self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, remove: Callable[[Request, float], object]
+        self,
+        config: CoreConfig,
+        queue: RequestQueue,
+        lanes: Lanes,
+        availability: Availability,
+        remove: Callable[[Request, float], object],
     ) -> None:
         self._queue = queue
-        self._lanes = lanes
+        self._lanes, self._availability = lanes, availability
         self._remove = remove
         self.kept = KeptRequests(max_ended=config.max_kept_requests, max_bytes=config.max_kept_bytes)
         self._restored: list[tuple[int, float, ev.Restored]] = []
@@ -118,7 +124,7 @@ class Lingering:
         if entry is None:
             return [_rejected(event, fx.RejectCode.NOT_FOUND, _NOT_FOUND)]
         if entry.awaits_worker:
-            return [_rejected(event, fx.RejectCode.NOT_READY, "no worker has joined yet")]
+            return [_rejected(event, fx.RejectCode.NOT_READY, self._availability.why_no_model)]
         streams = range(event.stream, event.stream + entry.num_samples)
         if any(self._queue.by_stream(event.frontend, stream) for stream in streams):
             return [_rejected(event, fx.RejectCode.DUPLICATE, f"a stream from {event.stream} on is in use")]

@@ -1,5 +1,6 @@
 """Why a Submit is refused: the state of the service, a quarantine, its own values, the queue, its tenant's rates."""
 
+from scheduler_svc.core.availability import Availability
 from scheduler_svc.core.constraints.sources import Sources
 from scheduler_svc.core.faults.convictions import Convictions
 from scheduler_svc.core.messages.config import CoreConfig
@@ -14,11 +15,17 @@ class Refusals:
     """Decides whether a Submit is accepted. It changes nothing."""
 
     def __init__(
-        self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, convictions: Convictions, sources: Sources
+        self,
+        config: CoreConfig,
+        queue: RequestQueue,
+        lanes: Lanes,
+        availability: Availability,
+        convictions: Convictions,
+        sources: Sources,
     ) -> None:
         self._config = config
         self._queue = queue
-        self._lanes = lanes
+        self._lanes, self._availability = lanes, availability
         self._convictions = convictions
         self._sources = sources
 
@@ -68,7 +75,7 @@ class Refusals:
             message = "this front end is not registered with the core; it must send Hello first"
             return RejectCode.NOT_READY, "", message
         if self._lanes.worker_infos.served is None:
-            return RejectCode.NOT_READY, "", "no worker has joined yet"
+            return RejectCode.NOT_READY, "", self._availability.why_no_model
         if is_draining:
             return RejectCode.NOT_READY, "", "the service is shutting down"
         if cause := self._lanes.crash_loop.cause(now):

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.operators import Running
+from scheduler_svc.core.messages.operators import Running, Weights, WeightsRestored
 from scheduler_svc.core.messages.waits import WaitReason, WorkerState
 from scheduler_svc.core.weights.updates import RETRY_SECONDS
 from scheduler_svc.core.workers.crash_loop import DEATHS
@@ -151,6 +151,19 @@ def test_a_worker_that_cannot_load_is_not_counted_and_serves_when_it_can() -> No
     assert fleet.core.availability.value is None
     [worker] = load(fleet).per_worker
     assert (worker.state, worker.detail, worker.weights_version) == (WorkerState.SERVING, "", "v1")
+
+
+def test_a_refusal_before_the_first_worker_serves_has_its_words() -> None:
+    """A scheduler that continues a journal after an update, and whose worker finds no folder."""
+    fleet = UpdatedFleet(num_workers=0, silence_timeout_seconds=1e6)
+    fleet.handle(WeightsRestored(weights=Weights(version="v1", folder="/weights/v1")))
+    joins(fleet, refusal=WORDS).run()
+    fleet.tick()
+    value = fleet.core.availability.value
+    assert value is not None and value.reason is WaitReason.WEIGHTS_REFUSED
+    with pytest.raises(AssertionError, match="cannot load weights 'v1'"):
+        # The rig raises the refusal's message.
+        fleet.submit([1, 2, 3])
 
 
 def test_another_update_lets_a_worker_serve_that_could_not_load_the_last_one() -> None:

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -13,9 +14,10 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.door.tenant import ALL_RIGHTS
-from scheduler_svc.frontend import health, server
+from scheduler_svc.frontend import health, readiness, server
 from scheduler_svc.frontend.door.entrance import Entrance
-from scheduler_svc.frontend.readiness import DRAINING, SERVICES
+from scheduler_svc.frontend.health import HealthServicer
+from scheduler_svc.frontend.readiness import DRAINING, SERVICES, Readiness
 from scheduler_svc.frontend.rpc.method import CallLimits
 from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
@@ -216,6 +218,61 @@ def test_requests_wait_while_no_worker_computes_and_all_words_of_health_agree(ru
         assert not load.not_serving and not load.HasField("not_serving_since") and not load.not_serving_reason
 
     run(scenario)
+
+
+def test_the_front_end_says_what_the_core_says_and_what_the_core_cannot_know(monkeypatch: pytest.MonkeyPatch):
+    """The reason, the time, and whether new requests are refused, in the order of a service's life."""
+    now = [1000.0]
+    monkeypatch.setattr(readiness.time, "time", lambda: now[0])
+    health_of = HealthServicer(SERVICES)
+    under_test, seen = Readiness(health_of), list[tuple[str, float, bool]]()
+
+    def look(seconds: float = 1.0) -> None:
+        now[0] += seconds
+        why = under_test.not_serving
+        seen.append(("" if why is None else why.name, under_test.since, vars(under_test)["_refusal"] is not None))
+        assert (health_of._state == State.SERVING) == (why is None)
+
+    def core(reason: str = "", seconds: float = 0.0, *, refuses: bool = False) -> None:
+        value = inference_pb2.WaitReason.Value(f"WAIT_REASON_{reason or 'UNSPECIFIED'}")
+        sent = frontend_pb2.CoreStatus(not_serving=reason, reason=value, not_serving_seconds=seconds, refuses=refuses)
+        under_test.set_core_status(sent)
+
+    look()
+    core("WORKER_STARTING")
+    look()
+    core()
+    look()
+    under_test.set_model(cast(Any, SimpleNamespace(tokenizer=None)))
+    look()
+    core("WORKER_LOST", seconds=0.5)
+    look()
+    core("WEIGHTS_REFUSED", seconds=2.5)
+    look()
+    core()
+    look()
+    core("CRASH_LOOP", refuses=True)
+    look()
+    under_test.lose_core()
+    look()
+    core("WORKER_LOST", seconds=1.0)
+    look()
+    under_test.drain()
+    look()
+    assert seen == [
+        ("no_worker", 1000.0, True),
+        ("worker_starting", 1000.0, True),
+        ("loading_model", 1000.0, True),
+        ("", 1000.0, False),
+        ("worker_lost", 1003.5, False),
+        # The first time counts, whatever the reasons are.
+        ("weights_refused", 1002.5, False),
+        ("", 1002.5, False),
+        ("crash_loop", 1007.0, True),
+        ("scheduler_lost", 1007.0, True),
+        ("worker_lost", 1007.0, True),
+        ("shutting_down", 1007.0, True),
+    ]
 
 
 async def not_serving(s: Service) -> str:
