@@ -93,7 +93,7 @@ def say_and_kill(terminal: Terminal, scheduler: SchedulerProcess, worker: Child,
                 break
             time.sleep(0.01)
     worker.kill()
-    terminal.expect("worker lost")
+    terminal.expect("(worker|was) lost")
 
 
 def check_the_end(terminal: Terminal, talk: Talk, folder: Path) -> None:

@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tandem.v1 import inference_pb2
+
 from tandem_client import errors
 from tandem_client.async_client import AsyncClient
 from tandem_client.async_stream import AsyncGenerateStream
@@ -91,7 +93,8 @@ class _Reading:
                 case "accepted":
                     self._silence.accepted(message.accepted.requests_ahead)
                 case "waiting":
-                    self._silence.waits(message.waiting.message)
+                    is_loss = message.waiting.reason == inference_pb2.WAIT_REASON_WORKER_LOST
+                    self._silence.waits(message.waiting.message, is_loss=is_loss)
                 case "delta":
                     self.first = self.first or now
                     if told := self._silence.part(now):

@@ -31,9 +31,9 @@ class Silence:
         """The service has accepted the request."""
         self._requests_ahead = requests_ahead
 
-    def waits(self, reason: str) -> None:
-        """The service has said why the request makes no progress."""
-        self._reason = reason
+    def waits(self, message: str, *, is_loss: bool) -> None:
+        """The service has said why the request makes no progress; `is_loss`: its worker was lost."""
+        self._reason, self._is_loss = message, self._is_loss or is_loss
 
     def looked(self, load: Load, now: float) -> None:
         """The service has answered GetLoad."""

@@ -72,13 +72,15 @@ def test_the_service_s_own_words_about_the_request_come_first() -> None:
     silence = Silence(0.0)
     silence.part(5.0)
     silence.looked(lost(0.6), 6.0)
-    silence.waits("worker w-2 cannot load weights 'v2'")
+    silence.waits("worker w-2 cannot load weights 'v2'", is_loss=False)
     assert silence.status(8.0) == "worker w-2 cannot load weights 'v2' (3 s)"
     assert silence.part(8.1) == "worker lost, resumed after 3.1 s"
     assert silence.status(10.1) == "waiting (2 s)"
-    silence.waits("other requests have the rows")
+    silence.waits("the last worker was lost", is_loss=True)
+    assert silence.part(10.5) == "worker lost, resumed after 2.4 s"
+    silence.waits("other requests have the rows", is_loss=False)
     silence.unreachable("nothing answers at a:1")
-    assert silence.status(10.1).startswith("connection lost")
+    assert silence.status(12.1).startswith("connection lost")
 
 
 def test_a_lost_connection_is_told() -> None:
