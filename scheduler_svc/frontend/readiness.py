@@ -22,6 +22,7 @@ SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
     control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name,
 )
+_NAMES = {number: name.removeprefix("WAIT_REASON_").lower() for name, number in inference_pb2.WaitReason.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,7 @@ class Readiness:
         sent = self._core_status
         if not sent.not_serving:
             return None
-        name = inference_pb2.WaitReason.Name(sent.reason).removeprefix("WAIT_REASON_").lower()
-        return NotServing(name, sent.not_serving, sent.reason)
+        return NotServing(_NAMES.get(sent.reason, "unknown"), sent.not_serving, sent.reason)
 
     def _why(self) -> NotServing | None:
         if self._is_draining:

@@ -173,8 +173,7 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             if effect.reason is not None:
                 message.core_status.reason = _WAIT[effect.reason]
         case fx.Waits():
-            for wait in effect.waits:
-                message.waits.waits.add(reason=_WAIT[wait.reason], **fields(wait, _WAIT_FIELDS))
+            _fill_waits(message.waits, effect)
         case fx.AnnounceDrain():
             message.draining.SetInParent()
         case DrainReport():
@@ -191,6 +190,11 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             _fill_resumed(message.resumed, effect)
         case fx.Replaced():
             message.replaced.stream = effect.stream
+
+
+def _fill_waits(out: pb.Waits, effect: fx.Waits) -> None:
+    for wait in effect.waits:
+        out.waits.add(reason=_WAIT[wait.reason], **fields(wait, _WAIT_FIELDS))
 
 
 def _fill_logprobs(out: pb.TokenLogprobs | pb.PromptLogprobs, values: fx.Logprobs) -> None:

@@ -230,7 +230,7 @@ class StreamTable:
         """Tells callers why their requests make no progress."""
         now = time.time()
         for wait in message.waits:
-            for number, seconds in zip(wait.streams, wait.seconds, strict=True):
+            for number, seconds in zip(wait.streams, wait.seconds, strict=False):
                 if (sample := self._samples.get(number)) is not None:
                     waiting = pb.Waiting(reason=wait.reason, message=wait.message, since=now - seconds)
                     sample.stream.tell(waiting)
