@@ -13,11 +13,12 @@ import urllib.request
 from pathlib import Path
 
 from tests.rigs.processes import REPOSITORY, Child, Rig
+from tests.rigs.waiting import until
 
 FOLDER = Path(__file__).parent
 BUNDLED = REPOSITORY / "gpu_worker" / "bundled" / "model"
 NAMES = ("instructor", "pydantic-ai", "litellm", "langchain-openai", "lm-eval", "guidellm", "vllm")
-START_SECONDS, CHECK_SECONDS = 120.0, 480.0
+CHECK_SECONDS = 480.0
 WORKER = ["gpu_worker", "--exit-with-parent", "--device", "cpu", "--max-rows", "16", "--num-pages", "512"]
 
 
@@ -30,14 +31,16 @@ def serve(rig: Rig) -> str:
     )  # fmt: skip
     rig.children.append(gateway)
     url = gateway.wait_line(r"gateway listening on (\S+)$").group(1)
-    end = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return url
-        except urllib.error.HTTPError:
-            assert time.monotonic() < end, "the service does not serve"
-            time.sleep(0.2)
+    until(lambda: is_serving(url), "a service that serves")
+    return url
+
+
+def is_serving(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
+            return True
+    except urllib.error.HTTPError:
+        return False
 
 
 def check(name: str, url: str) -> str:

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +21,7 @@ from ray._common.utils import get_ray_address_file, reset_ray_address
 from ray.cluster_utils import Cluster
 
 from tests.rigs.processes import REPOSITORY
+from tests.rigs.waiting import until
 
 # The head takes no work.
 _HEAD = {"num_cpus": 0, "include_dashboard": False}
@@ -125,14 +125,16 @@ class LocalCluster:
         lines = self.command("status", "--json", code=None).splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
-    def wait_status(self, what: Callable[[list[dict[str, Any]]], bool], seconds: float = 60.0) -> list[dict[str, Any]]:
+    def wait_status(self, what: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
         """Waits until the reports satisfy `what`, by asking."""
-        limit = time.monotonic() + seconds
-        while True:
-            found = self.status()
-            if what(found):
-                return found
-            assert time.monotonic() < limit, f"the workers did not get there in {seconds} s: {found}"
+        found: list[dict[str, Any]] = []
+
+        def is_so() -> bool:
+            found[:] = self.status()
+            return what(found)
+
+        until(is_so, "reports of workers")
+        return found
 
 
 def _raylet(node: Any) -> psutil.Process:

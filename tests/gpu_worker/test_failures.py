@@ -14,6 +14,7 @@ from gpu_worker import __main__ as program
 from gpu_worker import startup
 from gpu_worker.failures import explain, is_expected
 from tests.gpu_worker.saved_model import changed, save_model
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
 class DeviceLost(RuntimeError):
@@ -197,7 +198,9 @@ def test_corrupt_weights_are_the_last_line_of_the_process(saved: Path, tmp_path:
     # The header is complete and wrong, so safetensors itself reports it.
     (folder / "model.safetensors").write_bytes(weights.replace(b'"shape":[40,', b'"shape":[99,'))
     flags = ["--model", str(folder), "--device", "cpu", "--runtime-dir", str(tmp_path / "run")]
-    run = subprocess.run([sys.executable, "-m", "gpu_worker", *flags], capture_output=True, text=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-m", "gpu_worker", *flags], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+    )
     assert run.returncode == 1
     assert run.stdout == ""
     last = run.stderr.splitlines()[-1]

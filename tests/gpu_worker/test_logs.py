@@ -14,6 +14,7 @@ from datetime import datetime
 import pytest
 
 from gpu_worker import logs
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
 
@@ -28,7 +29,7 @@ class BlockedStream(io.StringIO):
     def write(self, text: str) -> int:
         if text:
             self.blocks.set()
-            assert self.opened.wait(60)
+            assert self.opened.wait(TIMEOUT_SECONDS)
         return super().write(text)
 
 
@@ -149,7 +150,7 @@ def test_a_full_queue_drops_records_and_counts_them() -> None:
         handler.handle(logging.LogRecord("gpu_worker", logging.INFO, "", 0, f"line {number}", (), None))
 
     say(0)
-    assert stream.blocks.wait(60)
+    assert stream.blocks.wait(TIMEOUT_SECONDS)
     for number in range(1, 10):
         say(number)
     assert handler.num_dropped == 5
@@ -171,7 +172,7 @@ def test_the_report_of_drops_precedes_the_next_record() -> None:
         handler.handle(logging.LogRecord("gpu_worker", logging.INFO, "", 0, message, (), None))
 
     say("written")
-    assert stream.blocks.wait(60)
+    assert stream.blocks.wait(TIMEOUT_SECONDS)
     for message in ("queued", "queued", "lost", "lost"):
         say(message)
     # Room for the report, not for the record after it.
@@ -207,6 +208,6 @@ def test_a_process_with_unread_stderr_continues() -> None:
     )
     assert process.stdout is not None and process.stderr is not None
     assert int(process.stdout.readline()) > 1_000
-    assert process.wait(60) == 0
+    assert process.wait(TIMEOUT_SECONDS) == 0
     process.stdout.close()
     process.stderr.close()

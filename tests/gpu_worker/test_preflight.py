@@ -14,6 +14,7 @@ from gpu_worker.preflight import check_before_imports, check_threads
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from tests.architecture.source import ROOT
 from tests.gpu_worker.saved_model import changed, save_model
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
 # Runs the program as __main__ does, then lists the loaded modules of HEAVY.
@@ -42,7 +43,7 @@ def run(*arguments: str, **environment: str) -> tuple[int, list[str], str, str]:
         capture_output=True,
         text=True,
         env={**own, "PYTHONPATH": paths, **environment},
-        timeout=60,
+        timeout=TIMEOUT_SECONDS,
     )
     assert process.returncode == 0, process.stderr
     *shown, last = process.stdout.splitlines()

@@ -1,14 +1,13 @@
 """The metrics page of a service under test: fetched over HTTP, parsed by Prometheus' own client library."""
 
 import ssl
-import time
 import urllib.request
 from collections.abc import Callable
 
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.rigs.waiting import TIMEOUT_SECONDS
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 
 class MetricsPage:
@@ -43,8 +42,11 @@ def fetch(url: str, *, token: str = "", context: ssl.SSLContext | None = None) -
 
 def wait_page(url: str, condition: Callable[[MetricsPage], bool]) -> MetricsPage:
     """Fetches the page until it meets the condition: front ends report once a second."""
-    end = time.monotonic() + TIMEOUT_SECONDS
-    while not condition(page := fetch(url)):
-        assert time.monotonic() < end, {name: family.samples for name, family in page.families.items()}
-        time.sleep(0.2)
-    return page
+    pages: list[MetricsPage] = []
+
+    def is_met() -> bool:
+        pages[:] = [fetch(url)]
+        return condition(pages[0])
+
+    until(is_met, "figures of the metrics page")
+    return pages[0]

@@ -13,6 +13,7 @@ import pytest
 from tandem_client import Client
 from tests.rigs.busy_loops import busy_loops
 from tests.rigs.processes import Child, Rig
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 _SECONDS, _CALLERS, _LOOPS = 60.0, 8, 4
 
@@ -42,7 +43,7 @@ def test_no_healthy_worker_is_given_up_beside_four_busy_loops(rig: Rig) -> None:
     scheduler = rig.scheduler("--exit-with-parent")
     tokens: list[int] = []
     with Client(scheduler.address) as client:
-        client.wait_ready(120.0)
+        client.wait_ready(TIMEOUT_SECONDS)
         until = time.monotonic() + _SECONDS
         callers = [
             threading.Thread(target=traffic, args=(client, seed, until, tokens), daemon=True)
@@ -71,7 +72,7 @@ def test_tandem_serve_replaces_a_worker_that_hangs_in_a_step(rig: Rig) -> None:
     address = serve.wait_line(r"frontend listening on (\S+:\d+)", 120.0).group(1)
     prompt, options = [5, 6, 7], {"max_new_tokens": 300, "ignore_eos": True, "temperature": 0.0, "timeout": 300.0}
     with Client(address) as client:
-        client.wait_ready(120.0)
+        client.wait_ready(TIMEOUT_SECONDS)
         undisturbed = [token for delta in client.generate(prompt, **options) for token in delta.token_ids]
         hung, tokens, times = client.load().worker_pid, [], []
         for delta in client.generate(prompt, **options):

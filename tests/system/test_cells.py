@@ -12,6 +12,7 @@ from tandem_client.errors import Unavailable
 from tandem_client.sync_stream import GenerateStream
 from tests.rigs.processes import Rig, SchedulerProcess
 from tests.rigs.streams import Caller
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask
 
 SHAPE = ("--page-size", "4", "--num-pages", "512", "--max-rows", "16", "--max-length", "1024", "--step-ms", "2")
@@ -62,7 +63,7 @@ def test_a_cell_that_dies_takes_its_streams_and_no_others(rigs: list[Rig]) -> No
     asks = [ask for cell in (0, 1) for ask in asks_of(router, cell, 6)]
     homes = [0] * 6 + [1] * 6
     with Client([caller.address for caller in callers]) as client:
-        client.wait_ready(30.0)
+        client.wait_ready(TIMEOUT_SECONDS)
         streams = [send(client, ask) for ask in asks]
         for stream in streams:
             next(stream)

@@ -20,6 +20,7 @@ from tandem.v1 import inference_pb2 as pb
 from transformers.utils.chat_parsing import parse_response
 
 from tests.rigs.processes import Rig, SchedulerProcess
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask
 
 SHAPE = ("--max-rows", "16", "--max-length", "600", "--num-pages", "1200", "--step-ms", "4")
@@ -92,7 +93,7 @@ def request(idx: int) -> pb.GenerateRequest:
         chat=chat_pb2.Chat(messages=messages, tools_json=[TOOL]),
         stop=pb.StopParams(max_new_tokens=NUM_TOKENS, ignore_eos=True),
         sampling=pb.SamplingParams(temperature=1.0, seed=idx),
-        resume=pb.ResumeParams(linger_seconds=30.0),
+        resume=pb.ResumeParams(linger_seconds=600.0),
     )
 
 
@@ -106,7 +107,11 @@ def read(address: str, idx: int, answers: list[Answer]) -> None:
             again = pb.ResumeRequest(
                 request_id=accepted.request_id, resume_secret=accepted.resume_secret, offsets=[answer.offset()]
             )
-            call = stub.Resume(again, timeout=60) if accepted.resume_secret else stub.Generate(request(idx), timeout=60)
+            call = (
+                stub.Resume(again, timeout=TIMEOUT_SECONDS)
+                if accepted.resume_secret
+                else stub.Generate(request(idx), timeout=TIMEOUT_SECONDS)
+            )
             try:
                 for message in call:
                     if message.HasField("accepted"):
@@ -165,6 +170,6 @@ def test_kills_change_no_chat(rig: Rig, chat_files: tuple[str, ...], num_kills: 
             workers.append(rig.worker(*SHAPE, *chat_files))
             kill_front_end(scheduler)
             for reader in readers:
-                reader.result(90)
+                reader.result()
     check(scheduler.address, answers)
     assert caller.wait_idle().lane_resets >= num_kills

@@ -20,6 +20,7 @@ from tandem_client import Client
 from tandem_client.types import FinishReason
 from tests.rigs.processes import Child, Rig, SchedulerProcess, child_environment
 from tests.rigs.terminal import CTRL_D, ENTER, Terminal
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.conftest import Served
 from tests.system.real_service import BUNDLED, SHAPE
 
@@ -58,7 +59,7 @@ def undisturbed(address: str) -> Talk:
             for text in talk.texts:
                 talk.messages.append({"role": "user", "content": text})
                 with client.generate(
-                    chat=talk.messages, temperature=0, max_new_tokens=NEW_TOKENS, timeout=60
+                    chat=talk.messages, temperature=0, max_new_tokens=NEW_TOKENS, timeout=TIMEOUT_SECONDS
                 ) as stream:
                     for _ in stream:
                         pass
@@ -161,7 +162,7 @@ def test_the_bundled_model_talks_over_the_kill_of_its_worker(rig: Rig, tmp_path:
     first = worker()
     scheduler = rig.scheduler()
     with Client(scheduler.address) as client:
-        client.wait_ready(timeout=110)
+        client.wait_ready(TIMEOUT_SECONDS)
     talk = undisturbed(scheduler.address)
     with chatting(rig, scheduler) as terminal:
         say_and_kill(terminal, scheduler, first, talk.texts[0])

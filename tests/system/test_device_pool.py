@@ -4,8 +4,7 @@ The undisturbed run of the same prompts is the truth.
 """
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from tandem_client import Client
 from tests.rigs.processes import Child, Rig
+from tests.rigs.waiting import until
 from tests.system.real_service import TIMEOUT_SECONDS, prompts
 from tests.system.test_shared_pool import IN_FLIGHT, NUM_STREAMS, PAGE_SIZE, Service, worker
 
@@ -29,7 +29,7 @@ class GpuService(Service):
         """Starts a worker, and returns when it waits."""
         self.waiting = worker(self.rig, "--standby", "--standby-pages", "160", program=PROGRAM)
         self.waiting.wait_line("joined")
-        wait_until(lambda: self.client.load().standby_workers == 1)
+        until(lambda: self.client.load().standby_workers == 1)
 
     def next_worker(self, flags: Sequence[str]) -> Child:
         """The one that waits, or a new one."""
@@ -49,14 +49,6 @@ def service() -> Iterator[GpuService]:
         with Client(scheduler.address) as client:
             client.wait_ready(TIMEOUT_SECONDS)
             yield GpuService(rig=rig, holder=holder, scheduler=scheduler, client=client, worker=first)
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    """Waits for what another process does."""
-    until = time.monotonic() + TIMEOUT_SECONDS
-    while not is_true():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def device_memories(child: Child) -> int:

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -15,6 +13,7 @@ from tandem_client import Client, TlsSettings, errors
 from tandem_client.types import AbortOutcome
 from tests.rigs.authorities import Authority
 from tests.rigs.processes import REPOSITORY, Rig, SchedulerProcess, child_environment
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 PROMPT = [3, 4, 5]
 
@@ -52,16 +51,9 @@ class Tenants:
         return list(self._entries)
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def refused(client: Client, kind: type[errors.TandemError]) -> bool:
     try:
-        client.model_info(timeout=20)
+        client.model_info(timeout=TIMEOUT_SECONDS)
     except errors.TandemError as error:
         return isinstance(error, kind)
     return False
@@ -89,7 +81,7 @@ def test_two_tenants_over_tls(tmp_path: Path) -> None:
 
         probe = scheduler.wait_line(r"health listening on (\S+)").group(1)
         with grpc.insecure_channel(probe) as channel:
-            for answer in channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60):
+            for answer in channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=TIMEOUT_SECONDS):
                 if health_pb2.HealthCheckResponse.FromString(answer).status == 1:
                     break
         with (
@@ -163,11 +155,11 @@ def _same_ids(mine: Client, theirs: Client, operator: Client) -> None:
     second = stream(theirs)
     until(lambda: operator.load().running == 2)
     assert theirs.abort("same") == {"same": AbortOutcome.ABORTED}
-    second[1].join(30)
+    second[1].join(TIMEOUT_SECONDS)
     assert second[2] == ["aborted"]
     assert operator.abort("same") == {"same": AbortOutcome.NOT_FOUND}
     assert operator.abort("acme/same") == {"acme/same": AbortOutcome.ABORTED}
-    first[1].join(30)
+    first[1].join(TIMEOUT_SECONDS)
     assert first[2] == ["aborted"]
 
 

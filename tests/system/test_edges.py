@@ -10,6 +10,7 @@ from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from tests.rigs.streams import code_of, details_of
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask
 from tests.system.conftest import Served
 
@@ -176,7 +177,7 @@ def test_malformed_bytes_are_refused(served: Served) -> None:
         call = channel.unary_stream("/tandem.v1.InferenceService/Generate")
         for data in (b"\xff\xff\xff", struct.pack("<I", 77) * 5, b"\x0a\xff"):
             with pytest.raises(grpc.RpcError) as caught:
-                list(call(data, timeout=20))
+                list(call(data, timeout=TIMEOUT_SECONDS))
             assert code_of(caught.value) in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL)
     assert served.caller.load().workers == 1
 

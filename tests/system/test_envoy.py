@@ -201,7 +201,7 @@ def test_a_full_cell_passes_requests_on_and_its_refusal_keeps_its_details(tmp_pa
 
 def test_resume_and_abort_reach_the_cell_that_the_answer_named(fleet: Fleet) -> None:
     lingering = replace(
-        SHORT, max_new_tokens=600, extra=pb.GenerateRequest(resume=pb.ResumeParams(linger_seconds=30.0))
+        SHORT, max_new_tokens=600, extra=pb.GenerateRequest(resume=pb.ResumeParams(linger_seconds=600.0))
     )
     keys = [fleet.key_of(cell) for cell in range(NUM_CELLS)]
     for cell, key in enumerate(keys):

@@ -19,6 +19,7 @@ from tests.rigs import network
 from tests.rigs.network import Network
 from tests.rigs.processes import Child, Rig
 from tests.rigs.remote import RemoteKeys
+from tests.rigs.waiting import until
 from tests.system.real_service import (
     BUNDLED,
     NEW_TOKENS,
@@ -69,10 +70,7 @@ class TwoHosts:
 
     def wait_workers(self, count: int) -> float:
         """Waits until so many workers serve. Returns the time."""
-        limit = time.monotonic() + TIMEOUT_SECONDS
-        while self.client.load().workers != count:
-            assert time.monotonic() < limit, "\n".join(child.output() for child in self._rig.children)
-            time.sleep(0.02)
+        until(lambda: self.client.load().workers == count, f"{count} workers")
         return time.monotonic()
 
 

@@ -11,6 +11,7 @@ import grpc
 
 from tests.rigs.processes import Rig, child_environment
 from tests.rigs.streams import Caller, Stream, code_of, details_of
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask, random_asks
 
 NOT_SERVING = 2
@@ -21,7 +22,9 @@ SLOW = ("--step-ms", "4")
 def drain(caller_address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs `tandem drain --json` to its end."""
     command = [sys.executable, "-m", "tandem_client.cli", "drain", "--json", "--address", caller_address, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=child_environment(), timeout=120, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=child_environment(), timeout=TIMEOUT_SECONDS, check=False
+    )
 
 
 def streams_of(caller: Caller, asks: list[Ask]) -> list[Stream]:

@@ -11,6 +11,7 @@ import pytest
 
 from tandem_client import Client
 from tests.rigs.processes import REPOSITORY, Rig, child_environment
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 PARTS = ["time", "process", "pid", "level", "message"]
 
@@ -45,19 +46,19 @@ def test_every_line_of_every_process_parses(rig: Rig) -> None:
     for thread in threads:
         thread.start()
     try:
-        assert listening.wait(120)
+        assert listening.wait(TIMEOUT_SECONDS)
         [address] = {json.loads(line)["message"].split()[-1] for line in lines if "frontend listening on" in line}
         with Client(address) as client:
-            client.wait_ready(120.0)
+            client.wait_ready(TIMEOUT_SECONDS)
             list(client.generate("Return the", max_new_tokens=5))
             psutil.Process(client.load().worker_pid).kill()
-            list(client.generate("Return the", max_new_tokens=5, timeout=120.0))
-        assert ready_twice.wait(120)
+            list(client.generate("Return the", max_new_tokens=5, timeout=TIMEOUT_SECONDS))
+        assert ready_twice.wait(TIMEOUT_SECONDS)
     finally:
         serve.terminate()
         for thread in threads:
-            thread.join(60)
-        assert serve.wait(60) == 0
+            thread.join(TIMEOUT_SECONDS)
+        assert serve.wait(TIMEOUT_SECONDS) == 0
         serve.stdout.close()
         serve.stderr.close()
     parsed = [json.loads(line) for line in lines + errors]

@@ -43,7 +43,7 @@ def test_a_request_that_kills_its_worker_ends_alone_and_is_refused_when_it_is_se
     asks = random_asks(63, seed=4, prompts=(1, 30), outputs=(400, 500))
     with poisoned(rig, "kill", asks) as (caller, restarting, streams):
         poison = caller.generate(POISON.request())
-        error = poison.failed(60)
+        error = poison.failed()
         assert code_of(error) == grpc.StatusCode.INTERNAL
         assert "its worker died or hung 2 times while it ran alone at token 4" in error.details()
         seen = [len(stream.transcript.tokens) for stream in streams]
@@ -69,7 +69,7 @@ def test_a_request_that_kills_its_worker_ends_alone_and_is_refused_when_it_is_se
 def test_with_two_workers_the_streams_of_the_other_one_flow_on(rig: Rig) -> None:
     asks = random_asks(32, seed=5, prompts=(1, 30), outputs=(400, 500))
     with poisoned(rig, "kill", asks, workers=2) as (caller, restarting, streams):
-        error = caller.generate(POISON.request()).failed(60)
+        error = caller.generate(POISON.request()).failed()
         assert code_of(error) == grpc.StatusCode.INTERNAL
         assert len(restarting.deaths) <= 8
         check(asks, streams)
@@ -80,7 +80,7 @@ def test_with_two_workers_the_streams_of_the_other_one_flow_on(rig: Rig) -> None
 def test_a_request_that_hangs_its_worker_is_found(rig: Rig) -> None:
     asks = random_asks(7, seed=6, prompts=(1, 30), outputs=(100, 200))
     with poisoned(rig, "hang", asks) as (caller, restarting, streams):
-        error = caller.generate(POISON.request()).failed(90)
+        error = caller.generate(POISON.request()).failed()
         assert code_of(error) == grpc.StatusCode.INTERNAL
         assert len(restarting.deaths) <= 1 + 3 + 1
         check(asks, streams)

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import time
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,19 +13,13 @@ import pytest
 from tandem_client import Client, errors
 from tests.rigs import byte_tokenizer
 from tests.rigs.processes import Rig, SchedulerProcess
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 TOKEN, WRONG = "tandem_zebra-token", "tandem_okapi-token"
 PROMPT, STOP, SALT, MODEL = "a zebra-prompt " * 3, "zebra-stop", "zebra-salt", "zebra-model"
 POISON = "zebra-poison"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARTS = {"time", "process", "pid", "level", "message"}
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def tokens_file(path: Path) -> Path:
@@ -47,7 +39,7 @@ def test_neither_texts_nor_secrets_are_logged(tmp_path: Path, log_format: str) -
             program=("tests.rigs.known_secrets", str(drawn), ),
         )  # fmt: skip
         with Client(scheduler.address, token=TOKEN) as client, Client(scheduler.address, token=WRONG) as wrong:
-            client.wait_ready(timeout=60)
+            client.wait_ready(TIMEOUT_SECONDS)
             texts, secret = _traffic(client, wrong)
             _kill_the_worker_of_a_stream(rig, client, workers)
             # Its line is written after the call has ended.

@@ -22,6 +22,7 @@ from tests.rigs.network import Network
 from tests.rigs.processes import Child, Rig, SchedulerProcess, child_environment
 from tests.rigs.remote import RemoteKeys
 from tests.rigs.streams import Caller, Stream
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
 from tests.system.asks import Ask, random_asks
 
 SHAPE = ("--page-size", "4", "--num-pages", "1024", "--max-rows", "16", "--max-length", "1024", "--token-budget", "128")
@@ -108,10 +109,7 @@ def test_a_cable_that_is_loose_costs_no_stream(rig: Rig, net: Network, program: 
     streams = [caller.generate(ask.request()) for ask in asks]
     for _ in range(8):
         before = sum(len(stream.transcript.tokens) for stream in streams)
-        limit = time.monotonic() + 30.0
-        while sum(len(stream.transcript.tokens) for stream in streams) < before + 200:
-            assert time.monotonic() < limit, "no tokens flow"
-            time.sleep(0.01)
+        until(lambda before=before: sum(len(stream.transcript.tokens) for stream in streams) >= before + 200, "tokens")
         net.cut()
         time.sleep(rng.choice([0.2, 1.0, *(rng.uniform(1.9, 3.0) for _ in range(4))]))
         net.restore()
@@ -263,7 +261,9 @@ def test_the_real_worker_serves_over_tcp_and_comes_back_after_a_pulled_cable(rig
 )
 def test_tcp_without_keys_is_refused_by_both_programs(program: str, arguments: list[str], rig: Rig) -> None:
     command = [sys.executable, "-m", program, "--runtime-dir", str(rig.runtime_dir / "x"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False, timeout=60)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=child_environment(), check=False, timeout=TIMEOUT_SECONDS
+    )
     assert done.returncode == 2
     assert "needs keys" in done.stderr or "need keys" in done.stderr
     assert "`tandem keys DIR" in done.stderr and done.stderr.count("\n") == 1

@@ -12,6 +12,7 @@ from tests.rigs import byte_tokenizer
 from tests.rigs.oracle import next_token
 from tests.rigs.processes import Rig
 from tests.rigs.sampling import Settings
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
 @dataclass
@@ -43,7 +44,7 @@ def test_each_batch_is_sampled_with_the_trainers_weights(tmp_path: Path) -> None
         rig.worker("--max-rows", "8", late=False)
         scheduler = rig.scheduler("--weights-folders", str(tmp_path))
         with Client(scheduler.address) as client:
-            client.wait_ready(60)
+            client.wait_ready(TIMEOUT_SECONDS)
             model = Model()
             trainer, rollout = trainer_of(model), TandemRollout(client, tmp_path)
             batch = ["one", "one", "two", "two"]

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import time
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,7 @@ from scheduler_svc.journal import reader
 from scheduler_svc.journal.folder import JournalFolder
 from tandem_client import Client
 from tests.rigs.processes import Rig, SchedulerProcess
-from tests.rigs.waiting import TIMEOUT_SECONDS
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
 from tests.system.asks import Ask, random_asks
 from tests.system.featured import Reading
 
@@ -106,14 +105,13 @@ def test_streams_survive_100_random_deaths(rig: Rig) -> None:
 
 def live_frontends(scheduler: SchedulerProcess) -> list[int]:
     """Waits until both front ends run. Returns their process ids."""
-    limit = time.monotonic() + TIMEOUT_SECONDS
-    while time.monotonic() < limit:
+
+    def live() -> list[int]:
         children = psutil.Process(scheduler.pid).children()
-        live = [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
-        if len(live) == 2:
-            return live
-        time.sleep(0.05)
-    raise AssertionError("the scheduler has not two front ends")
+        return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
+
+    until(lambda: len(live()) == 2, "two front ends of the scheduler")
+    return live()
 
 
 def test_a_stopped_service_leaves_a_journal_of_the_ended_requests(rig: Rig) -> None:

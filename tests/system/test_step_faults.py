@@ -6,6 +6,7 @@ import pytest
 from tests.rigs import byte_tokenizer
 from tests.rigs.processes import Rig
 from tests.rigs.streams import code_of
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask, random_asks
 
 SHAPE = ("--num-pages", "256", "--max-rows", "16", "--max-length", "300")
@@ -36,7 +37,7 @@ def test_occasional_step_failures_change_no_stream(rig: Rig, how: str) -> None:
 
 
 def _answer(stream) -> grpc.RpcError | None:
-    stream._join(30)
+    stream._join(TIMEOUT_SECONDS)
     return stream.error
 
 

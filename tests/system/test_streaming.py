@@ -131,7 +131,7 @@ def test_preemption_in_a_small_pool_changes_no_stream(rig: Rig) -> None:
     _, _, caller = rig.serve("--num-pages", "24", "--max-rows", "8", "--max-length", "96")
     asks = random_asks(32, seed=3, prompts=(1, 30), outputs=(40, 58))
     streams = [caller.generate(ask.request()) for ask in asks]
-    transcripts = [stream.result(60) for stream in streams]
+    transcripts = [stream.result() for stream in streams]
     for ask, transcript in zip(asks, transcripts, strict=True):
         ask.check(transcript)
     load = caller.wait_idle()

@@ -15,6 +15,7 @@ from tandem.v1 import inference_pb2 as pb
 
 from tests.rigs.processes import Rig
 from tests.rigs.streams import Stream, code_of, details_of
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask, random_asks
 from tests.system.conftest import Served
 
@@ -71,7 +72,7 @@ def test_kills_at_random_moments_change_no_stream(rig: Rig, num_kills: int) -> N
         rig.kill_serving(caller, workers)
         workers.append(rig.worker(*SHAPE))
     met_all = [not stream.ended for stream in streams[:16]]
-    transcripts = [stream.result(60) for stream in streams]
+    transcripts = [stream.result() for stream in streams]
     for ask, transcript in zip(asks[: len(streams)], transcripts, strict=True):
         ask.check(transcript)
     load = caller.wait_idle()
@@ -259,7 +260,7 @@ def test_a_killed_scheduler_ends_streams_and_its_worker_joins_the_next(rig: Rig)
         assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
         assert stream.transcript.tokens == ask.expected().tokens[: len(stream.transcript.tokens)]
     # The front end ends with its scheduler.
-    frontend.wait(10)
+    frontend.wait(TIMEOUT_SECONDS)
     caller.close()
     second = rig.scheduler()
     caller = rig.caller(second)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source import ROOT
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 FILE = ROOT / "gpu_worker" / "cluster" / "files" / "lanes.sbatch"
 # Writes its arguments to the file `calls`, and ends with the next code of the file `codes`; without one it waits.
@@ -69,7 +70,7 @@ def test_every_flag_of_the_worker_exists() -> None:
 
 def test_a_worker_that_ends_is_started_again_until_its_settings_are_refused(slurm: Path) -> None:
     script = start(slurm, [1, 0, -9 % 256, 2])
-    output, _ = script.communicate(timeout=30)
+    output, _ = script.communicate(timeout=TIMEOUT_SECONDS)
     assert script.returncode == 2
     assert len(calls(slurm)) == 4
     assert calls(slurm)[0] == (
@@ -81,7 +82,7 @@ def test_a_worker_that_ends_is_started_again_until_its_settings_are_refused(slur
 
 def test_failures_in_a_row_are_bounded(slurm: Path) -> None:
     script = start(slurm, [1] * 9, TANDEM_MAX_FAILURES="3")
-    output, _ = script.communicate(timeout=30)
+    output, _ = script.communicate(timeout=TIMEOUT_SECONDS)
     assert script.returncode == 1 and len(calls(slurm)) == 3
     assert "the worker failed 3 times in a row, the last time with exit code 1" in output
 
@@ -90,12 +91,12 @@ def test_the_signal_before_the_time_limit_lets_the_worker_leave(slurm: Path) -> 
     script = start(slurm, [])
     assert script.stdout is not None and script.stdout.readline() == "waits\n"
     script.send_signal(signal.SIGTERM)
-    script.communicate(timeout=30)
+    script.communicate(timeout=TIMEOUT_SECONDS)
     assert script.returncode == 0 and calls(slurm)[-1] == "left" and len(calls(slurm)) == 2
 
 
 @pytest.mark.parametrize("name", ["TANDEM_CONNECT", "TANDEM_KEYS", "TANDEM_MODEL"])
 def test_a_missing_variable_is_named(name: str, slurm: Path) -> None:
     script = start(slurm, [], **{name: ""})
-    output, _ = script.communicate(timeout=30)
+    output, _ = script.communicate(timeout=TIMEOUT_SECONDS)
     assert script.returncode != 0 and f"{name}: must be" in output and not (slurm / "calls").exists()

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from gpu_worker.cluster.reports import Report, State, line_of, summary_of
 from gpu_worker.cluster.restarts import STEADY_SECONDS, GiveUp, Restarts
 from gpu_worker.cluster.supervisor import Supervisor
 from tests.architecture.source import ROOT
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 FLEET = Fleet(name="test", connect="tcp://127.0.0.1:1", keys="/nowhere")
 SERVES = 'print("2026-11-23 worker INFO joined the scheduler; generation 1", flush=True); signal.pause()'
@@ -54,11 +54,8 @@ def supervise() -> Iterator[Callable[..., Supervisor]]:
 
 def wait(supervisor: Supervisor, what: Callable[[Report], bool]) -> Report:
     """Waits until the report satisfies `what`, by asking, as `status` does."""
-    limit = time.monotonic() + 30.0
-    while not what(report := supervisor.report()):
-        assert time.monotonic() < limit, f"it never came: {report}"
-        time.sleep(0.005)
-    return report
+    until(lambda: what(supervisor.report()), "a report")
+    return supervisor.report()
 
 
 def test_a_worker_serves_once_it_has_joined_and_ends_in_order(supervise: Callable[..., Supervisor]) -> None:
@@ -116,7 +113,7 @@ def test_a_worker_that_ignores_its_signal_is_killed_with_what_it_started(
     report = wait(supervisor, lambda report: report.state == State.SERVING)
     [child] = psutil.Process(report.pid).children()
     supervisor.stop(0.2)
-    child.wait(10)
+    child.wait(TIMEOUT_SECONDS)
     assert not psutil.pid_exists(report.pid)
 
 
@@ -134,7 +131,7 @@ def test_a_worker_ends_with_the_process_that_holds_its_supervisor() -> None:
         worker = psutil.Process(int(lines.readline()))
     holder.kill()
     holder.wait()
-    psutil.wait_procs([worker], timeout=10)
+    psutil.wait_procs([worker], timeout=TIMEOUT_SECONDS)
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 

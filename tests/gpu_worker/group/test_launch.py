@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.rigs.processes import REPOSITORY, child_environment
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 LAUNCH = """
 import sys
@@ -33,7 +34,7 @@ def launched(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
         env=child_environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
 
@@ -62,6 +63,6 @@ def test_two_launchers_start_the_ranks_of_a_group_together(tmp_path: Path, what:
         )
         for _ in range(2)
     ]
-    outputs = [half.communicate(timeout=60) for half in halves]
+    outputs = [half.communicate(timeout=TIMEOUT_SECONDS) for half in halves]
     assert [half.returncode for half in halves] == [0, 0], outputs
     assert [len(list(tmp_path.glob(f"{rank}-*"))) for rank in (0, 1)] == [starts, starts]

@@ -14,10 +14,11 @@ from gpu_worker.link.remote import CurveKeys, read_keys
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.settings import SettingsRefused
 from tests.gpu_worker.link.test_remote import make_keys
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 # Ranks 0 and 1 are on one host, 2 and 3 on another.
 RANKS = [Ranks(rank=rank, size=4, local_rank=rank % 2, local_size=2) for rank in range(4)]
-WAIT_MS = 10_000
+WAIT_MS = 1000 * TIMEOUT_SECONDS
 SILENT_MS = 300
 
 
@@ -25,7 +26,7 @@ class Meeting:
     """Stands for the collective calls of some ranks, each in a thread."""
 
     def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=10)
+        self._barrier = threading.Barrier(size, timeout=TIMEOUT_SECONDS)
         self._said: dict[int, list[float]] = {}
 
     def of(self, rank: int) -> "Voice":

