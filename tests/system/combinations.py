@@ -68,6 +68,7 @@ class Event(StrEnum):
     HOLDER = "kill holder"
     GATEWAY = "kill gateway"
     STANDBY = "kill standby"
+    SCHEDULER_AND_WORKER = "kill scheduler and worker"
     # The service is whole after the last death.
     NOTHING = "nothing"
 
@@ -122,7 +123,7 @@ class Kind(StrEnum):
 def survives(kind: Kind, event: Event, features: Features) -> bool:
     """Whether a stream must go on to its end."""
     match event:
-        case Event.SECOND_START | Event.THIRD_START:
+        case Event.SECOND_START | Event.THIRD_START | Event.SCHEDULER_AND_WORKER:
             return kind is Kind.RESUMING and Feature.JOURNAL in features
         case Event.FRONT_END:
             return kind is Kind.RESUMING
@@ -345,6 +346,7 @@ class Service:
             Event.HOLDER: self._kill_holder,
             Event.GATEWAY: self._kill_gateway,
             Event.STANDBY: self._kill_standby,
+            Event.SCHEDULER_AND_WORKER: self._kill_scheduler_and_worker,
             Event.NOTHING: lambda: None,
         }
 
@@ -358,23 +360,30 @@ class Service:
         self._scheduler.kill_with_frontends()
         self._scheduler = self._start_scheduler(address)
 
+    def _kill_scheduler_and_worker(self) -> None:
+        self._kill_worker(after=self._kill_scheduler)
+
     def _kill_front_end(self) -> None:
         num_lines = len(self._scheduler.lines)
         children = psutil.Process(self._scheduler.pid).children()
-        os.kill(next(each.pid for each in children if "scheduler_svc.frontend" in each.cmdline()), signal.SIGKILL)
+        frontends = [each for each in children if "scheduler_svc.frontend" in each.cmdline()]
+        # The one with the most callers.
+        os.kill(max(frontends, key=lambda each: len(each.net_connections("tcp"))).pid, signal.SIGKILL)
         self._scheduler.wait_line("frontend listening on", TIMEOUT_SECONDS, after=num_lines)
 
-    def _kill_worker(self) -> None:
-        self._replace(lambda worker, serving: worker.pid == serving)
+    def _kill_worker(self, after: Callable[[], object] = int) -> None:
+        self._replace(lambda worker, serving: worker.pid == serving, after)
 
     def _kill_standby(self) -> None:
         self._replace(lambda worker, serving: worker.pid != serving)
 
-    def _replace(self, is_meant: Callable[[Child, int], bool]) -> None:
+    def _replace(self, is_meant: Callable[[Child, int], bool], after: Callable[[], object] = int) -> None:
+        """Kills a worker, and starts another one when `after` has returned."""
         serving = self._clients[0].load().worker_pid
         [worker] = [worker for worker in self._workers if is_meant(worker, serving)]
         self._workers.remove(worker)
         worker.kill()
+        after()
         self._workers.append(self._start_worker(*(["--standby"] if Feature.STANDBY in self.features else [])))
 
     def _kill_rank(self) -> None:
