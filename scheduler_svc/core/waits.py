@@ -99,13 +99,14 @@ class Waits:
 
     def last_word(self, request: Request, now: float) -> list[fx.Effect]:
         """Returns what the caller of a request that ends without a token must still be told: why it waits."""
-        why, entry = self.why(request, now), self._known.get(request.request_id)
-        if why is None or not request.frontend or _tokens(request, self._lanes) > request.prompt_tokens:
+        entry, why = self._look(request, now)
+        if entry is None or why is None or not request.frontend or not self._speaks(request):
             return []
-        if entry is not None and entry.reader == _reader(request) and now - entry.told_at < LOOK_SECONDS:
+        if _tokens(request, self._lanes) > request.prompt_tokens or now - entry.told_at < LOOK_SECONDS:
             return []
-        seconds = now - (entry.since if entry is not None and entry.waits else request.arrived_at)
-        return [fx.Waits(frontend=request.frontend, waits=(_wait(why, [(request.stream, seconds)]),))]
+        # Its other samples end now, too, and need not tell it.
+        self._known[request.request_id] = self._told(entry, why, request, now)
+        return [fx.Waits(frontend=request.frontend, waits=(_wait(why, [(request.stream, now - entry.since)]),))]
 
     def named(self, request: Request, now: float) -> str:
         """Returns the end of a sentence about a request that ends: what it was waiting for; empty if it runs."""

@@ -251,7 +251,7 @@ def test_a_time_limit_before_the_first_token_is_told_with_its_reason() -> None:
     world = World(ONE_ROW, config=greedy(silence_timeout_seconds=1e6, step_timeout_seconds=1e6))
     running = ask(world, max_time_seconds=0.4)
     world.step()
-    waiting = ask(world, max_time_seconds=0.4)
+    waiting = ask(world, max_time_seconds=0.4, num_samples=3)
     world.tick()
     assert told(world) == []
     world.tick(0.4)
