@@ -24,7 +24,8 @@ from tandem_client.types import Load, WaitReason
 PROGRAMS = ("scheduler_svc", "gpu_worker")
 _HOLDER = "gpu_worker.holder"
 _LOOK_SECONDS = 0.1
-# How often a service that was ready is asked whether it still is, and how long a reason holds before it is told.
+# How often a service that was ready is asked whether it still is. After how long it is told that it is not, and then
+# how often at most.
 _WATCH_SECONDS, _TELL_SECONDS = 1.0, 1.0
 # They are no news before the service was ready.
 _AT_START = (WaitReason.NO_WORKER, WaitReason.WORKER_STARTING, WaitReason.UNKNOWN)
@@ -74,9 +75,10 @@ class ServicePair:
         `gateway_flags`: of the HTTP gateway; None starts none.
         """
         self._on_line, self._say = on_line, say
-        # Whether it was ready; why it is not, since when on the loop's clock, and what was told last.
+        # Whether it was ready; since when it is not, on the loop's clock; what was told last, and when.
         self._was_ready = False
-        self._reason, self._reason_at, self._told = "", 0.0, ""
+        self._idle_since: float | None = None
+        self._told, self._told_at = "", 0.0
         scheduler_flags, self._has_door = with_probe(scheduler_flags)
         # Where the health of a scheduler is asked that wants TLS or tokens.
         self._probe = ""
@@ -160,7 +162,7 @@ class ServicePair:
                     self._down.clear()
                     if await self._serves(client) and not self._down.is_set():
                         self._workers.may_start_standbys()
-                        self._was_ready, self._reason, self._told = True, "", ""
+                        self._was_ready, self._idle_since, self._told = True, None, ""
                         return address
                     await asyncio.sleep(_LOOK_SECONDS)
 
@@ -172,13 +174,13 @@ class ServicePair:
         return self._command
 
     async def down(self) -> None:
-        """Waits until a child has ended since the pair was ready, or the service computes no more."""
+        """Waits until a child has ended since the pair was ready, or it was told that the service computes no more."""
         async with AsyncClient(self._probe or self._address, max_retries=0) as client:
             while not self._down.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._down.wait(), _WATCH_SECONDS)
                     return
-                if await self._serves(client) is False:
+                if await self._serves(client) is False and (self._told or self._probe):
                     return
 
     async def stop(self, grace_seconds: float) -> list[str]:
@@ -217,14 +219,15 @@ class ServicePair:
             return None
 
     def _note_reason(self, load: Load) -> None:
-        """Tells why no request is computed, when that has held for a moment."""
+        """Tells why no request is computed, when that has lasted for a moment."""
         now, why = asyncio.get_running_loop().time(), load.not_serving
-        if not self._was_ready and load.not_serving_reason in _AT_START:
-            why = ""
-        if why != self._reason:
-            self._reason, self._reason_at = why, now
-        elif why and why != self._told and now - self._reason_at >= _TELL_SECONDS:
-            self._told = why
+        if not why or (not self._was_ready and load.not_serving_reason in _AT_START):
+            self._idle_since = None
+            return
+        if self._idle_since is None:
+            self._idle_since = now
+        if why != self._told and now - max(self._idle_since, self._told_at) >= _TELL_SECONDS:
+            self._told, self._told_at = why, now
             self._say(f"not serving: {why}")
 
     async def _has_suspects(self) -> bool:

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class WaitReason(StrEnum):
-    """Why no request is computed (the first nine), or why one request waits; README.md of the client has a table."""
+    """Why no request is computed (the first nine), or why one request waits; inference.proto says more of each."""
 
     NO_WORKER = "no_worker"
     WORKER_LOST = "worker_lost"
