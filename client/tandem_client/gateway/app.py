@@ -23,7 +23,7 @@ from tandem_client.gateway.openai.completions import completion
 from tandem_client.gateway.openai.wanted import Wanted
 from tandem_client.gateway.places import Places
 from tandem_client.gateway.settings import Settings
-from tandem_client.gateway.upstream.callers import METRICS, Callers
+from tandem_client.gateway.upstream.callers import INFERENCE, METRICS, Callers
 from tandem_client.gateway.upstream.guard import Guard
 from tandem_client.gateway.upstream.service import Service
 from tandem_client.gateway.upstream.token_texts import TokenTexts
@@ -116,7 +116,9 @@ class App:
             await handler(exchange, metadata)
             return
         caller = token or ""
-        await self._rights(exchange)
+        rights = await self._rights(exchange)
+        if exchange.method == "POST":
+            _need(rights, INFERENCE, exchange.path)
         if self._guard.needs_tokens is False:
             # Everybody may call. Bodies that come slowly take no places.
             caller = exchange.seat.address
@@ -192,13 +194,17 @@ class App:
 
     async def _metrics(self, exchange: Exchange, metadata: Metadata) -> None:
         """The rules are those of the service's own page."""
-        rights = await self._rights(exchange)
-        if rights is not None and METRICS not in rights:
-            message = f"the metrics need the right {METRICS}; the token has {', '.join(sorted(rights))}"
-            raise HttpError(403, message, kind="permission_error", code="permission_denied")
+        _need(await self._rights(exchange), METRICS, exchange.path)
         await exchange.answer(
             200, self._meter.page(), ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),)
         )
+
+
+def _need(rights: frozenset[str] | None, right: str, path: str) -> None:
+    """Raises HttpError if the caller lacks the right."""
+    if rights is not None and right not in rights:
+        message = f"{path} needs the right {right}; the token has {', '.join(sorted(rights))}"
+        raise HttpError(403, message, kind="permission_error", code="permission_denied")
 
 
 async def _while_present(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:

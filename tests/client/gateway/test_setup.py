@@ -1,6 +1,7 @@
 """TLS between the gateway and the service: what goes together, and what is refused at start by the name of its flag."""
 
 import asyncio
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -126,3 +127,38 @@ def test_a_service_that_starts_later_with_another_protocol_is_reported(services:
         later.stop()
     finally:
         gateway.kill()
+
+
+def test_both_certificates_follow_their_files(tmp_path: Path) -> None:
+    """The one certificate of service and gateway, which signs itself, is replaced; then the service starts again."""
+
+    def replace(name: str) -> tuple[grpc.ServerCredentials, ssl.SSLContext]:
+        made = Authority(tmp_path, name)
+        for old, new in ((made.certificate, "cert.pem"), (made.certificate.with_suffix(".key"), "key.pem")):
+            old.rename(tmp_path / new)
+        trust = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        trust.check_hostname = False
+        pair = ((tmp_path / "key.pem").read_bytes(), (tmp_path / "cert.pem").read_bytes())
+        return grpc.ssl_server_credentials([pair]), trust
+
+    credentials, trust = replace("first")
+    service = ToldService(credentials)
+    ours = ("--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
+    theirs = ("--service-ca", str(tmp_path / "cert.pem"), "--service-name", "first")
+    gateway, url = start_gateway("--address", service.address, *ours, *theirs)
+    try:
+        assert httpx.get(f"{url}/v1/models", verify=trust).status_code == 200
+        (tmp_path / "key.pem").write_text("nonsense")
+        gateway.wait_line("key.pem cannot be used: .*; what was read before stays in force")
+        assert httpx.get(f"{url}/v1/models", verify=trust).status_code == 200
+        seen, address = len(gateway.lines), service.address
+        service.stop()
+        credentials, trust = replace("first")
+        service = ToldService(credentials, address=address)
+        gateway.wait_line("key.pem was read again", after=seen)
+        gateway.wait_line(r"INFO \S+cert.pem was read again", after=seen)
+        answers = (httpx.get(f"{url}/v1/models", verify=trust).status_code for _ in range(1000))
+        assert 200 in answers
+    finally:
+        gateway.kill()
+        service.stop()

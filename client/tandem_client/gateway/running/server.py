@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import ssl
+from functools import partial
 from importlib.util import find_spec
 from types import FrameType
 from typing import Any
@@ -21,6 +22,7 @@ from tandem_client.gateway.http.accepting import Acceptor
 from tandem_client.gateway.http.protocol import Readers, bounded, parser_class
 from tandem_client.gateway.http.seats import SEAT, Seat, Seats
 from tandem_client.gateway.metrics import Meter
+from tandem_client.gateway.running.certificates import Followed, follow, load
 from tandem_client.gateway.settings import Settings, SettingsError
 from tandem_client.gateway.upstream.guard import Guard
 from tandem_client.gateway.upstream.service import Service
@@ -108,7 +110,9 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     background = list[asyncio.Task[None]]()
     try:
         await guard.start()
-        background = [asyncio.create_task(each.run()) for each in (app.pulse, guard, readers)]
+        files = _files(settings, service, server.config.ssl)
+        works = (app.pulse.run(), guard.run(), readers.run(), follow(files))
+        background = [asyncio.create_task(work) for work in works]
         # uvicorn raises the signals that it has taken again when it has stopped; then they find these.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _already_handled)
@@ -122,6 +126,15 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
             await asyncio.gather(*background)
         await service.close()
     log.info("stopped")
+
+
+def _files(settings: Settings, service: Service, context: ssl.SSLContext | None) -> list[Followed]:
+    """The files of certificates, and who uses them."""
+    cert, key = settings.tls_cert, settings.tls_key
+    ours = (
+        [Followed((cert, key), partial(load, context, cert, key))] if context is not None and cert is not None else []
+    )
+    return [*ours, Followed((settings.service_ca, settings.service_cert, settings.service_key), service.connect)]
 
 
 def _already_handled(number: int, frame: FrameType | None) -> None:
@@ -179,8 +192,8 @@ def _config(settings: Settings, app: App, seats: Seats, readers: Readers) -> uvi
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(settings.tls_cert, settings.tls_key)
-        except (OSError, ssl.SSLError) as error:
+            load(context, settings.tls_cert, settings.tls_key)
+        except (OSError, ValueError) as error:
             raise SettingsError(f"--tls-cert and --tls-key cannot be used: {error}") from None
         config.load()
         config.ssl = context

@@ -20,7 +20,7 @@ _MAX_KNOWN, _MAX_REFUSED = 4096, 1024
 # Tokens that the service is asked for at once.
 _MAX_ASKED = 256
 
-METRICS = "metrics"
+INFERENCE, METRICS = "inference", "metrics"
 _Answer = TypeVar("_Answer")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
 import grpc
+import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import chat_pb2, control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -34,23 +35,30 @@ class Service:
 
     def __init__(self, address: str, tls: TlsSettings | None, *, health_address: str | None = None) -> None:
         """`health_address`: where the health is asked without a token. Raises OSError, ValueError for files of TLS."""
-        access = Access(address=address, tls=tls)
         self.address = address
-        self._channel = access.aio_channel()
-        self._health_channel = self._channel
-        if health_address is not None:
-            self._health_channel = Access(address=health_address).aio_channel()
-        # grpc's stubs lack the types of asyncio's.
-        self.inference: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self._control: Any = control_pb2_grpc.ControlServiceStub(self._channel)
-        self._health: Any = health_pb2_grpc.HealthStub(self._health_channel)
+        self._access, self._health_address = Access(address=address, tls=tls), health_address
+        # The newest one last. Calls may still run on an older one.
+        self._channels = list[grpc.aio.Channel]()
+        self.connect()
         self._name = ""
         self._named_at = -_NAME_SECONDS
 
+    def connect(self) -> None:
+        """Makes the connection of the next calls, with the files of TLS as they are now. Raises OSError, ValueError."""
+        channel = self._access.aio_channel()
+        self._channels.append(channel)
+        # grpc's stubs lack the types of asyncio's.
+        self.inference: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        self._control: Any = control_pb2_grpc.ControlServiceStub(channel)
+        if self._health_address is not None:
+            channel = Access(address=self._health_address).aio_channel()
+            self._channels.append(channel)
+        self._health: Any = health_pb2_grpc.HealthStub(channel)
+
     async def close(self) -> None:
         """Ends all calls."""
-        await self._channel.close()
-        await self._health_channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     def error(
         self, error: grpc.RpcError, names: Mapping[str, str] = _NO_NAMES, *, stream_began: bool = False
