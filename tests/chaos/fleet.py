@@ -7,7 +7,6 @@ or let go on if no plan is in flight.
 
 import random
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import psutil
 from tests.chaos.requests import MAX_LENGTH, POISONS
 from tests.rigs.in_flight import order_hang, read_in_flight
 from tests.rigs.processes import Child, Rig
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 _SHAPE = (
     *("--page-size", "8", "--num-pages", "420", "--max-rows", "28", "--max-length", str(MAX_LENGTH)),
@@ -26,9 +26,6 @@ _SHAPE = (
 _FAULTS = tuple(word for name, token in POISONS.items() for word in (f"--{name}", str(token)))
 # Workers that commit a step fault of their own, which resets their lane.
 _STEP_FAULT_SHARE = 0.1
-_STOP_SECONDS = 5.0
-# A hung worker must be given up within this time.
-_NOTICE_SECONDS = 30.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -152,7 +149,7 @@ class Fleet:
         for worker in self.hung():
             if worker.child.pid in pids and worker.child.exit_code is None:
                 waited = self._clock() - worker.since
-                assert waited < _NOTICE_SECONDS, f"a {worker.hang} worker was not given up in {waited:.0f} s"
+                assert waited < TIMEOUT_SECONDS, f"a {worker.hang} worker was not given up in {waited:.0f} s"
             else:
                 if not counts and worker.hang != "poisoned":
                     uncounted.append(worker.hang)
@@ -209,12 +206,11 @@ class Fleet:
 
 def _wait_stopped(pid: int) -> None:
     """Waits until a signal has stopped the process, or it has ended."""
-    limit = time.monotonic() + _STOP_SECONDS
-    while time.monotonic() < limit:
+
+    def has_stopped() -> bool:
         try:
-            if psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
-                return
+            return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
-            return
-        time.sleep(0.0002)
-    raise AssertionError(f"process {pid} did not stop in {_STOP_SECONDS:g} s")
+            return True
+
+    until(has_stopped, f"the stop of process {pid}")

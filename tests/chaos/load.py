@@ -16,6 +16,7 @@ from tests.chaos.connections import Connection
 from tests.chaos.requests import POISONS, random_ask
 from tests.rigs import byte_tokenizer
 from tests.rigs.streams import Stream
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask
 
 # What a caller does once it has some tokens; most read to the end.
@@ -24,8 +25,6 @@ _FATES = {"reads": 82, "cancels": 6, "aborts": 4, "deadline": 3, "pauses": 4, "s
 _RESUMING = ("reads", "cancels", "aborts", "pauses")
 _POISON_SHARE = 0.02
 _PAUSE_SECONDS = (0.5, 3.0)
-# A stream without any progress for this long is lost.
-_STUCK_SECONDS = 90.0
 _RESUME_PAUSE_SECONDS = 0.2
 # Callers that reach nobody try again at this rate together.
 _RETRY_SECONDS = 0.02
@@ -181,7 +180,7 @@ class Load:
         elif not flight.acted and count >= flight.act_after:
             self._act(flight, now)
         stuck = now - flight.moved
-        assert stuck < _STUCK_SECONDS, f"{flight.ask.request_id} ({flight.fate}) is stuck for {stuck:.0f} s"
+        assert stuck < TIMEOUT_SECONDS, f"{flight.ask.request_id} ({flight.fate}) is stuck for {stuck:.0f} s"
 
     def _act(self, flight: Flight, now: float) -> None:
         flight.acted = True

@@ -21,6 +21,7 @@ from tests.chaos.faults import FAULTS, Fault, script_of
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import Load
 from tests.rigs.processes import Rig
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 _NUM_CONNECTIONS = 12
 _SCHEDULER_FLAGS = (
@@ -33,11 +34,7 @@ _LOOK_SECONDS = 0.1
 _REPORT_SECONDS = 5.0
 # gRPC connects again at most this long after a front end is back.
 _RECONNECT_SECONDS = 3.0
-_RESTART_SECONDS = 30.0
-# A fault that finds no moment for this long means that the service stands still.
-_FAULT_SECONDS = 60.0
 _BURST = 200
-_FINISH_SECONDS = 120.0
 _REPLAY_SECONDS = 900.0
 
 
@@ -132,7 +129,7 @@ class Chaos:
         self._load.outages.begin(self._clock())
         self._scheduler.kill()
         # The next scheduler gets the address only once the front ends have noticed.
-        gone, alive = psutil.wait_procs(frontends, timeout=_RESTART_SECONDS)
+        gone, alive = psutil.wait_procs(frontends, timeout=TIMEOUT_SECONDS)
         assert not alive, f"front ends outlive their scheduler: {alive}"
         self._check_output()
         self._scheduler = self._rig.launch_scheduler(*self._flags, *self._recording(), listen=self._address)
@@ -153,10 +150,10 @@ class Chaos:
     # The main loop ------------------------------------------------------------------------------------------------
 
     def _commit(self, fault: Fault) -> None:
-        limit = self._clock() + _FAULT_SECONDS
+        limit = self._clock() + TIMEOUT_SECONDS
         while not fault.commit(self):
             self._turn()
-            assert self._clock() < limit, f"no moment for one of the {fault.name} in {_FAULT_SECONDS:g} s"
+            assert self._clock() < limit, f"no moment for one of the {fault.name} in {TIMEOUT_SECONDS:g} s"
         self.counts[fault.name] += 1
 
     def _pause(self, seconds: float) -> None:
@@ -211,7 +208,7 @@ class Chaos:
     # Start and end ------------------------------------------------------------------------------------------------
 
     def _wait_serving(self) -> None:
-        limit = self._clock() + _RESTART_SECONDS
+        limit = self._clock() + TIMEOUT_SECONDS
         while (load := first_load(self._connections)) is None or load.workers < self._options.workers:
             assert self._clock() < limit, f"the service does not serve\n{self._scheduler.output()}"
             time.sleep(0.05)
@@ -250,7 +247,7 @@ class Chaos:
 
     def _finish(self) -> None:
         """Lets open streams end, and checks that the service is idle and holds no page."""
-        limit = self._clock() + _FINISH_SECONDS
+        limit = self._clock() + TIMEOUT_SECONDS
         while self._load.flights or self._fleet.hung() or self._load.outages.open_since is not None:
             self._turn(open_new=False)
             assert self._clock() < limit, f"{len(self._load.flights)} streams still run"

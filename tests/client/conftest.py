@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem_client import Client
+from tandem_client import Client, async_client, sync_client, sync_stream
 from tests.client import fake_programs
-from tests.client.fake_service import FakeService
+from tests.client.fake_service import WAIT_SECONDS, FakeService
 
 
 @pytest.fixture
@@ -21,6 +21,13 @@ def service() -> Iterator[FakeService]:
 def client(service: FakeService) -> Iterator[Client]:
     with Client(service.address) as made:
         yield made
+
+
+@pytest.fixture
+def patient_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that leaves waits a second for its Abort; on a busy machine that may take longer."""
+    for module in (async_client, sync_client, sync_stream):
+        monkeypatch.setattr(module, "ABORT_SECONDS", WAIT_SECONDS)
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from tandem_client.types import Delta
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService
 
+pytestmark = pytest.mark.usefixtures("patient_aborts")
+
 SECRET = bytes(32)
 Messages = Iterator[pb.GenerateResponse]
 Read = Callable[[FakeService], tuple[list[Delta], list[str]]]

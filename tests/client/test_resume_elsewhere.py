@@ -18,6 +18,8 @@ from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService
 from tests.client.test_resume import SECRET, accepted, break_connection
 
+pytestmark = pytest.mark.usefixtures("patient_aborts")
+
 OFFSETS = (SampleOffset(token_ids=1, text_chars=2), SampleOffset(token_ids=2, text_chars=4))
 Reading = Callable[..., tuple[list[Delta], StreamBase[Any, Any]]]
 

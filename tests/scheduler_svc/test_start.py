@@ -189,7 +189,9 @@ def test_the_runtime_folder_is_private_and_held_by_one_scheduler(tmp_path: Path)
 
 
 def run(tmp_path: Path, *flags: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "scheduler_svc", "--runtime-dir", str(tmp_path / "run"), *flags]
+    # The default port may be that of a service that runs; later flags replace these.
+    own = ["--runtime-dir", str(tmp_path / "run"), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "scheduler_svc", *own, *flags]
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_SECONDS, check=False, **options)
 
 

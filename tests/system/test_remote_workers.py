@@ -255,7 +255,7 @@ def test_the_real_worker_serves_over_tcp_and_comes_back_after_a_pulled_cable(rig
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [
-        ("scheduler_svc", ["--workers-listen", "tcp://127.0.0.1:0"]),
+        ("scheduler_svc", ["--workers-listen", "tcp://127.0.0.1:0", "--listen", "127.0.0.1:0"]),
         ("gpu_worker", ["--connect", "tcp://127.0.0.1:1"]),
     ],
 )
