@@ -30,7 +30,6 @@ _MUST_BE_SEEN = (
 )  # fmt: skip
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("num_seeds", "few"), [(50, 1), pytest.param(200, 3, marks=pytest.mark.long)])
 def test_random_runs_pass_every_check_and_contain_every_event(num_seeds: int, few: int) -> None:
     """Runs on all CPUs. A failure names the command that replays its seed alone."""

@@ -34,7 +34,6 @@ def traffic(client: Client, seed: int, until: float, tokens: list[int]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("four_loops")
 def test_no_healthy_worker_is_given_up_beside_four_busy_loops(rig: Rig) -> None:
     arguments = ["gpu_worker", "--runtime-dir", str(rig.runtime_dir), "--device", "cpu", "--exit-with-parent"]
@@ -64,7 +63,6 @@ def test_no_healthy_worker_is_given_up_beside_four_busy_loops(rig: Rig) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_tandem_serve_replaces_a_worker_that_hangs_in_a_step(rig: Rig) -> None:
     arguments = ["tandem_client.cli", "serve", "--listen", "127.0.0.1:0", "--device", "cpu"]
     serve = Child("serve", [*arguments, "--runtime-dir", str(rig.runtime_dir)])

@@ -101,7 +101,7 @@ def read(address: str, idx: int, answers: list[Answer]) -> None:
     """Reads one answer to its end, and resumes it whenever its stream breaks."""
     answer, accepted = answers[idx], pb.Accepted()
     # Front ends that die often start again after a pause.
-    for _ in range(600):
+    for _ in range(2400):
         with grpc.insecure_channel(address) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             again = pb.ResumeRequest(
@@ -151,7 +151,7 @@ def kill_front_end(scheduler: SchedulerProcess) -> None:
     scheduler.wait_line("frontend listening on ", after=number)
 
 
-@pytest.mark.parametrize("num_kills", [2, pytest.param(30, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("num_kills", [2, pytest.param(30, marks=pytest.mark.long)])
 def test_kills_change_no_chat(rig: Rig, chat_files: tuple[str, ...], num_kills: int) -> None:
     workers = [rig.worker(*SHAPE, *chat_files)]
     scheduler = rig.scheduler()

@@ -41,7 +41,6 @@ def test_replayed_steps_of_a_small_pool_equal_the_reference() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_replayed_steps_equal_the_reference_across_preemptions_and_a_kill() -> None:
     texts = prompts()
     with reference(BUNDLED / "model", texts, NEW_TOKENS) as process, Rig() as rig:
@@ -62,7 +61,6 @@ def test_replayed_steps_equal_the_reference_across_preemptions_and_a_kill() -> N
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_replayed_steps_of_two_ranks_equal_the_reference() -> None:
     """Both ranks replay the collective calls of a step."""
     texts = prompts()[::5]

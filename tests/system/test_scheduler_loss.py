@@ -67,7 +67,6 @@ def test_streams_survive_three_deaths_of_the_scheduler(rig: Rig) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_streams_survive_100_random_deaths(rig: Rig) -> None:
     """Of schedulers, front ends and workers. Streams follow each other, so that there are always 12."""
     seed = int(os.environ.get("TANDEM_TEST_SEED", "1"))

@@ -178,9 +178,7 @@ def test_what_excludes_each_other_is_refused_by_openais_names(
     assert param in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("num_schemas", "seed"), [(24, 5), pytest.param(300, 6, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
-)
+@pytest.mark.parametrize(("num_schemas", "seed"), [(24, 5), pytest.param(300, 6, marks=pytest.mark.long)])
 def test_random_schemas_finish_and_validate(talking: tuple[Client, openai.OpenAI], num_schemas: int, seed: int) -> None:
     client, maker, refused = talking[0], SchemaMaker(seed), Counter[str]()
 
@@ -209,7 +207,7 @@ def test_random_schemas_finish_and_validate(talking: tuple[Client, openai.OpenAI
     assert sum(accepted) >= 0.8 * len(accepted)
 
 
-@pytest.mark.parametrize("num_kills", [1, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("num_kills", [1, pytest.param(20, marks=pytest.mark.long)])
 def test_kills_change_no_structured_answer(rig: Rig, num_kills: int) -> None:
     """Greedy and sampled answers under four constraints, each while a worker is killed, against undisturbed ones."""
     workers = [start_worker(rig)]

@@ -14,6 +14,7 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.frontend.chat import requirements
 from scheduler_svc.frontend.chat.calls import call_id
 from scheduler_svc.frontend.chat.forms import read_form
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.chat.rig import CHATML, TOKENS, TOOL, chat_state, spelled, user
 from tests.scheduler_svc.frontend.failures import failure
 from tests.scheduler_svc.frontend.fake_core import Service, rest, until
@@ -37,7 +38,7 @@ def chat(*messages: chat_pb2.ChatMessage, **fields: Any) -> chat_pb2.Chat:
 
 
 def generate(s: Service, request: chat_pb2.Chat, **fields: Any) -> Any:
-    return s.inference.Generate(pb.GenerateRequest(chat=request, **fields), timeout=10)
+    return s.inference.Generate(pb.GenerateRequest(chat=request, **fields), timeout=TIMEOUT_SECONDS)
 
 
 async def answered(s: Service, tokens: Sequence[int], request: chat_pb2.Chat, **fields: Any) -> list[Any]:
@@ -192,7 +193,8 @@ def test_a_chat_is_resumed_by_another_front_end_from_any_place(run: Run, num_bef
         assert (await s.core.expect("cancel")).detach
         offset = offset_of(received)
         reply = s.inference.Resume(
-            pb.ResumeRequest(request_id="r", resume_secret=accepted.resume_secret, offsets=[offset]), timeout=10
+            pb.ResumeRequest(request_id="r", resume_secret=accepted.resume_secret, offsets=[offset]),
+            timeout=TIMEOUT_SECONDS,
         )
         await resumed(s.core, submit.description, (tokens, "LENGTH"))
         [(kind, _), *more] = await rest(reply)
@@ -231,7 +233,7 @@ def test_offsets_beyond_the_answer_are_refused_by_name(run: Run, field: str) -> 
         call.cancel()
         await s.core.expect("cancel")
         request = pb.ResumeRequest(request_id="r", resume_secret=secret, offsets=[pb.SampleOffset(**{field: 1000})])
-        reply = s.inference.Resume(request, timeout=10)
+        reply = s.inference.Resume(request, timeout=TIMEOUT_SECONDS)
         await resumed(s.core, submit.description, (spelled(ANSWER), "LENGTH"))
         code, message = await refusal(reply)
         assert code is grpc.StatusCode.INVALID_ARGUMENT

@@ -22,6 +22,7 @@ from scheduler_svc.frontend.door.methods import rights_of
 from scheduler_svc.frontend.rpc import calls as calls_module
 from scheduler_svc.frontend.rpc.method import CallLimits, Method
 from scheduler_svc.frontend.rpc.status import Refusal
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, until
 
 Run = Callable[..., None]
@@ -83,7 +84,7 @@ async def allow(s: Service, message: frontend_pb2.Tenants) -> None:
 
 async def code(s: Service, path: str, metadata: Any = None, *, ends: bool = False) -> tuple[grpc.StatusCode, str]:
     """The status of a call that sends no message. Without `ends` the service may still expect one."""
-    call: Any = s.channel.stream_stream(path)(metadata=metadata, timeout=20)
+    call: Any = s.channel.stream_stream(path)(metadata=metadata, timeout=TIMEOUT_SECONDS)
     if ends:
         await call.done_writing()
     return await call.code(), await call.details()
@@ -130,7 +131,7 @@ def test_a_token_for_inference_opens_three_methods_of_control(run: Run) -> None:
         for method in closed:
             message = message_factory.GetMessageClass(method.input_type)().SerializeToString()
             call: Any = s.channel.unary_stream(f"/{service.full_name}/{method.name}")(
-                message, metadata=bearer(token_of("inference")), timeout=20
+                message, metadata=bearer(token_of("inference")), timeout=TIMEOUT_SECONDS
             )
             assert await call.code() == grpc.StatusCode.PERMISSION_DENIED, method.name
             wanted = "this method needs the right control; the caller's token or certificate has inference"
@@ -240,7 +241,7 @@ def test_the_streams_of_a_revoked_token_end(run: Run, monkeypatch: pytest.Monkey
             resume = inference_pb2.ResumeParams(linger_seconds=60)
             ids = inference_pb2.TokenIds(ids=[1, 2])
             request = inference_pb2.GenerateRequest(request_id=token[7:], token_ids=ids, resume=resume)
-            call = s.inference.Generate(request, metadata=bearer(token), timeout=20)
+            call = s.inference.Generate(request, metadata=bearer(token), timeout=TIMEOUT_SECONDS)
             submit = await s.core.admit()
             assert (await call.read()).WhichOneof("event") == "accepted"
             calls[token] = call, submit.stream
@@ -278,7 +279,7 @@ def test_detached_requests_and_health_watches_of_a_revoked_token_end(run: Run, m
         for request_id, token in (("a", "kept"), ("b", "lost"), ("c", "lost"), ("d", "lost")):
             ids = inference_pb2.TokenIds(ids=[1, 2])
             request = inference_pb2.GenerateRequest(request_id=request_id, token_ids=ids, resume=resume)
-            call = s.inference.Generate(request, metadata=bearer(token), timeout=20)
+            call = s.inference.Generate(request, metadata=bearer(token), timeout=TIMEOUT_SECONDS)
             submit = await s.core.admit()
             await s.core.output(submit.stream, [65])
             assert [(await call.read()).WhichOneof("event") for _ in range(2)] == ["accepted", "delta"]
@@ -286,7 +287,7 @@ def test_detached_requests_and_health_watches_of_a_revoked_token_end(run: Run, m
             assert (await s.core.expect("cancel")).detach
         # Another token of the tenant takes one of them over.
         resuming = inference_pb2.ResumeRequest(request_id="c", resume_secret=b"s")
-        taken = s.inference.Resume(resuming, metadata=bearer("kept"), timeout=20)
+        taken = s.inference.Resume(resuming, metadata=bearer("kept"), timeout=TIMEOUT_SECONDS)
         await s.core.expect("resume")
         stub = health_pb2_grpc.HealthStub(s.channel)
         watches = [stub.Watch(health_pb2.HealthCheckRequest(), metadata=bearer(name)) for name in ("kept", "lost")]
@@ -320,7 +321,7 @@ def test_the_last_tokens_stay_in_force_while_the_core_is_gone(run: Run) -> None:
 
 def generate(s: Service, right: str = "inference", **fields: Any) -> Any:
     request = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[1, 2]), **fields)
-    return s.inference.Generate(request, metadata=bearer(token_of(right)), timeout=20)
+    return s.inference.Generate(request, metadata=bearer(token_of(right)), timeout=TIMEOUT_SECONDS)
 
 
 def test_a_request_belongs_to_the_callers_tenant(run: Run) -> None:
@@ -334,7 +335,7 @@ def test_a_request_belongs_to_the_callers_tenant(run: Run) -> None:
         call.cancel()
         await s.core.expect("cancel")
         resuming = inference_pb2.ResumeRequest(request_id="r", resume_secret=b"s")
-        call = s.inference.Resume(resuming, metadata=bearer(token_of("inference")), timeout=20)
+        call = s.inference.Resume(resuming, metadata=bearer(token_of("inference")), timeout=TIMEOUT_SECONDS)
         assert (await s.core.expect("resume")).tenant == "acme"
         call.cancel()
 
@@ -351,7 +352,7 @@ def test_tenants_with_one_salt_and_prompt_share_no_page_hash(run: Run) -> None:
         for name in (*names, names[0]):
             ids = inference_pb2.TokenIds(ids=range(64))
             request = inference_pb2.GenerateRequest(token_ids=ids, cache=inference_pb2.CacheParams(salt="s"))
-            call = s.inference.Generate(request, metadata=bearer(name), timeout=20)
+            call = s.inference.Generate(request, metadata=bearer(name), timeout=TIMEOUT_SECONDS)
             made = (await s.core.admit()).page_hashes
             hashes.append({made[at : at + 32] for at in range(0, len(made), 32)})
             call.cancel()
@@ -393,7 +394,7 @@ def test_an_abort_is_for_the_callers_tenant_unless_it_has_control(run: Run) -> N
         )  # fmt: skip
         for token, tenant, is_all in expected:
             request = control_pb2.AbortRequest(request_ids=["a", "other/b", "a"])
-            reply = asyncio.ensure_future(s.control.Abort(request, metadata=bearer(token), timeout=20))
+            reply = asyncio.ensure_future(s.control.Abort(request, metadata=bearer(token), timeout=TIMEOUT_SECONDS))
             abort = await s.core.expect("abort")
             assert (list(abort.request_ids), abort.tenant, abort.all_tenants) == (["a", "other/b"], tenant, is_all)
             outcomes = (control_pb2.ABORT_OUTCOME_ABORTED, control_pb2.ABORT_OUTCOME_NOT_FOUND)
@@ -451,15 +452,20 @@ def test_the_health_listener_serves_health_alone_and_bounds_watches(run: Run, mo
         async with grpc.aio.insecure_channel(f"127.0.0.1:{host.port}") as channel:
             for path, _ in METHODS:
                 if "Health" not in path:
-                    probe: Any = channel.stream_stream(path)(metadata=bearer(token_of("control")), timeout=20)
+                    probe: Any = channel.stream_stream(path)(
+                        metadata=bearer(token_of("control")), timeout=TIMEOUT_SECONDS
+                    )
                     assert await probe.code() == grpc.StatusCode.UNIMPLEMENTED
             check = channel.unary_unary("/grpc.health.v1.Health/Check")
-            assert await check(b"", timeout=20) == health_pb2.HealthCheckResponse(status=1).SerializeToString()
+            assert (
+                await check(b"", timeout=TIMEOUT_SECONDS)
+                == health_pb2.HealthCheckResponse(status=1).SerializeToString()
+            )
             watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
             open_watches: list[Any] = [watch(b"") for _ in range(3)]
             for call in open_watches:
                 assert await call.read() == health_pb2.HealthCheckResponse(status=1).SerializeToString()
-            refused: Any = watch(b"", timeout=20)
+            refused: Any = watch(b"", timeout=TIMEOUT_SECONDS)
             assert await refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "3 health watches are open; the limit is 3" in await refused.details()
             # They take nothing from callers with a token.

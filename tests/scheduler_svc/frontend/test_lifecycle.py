@@ -22,6 +22,7 @@ from scheduler_svc.frontend.readiness import SERVICES
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.streaming import sender
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
 from tests.scheduler_svc.frontend.fake_core import (
     WAIT_SECONDS,
@@ -379,7 +380,7 @@ def test_a_core_that_reads_nothing_counts_as_lost(tmp_path: Path, monkeypatch: p
             num_sent += 1
             assert num_sent < 2000
             await asyncio.sleep(0)
-        await asyncio.wait_for(lost.wait(), 10)
+        await asyncio.wait_for(lost.wait(), TIMEOUT_SECONDS)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         core.close()

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scheduler_svc.frontend import __main__
 from scheduler_svc.processes.address import ListenError, split
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.fake_core import FakeCore, Service, rest
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
 
@@ -46,7 +47,12 @@ def front_end(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[st
 def refused(tmp_path: Path, listen: str) -> str:
     """The line that says why a front end does not start. Nothing else is printed, not even by gRPC."""
     finished = subprocess.run(
-        command(tmp_path, "--listen", listen), cwd=ROOT, capture_output=True, text=True, timeout=20, check=False
+        command(tmp_path, "--listen", listen),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
     )
     assert finished.returncode == 2
     assert finished.stderr == ""
@@ -93,7 +99,7 @@ def test_the_process_stops_when_its_parent_no_longer_reads(monkeypatch: pytest.M
             assert await asyncio.to_thread(os.read, reading, 15) == b"frontend alive\n"
             assert not is_over.is_set()
             os.close(reading)
-            await asyncio.wait_for(is_over.wait(), 10)
+            await asyncio.wait_for(is_over.wait(), TIMEOUT_SECONDS)
             await saying
 
         asyncio.run(main())
@@ -143,9 +149,9 @@ def test_the_process_ends_with_its_parent(tmp_path: Path):
         child = psutil.Process(int(lines[0]))
         assert lines[1].startswith(READY)
         os.kill(parent.pid, signal.SIGKILL)
-        parent.wait(10)
+        parent.wait(TIMEOUT_SECONDS)
         # Another parent inherits the dead process, so it may remain as a zombie.
-        psutil.wait_procs([child], timeout=10)
+        psutil.wait_procs([child], timeout=TIMEOUT_SECONDS)
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 

@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
 from tests.scheduler_svc.frontend.fake_core import FakeCore, Service, rest, until
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
@@ -38,7 +39,7 @@ def resume(s: Service, accepted: pb.Accepted, *offsets: tuple[int, int], **field
     for token_ids, text_chars in offsets:
         request.offsets.add(token_ids=token_ids, text_chars=text_chars)
     request.MergeFrom(pb.ResumeRequest(**fields))
-    return s.inference.Resume(request, timeout=10)
+    return s.inference.Resume(request, timeout=TIMEOUT_SECONDS)
 
 
 async def resumed(core: FakeCore, description: bytes, *samples: tuple[Sequence[int], str]) -> frontend_pb2.Resume:

@@ -214,7 +214,7 @@ class TestFreed:
 
     def test_the_callers_deadline_frees_every_sample(self, run: Run):
         async def scenario(s: Service) -> None:
-            call = s.generate(sampling=THREE, timeout=0.3)
+            call = s.generate(sampling=THREE, timeout=1.0)
             submit = await s.core.admit()
             assert (await failure(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert await cancels(s, 3) == [submit.stream + idx for idx in range(3)]

@@ -13,6 +13,7 @@ from scheduler_svc.frontend.door import full_queue
 from scheduler_svc.frontend.rpc.method import CallLimits
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from tests.rigs.raw_http2 import RawConnection
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
 from tests.scheduler_svc.frontend.fake_core import Service, until
 from tests.scheduler_svc.frontend.test_door import allow, bearer, listed
@@ -30,7 +31,7 @@ async def allow_both(s: Service) -> None:
 
 def generate(s: Service, name: str) -> Any:
     request = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[1]))
-    return s.inference.Generate(request, metadata=bearer(name), timeout=20)
+    return s.inference.Generate(request, metadata=bearer(name), timeout=TIMEOUT_SECONDS)
 
 
 async def stream(s: Service, name: str) -> Any:

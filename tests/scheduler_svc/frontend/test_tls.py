@@ -16,6 +16,7 @@ from tandem.internal.v1 import frontend_pb2
 from scheduler_svc.door.tls_files import TlsFiles
 from scheduler_svc.frontend.door import tls
 from tests.rigs.authorities import Authority, Pair
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.fake_core import Service
 from tests.scheduler_svc.frontend.test_door import CLOSED, allow, bearer, tenants, token_of
 
@@ -54,7 +55,7 @@ async def check(
         credentials = grpc.ssl_channel_credentials(ca.read_bytes(), key, chain)
         channel = grpc.aio.secure_channel(s.address, credentials, options=options)
     async with channel:
-        call = channel.unary_unary(CHECK)(b"", metadata=metadata, timeout=20)
+        call = channel.unary_unary(CHECK)(b"", metadata=metadata, timeout=TIMEOUT_SECONDS)
         return await call.code(), str(await call.details())
 
 

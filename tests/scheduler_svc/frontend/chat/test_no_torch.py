@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.architecture.source import ROOT
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 PROBE = """
 import importlib.metadata, importlib.util, sys
@@ -40,5 +41,5 @@ print("transformers" in sys.modules, len(rendered.token_ids) > 20)
 def test_a_chat_needs_no_torch_and_says_nothing(torch: str) -> None:
     assert importlib.util.find_spec("torch") is not None, "this test needs an installed torch"
     command = [sys.executable, "-c", PROBE, torch]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=TIMEOUT_SECONDS, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True True\n", "")

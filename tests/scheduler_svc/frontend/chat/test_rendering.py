@@ -19,6 +19,7 @@ from gpu_worker.checkpoint.chat_files import read_chat_files
 from scheduler_svc.frontend.chat import conversation, rendering
 from scheduler_svc.frontend.chat.rendering import MARKERS, Rendered, Renderer
 from scheduler_svc.frontend.rpc.status import Refusal
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.chat.conversations import CASES, WEATHER, as_chat
 from tests.scheduler_svc.frontend.chat.rig import TEMPLATE, TOOL, tokenizer, user
 from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, EOS, as_json
@@ -100,7 +101,9 @@ def truth(checkpoints: dict[str, Path]) -> dict[str, dict[str, list[int] | None]
     """The ids of every case, by AutoTokenizer in another process."""
     command = [sys.executable, "-m", "tests.scheduler_svc.frontend.chat.auto_tokenizer"]
     folders = {name: str(folder) for name, folder in checkpoints.items()}
-    done = subprocess.run([*command, *folders.values()], capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run(
+        [*command, *folders.values()], capture_output=True, text=True, check=True, timeout=TIMEOUT_SECONDS
+    )
     found = json.loads(done.stdout)
     return {name: found[folder] for name, folder in folders.items()}
 

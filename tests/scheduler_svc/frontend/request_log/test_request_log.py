@@ -13,6 +13,7 @@ from tandem.v1 import inference_pb2
 
 from scheduler_svc.frontend.request_log.refusals import LINES_EACH
 from scheduler_svc.logs import Formatter
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.fake_core import Service, rest, until
 
 Run = Callable[..., None]
@@ -48,7 +49,7 @@ async def one_more(lines: Callable[[], list[dict[str, Any]]], count: int = 1) ->
 def test_a_served_request(run: Run, lines: Callable[[], list[dict[str, Any]]]) -> None:
     async def scenario(service: Service) -> None:
         request = inference_pb2.GenerateRequest(text=SECRET_TEXT, request_id="mine")
-        call = service.inference.Generate(request, metadata=TRACEPARENT, timeout=10)
+        call = service.inference.Generate(request, metadata=TRACEPARENT, timeout=TIMEOUT_SECONDS)
         submit = await service.core.admit()
         assert submit.traceparent == TRACEPARENT[0][1]
         usage = inference_pb2.Usage(output_tokens=2, cached_prompt_tokens=7, recomputed_tokens=5)
@@ -215,7 +216,9 @@ def test_lines_can_be_turned_off_or_have_the_address(
 def test_a_malformed_traceparent_changes_nothing(run: Run, lines: Callable[[], list[dict[str, Any]]]) -> None:
     async def scenario(service: Service) -> None:
         request = inference_pb2.GenerateRequest(text="the")
-        call = service.inference.Generate(request, metadata=(("traceparent", "00-forged-x-01"),), timeout=10)
+        call = service.inference.Generate(
+            request, metadata=(("traceparent", "00-forged-x-01"),), timeout=TIMEOUT_SECONDS
+        )
         submit = await service.core.admit()
         assert submit.traceparent == ""
         await service.core.output(submit.stream, [65], "EOS")

@@ -16,6 +16,7 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.frontend import methods
 from scheduler_svc.frontend.sizes.limits import Sizes
 from scheduler_svc.frontend.sizes.table import LIMITS, Limit, Of
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.fake_core import Service, model_state
 
 Run = Callable[..., None]
@@ -152,7 +153,7 @@ def test_a_value_beyond_each_limit_is_refused_by_name(run: Run) -> None:
             full = f"/{method.containing_service.full_name}/{method.name}"
             for path, data, limit in sent_to(method):
                 stub = cast(Any, s.channel.stream_stream)(full)
-                call = stub(iter([data]), timeout=20)
+                call = stub(iter([data]), timeout=TIMEOUT_SECONDS)
                 status, details = await call.code(), await call.details()
                 assert status == grpc.StatusCode.INVALID_ARGUMENT, (full, path, details)
                 # The prompt's length is the same for a text and for token ids, and all text of a chat counts together.
