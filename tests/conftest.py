@@ -37,14 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    is_one_of_several = hasattr(config, "workerinput")
     stack = ExitStack()
     config.add_cleanup(stack.close)
-    if not is_one_of_several:
+    if not hasattr(config, "workerinput"):
         stack.enter_context(busy_loops(config.getoption("--busy-loops")))
         if config.getoption("--save-file-seconds"):
             config.pluginmanager.register(_Watch())
-    if config.getoption("--cores") and (is_one_of_several or not config.getoption("numprocesses", None)):
+    if config.getoption("--cores"):
         try:
             stack.enter_context(cpu_quota(config.getoption("--cores")))
         except OSError as error:
