@@ -54,8 +54,14 @@ def supervise() -> Iterator[Callable[..., Supervisor]]:
 
 def wait(supervisor: Supervisor, what: Callable[[Report], bool]) -> Report:
     """Waits until the report satisfies `what`, by asking, as `status` does."""
-    until(lambda: what(supervisor.report()), "a report")
-    return supervisor.report()
+    seen: list[Report] = []
+
+    def is_so() -> bool:
+        seen[:] = [supervisor.report()]
+        return what(seen[0])
+
+    until(is_so, "a report of the supervisor")
+    return seen[0]
 
 
 def test_a_worker_serves_once_it_has_joined_and_ends_in_order(supervise: Callable[..., Supervisor]) -> None:
@@ -123,7 +129,7 @@ def test_a_worker_ends_with_the_process_that_holds_its_supervisor() -> None:
         "from gpu_worker.cluster.supervisor import Supervisor\n"
         "supervisor = Supervisor(program(SERVES))\n"
         "print(wait(supervisor, lambda report: report.state == State.SERVING).pid, flush=True)\n"
-        "time.sleep(60)"
+        "time.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert holder.stdout is not None

@@ -9,6 +9,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 
 from gpu_worker.group import place
 from gpu_worker.group.place import Place
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
 class Handler(RendezvousHandler):
@@ -46,7 +47,7 @@ class Handler(RendezvousHandler):
 
 @pytest.fixture
 def handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handler]:
-    monkeypatch.setattr(place, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(place, "ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(place, "_ASK_SECONDS", 0.0)
     found = Handler()
     yield found
@@ -58,20 +59,20 @@ def test_a_silent_store_is_found_by_a_check_and_by_a_meeting(handler: Handler) -
     here = Place(handler, join_seconds=0.1)
     here.check()
     handler.answers.clear()
-    with pytest.raises(RendezvousConnectionError, match=r"no answer in 0\.1 s"):
+    with pytest.raises(RendezvousConnectionError, match=r"no answer in 0\.5 s"):
         here.check()
-    with pytest.raises(RendezvousConnectionError, match=r"no answer in 0\.2 s"):
+    with pytest.raises(RendezvousConnectionError, match=r"no answer in 0\.6 s"):
         here.next_rendezvous()
 
 
 def test_the_errors_of_a_meeting_are_passed_on(handler: Handler) -> None:
     with pytest.raises(RendezvousClosedError, match="this one is closed"):
-        Place(handler, join_seconds=10.0).next_rendezvous()
+        Place(handler, join_seconds=TIMEOUT_SECONDS).next_rendezvous()
 
 
 def test_ranks_are_watched_while_the_store_is_silent(handler: Handler) -> None:
     """The agent asks between two looks at its ranks."""
-    here = Place(handler, join_seconds=10.0)
+    here = Place(handler, join_seconds=TIMEOUT_SECONDS)
     while here.num_nodes_waiting() < 2:
         pass
     handler.answers.clear()
