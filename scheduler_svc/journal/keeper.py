@@ -6,7 +6,6 @@ because nobody can resume another one.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +17,7 @@ from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.ends import WeightsSpan
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.journal import records
+from scheduler_svc.journal.clock import JournalClock
 from scheduler_svc.journal.reader import SavedCore
 from scheduler_svc.journal.records import SampleEnd
 from scheduler_svc.journal.restore import event_of, wanted
@@ -55,21 +55,23 @@ class JournalKeeper:
         suspicion: SuspicionLog,
         make_writer: Callable[[Snapshot], JournalWriter],
         on_steady: Callable[[], None],
-        clock: Callable[[], float] = time.time,
+        clock: JournalClock,
     ) -> None:
         """`outputs_of` returns the outputs of a request's samples, `spans_of` those of its live samples by weights.
-
-        `clock` returns the Unix time.
 
         `on_steady` is called once, when the scheduler has run for a while or ends in order.
         """
         self._saved = saved
         self._state = journal_pb2.JournalState(
-            cache_root=cache_root, identity=saved.identity, next_generation=next_generation
+            cache_root=cache_root,
+            identity=saved.identity,
+            next_generation=next_generation,
+            boot_id=clock.boot_id,
+            booted_at=clock.booted_at,
         )
         records.fill_weights(self._state, saved.weights)
         self._outputs_of, self._spans_of, self._suspicion = outputs_of, spans_of, suspicion
-        self._make_writer, self._clock = make_writer, clock
+        self._make_writer, self._clock = make_writer, clock.now
         self._on_steady: Callable[[], None] | None = on_steady
         self._steady_at = 0.0
         self._next_number = saved.next_number

@@ -8,6 +8,7 @@ from pathlib import Path
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import reader
+from scheduler_svc.journal.clock import clock_after
 from scheduler_svc.journal.folder import JournalFolder
 from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.journal.suspicion import SuspicionLog
@@ -25,6 +26,8 @@ class OpenedJournal:
         self._folder = JournalFolder(path)
         stack.callback(self._folder.close)
         self._saved = reader.read(self._folder)
+        self._clock = clock_after(self._saved.boot_id, self._saved.booted_at)
+        self._saved.written_at = self._clock.written_at(self._saved.written_at)
         self._sync = sync
         self._max_bytes = max_bytes
         self.cache_root = self._saved.cache_root or secrets.token_bytes(HASH_BYTES)
@@ -47,6 +50,7 @@ class OpenedJournal:
             suspicion=SuspicionLog(core, self._saved.suspects),
             make_writer=make_writer,
             on_steady=self._folder.forget_crashes,
+            clock=self._clock,
         )
 
     @contextmanager

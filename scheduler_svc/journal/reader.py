@@ -52,7 +52,10 @@ class SavedCore:
     """Numbers of the samples that may have killed a worker."""
     quarantine: journal_pb2.JournalQuarantine = field(default_factory=journal_pb2.JournalQuarantine)
     written_at: float = 0.0
-    """Unix time of the last write: about when the earlier scheduler died."""
+    """Time of the last write by the system's clock: about when the earlier scheduler died."""
+    boot_id: str = ""
+    booted_at: float = 0.0
+    """Of the journal's clock."""
 
 
 def read(folder: JournalFolder) -> SavedCore:
@@ -196,6 +199,8 @@ class _Collected:
             identity=state.identity,
             next_generation=state.next_generation,
             weights=_weights(state),
+            boot_id=state.boot_id,
+            booted_at=state.booted_at,
             next_number=self._next_number,
             suspects=self._suspects,
             quarantine=self._quarantine,
@@ -247,9 +252,10 @@ def _whole_weights(
     if later is None or not (first or any(versions)):
         return tuple(first)
     found = OutputWeights()
-    found.spans += first
-    for offset, record in zip(later[0].tolist(), later[2].tolist(), strict=True):
-        found.begin(versions[record], offset)
+    found.restore(first)
+    offsets, _, indices = later
+    for i in range(len(offsets)):
+        found.begin(versions[int(indices[i])], int(offsets[i]))
     return tuple(found.spans)
 
 

@@ -25,7 +25,7 @@ _NO_SPANS: Mapping[int, Sequence[WeightsSpan]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleEnd:
-    """How a sample ended, and when (Unix time)."""
+    """How a sample ended, and when (journal's clock)."""
 
     end: fx.End
     at: float
@@ -37,7 +37,7 @@ class SavedRequest:
 
     number: int
     accepted_at: float
-    """Unix time."""
+    """By the journal's clock."""
     submit: ev.Submit
     """Without front end and page hashes."""
     outputs: tuple[Int32Array, ...]

@@ -20,6 +20,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import framing, records
+from scheduler_svc.journal.clock import clock_after
 from scheduler_svc.journal.folder import JournalFolder
 from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.journal.reader import SavedCore
@@ -44,11 +45,13 @@ class Load:
             cache_root=bytes(32),
             next_generation=1 << 32,
             outputs_of=lambda request_id: (self._outputs,),
+            spans_of=lambda request_id: {},
             suspicion=SuspicionLog(Scheduler(CoreConfig())),
             make_writer=lambda snapshot: JournalWriter(
                 self._folder, snapshot=snapshot, max_bytes=1 << 30, sync=sync, now=time.monotonic()
             ),
             on_steady=self._folder.forget_crashes,
+            clock=clock_after("", 0.0),
         )
         self.keeper.restore(lambda event, **entry: [], time.monotonic())
         for stream in range(rows):

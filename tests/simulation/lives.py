@@ -5,7 +5,6 @@ Callers resume their requests in the next life. They check offsets and compare w
 """
 
 import logging
-import os
 import random
 from collections import deque
 from contextlib import ExitStack
@@ -134,7 +133,7 @@ class Lives:
         self.roots: set[bytes] = set()
         self.num_lives = self.num_updates = 0
         self.identity = "identity"
-        self._next_stream = 1
+        self._next_stream, self._died_at = 1, 0.0
         self._stack = ExitStack()
         # 1: die after the journal of the next turn was written; the turn is not sent.
         self.die_unsent = False
@@ -143,6 +142,7 @@ class Lives:
 
     def begin(self, *, workers: bool = True) -> None:
         journal = self.journal = OpenedJournal(self.folder, sync=Sync.OFF, max_bytes=1 << 24, stack=self._stack)
+        journal._saved.written_at = self._died_at
         self.roots.add(journal.cache_root)
         config = CoreConfig(
             report_detached=True,
@@ -152,6 +152,7 @@ class Lives:
         )
         self.core = Scheduler(config)
         self.keeper: JournalKeeper = journal.keeper(self.core, lambda: self.now)
+        # All times are those of the virtual clock.
         self.keeper._clock = lambda: UNIX_TIME + self.now
         self.num_lives += 1
         self.starts.clear()
@@ -177,10 +178,8 @@ class Lives:
     def kill(self) -> None:
         """The process is gone: nothing is written, closed or sent any more."""
         self._stack.close()
-        if (self.folder / "journal").exists():
-            # The file's time is that of the virtual clock.
-            os.utime(self.folder / "journal", times=(UNIX_TIME + self.now,) * 2)
-        else:
+        self._died_at = UNIX_TIME + self.now
+        if not (self.folder / "journal").exists():
             # The next core knows nothing of this one.
             self.generations.clear()
             self.roots.clear()

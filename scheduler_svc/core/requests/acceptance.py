@@ -64,7 +64,7 @@ class Acceptance:
                 if event.ends[request.sample_idx] is not None:
                     continue
                 restore_output(request, event.outputs[request.sample_idx])
-                request.weights.spans += event.weights[request.sample_idx] if event.weights else ()
+                request.weights.restore(event.weights[request.sample_idx] if event.weights else ())
                 self._preparations.accepted(event.submit, 1)
                 self._queue.add(request)
                 if (account := self._queue.account_of(request)) is not None:

@@ -3,6 +3,7 @@
 `weights/updates.py` decides; these are its marks, which planning reads.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scheduler_svc.core.messages.ends import WeightsSpan
@@ -51,6 +52,10 @@ class OutputWeights:
         """Empty: those that the workers were started with."""
         self.keeps_pages = False
         """Whether some of the row's pages were computed by older weights. They are shared with nobody."""
+
+    def restore(self, spans: Iterable[WeightsSpan]) -> None:
+        """Takes the spans of an output that an earlier process began."""
+        self.spans += spans
 
     def begin(self, version: str, num_outputs: int) -> None:
         """The output continues with this version after `num_outputs` tokens."""

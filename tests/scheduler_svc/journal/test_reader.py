@@ -96,7 +96,7 @@ def test_a_changed_byte_anywhere_restores_no_request_and_keeps_the_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, _ = real_journal(tmp_path)
-    after_state = len(framing.FIRST_LINE + framing.frame(STATE))
+    after_state = len(framing.FIRST_LINE + framing.frame(next(iter(framing.Frames(data)))))
     for at in range(after_state, len(data), 7):
         changed = bytearray(data)
         changed[at] ^= 0x10

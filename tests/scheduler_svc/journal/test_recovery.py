@@ -1,15 +1,21 @@
 """The core's death: a new core continues from the journal, and callers that resume miss and repeat nothing."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import Running
 from scheduler_svc.core.messages.quarantine import ClearQuarantine
 from scheduler_svc.core.messages.reports import Load
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.journal import clock
+from scheduler_svc.journal.opened import OpenedJournal
+from scheduler_svc.journal.writer import Sync
 from tests.simulation.deaths import Deaths
 from tests.simulation.lives import FRONTEND, Died, Lives
 
@@ -57,6 +63,39 @@ def test_versions_of_tokens_outlive_the_core(lives: Lives) -> None:
     lives.run()
     spans = [end.stats.weights for caller in lives.callers for end in caller.ends if end is not None]
     assert max(map(len, spans)) > 1, spans
+
+
+@pytest.mark.parametrize("jump", [5 * 3600.0, -5 * 3600.0, 1e9])
+def test_no_time_counts_that_the_system_clock_has_jumped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    """A stamp from before a jump is as old as it is, for this process and for the next one of the same boot."""
+    wall, since_boot = [1_000_000.0], [50.0]
+    monkeypatch.setattr(clock.time, "time", lambda: wall[0])
+    monkeypatch.setattr(clock.time, "clock_gettime", lambda _: since_boot[0])
+    monkeypatch.setattr(clock, "_BOOT_ID", tmp_path / "boot")
+    (tmp_path / "boot").write_text("one\n")
+    first = clock.clock_after("", 0.0)
+    stamp = first.now()
+    assert stamp == wall[0]
+    wall[0], since_boot[0] = wall[0] + 7.0 + jump, since_boot[0] + 7.0
+    second = clock.clock_after(first.boot_id, first.booted_at)
+    assert first.now() == second.now() == stamp + 7.0
+    # The file of a process that died 2 s ago; a time in the future is now.
+    assert second.written_at(wall[0] - 2.0) == stamp + 5.0 and second.written_at(wall[0] + 9.0) == stamp + 7.0
+    (tmp_path / "boot").write_text("two\n")
+    assert clock.clock_after(first.boot_id, first.booted_at).now() == wall[0]
+
+
+def test_the_next_journal_has_the_clock_of_the_last_one(tmp_path: Path) -> None:
+    found: list[clock.JournalClock] = []
+    for _ in range(2):
+        with ExitStack() as stack:
+            journal = OpenedJournal(tmp_path / "journal", sync=Sync.OFF, max_bytes=1 << 24, stack=stack)
+            keeper = journal.keeper(Scheduler(CoreConfig()), lambda: 0.0)
+            keeper.restore(lambda *_, **__: [], 0.0)
+            found.append(journal._clock)
+    assert found[0] == found[1]
 
 
 def test_tokens_that_were_written_and_not_sent_come_on_resume(lives: Lives) -> None:
