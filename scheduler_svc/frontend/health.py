@@ -7,6 +7,7 @@ stored.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -22,6 +23,8 @@ from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.sizes.limits import MAX_SERVICE_NAME_CHARS
 
 MAX_WATCHES = 1000
+# Of one connection.
+MAX_OWN_WATCHES = 100
 
 State = pb.HealthCheckResponse
 # Trailing metadata of a Check that answers NOT_SERVING: a word for the reason, and Unix time. Everyone may read them.
@@ -57,6 +60,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._metadata: tuple[tuple[str, str], ...] = ()
         # In order of arrival.
         self._watches: dict[_WatchCall, None] = {}
+        # By connection.
+        self._num_own: Counter[str] = Counter()
 
     def set(self, *, reason: str, since: float) -> None:
         """Stores the state: SERVING if `reason`, a word, is empty. Every later answer has it."""
@@ -113,8 +118,13 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         request.Clear()
         # Several calls may have been admitted while they waited for their messages.
         self.admit_watch()
+        peer = context.peer()
+        if self._num_own[peer] >= MAX_OWN_WATCHES:
+            count = f"{self._num_own[peer]} health watches of this connection are open"
+            raise status.overloaded(f"{count}; the limit is {MAX_OWN_WATCHES}")
         watch, sent = _WatchCall(asyncio.current_task(), caller()), None
         self._watches[watch] = None
+        self._num_own[peer] += 1
         try:
             while True:
                 watch.changed.clear()
@@ -128,3 +138,4 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
                     raise status.revoked()
         finally:
             del self._watches[watch]
+            self._num_own -= Counter([peer])

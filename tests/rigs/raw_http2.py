@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
+_CANCEL = 8
 _INITIAL_WINDOW_SIZE = 4
 _FIRST_WINDOW, _FRAME_BYTES = 65_535, 16_384
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -45,12 +46,7 @@ class RawConnection:
     def call(self, method: str, message: bytes | None, token: str = "") -> int:
         """Opens a call; without a message it sends only the headers. Returns the stream's number."""
         self._last_stream += 2
-        headers = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "x", "te": "trailers"}
-        headers["content-type"] = "application/grpc"
-        if token:
-            headers["authorization"] = f"Bearer {token}"
-        block = b"".join(b"\0" + _string(name) + _string(value) for name, value in headers.items())
-        frames = _frame(HEADERS, _END_HEADERS, self._last_stream, block)
+        frames = _frame(HEADERS, _END_HEADERS, self._last_stream, _headers(method, token))
         if message is not None:
             body = struct.pack(">BI", 0, len(message)) + message
             parts = [body[at : at + 16_384] for at in range(0, len(body), 16_384)]
@@ -59,6 +55,27 @@ class RawConnection:
                 frames += _frame(DATA, flags, self._last_stream, part)
         self._socket.sendall(frames)
         return self._last_stream
+
+    def reset_calls(self, method: str, count: int) -> None:
+        """Opens calls and resets each at once, all in one write."""
+        block, frames = _headers(method), bytearray()
+        for _ in range(count):
+            self._last_stream += 2
+            frames += _frame(HEADERS, _END_HEADERS, self._last_stream, block)
+            frames += _frame(RST_STREAM, 0, self._last_stream, struct.pack(">I", _CANCEL))
+        self._socket.sendall(frames)
+
+    def skip(self) -> None:
+        """Drops what the server has sent so far. Raises ConnectionResetError if it has closed the connection."""
+        self._socket.setblocking(False)
+        try:
+            while self._socket.recv(1 << 16):
+                pass
+        except BlockingIOError:
+            return
+        finally:
+            self._socket.settimeout(10)
+        raise ConnectionResetError("the server closed the connection")
 
     def stall(self, streams: Sequence[int], num_bytes: int, *, quiet_seconds: float = 1.0) -> int:
         """Sends `num_bytes` of a message of one byte more on each stream, as far as the server's windows allow.
@@ -149,6 +166,15 @@ class RawConnection:
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def _headers(method: str, token: str = "") -> bytes:
+    """The header block of a call."""
+    headers = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "x", "te": "trailers"}
+    headers["content-type"] = "application/grpc"
+    if token:
+        headers["authorization"] = f"Bearer {token}"
+    return b"".join(b"\0" + _string(name) + _string(value) for name, value in headers.items())
 
 
 def _string(text: str) -> bytes:

@@ -16,6 +16,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc
@@ -23,10 +24,11 @@ import grpc.aio
 
 from scheduler_svc.frontend.rpc import parsing, status
 from scheduler_svc.frontend.rpc.held_refusals import HeldRefusals
-from scheduler_svc.frontend.rpc.method import CallLimits, Method
+from scheduler_svc.frontend.rpc.method import RESERVED_SECONDS, CallLimits, Method, Room
 from scheduler_svc.frontend.rpc.places import Places
 from scheduler_svc.frontend.rpc.read_slots import ReadSlots
 from scheduler_svc.frontend.rpc.release import Releaser
+from scheduler_svc.frontend.rpc.resets import Resets
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +42,27 @@ def is_not_of_a_lost_caller(record: logging.LogRecord) -> bool:
     return not isinstance(error, grpc.aio.InternalError)
 
 
-def _check_room(places: Places, tenant: str, reserve: int, what: str) -> None:
-    """Raises Refusal if the tenant has all its places, and the `reserve` beyond them."""
-    if places.of(tenant) >= places.limit(tenant) + reserve:
-        raise status.overloaded(f"{places.of(tenant)} {what}; the limit is {places.limit(tenant)}")
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the calls of a room wait for their message: with tenants as owners, or with connections."""
+
+    without_message: Places
+    slots: ReadSlots
+
+    @classmethod
+    def of(cls, room: Room, limits: CallLimits, *, is_shared: bool) -> "_Places":
+        if room is Room.BULK:
+            waiting = Places(limits.max_without_message, is_shared=is_shared)
+            return cls(waiting, ReadSlots(limits.max_reading, limits.message_seconds, is_shared=is_shared))
+        seconds = min(RESERVED_SECONDS, limits.message_seconds)
+        waiting = Places(limits.max_without_message_reserved, is_shared=True)
+        return cls(waiting, ReadSlots(limits.max_reading_reserved, seconds, is_shared=True))
+
+
+def _check_room(places: Places, who: str, what: str) -> None:
+    """Raises Refusal if the tenant or connection has all its places."""
+    if places.of(who) >= places.limit(who):
+        raise status.overloaded(f"{places.of(who)} {what}; the limit is {places.limit(who)}")
 
 
 def _refusal_of(error: Exception) -> status.Refusal:
@@ -68,10 +87,8 @@ class Calls:
         self._limits = limits
         self._releaser = Releaser()
         self._held = HeldRefusals(is_shared=is_shared)
-        self.without_message = Places(limits.max_without_message, is_shared=is_shared)
-        seconds = limits.message_seconds
-        self._slots = ReadSlots(limits.max_reading, seconds, is_shared=is_shared)
-        self._reserved_slots = ReadSlots(limits.max_reading_reserved, seconds, is_shared=is_shared)
+        self._resets = Resets()
+        self.rooms = {room: _Places.of(room, limits, is_shared=is_shared) for room in Room}
         # The tenant of the call that a task serves.
         self._tenants: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
         # The handler's task and end time of each call that is sending its answer, oldest first.
@@ -80,8 +97,11 @@ class Calls:
         # Why a call was ended while its message was read, by its context.
         self._aborted: dict[Any, status.Refusal] = {}
         # Finished calls, without those whose caller may not make them, with an answer that had been unread for
-        # UNREAD_SECONDS at the last sweep.
+        # UNREAD_SECONDS at the last sweep: by tenant, and those of health by connection.
         self.unread = Places(limits.max_unread, is_shared=is_shared)
+        self.unread_health = Places(limits.max_unread_reserved, is_shared=True)
+        # The connection of each call of health.
+        self._connections: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
 
     def handler(self, method: Method) -> Any:
         """The gRPC handler that serves `method`."""
@@ -125,14 +145,16 @@ class Calls:
         The owner calls this about once a second.
         """
         now = asyncio.get_running_loop().time()
-        for context, refusal in (*self._slots.ending(), *self._reserved_slots.ending()):
+        for context, refusal in [each for places in self.rooms.values() for each in places.slots.ending()]:
             self._aborted[context] = refusal
             aborting = asyncio.create_task(self._abort(context, refusal))
             self._aborting.add(aborting)
             aborting.add_done_callback(self._aborting.discard)
         ages = [(task, now - since) for task, since in self._finished.items()]
         unread = [task for task, age in ages if age >= UNREAD_SECONDS]
-        self.unread.replace(Counter(self._tenants[task] for task in unread if task in self._tenants))
+        self.unread_health.replace(Counter(self._connections[task] for task in unread if task in self._connections))
+        own = [task for task in unread if task in self._tenants and task not in self._connections]
+        self.unread.replace(Counter(self._tenants[task] for task in own))
         overdue = {task for task, age in ages if age >= self._limits.answer_seconds}
         # Whoever has no right to call must not use up the bound of the others.
         overdue.update(task for task in unread if task not in self._tenants)
@@ -157,27 +179,36 @@ class Calls:
 
     async def _request(self, method: Method, context: Any) -> Any:
         """Returns the call's message. Raises Refusal if the call is not admitted."""
-        tenant = self._tenants[_running()] = method.enter(context)
-        _check_room(self.unread, tenant, method.reserve, "finished calls have answers that their clients have not read")
+        tenant = who = self._tenants[_running()] = method.enter(context)
+        if method.room is not Room.BULK:
+            who = context.peer()
+        unread = "finished calls have answers that their clients have not read"
+        if method.room is Room.HEALTH:
+            self._connections[_running()] = who
+            _check_room(self.unread_health, who, unread)
+        else:
+            _check_room(self.unread, tenant, unread)
         method.admit()
-        data = await self._read(method, context, tenant)
+        data = await self._read(self.rooms[method.room], context, who)
         parsing.check_size(method.request, data, method.admit())
         method.scan(data)
         await method.turn(len(data))
         return parsing.parse(method.request, data)
 
-    async def _read(self, method: Method, context: Any, tenant: str) -> bytes:
-        _check_room(self.without_message, tenant, method.reserve, "calls have not sent their request yet")
-        slots = self._reserved_slots if method.reserve else self._slots
-        self.without_message.add(tenant, 1)
+    async def _read(self, places: "_Places", context: Any, who: str) -> bytes:
+        _check_room(places.without_message, who, "calls have not sent their request yet")
+        places.without_message.add(who, 1)
         try:
-            await slots.take(context, tenant)
+            await places.slots.take(context, who)
             try:
                 data = await context.read()
             finally:
-                slots.give_back(context)
+                places.slots.give_back(context)
+        except (asyncio.CancelledError, grpc.aio.InternalError):
+            self._resets.add(context.peer())
+            raise
         finally:
-            self.without_message.add(tenant, -1)
+            places.without_message.add(who, -1)
         if data is grpc.aio.EOF:
             raise status.invalid("request", "the call ended before it sent its request")
         return data

@@ -2,11 +2,27 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 import grpc
 
 from scheduler_svc.frontend.rpc import status
+
+# Messages of control and health are small.
+RESERVED_SECONDS = 3.0
+
+
+class Room(StrEnum):
+    """Methods whose calls share bounds. Calls of one room take nothing of another.
+
+    Tenants share the bounds of BULK, and connections those of the others: monitors and operators call most when
+    everything else is taken, and without tokens all callers are one tenant.
+    """
+
+    BULK = "bulk"
+    CONTROL = "control"
+    HEALTH = "health"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +35,15 @@ class CallLimits:
     max_without_message: int = 2048
     # Messages that are read at once; each may take the largest message's memory until it is complete.
     max_reading: int = 64
-    # The same for the methods with a reserve.
-    max_reading_reserved: int = 8
+    # The same two of each other room; a message is there after RESERVED_SECONDS.
+    max_without_message_reserved: int = 512
+    max_reading_reserved: int = 16
     # The service cancels a finished call if the caller has not read the answer after this time.
     answer_seconds: float = 60.0
-    # While this many answers are unread, 25 to 80 KB each, every call is refused.
+    # While this many answers are unread, 25 to 80 KB each, every call but those of health is refused.
     max_unread: int = 2048
+    # The same for health.
+    max_unread_reserved: int = 512
 
 
 class CallLog(Protocol):
@@ -59,9 +78,8 @@ class Method:
     answer: Callable[[Any, Any], Awaitable[Any]]
     # Serializes an answer.
     serialize: Callable[[Any], bytes]
-    # Calls of this method that are admitted beyond the shared bounds. Health needs them, because monitors call it most
-    # when the bounds are reached.
-    reserve: int = 0
+    # Which bounds its calls share until their message is read.
+    room: Room = Room.BULK
     # Called with the status of a call that is refused before `answer` is called.
     refused: Callable[[grpc.StatusCode], None] | None = None
     # The method's name, and who logs its calls.

@@ -6,9 +6,11 @@ The names are those of grpcio 1.85.1. The effect of each option was tried out, b
 import resource
 
 # gRPC holds calls until the event loop takes them; its default limit is 1,000. Between these two limits gRPC cancels
-# new calls at random, above the hard limit all of them, and gives no reason.
-MAX_PENDING_CALLS = 16_384
-MAX_PENDING_CALLS_HARD = 32_768
+# new calls at random, above the hard limit all of them, and gives no reason. A call that was reset is held too, in
+# 14 KB, so these limits are the memory of callers that open calls and reset them. More calls at once than `max_streams`
+# would be refused anyway.
+MAX_PENDING_CALLS = 8_192
+MAX_PENDING_CALLS_HARD = 9_216
 # More than max_streams, so that a caller with one connection gets a refusal with a reason instead of a call that its
 # own gRPC library holds back.
 MAX_CALLS_PER_CONNECTION = 16_384

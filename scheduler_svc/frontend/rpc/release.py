@@ -3,8 +3,9 @@
 grpc.aio has no way to cancel a call from the server. A call is released, which resets its HTTP/2 stream, when the two
 tasks that serve it have ended: the handler's task, and a task that waits for gRPC to report the call's end. gRPC's core
 writes that report into objects that only these tasks hold, so the releaser keeps the objects alive until the report has
-been written. grpc.aio itself keeps references to its first and its newest call, so those two are reset later. The names
-below are those of grpcio 1.85.1. With a version that has other names nothing is released, and the log reports it.
+been written. grpc.aio itself keeps references to its newest call, and to the first one of Watch and of all methods of
+other services, so those three are reset later. The names below are those of grpcio 1.85.1. With a version that has
+other names nothing is released, and the log reports it.
 """
 
 import asyncio

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
@@ -20,7 +22,7 @@ from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.readiness import DRAINING, SERVICES, Readiness
 from scheduler_svc.frontend.rpc.method import CallLimits
 from tests.rigs.raw_http2 import RawConnection
-from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
+from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
 from tests.scheduler_svc.frontend.fake_core import Service, until
 
 Run = Callable[..., None]
@@ -62,6 +64,9 @@ def test_a_stalled_watch_gets_only_the_newest_state(run: Run, monkeypatch: pytes
         readiness, may_write, written = s.front_end._readiness, asyncio.Event(), list[int]()
 
         class Stalled:
+            def peer(self) -> str:
+                return "ipv4:127.0.0.1:1"
+
             async def write(self, message: State) -> None:
                 await may_write.wait()
                 written.append(message.status)
@@ -133,12 +138,51 @@ def test_the_default_limit_is_1000_watches():
     assert health.MAX_WATCHES == 1000
 
 
+def test_unread_watches_of_a_connection_leave_those_of_others(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(health, "MAX_OWN_WATCHES", 3)
+
+    async def scenario(s: Service) -> None:
+        hostile = RawConnection(s.address)
+        for _ in range(10):
+            hostile.call(WATCH, b"")
+        # The refused ones have ended.
+        assert len(await asyncio.to_thread(hostile.wait_ends, 7)) == 7
+        assert len(s.front_end._health._watches) == 3
+        watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == State.SERVING
+        hostile.close()
+        await until(lambda: s.front_end._health._num_own.total() == 1)
+        watch.cancel()
+        await until(lambda: not s.front_end._health._num_own)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("num_chars", [201, 20_000, 60_000])
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+def test_a_long_service_name_is_refused_with_its_limit(run: Run, method: str, num_chars: int):
+    async def scenario(s: Service) -> None:
+        error = await failure(getattr(stub_of(s), method)(health_pb2.HealthCheckRequest(service="x" * num_chars)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        [bad] = details(error, error_details_pb2.BadRequest)
+        [violation] = bad.field_violations
+        assert violation.field == "service"
+        assert re.search(rf"service .*{num_chars:,d}|{num_chars}.*; the limit is 200$", violation.description)
+        # A name of 200 is only unknown.
+        known = health_pb2.HealthCheckRequest(service="x" * 200)
+        assert (await failure(stub_of(s).Check(known))).code() is grpc.StatusCode.NOT_FOUND
+
+    run(scenario)
+
+
 def test_watches_with_unread_answers_are_cancelled(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
 
     async def scenario(s: Service) -> None:
-        # grpc.aio keeps references to its first and its newest call.
-        await check(s)
+        # grpc.aio keeps references to the first call of Watch and to its newest call.
+        first = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+        await first.read()
+        first.cancel()
         stalled = RawConnection(s.address)
         for _ in range(5):
             stalled.call(WATCH, b"")

@@ -10,7 +10,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2
 
 from scheduler_svc.frontend.door import full_queue
-from scheduler_svc.frontend.rpc.method import CallLimits
+from scheduler_svc.frontend.rpc.method import CallLimits, Room
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from tests.rigs.raw_http2 import RawConnection
 from tests.rigs.waiting import TIMEOUT_SECONDS
@@ -53,11 +53,11 @@ def test_stalled_calls_of_one_tenant_leave_slots_to_the_other(run: Run):
         stalled = RawConnection(s.address)
         for _ in range(20):
             stalled.call(GENERATE, None, GREEDY)
-        await until(lambda: s.front_end._calls.without_message.num_taken == 20)
+        await until(lambda: s.front_end._calls.rooms[Room.BULK].without_message.num_taken == 20)
         # No slow message has to yield for it: that would take 2 s.
         async with asyncio.timeout(1.5):
             await stream(s, POLITE)
-        assert s.front_end._calls.without_message.of(GREEDY) == 20
+        assert s.front_end._calls.rooms[Room.BULK].without_message.of(GREEDY) == 20
         stalled.close()
 
     run(scenario, needs_tokens=True, call_limits=CallLimits(max_reading=4))

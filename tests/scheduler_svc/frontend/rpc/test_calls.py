@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import grpc
@@ -17,7 +17,7 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.frontend import server, servicer
 from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
-from scheduler_svc.frontend.rpc.method import CallLimits
+from scheduler_svc.frontend.rpc.method import CallLimits, Room
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.text import tokenizer
@@ -52,6 +52,11 @@ async def silence() -> Any:
     """The messages of a caller that never sends one."""
     await asyncio.Event().wait()
     yield b""
+
+
+def num_waiting(s: Service, *rooms: Room) -> int:
+    """The calls of these rooms, or of all, that have not sent their message."""
+    return sum(s.front_end._calls.rooms[room].without_message.num_taken for room in rooms or Room)
 
 
 class Counted:
@@ -173,12 +178,12 @@ def test_calls_without_their_message_time_out(run: Run, method: str):
             for _ in range(20):
                 caller.call(method, None)
             call = cast(Any, s.channel.stream_stream(method))(silence())
-            await until(lambda: s.front_end._calls.without_message.num_taken == 21)
+            await until(lambda: num_waiting(s) == 21)
             # The calls end with a status, not with a reset.
             assert {frame.kind for frame in await asyncio.to_thread(caller.wait_ends, 20)} == {HEADERS}
             assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert await call.details() == "the call sent no message for 0.2 s"
-            await until(lambda: s.front_end._calls.without_message.num_taken == 0)
+            await until(lambda: num_waiting(s) == 0)
             assert s.front_end._streams.num_open == 0
 
     run(scenario, call_limits=CallLimits(message_seconds=0.2, max_reading_reserved=32))
@@ -188,15 +193,65 @@ def test_calls_without_their_message_above_the_limit_are_refused(run: Run):
     async def scenario(s: Service) -> None:
         with raw_caller(s) as caller:
             for _ in range(3):
-                caller.call(GET_MODEL_INFO, None)
-            await until(lambda: s.front_end._calls.without_message.num_taken == 3)
-            error = await failure(s.control.GetModelInfo(control_pb2.GetModelInfoRequest()))
+                caller.call(GENERATE, None)
+            await until(lambda: num_waiting(s, Room.BULK) == 3)
+            error = await failure(s.inference.Tokenize(pb.TokenizeRequest(text="the")))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert error.details() == "3 calls have not sent their request yet; the limit is 3"
-            await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
             assert_retry_hint(error, 0.5)
+            # Monitors and operators are served.
+            await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+            await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
 
-    run(scenario, call_limits=CallLimits(max_without_message=3))
+    run(scenario, call_limits=CallLimits(max_without_message=3, max_reading=1))
+
+
+@pytest.mark.parametrize("method", [GENERATE, GET_MODEL_INFO, CHECK])
+def test_calls_that_never_send_their_message_take_no_other_connections_check(run: Run, method: str):
+    """All places and slots that one connection can have; the calls of another are answered before any of them ends."""
+    limits = CallLimits(
+        message_seconds=1000.0,
+        max_without_message=8,
+        max_reading=4,
+        max_without_message_reserved=8,
+        max_reading_reserved=4,
+    )
+
+    async def scenario(s: Service) -> None:
+        room = Room.BULK if method == GENERATE else Room.CONTROL if method == GET_MODEL_INFO else Room.HEALTH
+        with raw_caller(s) as caller:
+            for _ in range(40):
+                caller.call(method, None)
+            most = 8 if room is Room.BULK else 4
+            await until(lambda: num_waiting(s, room) == most)
+            for _ in range(3):
+                await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+                await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+            assert num_waiting(s, room) == most
+
+    run(scenario, call_limits=limits)
+
+
+def test_a_connection_that_resets_many_calls_is_closed_and_leaves_nothing(run: Run, caplog: pytest.LogCaptureFixture):
+    async def scenario(s: Service) -> None:
+        before = len(asyncio.all_tasks())
+        with raw_caller(s) as caller, raw_caller(s) as other:
+            other.call(GENERATE, None)
+            await until(lambda: num_waiting(s) == 1)
+            with suppress(ConnectionError):
+                while True:
+                    caller.reset_calls(GENERATE, 20)
+                    caller.skip()
+                    await asyncio.sleep(0)
+            assert num_waiting(s) == 1
+            # The other connection is not the one that was closed.
+            other.skip()
+        await until(lambda: len(asyncio.all_tasks()) <= before and not num_waiting(s))
+        await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+        await until(lambda: not s.front_end._calls._finished)
+        assert len(s.front_end._calls._tenants) <= 2
+
+    run(scenario)
 
 
 def test_the_log_filter_drops_only_tracebacks_of_lost_callers():
@@ -217,7 +272,7 @@ def test_a_message_that_arrives_in_time_is_answered(run: Run):
 
         stub: Any = s.channel.stream_unary(GET_MODEL_INFO, response_deserializer=bytes)
         call = stub(late())
-        await until(lambda: s.front_end._calls.without_message.num_taken == 1)
+        await until(lambda: num_waiting(s) == 1)
         requests.put_nowait(b"")
         assert control_pb2.GetModelInfoResponse.FromString(await call).model == "toy"
 

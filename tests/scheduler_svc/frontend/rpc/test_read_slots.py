@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scheduler_svc.frontend import server
 from scheduler_svc.frontend.rpc import read_slots
-from scheduler_svc.frontend.rpc.method import CallLimits
+from scheduler_svc.frontend.rpc.method import CallLimits, Room
 from scheduler_svc.frontend.rpc.places import Places, share
 from scheduler_svc.frontend.rpc.read_slots import ReadSlots
 from scheduler_svc.frontend.rpc.status import Refusal
@@ -148,7 +148,7 @@ def test_callers_behind_stalled_calls_are_served(run: Run, monkeypatch: pytest.M
     async def scenario(s: Service) -> None:
         stalled = RawConnection(s.address)
         streams = [stalled.call(GENERATE, None) for _ in range(20)]
-        await until(lambda: s.front_end._calls.without_message.num_taken == 20)
+        await until(lambda: s.front_end._calls.rooms[Room.BULK].without_message.num_taken == 20)
         await s.start_stream()
         ends = await asyncio.to_thread(stalled.wait_ends, 4)
         assert {frame.stream for frame in ends} < set(streams)
