@@ -32,7 +32,7 @@ help: ## List the targets
 	@echo "                             WORKERS_LISTEN= WORKERS_KEYS="
 	@echo "                             TOKENS= TLS_CERT= TLS_KEY= TLS_CLIENT_CA= HEALTH_LISTEN="
 	@echo "  Settings of run-gateway:   LISTEN= ADDRESS= PROCESSES= TLS_CERT= TLS_KEY= SERVICE_CA= SERVICE_NAME="
-	@echo "                             SERVICE_NAME= HEALTH_ADDRESS="
+	@echo "                             SERVICE_CERT= SERVICE_KEY= HEALTH_ADDRESS="
 	@echo "  Settings of run-worker:    MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES="
 	@echo "                             KEEP_FREE_BYTES= HOST_POOL_BYTES= WINDOW= WINDOW_SINKS="
 	@echo "                             MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= GRAPHS= FUSED_LAYERS= THREADS="
