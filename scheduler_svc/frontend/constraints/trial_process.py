@@ -57,7 +57,7 @@ class TrialProcess:
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """`cpu_seconds` and `patience_seconds` are the limits of a trial."""
-        self._cpu_limit, self._patience, self._slowness = cpu_seconds, patience_seconds, 1.0
+        self._cpu_limit, self._patience, self.slowness = cpu_seconds, patience_seconds, 1.0
         self._tokenizer_json, self._vocab_size, self._eos = tokenizer_json, vocab_size, tuple(eos_token_ids)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -114,12 +114,12 @@ class TrialProcess:
                 used = _cpu_seconds(self._child) - cpu_before
                 if answer.done():
                     break
-                if used > self._cpu_limit * self._slowness:
-                    words = limit_words(self._cpu_limit, self._slowness)
+                if used > self._cpu_limit * self.slowness:
+                    words = limit_words(self._cpu_limit, self.slowness)
                     return Verdict(refusal=f"its trial took {used:.3g} s of CPU time; {words}", was_killed=True), b""
                 if (waited := loop.time() - begun) > self._patience:
                     got = f"its trial got {used:.2g} s of CPU time in {waited:.0f} s, because the machine is busy"
-                    words = limit_words(self._cpu_limit, self._slowness)
+                    words = limit_words(self._cpu_limit, self.slowness)
                     return Verdict(refusal=f"{got}; {words}", was_killed=True, is_unknown=True), b""
             return None, answer.result()
         finally:
@@ -152,7 +152,7 @@ class TrialProcess:
         number, text = unpacked(packet)
         assert number == HELLO, "a child says its process id first"
         process, slowness = text.split()
-        self._child, self._slowness = int(process), float(slowness)
+        self._child, self.slowness = int(process), float(slowness)
 
     def _spawn(self) -> None:
         """Starts the process, which reads the tokenizer from memory."""
