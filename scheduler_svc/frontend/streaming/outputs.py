@@ -64,12 +64,11 @@ def make_outputs(description: frontend_pb2.StreamDescription, model: Model) -> t
 
     Takes up to 10 ms for the largest set of stop strings.
     """
-    stop, decode, hidden, controls = description.stop, None, None, frozenset[str]()
+    stop, decode, hidden = description.stop, None, None
+    controls = _controls_of(description, model)
     strings = tuple(dict.fromkeys(stop.stop_strings))
     if model.tokenizer is not None and description.HasField("chat"):
-        decode, hidden = _decoder_of_chat(description, model.tokenizer)
-        if description.chat.marks_are_tokens:
-            controls = frozenset(_in_template(description.chat, model.tokenizer.control_tokens).values())
+        decode, hidden = _decoder_of_chat(description, model.tokenizer, controls)
     elif model.tokenizer is not None and (description.want_text or strings):
         decode = model.tokenizer.decoder(skip_special_tokens=description.skip_special_tokens)
     context = np.frombuffer(description.context, "<i4").tolist()
@@ -86,24 +85,36 @@ def make_outputs(description: frontend_pb2.StreamDescription, model: Model) -> t
         }
         if not description.HasField("chat"):
             return SampleOutput(**parts)
-        parser = make_parser(description.chat, description.accepted.request_id, sample_idx, controls)
+        parser = make_parser(
+            description.chat, description.accepted.request_id, sample_idx, frozenset(controls.values())
+        )
         return ChatOutput(**parts, parser=parser, hidden=hidden)
 
     return tuple(make(idx) for idx in range(description.accepted.sampling.num_samples))
 
 
 def _decoder_of_chat(
-    description: frontend_pb2.StreamDescription, tokenizer: Tokenizer
+    description: frontend_pb2.StreamDescription, tokenizer: Tokenizer, controls: Mapping[int, str]
 ) -> tuple[Decode, re.Pattern[str] | None]:
-    """Returns (the decode function, the special tokens that the caller does not see although the parser does)."""
+    """Returns (the decode function, the special tokens that the caller does not see although the parser does).
+
+    `controls` are marked, so that text that reads the same is none of them.
+    """
     special = tokenizer.special_tokens if description.skip_special_tokens else dict[int, str]()
     seen = _in_template(description.chat, special)
     decode = tokenizer.decoder_without(special.keys() - seen.keys())
     texts = sorted(seen.values(), key=len, reverse=True)
-    if description.chat.marks_are_tokens:
-        decode = marking(decode, _in_template(description.chat, tokenizer.control_tokens))
-        texts = list(map(marked, texts))
+    if controls:
+        written = frozenset(controls.values())
+        decode, texts = marking(decode, controls), [marked(text) if text in written else text for text in texts]
     return decode, re.compile("|".join(map(re.escape, texts))) if texts else None
+
+
+def _controls_of(description: frontend_pb2.StreamDescription, model: Model) -> dict[int, str]:
+    """The control tokens that a grammar writes where the response template has their texts."""
+    if not description.chat.marks_are_tokens or model.chat.renderer is None:
+        return {}
+    return _in_template(description.chat, {idx: text for text, idx in model.chat.renderer.marks.items()})
 
 
 def _in_template(chat: frontend_pb2.ChatParsing, tokens: Mapping[int, str]) -> dict[int, str]:

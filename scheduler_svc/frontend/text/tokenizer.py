@@ -100,16 +100,6 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         return {token_id: token.content for token_id, token in added.items() if token.special}
 
-    @cached_property
-    def control_tokens(self) -> Mapping[int, str]:
-        """The texts of the tokens that a grammar does not take for text: special ones, and <these>."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        return {
-            token_id: token.content
-            for token_id, token in added.items()
-            if token.special or (token.content[:1] == "<" and token.content[-1:] == ">")
-        }
-
     def close(self) -> None:
         """Takes no more long texts. Those already in a thread are completed."""
         self.threads.close()

@@ -45,7 +45,9 @@ def output(tokenizer: Tokenizer, *, skips: bool = True, stop: str = "", has_gram
     )
     if stop:
         description.stop.stop_strings.append(stop)
-    model: Any = SimpleNamespace(tokenizer=tokenizer, eos_token_ids=frozenset([EOS]))
+    # Transformers is not needed for the ids of marks.
+    chat = SimpleNamespace(renderer=SimpleNamespace(marks=CONTROLS))
+    model: Any = SimpleNamespace(tokenizer=tokenizer, eos_token_ids=frozenset([EOS]), chat=chat)
     [made] = make_outputs(description, model)
     assert isinstance(made, ChatOutput)
     return made
