@@ -13,6 +13,8 @@ CALLED_FROM_OUTSIDE = {
     "emit",  # logging.Handler
     "format_help",  # click.Command
     "settings_customise_sources",  # pydantic-settings
+    "startup",  # uvicorn.Server
+    "wait_closed",  # uvicorn, of what accepts connections
 }
 # Views of state that tests check and no program needs.
 FOR_TESTS = {"extents", "num_watches"}
