@@ -17,6 +17,8 @@ _SECONDS = 5.0
 # How a client of HTTP/2 begins: a fixed text and an empty SETTINGS frame. The server's answer begins with such a frame.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _KIND_AT, _SETTINGS = 3, 4
+# Of the alternative names in a certificate.
+_KINDS = ("DNS", "IP Address")
 # A handshake has two round trips, and a third one with client certificates.
 _MAX_TURNS = 4
 
@@ -107,6 +109,3 @@ def own_names(certificate: Path, key: Path) -> list[str]:
     except (OSError, ValueError):
         # The service and the gateway name what is wrong.
         return []
-
-
-_KINDS = ("DNS", "IP Address")

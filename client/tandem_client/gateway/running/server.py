@@ -188,6 +188,7 @@ def _config(settings: Settings, app: App, seats: Seats, readers: Readers) -> uvi
         timeout_keep_alive=round(settings.idle_seconds),
         timeout_graceful_shutdown=round(settings.grace_seconds),
     )
+    config.load()
     if settings.tls_cert is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -195,7 +196,6 @@ def _config(settings: Settings, app: App, seats: Seats, readers: Readers) -> uvi
             load(context, settings.tls_cert, settings.tls_key)
         except (OSError, ValueError) as error:
             raise SettingsError(f"--tls-cert and --tls-key cannot be used: {error}") from None
-        config.load()
         config.ssl = context
     return config
 
