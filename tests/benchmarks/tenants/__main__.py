@@ -39,6 +39,11 @@ WAYS = {
     "a salt per request": ["--live", "64", "--new-salts"],
     "priority 1000": ["--live", "64", "--priority", "1000"],
     "a full queue": ["--live", str(2 * MAX_WAITING)],
+    # Refused at once, and sent again at once, 64 at a time.
+    "a priority that it may not have": ["--live", "64", "--refused", "priority"],
+    "another model": ["--live", "64", "--refused", "model"],
+    "a wrong token": ["--live", "64", "--refused", "token"],
+    "calls without the right": ["--live", "64", "--refused", "right"],
 }
 TOKENS = {"polite": "tandem_benchmark_polite", "greedy": "tandem_benchmark_greedy"}
 

@@ -2,7 +2,8 @@
 
 `polite` sends one request after the other, with a pause between them, and prints one JSON object: the seconds from the
 first try of each request to its first token, and the number of refusals. `greedy` keeps a number of requests live until
-its process is ended; a refused one is sent again after a pause.
+its process is ended; a refused one is sent again after a pause, or with
+`--refused` all are refused and sent again at once.
 """
 
 import argparse
@@ -11,6 +12,10 @@ import json
 import random
 import time
 from typing import Any
+
+import grpc
+import grpc.aio
+from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from tandem_client import AsyncClient
 from tandem_client.errors import QueueFull, Unavailable
@@ -65,7 +70,33 @@ async def greedy(client: AsyncClient, live: int, priority: int, *, new_salts: bo
     await asyncio.gather(*(send() for _ in range(live)))
 
 
+async def refused(address: str, token: str, live: int, why: str) -> None:
+    """Keeps `live` calls at the service that it refuses, for ever; each is sent again as soon as it was refused."""
+    request = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=_prompt(random.Random(3))))
+    if why == "priority":
+        request.priority = -5
+    elif why == "model":
+        request.model = "another"
+    proof = "tandem_wrong" if why == "token" else token
+    async with grpc.aio.insecure_channel(address) as channel:
+        inference: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        control: Any = control_pb2_grpc.ControlServiceStub(channel)
+
+        async def send() -> None:
+            while True:
+                metadata = (("authorization", f"Bearer {proof}"),)
+                if why == "right":
+                    code = await control.GetLoad(control_pb2.GetLoadRequest(), metadata=metadata).code()
+                else:
+                    code = await inference.Generate(request, metadata=metadata).code()
+                assert code is not grpc.StatusCode.OK
+
+        await asyncio.gather(*(send() for _ in range(live)))
+
+
 async def _run(args: argparse.Namespace) -> None:
+    if args.refused:
+        await refused(args.address, args.token, args.live, args.refused)
     async with AsyncClient(args.address, token=args.token, max_retries=0) as client:
         if args.role == "polite":
             await polite(client, 3)  # the first calls are not measured
@@ -84,6 +115,7 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=1)
     parser.add_argument("--priority", type=int, default=0)
     parser.add_argument("--new-salts", action="store_true")
+    parser.add_argument("--refused", choices=["priority", "model", "token", "right"])
     asyncio.run(_run(parser.parse_args()))
 
 

@@ -16,12 +16,17 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.core.messages.page_hash import prefix_root
-from scheduler_svc.frontend import server
+from scheduler_svc.frontend import methods, server
+from scheduler_svc.frontend.control import ControlServicer
 from scheduler_svc.frontend.door.entrance import Entrance
 from scheduler_svc.frontend.door.methods import rights_of
 from scheduler_svc.frontend.rpc import calls as calls_module
+from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.method import CallLimits, Method
+from scheduler_svc.frontend.rpc.read_slots import ReadSlots
 from scheduler_svc.frontend.rpc.status import Refusal
+from scheduler_svc.frontend.servicer import InferenceServicer
+from scheduler_svc.frontend.sizes.scan import Scan
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, until
 
@@ -525,3 +530,66 @@ def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(main())
+
+
+class Handlers:
+    """Stands for the server: notes the handlers of every method that is added."""
+
+    def __init__(self) -> None:
+        self.generic: list[Any] = []
+        self.registered: dict[str, Any] = {}
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        self.generic += handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        self.registered |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+
+    def names(self) -> set[str]:
+        return self.registered.keys() | {name for one in self.generic for name in getattr(one, "_method_handlers", ())}
+
+
+def test_no_method_reads_a_message_before_the_token_is_known(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole messages that no method could parse, of the size that each admits, with no token and with a wrong one."""
+    touched: list[str] = []
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def noting(*args: Any, **keywords: Any) -> Any:
+            touched.append(name)
+            return real(*args, **keywords)
+
+        monkeypatch.setattr(owner, name, noting)
+
+    async def scenario(s: Service) -> None:
+        await allow(s, tenants())
+        for owner, name in ((ReadSlots, "take"), (parsing, "check_size"), (parsing, "parse"), (Scan, "check")):
+            watch(owner, name)
+        for path, _ in METHODS:
+            for metadata in (None, bearer("tandem_wrong")):
+                call: Any = s.channel.unary_stream(path)(b"\xff" * 60_000, metadata=metadata, timeout=20)
+                assert await call.code() is grpc.StatusCode.UNAUTHENTICATED, path
+        assert touched == []
+        # The watch sees the steps of a call that is let in.
+        call = s.channel.unary_unary("/tandem.v1.InferenceService/Tokenize")(
+            b"\xff" * 60_000, metadata=bearer(token_of("inference")), timeout=20
+        )
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert touched[:3] == ["take", "check_size", "check"]
+
+    run(scenario, needs_tokens=True, reflection=True)
+
+
+def test_the_table_of_methods_has_every_method_of_the_server(run: Run) -> None:
+    async def scenario(s: Service) -> None:
+        assert s.front_end is not None
+        end, found = s.front_end, Handlers()
+        own: Any = found
+        inference: Any = InferenceServicer(end._readiness, end._streams, end._constraints, max_message_bytes=1)
+        control = ControlServicer(end._readiness, end._queries, end._drains, end._updates, max_message_bytes=1)
+        methods.add_to_server(own, end._calls, end._entrance, inference, control, end._health, end._request_log)
+        methods.add_reflection(own, end._calls, end._entrance)
+        assert found.names() == {path for path, _ in METHODS}
+
+    run(scenario)
