@@ -16,7 +16,7 @@ from scheduler_svc.processes import address
 
 MAX_CONNECTIONS = 128
 MAX_WATCHES = 128
-_LIMITS = CallLimits(max_without_message=128, answer_seconds=10.0, max_unread=128)
+_LIMITS = CallLimits(max_without_message_reserved=128, answer_seconds=10.0, max_unread_reserved=128)
 
 
 class HealthListener:

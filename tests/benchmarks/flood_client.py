@@ -27,7 +27,7 @@ TIMEOUT_SECONDS = 20.0
 LEAD_SECONDS = 1.0
 WATCH = "/grpc.health.v1.Health/Watch"
 GENERATE = "/tandem.v1.InferenceService/Generate"
-NUM_WATCHES, NAME_CHARS = 3_000, 20_000
+NUM_WATCHES, OF_A_CONNECTION, NAME_CHARS = 3_000, 1_000, 20_000
 NUM_RESET_CONNECTIONS, RESETS_AT_ONCE = 4, 64
 NUM_CALLS, NUM_CHANNELS = 10_000, 4
 
@@ -50,23 +50,20 @@ async def probe(address: str, seconds: float) -> dict[str, Any]:
 
 
 def watches(address: str, seconds: float) -> dict[str, Any]:
-    """Opens watches on connections whose windows let no answer in, and keeps them."""
-    message = health_pb2.HealthCheckRequest(service="x" * NAME_CHARS).SerializeToString()
-    end, num_sent, connections = time.perf_counter() + seconds, 0, list[RawConnection]()
-    while num_sent < NUM_WATCHES and time.perf_counter() < end:
-        if num_sent % 1_000 == 0:
-            connections.append(RawConnection(address))
+    """Opens watches whose names never end, on connections that read no answer, and keeps them."""
+    end, connections = time.perf_counter() + seconds, list[RawConnection]()
+    for _ in range(NUM_WATCHES // OF_A_CONNECTION):
+        connections.append(RawConnection(address))
+        streams = [connections[-1].call(WATCH, None) for _ in range(OF_A_CONNECTION)]
         with contextlib.suppress(OSError):
-            connections[-1].call(WATCH, message)
-            connections[-1].skip()
-        num_sent += 1
-    opened = time.perf_counter()
+            connections[-1].stall(streams, NAME_CHARS, quiet_seconds=0.3)
+    took = seconds - (end - time.perf_counter())
     while time.perf_counter() < end:
         for connection in connections:
             with contextlib.suppress(OSError):
                 connection.skip()
         time.sleep(0.05)
-    return {"watches": num_sent, "opened_per_second": num_sent / (seconds - (end - opened))}
+    return {"watches": NUM_WATCHES, "opened_per_second": NUM_WATCHES / took}
 
 
 def resets(address: str, seconds: float) -> dict[str, Any]:
