@@ -127,14 +127,7 @@ class LocalCluster:
 
     def wait_status(self, what: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
         """Waits until the reports satisfy `what`, by asking."""
-        found: list[dict[str, Any]] = []
-
-        def is_so() -> bool:
-            found[:] = self.status()
-            return what(found)
-
-        until(is_so, "reports of workers")
-        return found
+        return until(lambda: (found := self.status()) and what(found) and found, "reports of workers")
 
 
 def _raylet(node: Any) -> psutil.Process:

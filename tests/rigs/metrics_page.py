@@ -42,11 +42,4 @@ def fetch(url: str, *, token: str = "", context: ssl.SSLContext | None = None) -
 
 def wait_page(url: str, condition: Callable[[MetricsPage], bool]) -> MetricsPage:
     """Fetches the page until it meets the condition: front ends report once a second."""
-    pages: list[MetricsPage] = []
-
-    def is_met() -> bool:
-        pages[:] = [fetch(url)]
-        return condition(pages[0])
-
-    until(is_met, "figures of the metrics page")
-    return pages[0]
+    return until(lambda: (page := fetch(url)) and condition(page) and page, "figures of the metrics page")

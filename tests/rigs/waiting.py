@@ -6,15 +6,19 @@ pytest's own limit (pyproject.toml) is longer than several of these waits.
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
+T = TypeVar("T")
 TIMEOUT_SECONDS = 240.0
 _LOOK_SECONDS = 0.005
 
 
-def until(condition: Callable[[], object], what: str = "") -> None:
-    """Waits, by polling, for what has no event of its own. `what` is named if it never comes."""
+def until(condition: Callable[[], T], what: str = "") -> T:
+    """Waits, by polling, for what has no event of its own. Returns what met the condition; `what` is named if it never
+    comes."""
     limit = time.monotonic() + TIMEOUT_SECONDS
-    while not condition():
+    while not (met := condition()):
         if time.monotonic() > limit:
             raise AssertionError(f"in {TIMEOUT_SECONDS:g} s it never came: {what or condition}")
         time.sleep(_LOOK_SECONDS)
+    return met

@@ -105,12 +105,12 @@ def test_streams_survive_100_random_deaths(rig: Rig) -> None:
 def live_frontends(scheduler: SchedulerProcess) -> list[int]:
     """Waits until both front ends run. Returns their process ids."""
 
-    def live() -> list[int]:
+    def both() -> list[int]:
         children = psutil.Process(scheduler.pid).children()
-        return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        live = [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        return live if len(live) == 2 else []
 
-    until(lambda: len(live()) == 2, "two front ends of the scheduler")
-    return live()
+    return until(both, "two front ends of the scheduler")
 
 
 def test_a_stopped_service_leaves_a_journal_of_the_ended_requests(rig: Rig) -> None:

@@ -54,14 +54,7 @@ def supervise() -> Iterator[Callable[..., Supervisor]]:
 
 def wait(supervisor: Supervisor, what: Callable[[Report], bool]) -> Report:
     """Waits until the report satisfies `what`, by asking, as `status` does."""
-    seen: list[Report] = []
-
-    def is_so() -> bool:
-        seen[:] = [supervisor.report()]
-        return what(seen[0])
-
-    until(is_so, "a report of the supervisor")
-    return seen[0]
+    return until(lambda: (report := supervisor.report()) and what(report) and report, "a report of the supervisor")
 
 
 def test_a_worker_serves_once_it_has_joined_and_ends_in_order(supervise: Callable[..., Supervisor]) -> None:
