@@ -6,8 +6,9 @@ import os
 import sys
 import time
 import warnings
+from pathlib import Path
 
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "/tmp/tandem-census-inductor")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).resolve().parents[2] / ".inductor_cache"))
 
 import torch
 import transformers
