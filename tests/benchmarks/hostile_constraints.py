@@ -33,7 +33,7 @@ from tests.rigs.streams import Caller, Stream
 NUM_STREAMS, PART_SECONDS = 16, 8.0
 HOSTILE_PER_SECOND, STEP_MS = 10, 10
 MOST_ITL_RATIO, MOST_WAIT_SECONDS = 1.10, 3.0
-# Of the limit of CPU time, on a machine that has nothing else to do.
+# Of the limit of CPU time, on a machine that has nothing else to do. A slower one has longer limits, and longer waits.
 MOST_VERDICT_RATIO = 1.25
 TENANTS = ("polite", "hostile")
 
@@ -190,7 +190,7 @@ def measure(rounds: int) -> dict[str, Any]:
             "new_grammar_seconds": {**percentiles(load.waits, (50,)), "most": wait},
             "refusals": dict(load.refusals),
             "met": alone_trials["verdict_by_limit"]["p50"] <= MOST_VERDICT_RATIO
-            and ratio <= MOST_ITL_RATIO and wait <= MOST_WAIT_SECONDS
+            and ratio <= MOST_ITL_RATIO and wait <= MOST_WAIT_SECONDS * alone_trials["slowness"]
             and not any(one.startswith("polite") for one in load.refusals),
         }  # fmt: skip
 
