@@ -54,7 +54,8 @@ def test_the_steps_file_agrees_with_the_load(rig: Rig, tmp_path: Path) -> None:
 
 def test_a_line_has_its_lane_s_figures_and_the_service_s_totals(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
-    shape = (*SHAPE, "--identity", "one model")
+    # Both workers are busy until a busy machine has seen it.
+    shape = (*SHAPE, "--identity", "one model", "--step-ms", "10")
     scheduler, _, caller = rig.serve(*shape, scheduler_flags=("--steps", str(path)))
     second = rig.worker("--num-pages", "40", *shape[2:])
     caller.wait_load(lambda load: load.workers == 2)
