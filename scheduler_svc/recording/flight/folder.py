@@ -34,9 +34,9 @@ def create(path: Path, number: int) -> BinaryIO:
     """Creates the process's file of this number and deletes the oldest ones above the limit. Raises OSError."""
     prepare(path)
     at = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    file = private_file.create(path / f"flight-{at}-{os.getpid()}-{number}.jsonl")
-    _delete_oldest(path)
-    return file
+    # Before, because the new file would seem the oldest if the system's clock was set back.
+    _delete_oldest(path, MAX_FILES - 1)
+    return private_file.create(path / f"flight-{at}-{os.getpid()}-{number}.jsonl")
 
 
 def catch_fatal_signals(path: Path, process: str) -> None:
@@ -76,13 +76,13 @@ def collect_crashes(path: Path) -> None:
             kept = file.with_suffix(".txt")
             file.rename(kept)
             log.error("process %s ended by a fatal signal: its stacks are in %s", found[1], kept)
-        _delete_oldest(path)
+        _delete_oldest(path, MAX_FILES)
 
 
-def _delete_oldest(path: Path) -> None:
+def _delete_oldest(path: Path, num_kept: int) -> None:
     with contextlib.suppress(OSError):
         files = [path / name for name in os.listdir(path) if _KEPT.fullmatch(name)]
-        for file in sorted(files, key=lambda one: (one.stat().st_mtime_ns, one.name))[:-MAX_FILES]:
+        for file in sorted(files, key=lambda one: (one.stat().st_mtime_ns, one.name))[:-num_kept]:
             file.unlink()
 
 

@@ -88,6 +88,19 @@ def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:
     assert sorted(numbers) == list(range(1006, 1006 + folder.MAX_FILES))
 
 
+def test_a_new_file_stays_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    for idx in range(folder.MAX_FILES):
+        old = tmp_path / f"flight-20990101T000000-1-{idx}.jsonl"
+        old.touch()
+        os.utime(old, (4e9 + idx, 4e9 + idx))
+    recorder = FlightRecorder(tmp_path)
+    recorder.observe(0.0, LOST, [])
+    recorder.close()
+    names = [file.name for file in files(tmp_path)]
+    assert len(names) == folder.MAX_FILES and f"-{os.getpid()}-" in "".join(names)
+    assert "-1-0.jsonl" not in "".join(names)
+
+
 def test_an_orderly_end_writes_nothing(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path / "flight")
     recorder.observe(0.0, ev.WorkerLost(worker="w", reason="it stops", is_orderly=True), [])
