@@ -41,8 +41,11 @@ class Constraints:
             if known.is_answered:
                 self._known.answers.append((hash_, ""))
             return
-        self._num_constraints = self._num_constraints % MAX_NUMBER + 1
-        known = Prepared(id=self._num_constraints, hash=hash_, source=source)
+        number = self._num_constraints % MAX_NUMBER + 1
+        while number in self._known.by_id:
+            number = number % MAX_NUMBER + 1
+        self._num_constraints = number
+        known = Prepared(id=number, hash=hash_, source=source)
         self._known.by_hash[hash_] = self._known.by_id[known.id] = known
         self._supervisor.prepare(known)
 
