@@ -19,6 +19,8 @@ EXCEPTIONS = {
     "tests/scheduler_svc/frontend/constraints/test_trials.py": "the time in which a trial is killed",
     "tests/scheduler_svc/frontend/rpc/test_held_refusals.py": "a least time, which a busy machine can only make longer",
     "tests/scheduler_svc/frontend/test_lifecycle.py": "a least time, which a busy machine can only make longer",
+    "tests/scheduler_svc/frontend/test_health.py": "dates, between two readings of the clock",
+    "tests/scheduler_svc/metrics/test_core_meter.py": "a date, between two readings of the clock",
     "tests/scheduler_svc/metrics/test_http_server.py": "a least time, which a busy machine can only make longer",
     "tests/system/test_gateway.py": "waits of a polite tenant beside a greedy one",
     "tests/system/test_resume.py": "a least time, which a busy machine can only make longer",

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from tandem_client.sync_stream import GenerateStream
 from tests.rigs import byte_tokenizer
 from tests.rigs.oracle import complete
 from tests.rigs.processes import Child, Rig, SchedulerProcess
+from tests.rigs.waiting import until
 from tests.system.real_service import TIMEOUT_SECONDS, prompts
 
 PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 160
@@ -230,12 +230,12 @@ class Service:
         for client in self._clients:
             client.wait_ready(TIMEOUT_SECONDS)
         caller = self._clients[0]
-        _until(lambda: (load := caller.load()).running == load.waiting == 0)
+        until(lambda: (load := caller.load()).running == load.waiting == 0)
         load = caller.load()
         assert (load.suspects, load.pages_used) == (0, 0), load
         if Feature.GATEWAY in self.features:
             with self._http() as http:
-                _until(lambda: http.get("/v1/models").status_code == 200)
+                until(lambda: http.get("/v1/models").status_code == 200)
 
     def _http(self) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self._token}"}
@@ -247,7 +247,7 @@ class Service:
         """Lets the event happen under streams. Each has exact tokens, whole if it must survive, or else a part."""
         print(f"{event}: ", end="")
         if event in _WITH_STANDBY and Feature.STANDBY in self.features:
-            _until(lambda: self._clients[0].load().standby_workers == 1)
+            until(lambda: self._clients[0].load().standby_workers == 1)
         readers = self._read(self._events[event])
         for reader, truth in zip(readers, self._truth, strict=True):
             what = f"{reader.kind} stream of {reader.text!r} and {event}"
@@ -423,11 +423,3 @@ def _oracle(text: str) -> list[int]:
     """The content-checking worker's tokens."""
     prompt = tuple(text.encode())
     return list(complete(prompt, max_new_tokens=NEW_TOKENS, vocab=byte_tokenizer.NUM_DRAWN, ignore_eos=True).tokens)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    """Asks again and again, because a service has no event for it."""
-    limit = time.monotonic() + TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < limit, "the service is not whole again"
-        time.sleep(0.02)
