@@ -178,7 +178,8 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         # GetLoad's answer, if it is not the default one; with a status, the call fails.
         self.load: control_pb2.GetLoadResponse | grpc.StatusCode | None = None
         self.model = "fake"
-        # By Authorization header; None: everybody has all rights. And the headers for which GetCaller was asked.
+        # By Authorization header, "" is for callers with a known certificate; None: everybody has all rights. And the
+        # headers for which GetCaller was asked.
         self.rights: dict[str, list[str]] | None = None
         self.asked_for: list[str] = []
         # Why chats are refused.
@@ -273,9 +274,10 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         self.asked_for += given
         if self.rights is None:
             return control_pb2.GetCallerResponse(rights=["control", "inference", "metrics"])
-        if not given or given[0] not in self.rights:
+        header = given[0] if given else ""
+        if header not in self.rights:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not valid")
-        return control_pb2.GetCallerResponse(tenant="acme", rights=self.rights[given[0]])
+        return control_pb2.GetCallerResponse(tenant="acme", rights=self.rights[header])
 
     def GetLoad(
         self, request: control_pb2.GetLoadRequest, context: grpc.ServicerContext

@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from tandem_client.gateway.errors import HttpError, unauthenticated
 from tandem_client.gateway.http.accepting import Turns, origin
-from tandem_client.gateway.http.protocol import bounded
+from tandem_client.gateway.http.protocol import Readers, bounded
 from tandem_client.gateway.http.seats import SEAT, Seats
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.upstream import callers
@@ -58,6 +58,18 @@ def test_a_caller_that_is_not_known_is_refused_before_its_body(
         answer = everything(sock)
     assert b"401 Unauthorized" in answer and b"invalid_api_key" in answer and b"connection: close" in answer
     assert service.requests == []
+
+
+def test_no_caller_has_the_rights_of_the_gateways_own_certificate() -> None:
+    service = ToldService()
+    service.rights = {"": ["control", "inference", "metrics"], KEY: ["inference"]}
+    gateway, url = start_gateway("--address", service.address)
+    for path in ("/v1/models", "/metrics"):
+        assert httpx.get(f"{url}{path}").status_code == 401
+    assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 401
+    assert httpx.get(f"{url}/v1/models", headers={"authorization": KEY}).status_code == 200
+    assert gateway.terminate() == 0, gateway.output()
+    service.stop()
 
 
 def test_a_trailer_gives_no_authorization(closed: tuple[ToldService, str]) -> None:
@@ -175,7 +187,8 @@ def test_a_body_is_read_when_it_is_asked_for_and_what_follows_it_is_no_header(pa
         config = uvicorn.Config(app, loop="none", ws="none", lifespan="off", log_config=None)
         seats = Seats(Meter(), max_connections=1)
         state = {SEAT: seats.take("a")}
-        connection = bounded(parser, seats, 60.0)(config=config, server_state=ServerState(), app_state=state)
+        kind = bounded(parser, seats, Readers(stall_seconds=60.0), 60.0)
+        connection = kind(config=config, server_state=ServerState(), app_state=state)
         connection.connection_made(wire)
         connection.data_received(f"{POST}transfer-encoding: chunked\r\n\r\n1\r\n{{\r\n".encode())
         assert not wire.is_read

@@ -121,15 +121,16 @@ class Service:
         return frozenset((await self._answer(call)).rights)
 
     async def needs_tokens(self, seconds: float) -> bool | None:
-        """Whether the service refuses callers without a token; None if it does not answer.
+        """Whether callers need a token; None if the service does not answer.
 
-        It is asked by a call without one.
+        It is asked by a call without one. If that has a tenant, it is the tenant of the gateway's own certificate, with
+        whose rights no caller of the gateway may call.
         """
         try:
-            await self._control.GetCaller(control_pb2.GetCallerRequest(), timeout=seconds)
+            answer = await self._control.GetCaller(control_pb2.GetCallerRequest(), timeout=seconds)
         except grpc.RpcError as error:
             return True if isinstance(self.error(error), Unauthenticated) else None
-        return False
+        return bool(answer.tenant)
 
     async def _answer(self, call: Awaitable[_Answer], names: Mapping[str, str] = _NO_NAMES) -> _Answer:
         try:
