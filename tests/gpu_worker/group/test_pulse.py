@@ -44,13 +44,18 @@ class Clock:
 
 
 class Socket:
-    """Counts the signs that have come."""
+    """Counts the signs that have come, and notes when its rank began to wait for the next one."""
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket, self.num_signs = socket, 0
+    def __init__(self, socket: zmq.Socket[bytes], clock: Clock) -> None:
+        self._socket, self._clock = socket, clock
+        self.num_signs, self.waits_since = 0, 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
+
+    def poll(self, milliseconds: float) -> int:
+        self.waits_since = self._clock.now
+        return self._socket.poll(milliseconds)
 
     def recv_multipart(self) -> list[bytes]:
         parts = self._socket.recv_multipart()
@@ -70,6 +75,8 @@ class Both:
     def go_on(self, count: int, *turning: Pulse) -> None:
         """Lets `count` signs pass both ways, while these loops turn."""
         for _ in range(count):
+            # A rank that begins to wait after the next sign is due would send one too few.
+            until(lambda: self._has_ended() or all(each.waits_since == self.clock.now for each in self.sockets))
             self.clock.now += pulse.SIGN_SECONDS
             for each in turning:
                 each.turn()
@@ -109,7 +116,7 @@ def both(ranks: tuple[Ranks, Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyP
     # A router drops what it sends to one that is still to connect.
     connected.send(b"here")
     assert bound.poll(1000 * TIMEOUT_SECONDS) and bound.recv_multipart()
-    sockets, ends = (Socket(bound), Socket(connected)), (Ended(), Ended())
+    sockets, ends = (Socket(bound, clock), Socket(connected, clock)), (Ended(), Ended())
     leader, follower = (Pulse(each, socket, end) for each, socket, end in zip(ranks, sockets, ends, strict=True))
     leader.start()
     follower.start()

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.rpc.caller_deadline import seconds_left
@@ -396,15 +397,16 @@ async def block_a_write(s: Service) -> tuple[Any, frontend_pb2.Submit]:
     call, submit = await s.start_stream()
     sample = s.front_end._streams._samples[submit.stream]
     async with asyncio.timeout(WAIT_SECONDS):
-        while not sample.pending:
+        while True:
             await s.core.output(submit.stream, [65] * 20_000)
-            while sample.num_received < s.core.num_sent[submit.stream] or (
-                sample.pending and not sample.stream.blocked_since
-            ):
+            while sample.num_received < s.core.num_sent[submit.stream]:
                 await asyncio.sleep(0)
-            # Only a blocked write leaves tokens pending for this long.
-            await asyncio.sleep(0.05)
-    return call, submit
+            # Only a blocked write outlasts the answers of other calls.
+            begun = sample.stream.blocked_since
+            for _ in range(10):
+                await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+            if sample.pending and begun and begun == sample.stream.blocked_since:
+                return call, submit
 
 
 def test_a_reader_that_pauses_gets_every_token_once(run: Run):
@@ -432,6 +434,8 @@ def test_a_reader_that_pauses_gets_every_token_once(run: Run):
 def test_a_reader_that_stalls_is_dropped_and_its_request_freed(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await block_a_write(s)
+        # Not before the write is blocked for good.
+        s.front_end._streams._limits = StreamLimits(stall_seconds=0.1, max_stalled_bytes=1000)
         assert (await s.core.expect("cancel")).stream == submit.stream
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await rest(call)
@@ -440,7 +444,7 @@ def test_a_reader_that_stalls_is_dropped_and_its_request_freed(run: Run):
         assert s.front_end._streams.num_open == 0
         await s.start_stream()
 
-    run(scenario, **ROOMY, stream_limits=StreamLimits(stall_seconds=0.1, max_stalled_bytes=1000))
+    run(scenario, **ROOMY)
 
 
 def test_a_reader_without_a_blocked_write_is_not_dropped(run: Run):
