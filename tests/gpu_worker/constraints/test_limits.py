@@ -108,7 +108,8 @@ def test_a_server_that_ends_twice_in_a_row_fails_this_row() -> None:
             while is_computed(constraints, bad) and bad.fate is Fate.OPEN:
                 constraints.are_masked([bad])
             assert (bad.fate is Fate.FAILED) == (num == 2)
-        assert bad.detail == "the constraint ended its process twice, at output token 2"
+        # Token 1 if the second kill came while the server still took it.
+        assert bad.detail in [f"the constraint ended its process twice, at output token {num}" for num in (1, 2)]
         walk.run(60)
         assert constraints.row(1).fate is not Fate.FAILED
 
