@@ -116,7 +116,7 @@ class App:
             await handler(exchange, metadata)
             return
         caller = token or ""
-        rights = await self._rights(exchange)
+        rights = await self._rights(token)
         if exchange.method == "POST":
             _need(rights, INFERENCE, exchange.path)
         if self._guard.needs_tokens is False:
@@ -133,7 +133,7 @@ class App:
             self._seats.rest(exchange.seat)
             self._places.leave(caller)
 
-    async def _rights(self, exchange: Exchange) -> frozenset[str] | None:
+    async def _rights(self, token: str | None) -> frozenset[str] | None:
         """Returns the rights of the caller; None if everybody has all of them. Raises HttpError, 401 for one.
 
         Nothing of a body has been read by then.
@@ -141,7 +141,6 @@ class App:
         self._guard.check()
         if self._guard.needs_tokens is False:
             return None
-        token = exchange.bearer()
         if token is None:
             # Without an answer of the service, nobody knows whether it would ask for a token.
             if self._guard.needs_tokens is None:
@@ -194,7 +193,7 @@ class App:
 
     async def _metrics(self, exchange: Exchange, metadata: Metadata) -> None:
         """The rules are those of the service's own page."""
-        _need(await self._rights(exchange), METRICS, exchange.path)
+        _need(await self._rights(exchange.bearer()), METRICS, exchange.path)
         await exchange.answer(
             200, self._meter.page(), ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),)
         )
