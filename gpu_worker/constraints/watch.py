@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_worker.constraints.area import PREPARED, WORK, SharedArea, Stage, Work
@@ -38,7 +38,7 @@ class _Task:
     waited: float = 0.0
     last_look: float = 0.0
     # Read only of what takes longer than a slice, because most masks do not.
-    cpu_begun: float | None = field(default=None)
+    cpu_begun: float | None = None
 
 
 class Watch:
