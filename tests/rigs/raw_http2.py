@@ -30,11 +30,15 @@ class Frame:
 
 
 class RawConnection:
-    """`window`: the answer bytes that the server may send on each stream; with 0 it can send a status only."""
+    """`window`: the answer bytes that the server may send on each stream; with 0 it can send a status only.
 
-    def __init__(self, address: str, *, window: int = 0) -> None:
+    `source`: the address that the connection comes from. This host has all addresses from 127.0.0.1 to 127.255.255.254.
+    """
+
+    def __init__(self, address: str, *, window: int = 0, source: str = "", timeout: float = 10.0) -> None:
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=10)
+        own = (source, 0) if source else None
+        self._socket = socket.create_connection((host, int(port)), timeout=timeout, source_address=own)
         self._last_stream = -1
         self._received = b""
         # What the server allows to send: on each new stream, on each stream, and on the connection (stream 0).
@@ -55,6 +59,10 @@ class RawConnection:
                 frames += _frame(DATA, flags, self._last_stream, part)
         self._socket.sendall(frames)
         return self._last_stream
+
+    def reset(self, stream: int) -> None:
+        """Resets a call."""
+        self._socket.sendall(_frame(RST_STREAM, 0, stream, struct.pack(">I", _CANCEL)))
 
     def reset_calls(self, method: str, count: int) -> None:
         """Opens calls and resets each at once, all in one write."""

@@ -107,6 +107,8 @@ class Calls:
         """The gRPC handler that serves `method`."""
 
         async def serve(_: object, context: Any) -> None:
+            peer = context.peer()
+            self._resets.begin(peer)
             record = None if method.log is None else method.log.begin(method.name, context)
             begun = asyncio.get_running_loop().time()
             ending: status.Refusal | grpc.StatusCode | None = grpc.StatusCode.CANCELLED
@@ -126,6 +128,7 @@ class Calls:
                     await self.refuse(context, ending, begun)
             finally:
                 self._finish()
+                self._resets.end(peer)
                 self._aborted.pop(context, None)
                 if method.log is not None:
                     method.log.end(record, ending)
@@ -145,6 +148,7 @@ class Calls:
         The owner calls this about once a second.
         """
         now = asyncio.get_running_loop().time()
+        self._resets.sweep()
         for context, refusal in [each for places in self.rooms.values() for each in places.slots.ending()]:
             self._aborted[context] = refusal
             aborting = asyncio.create_task(self._abort(context, refusal))
@@ -210,6 +214,8 @@ class Calls:
         finally:
             places.without_message.add(who, -1)
         if data is grpc.aio.EOF:
+            # So does a reset that arrives before the read.
+            self._resets.add(context.peer())
             raise status.invalid("request", "the call ended before it sent its request")
         return data
 

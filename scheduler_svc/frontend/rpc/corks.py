@@ -1,18 +1,19 @@
 """Owns when small messages leave this host: those of one turn of the event loop leave their connection in one packet.
 
 gRPC makes a system call for each message, and each call wakes the reader. While TCP_CORK is set, the kernel keeps what
-is written; it sends all of it when the option is cleared. gRPC does not give out its sockets, so this module finds a
-connection's socket by the peer's address among the files of this process, and works on a duplicate. It closes the
-duplicate when the last call of the connection leaves, so the connection does not outlive gRPC's own socket for long.
+is written; it sends all of it when the option is cleared. This module works on a duplicate of the connection's socket.
+It closes the duplicate when the last call of the connection leaves, so the connection does not outlive gRPC's own
+socket for long.
 
 A connection whose socket is not found, such as one of a Unix socket, is served as without this module.
 """
 
 import asyncio
-import os
 import socket
 from dataclasses import dataclass
 from typing import Any
+
+from scheduler_svc.frontend.rpc.peers import sockets_to
 
 # Calls of a connection from which it is corked: with one call, a turn rarely has two messages.
 MIN_CALLS = 2
@@ -20,7 +21,7 @@ MIN_CALLS = 2
 MAX_HELD = 64
 # Each takes one more file, out of `options.SPARE_FILES`.
 MAX_CORKED = 64
-# A connection's socket is found in 2 us for each open file, on the event loop, once.
+# A connection's socket is looked for once, on the event loop, among so many files at most: 2 us each.
 MAX_FILES = 1024
 
 
@@ -66,7 +67,7 @@ class Corks:
         connection = self._connections.setdefault(peer, Connection(peer))
         connection.num_calls += 1
         if connection.num_calls == MIN_CALLS and connection.duplicate is None and self._num_corked < MAX_CORKED:
-            connection.duplicate = socket_to(peer)
+            connection.duplicate = sockets_to([peer], MAX_FILES).get(peer)
             self._num_corked += connection.duplicate is not None
         return connection
 
@@ -81,44 +82,3 @@ class Corks:
             connection.duplicate.close()
             connection.duplicate = None
             self._num_corked -= 1
-
-
-def socket_to(peer: str) -> socket.socket | None:
-    """A duplicate of this process's TCP socket to `peer`, in gRPC's notation: ipv4:HOST:PORT or ipv6:[HOST]:PORT."""
-    family, _, address = peer.partition(":")
-    host, _, port = address.replace("%5B", "[").replace("%5D", "]").rpartition(":")
-    files = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
-    if family not in ("ipv4", "ipv6") or len(files) > MAX_FILES:
-        return None
-    for name in files:
-        found = _duplicate(int(name))
-        if found is None:
-            continue
-        # Only the duplicate is asked: gRPC's threads may close the file meanwhile.
-        if _peer_of(found) == (host.strip("[]"), port):
-            return found
-        found.close()
-    return None
-
-
-def _duplicate(file: int) -> socket.socket | None:
-    try:
-        duplicate = os.dup(file)
-    except OSError:
-        return None
-    try:
-        return socket.socket(fileno=duplicate)
-    except OSError:
-        os.close(duplicate)
-        return None
-
-
-def _peer_of(found: socket.socket) -> tuple[str, str] | None:
-    if found.type != socket.SOCK_STREAM or found.family not in (socket.AF_INET, socket.AF_INET6):
-        return None
-    try:
-        host, port = found.getpeername()[:2]
-    except OSError:
-        return None
-    # gRPC listens on IPv6 sockets and writes an IPv4 peer without this prefix.
-    return host.removeprefix("::ffff:"), str(port)

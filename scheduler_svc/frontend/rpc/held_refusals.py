@@ -7,13 +7,13 @@ tenant, because their proof is wrong, count by their address, and share the plac
 """
 
 import asyncio
-import ipaddress
 import random
 from typing import Any
 
 import grpc
 
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.rpc.peers import network_of
 from scheduler_svc.frontend.rpc.places import Places
 
 # Most retry hints are longer. A refusal without a hint would not become another answer by a retry.
@@ -27,8 +27,6 @@ MAX_HELD = 1024
 MAX_KNOWN = 4096
 # No tenant has such a name.
 _UNKNOWN, _OTHERS = "\nunknown", "\nothers"
-# Of an IPv6 address: one host may have all the others of its network.
-_NETWORK_BITS = 64
 
 
 class HeldRefusals:
@@ -81,13 +79,5 @@ class HeldRefusals:
 
 
 def address_of(peer: str) -> str:
-    """The name under which callers of this peer count: its host, or of IPv6 its network. `peer`: in gRPC's notation."""
-    family, _, address = peer.partition(":")
-    host = address.replace("%5B", "[").replace("%5D", "]").rpartition(":")[0].strip("[]")
-    if family == "ipv6":
-        try:
-            network = ipaddress.IPv6Interface(f"{host.partition('%')[0]}/{_NETWORK_BITS}").network
-        except ValueError:
-            return f"\n{host}"
-        return f"\n{network.network_address}"
-    return f"\n{host}"
+    """The name under which callers of this peer count. No tenant has a line break in its name."""
+    return f"\n{network_of(peer) or ''}"

@@ -1,45 +1,167 @@
-"""Owns how many calls a connection may reset in a second; beyond that it is closed.
+"""Owns how many calls a host may open and reset; beyond that its connections are closed and it is barred for a time.
 
 A call that is reset before its message is read costs this process more than its caller, and gRPC has no bound for that
-(grpcio 1.85.1: also with its own protection against it, 270,000 resets per second reach the server).
+(grpcio 1.85.1: also with its own protection against it, 270,000 resets per second reach the server). Such a connection
+never runs out of frames, so it keeps one of gRPC's threads. gRPC has four of them on a small machine and adds one a
+second; until then nobody else's frames are read. A caller whose connection is closed opens the next one at once, so its
+host is barred as well.
+
+The event loop takes some thousand calls a second from gRPC, in one line for all, so it meets the calls of a second
+connection when those of the first are done. gRPC knows how many calls of each connection wait (channelz, whose names
+here are those of grpcio 1.85.1); it is asked when a connection resets nearly all its calls. Callers that change their
+mind have sent the message with the call, and it is read.
 """
 
 import asyncio
 import contextlib
+import functools
+import json
 import logging
 import socket
+import time
 from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any, cast
 
-from scheduler_svc.frontend.rpc.corks import socket_to
+from grpc._cython import cygrpc
+
+from scheduler_svc.frontend.rpc.barred_hosts import BAR_SECONDS, BarredHosts
+from scheduler_svc.frontend.rpc.peers import Network, network_of, sockets_to
 
 logger = logging.getLogger(__name__)
 
-# Of one connection, among those calls that the event loop has taken from gRPC. A caller that changes its mind has sent
-# the message with the call.
-MAX_PER_SECOND = 200
+# Resets of a connection in a second that make it suspect, with this share of resets among its calls.
+WORTH_A_LOOK, MAX_SHARE = 10, 0.9
+# A suspect connection is closed if so many of its calls wait in gRPC, or if it resets so many in a second. The other
+# connections of its host are watched for a time, and closed if so many of their calls wait.
+MAX_WAITING, MAX_RESETS = 200, 200
+WATCH_SECONDS = 2.0
+# A look at one connection takes the event loop up to 1 ms, with a thousand connections. The newest are looked at, and
+# looks take a tenth of the time.
+_MAX_LOOKED_AT, _LOOK_SECONDS, _PAUSE = 32, 0.05, 10.0
+# What a closed connection has sent is dropped in such pieces, so many at most. The kernel holds some megabytes.
+_PIECE_BYTES, _MAX_PIECES = 1 << 20, 32
+# Calls of a closed connection are still taken from gRPC for some seconds. So many connections are remembered.
+_MAX_CLOSED = 4096
+# How gRPC names a connection, before the peer.
+_NAME = "chttp2 "
+_grpc = cast(Any, cygrpc)
+
+_network_of = functools.lru_cache(maxsize=4096)(network_of)
 
 
 class Resets:
-    """Counts the calls that were reset without a message, in the current second."""
+    """Counts the calls, and those that were reset before their message was read, in the current second."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._barred = BarredHosts(clock)
         self._second = 0
-        self._counts: Counter[str] = Counter()
+        # By connection; `open`: those that the event loop has and that have not ended.
+        self._open: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._resets: Counter[str] = Counter()
+        self._closed: dict[str, None] = {}
+        self._next_look = float("-inf")
+        # When the watch of a host ends.
+        self._watched: dict[Network | None, float] = {}
+        # Since the last sweep.
         self._num_closed = 0
 
+    def begin(self, peer: str) -> None:
+        """Counts a call of the connection. `peer`: in gRPC's notation."""
+        if (second := int(self._clock())) != self._second:
+            self._second = second
+            self._calls.clear()
+            self._resets.clear()
+        self._calls[peer] += 1
+        self._open[peer] += 1
+
+    def end(self, peer: str) -> None:
+        """Ends what `begin` began."""
+        self._open[peer] -= 1
+        if not self._open[peer]:
+            del self._open[peer]
+
     def add(self, peer: str) -> None:
-        """Counts a call of the connection; closes it if these were too many. `peer`: in gRPC's notation."""
-        second = int(asyncio.get_running_loop().time())
-        if second != self._second:
-            if self._num_closed:
-                closed, most = self._num_closed, MAX_PER_SECOND
-                logger.warning("%d connections were closed, because each reset %d calls in a second", closed, most)
-            self._second, self._num_closed = second, 0
-            self._counts.clear()
-        self._counts[peer] += 1
-        if self._counts[peer] == MAX_PER_SECOND and (found := socket_to(peer)) is not None:
+        """Counts a reset of the connection; if these are too many, closes it and what its host has alike."""
+        self._resets[peer] += 1
+        resets, now = self._resets[peer], self._clock()
+        if peer in self._closed or resets < WORTH_A_LOOK or resets < MAX_SHARE * self._calls[peer]:
+            return
+        host = _network_of(peer)
+        if resets == MAX_RESETS:
+            self._close([peer])
+        elif now >= self._next_look and host not in self._watched and self._look(host).get(peer, 0) >= MAX_WAITING:
+            self._watch(host)
+
+    def sweep(self) -> None:
+        """Logs what was closed, and ends bars that are over. The owner calls this about once a second."""
+        self._barred.sweep()
+        if self._num_closed:
+            told = "%d connections were closed and their hosts barred for %g s, because they reset too many calls"
+            logger.warning(told, self._num_closed, BAR_SECONDS)
+            self._num_closed = 0
+
+    def _look(self, host: Network | None) -> dict[str, int]:
+        """How many calls of each connection of the host the event loop does not have yet."""
+        begun = self._clock()
+        waiting = {peer: num - self._open[peer] for peer, num in _open_calls(host).items()}
+        self._next_look = self._clock() + max(_LOOK_SECONDS, _PAUSE * (self._clock() - begun))
+        return waiting
+
+    def _watch(self, host: Network | None) -> None:
+        """Closes the host's connections with too many waiting calls, again and again until none was closed for long."""
+        over = [peer for peer, num in self._look(host).items() if num >= MAX_WAITING and peer not in self._closed]
+        if over:
+            self._close(over)
+            self._watched[host] = self._clock() + WATCH_SECONDS
+        if self._clock() < self._watched.get(host, 0.0):
+            asyncio.get_running_loop().call_later(self._next_look - self._clock(), self._watch, host)
+        else:
+            self._watched.pop(host, None)
+
+    def _close(self, peers: Collection[str]) -> None:
+        for peer, found in sockets_to(peers).items():
+            with found:
+                if (network := _network_of(peer)) is not None:
+                    self._barred.bar(network, found.getsockname()[1])
+                _close(found)
             self._num_closed += 1
-            # gRPC's own descriptor is for the same connection.
-            with contextlib.suppress(OSError):
-                found.shutdown(socket.SHUT_RDWR)
-            found.close()
+        self._closed.update(dict.fromkeys(peers))
+        while len(self._closed) > _MAX_CLOSED:
+            del self._closed[next(iter(self._closed))]
+
+
+def _open_calls(host: Network | None) -> dict[str, int]:
+    """How many calls have not ended for gRPC, of each of the host's newest connections. Those that wait have not."""
+    found: dict[str, int] = {}
+    for server in _told(_grpc.channelz_get_servers, 0).get("server", []):
+        # All of a server's connections fit in one answer: options.MAX_CONNECTIONS.
+        listed = _told(_grpc.channelz_get_server_sockets, int(server["ref"]["serverId"]), 0, 1 << 20)
+        sockets = {one["name"].removeprefix(_NAME): int(one["socketId"]) for one in listed.get("socketRef", [])}
+        for peer in [one for one in sockets if _network_of(one) == host][-_MAX_LOOKED_AT:]:
+            if one := _told(_grpc.channelz_get_socket, sockets[peer]):
+                data = one["socket"]["data"]
+                ended = int(data["streamsSucceeded"]) + int(data["streamsFailed"])
+                found[peer] = int(data["streamsStarted"]) - ended
+    return found
+
+
+def _told(ask: Callable[..., Any], *args: int) -> dict[str, Any]:
+    """gRPC's answer; empty for a server or connection that is gone."""
+    try:
+        return cast("dict[str, Any]", json.loads(ask(*args)))
+    except ValueError:
+        return {}
+
+
+def _close(connection: socket.socket) -> None:
+    """Ends the connection of this socket, which is a duplicate of gRPC's."""
+    buffer = bytearray(_PIECE_BYTES)
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+        for _ in range(_MAX_PIECES):
+            # For TCP this flag means that the bytes are not even copied.
+            if not connection.recv_into(buffer, 0, socket.MSG_DONTWAIT | socket.MSG_TRUNC):
+                break

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend import server, servicer
-from scheduler_svc.frontend.rpc import parsing
+from scheduler_svc.frontend.rpc import barred_hosts, parsing
 from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
 from scheduler_svc.frontend.rpc.method import CallLimits, Room
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
@@ -41,8 +41,8 @@ def quick_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def raw_caller(s: Service) -> Iterator[RawConnection]:
-    connection = RawConnection(s.address)
+def raw_caller(s: Service, source: str = "") -> Iterator[RawConnection]:
+    connection = RawConnection(s.address, source=source)
     try:
         yield connection
     finally:
@@ -235,26 +235,75 @@ def test_calls_that_never_send_their_message_take_no_other_connections_check(run
     run(scenario, call_limits=limits)
 
 
-def test_a_connection_that_resets_many_calls_is_closed_and_leaves_nothing(run: Run, caplog: pytest.LogCaptureFixture):
+def reset_until_closed(s: Service, num_connections: int) -> None:
+    callers = [RawConnection(s.address, source="127.0.0.2") for _ in range(num_connections)]
+    while callers:
+        for caller in list(callers):
+            try:
+                caller.reset_calls(GENERATE, 64)
+                caller.skip()
+            except OSError:
+                caller.close()
+                callers.remove(caller)
+
+
+def is_barred(s: Service, source: str) -> bool:
+    try:
+        RawConnection(s.address, source=source, timeout=0.5).close()
+    except TimeoutError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("num_connections", [1, 6])
+def test_connections_that_reset_many_calls_are_closed_and_their_host_is_barred(
+    run: Run, monkeypatch: pytest.MonkeyPatch, num_connections: int
+):
+    """As fast as they can. Whoever calls from the host as others do stays connected; another host notices nothing."""
+
     async def scenario(s: Service) -> None:
         before = len(asyncio.all_tasks())
-        with raw_caller(s) as caller, raw_caller(s) as other:
-            other.call(GENERATE, None)
+        await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+        with raw_caller(s, "127.0.0.2") as polite:
+            polite.call(GENERATE, None)
             await until(lambda: num_waiting(s) == 1)
-            with suppress(ConnectionError):
-                while True:
-                    caller.reset_calls(GENERATE, 20)
-                    caller.skip()
-                    await asyncio.sleep(0)
-            assert num_waiting(s) == 1
-            # The other connection is not the one that was closed.
-            other.skip()
+            await asyncio.to_thread(reset_until_closed, s, num_connections)
+            assert is_barred(s, "127.0.0.2") and not is_barred(s, "127.0.0.3")
+            # The call that is left is the polite one.
+            await until(lambda: num_waiting(s) == 1)
+            polite.skip()
         await until(lambda: len(asyncio.all_tasks()) <= before and not num_waiting(s))
         await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
-        await until(lambda: not s.front_end._calls._finished)
+        await until(lambda: not s.front_end._calls._finished and not s.front_end._calls._resets._open)
         assert len(s.front_end._calls._tenants) <= 2
 
-    run(scenario)
+    monkeypatch.setattr(barred_hosts, "BAR_SECONDS", 1000.0)
+    run(scenario, call_limits=CallLimits(message_seconds=1000.0))
+
+
+@pytest.mark.parametrize(("num_resets", "num_others", "is_closed"), [(250, 0, True), (150, 0, False), (250, 50, False)])
+def test_slow_resets_close_a_connection_by_their_number_and_share(
+    run: Run, monkeypatch: pytest.MonkeyPatch, num_resets: int, num_others: int, is_closed: bool
+):
+    """One call after the other, all in one second of the front end's clock, so none waits in gRPC."""
+
+    async def scenario(s: Service) -> None:
+        monkeypatch.setattr(s.front_end._calls._resets, "_clock", lambda: 1.0)
+        with raw_caller(s, "127.0.0.2") as caller:
+            for _ in range(num_others):
+                caller.call(GENERATE, None)
+            await until(lambda: num_waiting(s) == num_others)
+            resets = s.front_end._calls._resets
+            for idx in range(num_resets):
+                caller.reset(caller.call(GENERATE, None))
+                await until(lambda idx=idx: sum(resets._calls.values()) == num_others + idx + 1)
+                await until(lambda: num_waiting(s) == num_others or bool(resets._num_closed))
+                if resets._num_closed:
+                    break
+            assert bool(resets._num_closed) == is_closed
+
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 1000.0)
+    run(scenario, call_limits=CallLimits(message_seconds=1000.0))
 
 
 def test_the_log_filter_drops_only_tracebacks_of_lost_callers():

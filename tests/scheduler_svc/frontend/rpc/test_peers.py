@@ -1,0 +1,63 @@
+"""The host, the network and the socket of a peer, on real TCP sockets."""
+
+import contextlib
+import os
+import socket
+
+import pytest
+
+from scheduler_svc.frontend.rpc.peers import listeners, network_of, sockets_to
+
+
+def connection(host: str) -> tuple[socket.socket, socket.socket, socket.socket, str]:
+    """A listener, the server's socket of a connection, the client's, and the client as gRPC names it."""
+    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    client = socket.create_connection(listener.getsockname()[:2])
+    server = listener.accept()[0]
+    own, port = client.getsockname()[:2]
+    return listener, server, client, f"ipv6:%5B{own}%5D:{port}" if ":" in own else f"ipv4:{own}:{port}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_sockets_of_several_peers_are_found_in_one_pass_and_the_listener_by_its_port(host: str):
+    with contextlib.ExitStack() as stack:
+        made = [connection(host) for _ in range(3)]
+        for one in made:
+            for each in one[:3]:
+                stack.enter_context(each)
+        before = len(os.listdir("/proc/self/fd"))
+        found = sockets_to([peer for *_, peer in made[:2]])
+        assert set(found) == {peer for *_, peer in made[:2]}
+        for _, server, _, peer in made[:2]:
+            with found[peer] as one:
+                assert one.getpeername() == server.getpeername()
+        [listener] = listeners(made[0][0].getsockname()[1])
+        with listener:
+            assert listener.getsockname() == made[0][0].getsockname()
+        # Nothing that was looked at stays open.
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("peer", ["ipv4:127.0.0.1:1", "unix:", "unix:/run/a", "ipv6:%5B::1%5D:1", "", "ipv4:"])
+def test_a_peer_without_a_socket_is_not_found(peer: str):
+    assert sockets_to([peer]) == {}
+
+
+def test_nothing_is_found_among_too_many_files():
+    listener, server, client, peer = connection("127.0.0.1")
+    with listener, server, client:
+        assert sockets_to([peer], 1) == {}
+
+
+@pytest.mark.parametrize(
+    ("peer", "network"),
+    [
+        ("ipv4:10.0.0.1:1", "10.0.0.1/32"),
+        ("ipv6:%5B2001:db8:1:2:3::1%5D:1", "2001:db8:1:2::/64"),
+        ("ipv6:%5Bfe80::2%25eth0%5D:1", "fe80::/64"),
+        ("unix:", "None"),
+        ("unknown", "None"),
+    ],
+)
+def test_whom_a_peer_belongs_to(peer: str, network: str):
+    assert str(network_of(peer)) == network
