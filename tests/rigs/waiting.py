@@ -10,6 +10,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 240.0
+# How long a lost stream may be continued: a worker may need minutes to start. It is the longest that a service allows.
+LINGER_SECONDS = 600.0
 _LOOK_SECONDS = 0.005
 
 

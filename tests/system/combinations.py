@@ -26,7 +26,7 @@ from tandem_client.sync_stream import GenerateStream
 from tests.rigs import byte_tokenizer
 from tests.rigs.oracle import complete
 from tests.rigs.processes import Child, Rig, SchedulerProcess
-from tests.rigs.waiting import until
+from tests.rigs.waiting import LINGER_SECONDS, until
 from tests.system.real_service import TIMEOUT_SECONDS, prompts
 
 PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 160
@@ -307,9 +307,10 @@ class Service:
         return self._clients[number % len(self._clients)]
 
     def _client_tokens(self, number: int, reader: _Reader) -> Iterator[Sequence[int]]:
+        resumes = reader.kind is Kind.RESUMING
         reader.stream = self._client(number).generate(
             reader.text, temperature=0.0, max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout=TIMEOUT_SECONDS,
-            resume=reader.kind is Kind.RESUMING,
+            resume=resumes, linger_seconds=LINGER_SECONDS if resumes else None,
         )  # fmt: skip
         for delta in reader.stream:
             yield delta.token_ids

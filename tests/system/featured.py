@@ -14,12 +14,11 @@ from tandem_client.sync_stream import GenerateStream
 from tandem_client.wire.request import GenerateOptions
 from tests.rigs import byte_tokenizer
 from tests.rigs.transcript import Transcript
-from tests.rigs.waiting import TIMEOUT_SECONDS
+from tests.rigs.waiting import LINGER_SECONDS, TIMEOUT_SECONDS
 from tests.system.asks import Ask
 
 MAX_STREAMS = 128
 # The most that the service allows: a machine that stands still for a minute must not end a lost stream.
-LINGER_SECONDS = 600.0
 
 
 def random_featured(

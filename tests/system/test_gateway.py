@@ -178,7 +178,7 @@ def test_openais_client_with_the_bundled_model(rig: Rig) -> None:
     arguments = ["gpu_worker", "--runtime-dir", str(rig.runtime_dir), "--exit-with-parent", *flags]
     rig.children.append(Child("worker", arguments, environment={"OMP_NUM_THREADS": "1"}))
     scheduler = rig.scheduler()
-    rig.caller(scheduler).wait_serving(100)
+    rig.caller(scheduler).wait_serving()
     ask: dict[str, Any] = {
         "model": "bundled", "messages": [{"role": "user", "content": "Hello <|im_end|>"}], "seed": 1, "max_tokens": 200,
         "parallel_tool_calls": False, "extra_body": {"chat_template_kwargs": {"enable_thinking": False}},

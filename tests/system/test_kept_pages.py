@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tandem_client import Client
 from tests.rigs.processes import Child, Rig
+from tests.rigs.waiting import LINGER_SECONDS
 from tests.system.real_service import TIMEOUT_SECONDS, prompts
 from tests.system.test_scheduler_loss import journal_flags, restarted
 
@@ -54,7 +55,13 @@ class _Streams:
 
     def _read(self, i: int, text: str) -> tuple[list[int], int]:
         stream = self._client.generate(
-            text, temperature=0.0, max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout=TIMEOUT_SECONDS, resume=True
+            text,
+            temperature=0.0,
+            max_new_tokens=NEW_TOKENS,
+            ignore_eos=True,
+            timeout=TIMEOUT_SECONDS,
+            resume=True,
+            linger_seconds=LINGER_SECONDS,
         )
         tokens: list[int] = []
         for delta in stream:

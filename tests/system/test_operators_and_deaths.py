@@ -21,6 +21,7 @@ from tests.rigs.oracle import complete
 from tests.rigs.processes import Rig, SchedulerProcess
 from tests.rigs.restarting import RestartingWorkers
 from tests.rigs.sampling import Settings
+from tests.rigs.waiting import LINGER_SECONDS, TIMEOUT_SECONDS
 
 SHAPE = (
     *("--page-size", "8", "--num-pages", "600", "--max-rows", "16", "--max-length", "512"),
@@ -70,7 +71,13 @@ class Service:
                 prompt = [*(rng.randrange(256) for _ in range(rng.randint(1, 30))), ord("a")]
                 count, seed, tokens = rng.randint(20, 150), rng.randrange(1 << 40), list[int]()
                 stream = client.generate(
-                    prompt, max_new_tokens=count, ignore_eos=True, temperature=0.7, seed=seed, resume=True
+                    prompt,
+                    max_new_tokens=count,
+                    ignore_eos=True,
+                    temperature=0.7,
+                    seed=seed,
+                    resume=True,
+                    linger_seconds=LINGER_SECONDS,
                 )
                 is_refused = False
                 try:
@@ -102,7 +109,7 @@ class Service:
         """An operator drains a worker. One that is told that it has ended finds it ended."""
         with Client(self.address, max_retries=0) as client:
             try:
-                pids = [worker.pid for worker in client.load(timeout=10).per_worker]
+                pids = [worker.pid for worker in client.load(timeout=TIMEOUT_SECONDS).per_worker]
                 if not pids:
                     return
                 worker = psutil.Process(pids[0])
@@ -125,7 +132,7 @@ class Service:
                     folder, version=folder.name, running=running, in_turn=in_turn, max_seconds=max_seconds, timeout=60
                 )
                 state = [each.state for each in updates][-1]
-                version = client.load(timeout=10).weights_version
+                version = client.load(timeout=TIMEOUT_SECONDS).weights_version
             except TandemError:
                 self.seen["update: failed"] += 1
                 return
@@ -149,7 +156,7 @@ class Service:
     def kill_scheduler(self) -> None:
         front_ends = psutil.Process(self.scheduler.pid).children()
         self.scheduler.kill()
-        _, alive = psutil.wait_procs(front_ends, timeout=30)
+        _, alive = psutil.wait_procs(front_ends, timeout=TIMEOUT_SECONDS)
         assert not alive, "front ends outlive their scheduler"
         self.scheduler = self.rig.scheduler(*self.flags, listen=self.address)
         self.seen["scheduler killed"] += 1
@@ -185,7 +192,7 @@ class Service:
 
     def run(self) -> None:
         with Client(self.address) as client:
-            client.wait_ready(60)
+            client.wait_ready(TIMEOUT_SECONDS)
         self.callers = [self.start(lambda number=number: self.call(number)) for number in range(NUM_CALLERS)]
         moves = [self.operate, self.operate, self.operate, self.kill_worker, self.kill_frontend]
         for number in range(NUM_EVENTS):

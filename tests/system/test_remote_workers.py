@@ -234,7 +234,7 @@ def test_the_real_worker_serves_over_tcp_and_comes_back_after_a_pulled_cable(rig
         worker = Child("worker", [*flags, "--num-pages", "64", *keys.worker_flags(scheduler, "far")], within=within)
         rig.children.append(worker)
         caller = rig.caller(scheduler)
-        caller.wait_serving(100.0)
+        caller.wait_serving()
         worker.wait_line("ready: this worker serves the scheduler at tcp://")
         assert "the KV pool ends with this worker, because its scheduler is on another host" in worker.output()
         ask = Ask(prompt=(5, 6, 7), max_new_tokens=40)

@@ -14,11 +14,12 @@ from tandem_client import AsyncClient, Client
 from tests.rigs.processes import Rig, SchedulerProcess
 from tests.rigs.streams import code_of
 from tests.rigs.transcript import Transcript
+from tests.rigs.waiting import LINGER_SECONDS, TIMEOUT_SECONDS
 from tests.system.asks import Ask, random_asks
 from tests.system.featured import Reading, keywords, random_featured
 
 SHAPE = ("--max-rows", "16", "--max-length", "600", "--num-pages", "1200", "--step-ms", "4")
-LINGER = pb.GenerateRequest(resume=pb.ResumeParams(linger_seconds=30.0))
+LINGER = pb.GenerateRequest(resume=pb.ResumeParams(linger_seconds=LINGER_SECONDS))
 
 
 def frontend_pids(scheduler: SchedulerProcess) -> set[int]:
@@ -44,7 +45,7 @@ def test_streams_survive_the_deaths_of_all_front_ends(rig: Rig) -> None:
     scheduler = rig.scheduler("--frontends", "2")
     asks = without_logprobs(random_featured(16, seed=5, prompts=(1, 60), outputs=(60, 90)))
     with Client(scheduler.address) as client, Client(scheduler.address) as other:
-        client.wait_ready(60)
+        client.wait_ready(TIMEOUT_SECONDS)
         halves = [Reading(one, half, resume=True) for one, half in ((client, asks[:8]), (other, asks[8:]))]
         for _ in range(2):
             for half in halves:
@@ -62,7 +63,7 @@ def test_asynchronous_streams_survive_the_death_of_their_front_end(rig: Rig) -> 
 
     async def read(client: AsyncClient, ask: Ask, has_begun: asyncio.Event) -> Transcript:
         transcript = Transcript()
-        stream = client.generate(ask.prompt, resume=True, timeout=60, **keywords(ask))
+        stream = client.generate(ask.prompt, resume=True, timeout=TIMEOUT_SECONDS, **keywords(ask))
         async for message in stream.messages():
             transcript.take(message)
             if len(stream.samples[0].token_ids) >= 5:
@@ -91,7 +92,9 @@ def test_a_second_reader_replaces_the_first_and_a_wrong_secret_finds_nothing(rig
     request_id, secret = transcript.accepted.request_id, transcript.accepted.resume_secret
 
     def resume(**fields: object) -> list[pb.GenerateResponse]:
-        return list(caller._inference.Resume(pb.ResumeRequest(**{"request_id": request_id, **fields}), timeout=30))
+        return list(
+            caller._inference.Resume(pb.ResumeRequest(**{"request_id": request_id, **fields}), timeout=TIMEOUT_SECONDS)
+        )
 
     for wrong in ({"resume_secret": b""}, {"resume_secret": secret[:-1]}, {"request_id": "x", "resume_secret": secret}):
         with pytest.raises(grpc.RpcError) as caught:
@@ -117,7 +120,7 @@ def test_a_client_that_gives_up_aborts_and_one_that_is_lost_does_not(rig: Rig) -
     scheduler, _, caller = rig.serve(*SHAPE)
     [ask] = random_asks(1, seed=8, prompts=(5, 30), outputs=(400, 500))
     with Client(scheduler.address) as client:
-        stream = client.generate(ask.prompt, resume=True, linger_seconds=600.0, **keywords(ask))
+        stream = client.generate(ask.prompt, resume=True, linger_seconds=LINGER_SECONDS, **keywords(ask))
         for delta in stream:
             if delta.token_offset > 3:
                 break

@@ -242,7 +242,8 @@ def test_a_stream_that_fits_no_worker_ends_after_max_worker_wait_seconds(rig: Ri
     assert code_of(error) == grpc.StatusCode.UNAVAILABLE
     assert "192 tokens" in error.details() and "the limit is 1 s (max_worker_wait_seconds)" in error.details()
     assert stream.transcript.tokens == big.expected().tokens[: len(stream.transcript.tokens)]
-    # By now only the smaller worker counts, and the request can never run.
+    # When the smaller worker has joined, only it counts, and the request can never run.
+    caller.wait_serving()
     refused = caller.generate(Ask(prompt=(5,), max_new_tokens=190).request()).failed()
     assert code_of(refused) == grpc.StatusCode.INVALID_ARGUMENT
     caller.wait_idle()
