@@ -237,8 +237,10 @@ struct Item {
                 if (dim + ELEMENTS <= call.key_dim) {
                     rows[i] = row_of_words(from, static_cast<Word *>(nullptr));
                 } else {
+                    // The padding of a key may be longer than a vector, which then has no element of the query.
+                    const int64_t left = std::max<int64_t>(call.key_dim - dim, 0);
                     T padded_row[ELEMENTS] = {};
-                    std::memcpy(padded_row, from, (call.key_dim - dim) * sizeof(T));
+                    std::memcpy(padded_row, from, left * sizeof(T));
                     rows[i] = row_of_words(padded_row, static_cast<Word *>(nullptr));
                 }
             }
