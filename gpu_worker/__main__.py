@@ -4,6 +4,7 @@ Owns the process: the start and end of its log, its exit code, and its last line
 `gpu_worker: <cause>; <hint>`.
 """
 
+import faulthandler
 import logging
 import os
 import sys
@@ -94,7 +95,7 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
             time.sleep(_LEADER_FIRST_SECONDS)
         if not is_expected(error):
             log.exception("the worker stops because of an unexpected error")
-        last_line(explain(error), settings.log_format)
+        logs.draw(logs.closing_line(explain(error)))
         return 2 if isinstance(error, SettingsRefused) else 1
     log.info("stopped")
     return 0
@@ -171,14 +172,18 @@ def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks)
         # A group needs torch's distributed tensors, which need the compiler.
         lean = on_cpu and settings.fused_layers != "on" and not ranks.is_group
         import_transformers(without_compiler=lean)
+        from gpu_worker.native.crash import write_last_line
         from gpu_worker.startup import start
 
     logs.adopt_libraries()
     logs.log_phase("imports", time.perf_counter() - begun)
+    if on_cpu and settings.native_kernels == "auto":
+        write_last_line()
     runner, join, together = start(settings, folder, ranks)
     runner.execution.take_constraints(join, is_leader=ranks.is_leader)
     keep_objects()
     logs.log_phase("whole start", time.perf_counter() - begun)
+    logs.begin_phase("serving")
     return runner, join, together
 
 
@@ -188,14 +193,6 @@ def start_log(settings: WorkerSettings) -> None:
     process = "worker" if ranks.is_leader else f"worker rank {ranks.rank}"
     level = "warning" if ranks.local_rank and settings.log_level == "info" else settings.log_level
     logs.start(level, settings.log_format, process=process)
-
-
-def last_line(cause: str, log_format: str) -> None:
-    """Writes the reason for the worker's end, at every log level."""
-    if log_format == "json":
-        logs.announce(log, cause, level=logging.CRITICAL)
-    else:
-        logs.draw(f"gpu_worker: {logs.escaped(cause)}\n")
 
 
 def keep_compiled_kernels() -> None:
@@ -217,6 +214,9 @@ def choose_allocator() -> None:
 
 
 if __name__ == "__main__":
+    if sys.stderr is not None:
+        # For a signal that the process's own code causes; `native/crash.py` adds a line.
+        faulthandler.enable()
     exit_code = main(sys.argv[1:])
     # The interpreter's teardown takes seconds once torch is loaded; the device must be free at once.
     os._exit(exit_code)

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import TextIO
 
@@ -178,6 +178,14 @@ def can_draw() -> bool:
     return _handler is not None and _handler.stream.isatty() and isinstance(_handler.formatter, TextFormat)
 
 
+def closing_line(cause: str) -> str:
+    """The last line of a process that ends for this cause, in the format of the log."""
+    if _handler is None or not isinstance(_handler.formatter, JsonFormat):
+        return f"gpu_worker: {escaped(cause)}\n"
+    record = logging.LogRecord("gpu_worker", logging.CRITICAL, __file__, 0, cause, (), None)
+    return _handler.formatter.format(record) + "\n"
+
+
 def draw(text: str) -> None:
     """Writes `text` unformatted, in order with the records."""
     if _handler is not None:
@@ -207,9 +215,29 @@ _phases = logging.getLogger("gpu_worker.startup")
 _SLOW_SECONDS = 0.5
 
 
+_last_phase = "imports"
+_follow: Callable[[str], None] | None = None
+
+
+def on_phase(follow: Callable[[str], None]) -> None:
+    """Calls `follow` with the name of the last phase, and with that of each phase that begins from now on."""
+    global _follow
+    _follow = follow
+    follow(_last_phase)
+
+
+def begin_phase(name: str) -> None:
+    """Notes that `name` begins."""
+    global _last_phase
+    _last_phase = name
+    if _follow is not None:
+        _follow(name)
+
+
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
     """Logs the duration of `name`."""
+    begin_phase(name)
     begun = time.perf_counter()
     yield
     log_phase(name, time.perf_counter() - begun)

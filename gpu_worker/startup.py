@@ -213,7 +213,8 @@ def warm_runner(
     if runner.shapes.is_padded or fused:
         kept_in = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder")
         log.info("compiling kernels; they are kept in %s", kept_in)
-    runner.warm_up(log_slow_phase)
+    with phase("warm-up"):
+        runner.warm_up(log_slow_phase)
     if runner.on_device.fused is not None:
         log.info("%s", runner.on_device.fused.summary)
     captured = runner.on_device.proven or runner.on_device.graphs

@@ -1,6 +1,7 @@
 // The kernels of a CPU as one library, which build.py compiles for the instruction set of the machine at hand.
 // Functions take addresses and sizes; library.py declares them. Nothing here allocates memory that outlives a call, and
 // nothing throws.
+#include "crash.h"
 #include "decode.h"
 #include "kv_write.h"
 #include "linear.h"
@@ -15,6 +16,16 @@ extern "C" {
 // Floats in a vector: shows which instruction set the library was built for.
 int32_t tandem_lanes() {
     return LANES;
+}
+
+// The line, with its end, that this process writes to stderr if the signal ends it; crash.h has the signals.
+void tandem_set_crash_line(int32_t number, const char *line) {
+    crash::set_line(number, line);
+}
+
+// From now on the lines are written, each followed by the signal's usual end.
+void tandem_install_crash_line() {
+    crash::install();
 }
 
 // Bytes of scratch memory for these rows, in every layer of this kind.
