@@ -123,6 +123,8 @@ class RowTables:
             values = [getattr(one.settings, name) for one in started.sampling]
             self.sampling[name][rows] = np.array(values, setting.dtype)
         self.sampling["sample_idx"][rows] = started.sample_idx
+        # The most probable token alone: a filter would leave all tokens whose logits are equal to the largest.
+        self.sampling["temperature"][rows[self.sampling["top_k"][rows] == 1]] = 0
         draws, is_typical = (self.sampling["temperature"][rows] > 0, self.sampling["typical_p"][rows] < 1)
         self.features.start(started, draws=draws, is_typical=is_typical)
         self.position[rows] = started.first_position

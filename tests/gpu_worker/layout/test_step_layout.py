@@ -45,7 +45,7 @@ class Loops:
         self.num_started: dict[int, int] = {}
 
     def add(self, row: int, num_tokens: int, draw: random.Random) -> None:
-        sampling = {"temperature": 0.5, "top_k": row, "seed": 2**64 - row} if row % 2 else {}
+        sampling = {"temperature": 0.5, "top_k": row + 1, "seed": 2**64 - row} if row % 2 else {}
         self.core.add(row, [draw.randrange(50) for _ in range(num_tokens)], **sampling)
         self.num_started[row] = num_tokens
 
@@ -136,7 +136,8 @@ class Loops:
         if drawing is not None:
             sampled, draws = self.core.sampled, [row % 2 for row in self.core.sampled]
             assert drawing.temperature.tolist() == [0.5 * one for one in draws] + [0] * idle
-            assert drawing.top_k.tolist() == [row * one for row, one in zip(sampled, draws, strict=True)] + [0] * idle
+            top_k = [(row + 1) * one for row, one in zip(sampled, draws, strict=True)]
+            assert drawing.top_k.tolist() == top_k + [0] * idle
             assert drawing.seed.tolist() == [-row * one for row, one in zip(sampled, draws, strict=True)] + [0] * idle
             # The token that the step samples is the core's last one already.
             assert drawing.position.tolist()[: len(sampled)] == [len(self.core.rows[row].tokens) - 1 for row in sampled]
