@@ -16,8 +16,14 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 MAX_MESSAGE_BYTES = 64 * 2**20
 _RECONNECT_FIRST_MS = 100
 _RECONNECT_LAST_MS = 1_000
-# The time for TCP's handshake and the first bytes of HTTP/2, which is gRPC's own default.
-CONNECT_TIMEOUT_MS = 20_000
+# The time for TCP's handshake and the first bytes of HTTP/2.
+CONNECT_TIMEOUT_MS = 5_000
+# A connection with calls that was silent this long gets a ping, and is closed if the ping has no answer in time. A
+# stream over a dead connection so ends, or continues elsewhere, within 20 s: ping, answer and one attempt to connect.
+# The service allows this rate (scheduler_svc/frontend/rpc/options.py). The answer may wait behind a large request on a
+# slow line, so it gets more time than a quick network needs.
+KEEPALIVE_MS = 6_000
+PING_TIMEOUT_MS = 8_000
 # How long a client that closes waits for the Aborts that it has sent.
 ABORT_SECONDS = 1.0
 
@@ -34,7 +40,7 @@ def is_local(address: str) -> bool:
 
 
 def channel_options(address: str, connect_timeout_ms: int | None = None) -> Sequence[tuple[str, int]]:
-    """Returns limits of messages, quick reconnects, and no HTTP proxy for addresses of this machine.
+    """Returns limits of messages, quick reconnects, keepalive, and no HTTP proxy for addresses of this machine.
 
     One attempt to connect ends after `connect_timeout_ms`, by default CONNECT_TIMEOUT_MS.
     """
@@ -48,6 +54,12 @@ def channel_options(address: str, connect_timeout_ms: int | None = None) -> Sequ
         # Despite its name, this is the time limit of one attempt to connect.
         ("grpc.min_reconnect_backoff_ms", connect_timeout_ms or CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_LAST_MS),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        # The first name is the documented one; grpcio 1.85.1 looks at the second alone, with a default of 60 s.
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+        # A client that only reads sends no data between its pings.
+        ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_http_proxy", 0 if is_local(address) else 1),
     ]
 

@@ -185,7 +185,9 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         # Why chats are refused.
         self.chat_refusal = ""
         self.health = _Health()
-        self._server = grpc.server(ThreadPoolExecutor(max_workers=16))
+        # Tests shorten the time between the pings of a client.
+        options = [("grpc.http2.min_ping_interval_without_data_ms", 1)]
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=16), options=options)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
         control_pb2_grpc.add_ControlServiceServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)

@@ -73,6 +73,10 @@ class RawConnection:
             frames += _frame(RST_STREAM, 0, self._last_stream, struct.pack(">I", _CANCEL))
         self._socket.sendall(frames)
 
+    def ping(self) -> None:
+        """Sends a ping."""
+        self._socket.sendall(_frame(PING, 0, 0, bytes(8)))
+
     def skip(self) -> None:
         """Drops what the server has sent so far. Raises ConnectionResetError if it has closed the connection."""
         self._socket.setblocking(False)
@@ -122,8 +126,11 @@ class RawConnection:
             self._socket.settimeout(10)
         return num_sent
 
-    def frames(self) -> Iterator[Frame]:
-        """The frames until the server closes the connection; answers settings and pings. Times out after 10 s."""
+    def frames(self, *, answering: bool = True) -> Iterator[Frame]:
+        """The frames until the server closes the connection. Times out after 10 s.
+
+        With `answering` it answers settings and pings.
+        """
         while True:
             while len(self._received) < 9 or len(self._received) < 9 + int.from_bytes(self._received[:3], "big"):
                 try:
@@ -137,7 +144,7 @@ class RawConnection:
             kind, flags, stream = struct.unpack(">BBI", self._received[3:9])
             frame = Frame(kind=kind, flags=flags, stream=stream, payload=self._received[9 : 9 + size])
             self._received = self._received[9 + size :]
-            if kind in (SETTINGS, PING) and not flags & _ACK:
+            if answering and kind in (SETTINGS, PING) and not flags & _ACK:
                 self._socket.sendall(_frame(kind, _ACK, 0, frame.payload if kind == PING else b""))
             self._read_windows(frame)
             yield frame

@@ -40,6 +40,8 @@ _CLIENT_DEADLINE = "Deadline Exceeded"
 _NOT_CONNECTED = re.compile(r"failed to connect to all addresses|errors resolving|DNS resolution failed")
 _SLOW_CONNECTION = re.compile(r"failed to connect.*(timed out|timeout)", re.IGNORECASE | re.DOTALL)
 _OTHER_PROTOCOL = re.compile(r"Failed parsing HTTP/2|Trying to connect an http1")
+# A connection on which nothing came any more.
+_SILENT = re.compile(r"(ping|keepalive) timeout")
 # A proxy lost its connection to the service in the middle of an answer, and has no other way to say so.
 _CUT_BY_PROXY = re.compile(r"RST_STREAM with error code 2\b")
 # The last part of the text is the cause:
@@ -107,6 +109,8 @@ class ErrorReader:
             if _SLOW_CONNECTION.match(said):
                 return errors.AnswersTooSlowly, f"{self.address} answers too slowly{why}"
             return errors.NothingAnswers, f"nothing answers at {self.address}{why}"
+        if kind is errors.Unavailable and _SILENT.search(said):
+            return kind, f"{self.address} does not answer any more: {said}"
         if kind is errors.Internal and _CUT_BY_PROXY.search(said):
             return errors.Unavailable, f"{self.address} lost the connection to the service: {said}"
         return kind, said

@@ -1,0 +1,140 @@
+"""Connections that nobody closed and on which nothing comes any more: their streams end or continue.
+
+No caller sets a deadline, and the proxy closes nothing, so only the client itself can find out.
+"""
+
+import asyncio
+import json
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+from tandem.v1 import inference_pb2 as pb
+
+from tandem_client import AsyncClient, Client, connection
+from tandem_client.cli.reporting import Exit
+from tandem_client.errors import Unavailable
+from tests.client import fake_service
+from tests.client.fake_service import Ending, FakeService
+from tests.client.gateway.told_service import ToldService
+from tests.client.listeners import Proxy
+from tests.client.quick_pings import PING_MS
+from tests.client.test_resume import accepted
+from tests.rigs.processes import Child
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
+
+# Reads a stream of the service at an address, which says when its first text came. Returns the text.
+Read = Callable[[str, bool, Callable[[], object]], str]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KEEPALIVE_MS", "PING_TIMEOUT_MS", "CONNECT_TIMEOUT_MS"):
+        monkeypatch.setattr(connection, name, PING_MS)
+
+
+def begins(request: pb.GenerateRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
+    """One token, then nothing."""
+    yield accepted(request.request_id)
+    yield fake_service.delta(0, [5], "Ré")
+    ending.wait()
+
+
+def goes_on(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
+    yield accepted(request.request_id)
+    yield fake_service.delta(1, [6], "turn")
+    yield fake_service.finished(2)
+    yield fake_service.summary(2)
+
+
+def read(address: str, resume: bool, began: Callable[[], object]) -> str:
+    with Client(address) as client:
+        text = ""
+        for delta in client.generate("hi", resume=resume):
+            text += delta.text
+            began()
+        return text
+
+
+def read_async(address: str, resume: bool, began: Callable[[], object]) -> str:
+    async def main() -> str:
+        async with AsyncClient(address) as client:
+            text = ""
+            async for delta in client.generate("hi", resume=resume):
+                text += delta.text
+                began()
+            return text
+
+    return asyncio.run(main())
+
+
+def cut_under(proxy: Proxy, reading: Read, *, resume: bool, swallowed: int = 0) -> list[str | Exception]:
+    """Cuts the connection under a running stream. Returns its text, or its error."""
+    began, found = threading.Event(), list[str | Exception]()
+
+    def run() -> None:
+        try:
+            found.append(reading(proxy.address, resume, began.set))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert began.wait(TIMEOUT_SECONDS), found
+    proxy.cut(swallowed=swallowed)
+    thread.join(TIMEOUT_SECONDS)
+    return found
+
+
+@pytest.mark.parametrize("reading", [read, read_async])
+def test_a_stream_over_a_dead_connection_ends(service: FakeService, reading: Read) -> None:
+    service.behaviour = begins
+    with Proxy(service.address) as proxy:
+        (error,) = cut_under(proxy, reading, resume=False)
+        assert isinstance(error, Unavailable) and error.stream_began, error
+        assert str(error).startswith(f"{proxy.address} does not answer any more: ")
+
+
+@pytest.mark.usefixtures("patient_aborts")
+@pytest.mark.parametrize("reading", [read, read_async])
+@pytest.mark.parametrize("swallowed", [0, 1])
+def test_a_stream_with_resume_continues_on_another_connection(
+    service: FakeService, reading: Read, swallowed: int
+) -> None:
+    """Also if the next attempt to connect meets a black hole."""
+    service.behaviour, service.resumption = begins, goes_on
+    with Proxy(service.address) as proxy:
+        assert cut_under(proxy, reading, resume=True, swallowed=swallowed) == ["Réturn"]
+        assert service.resumed[0].offsets == [pb.SampleOffset(token_ids=1, text_chars=2)]
+
+
+def test_the_command_line_ends_over_a_dead_connection(service: FakeService) -> None:
+    service.behaviour = begins
+    with Proxy(service.address) as proxy:
+        program = ["tandem_client.cli", "generate", "hi", "--address", proxy.address]
+        child = Child("tandem", ["tests.client.quick_pings", *program])
+        until(lambda: "Ré" in child.output() or service.endings)
+        proxy.cut()
+        assert child.wait() == Exit.UNAVAILABLE, child.output()
+        assert f"{proxy.address} does not answer any more" in child.output()
+
+
+def test_the_gateway_ends_a_stream_over_a_dead_connection() -> None:
+    service = ToldService()
+    service.behaviour = begins
+    with Proxy(service.address) as proxy:
+        program = ["tandem_client.gateway", "--listen=127.0.0.1:0", f"--address={proxy.address}", "--exit-with-parent"]
+        child = Child("gateway", ["tests.client.quick_pings", *program])
+        url = child.wait_line(r"gateway listening on (http\S+)$").group(1)
+        body = json.dumps({"prompt": "hi", "stream": True}).encode()
+        headers = {"content-type": "application/json", "authorization": "Bearer tandem_key"}
+        request = urllib.request.Request(f"{url}/v1/completions", body, headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+            assert b"R" in answer.readline()
+            proxy.cut()
+            rest = answer.read().decode()
+        assert f"{proxy.address} does not answer any more" in rest and "[DONE]" not in rest, rest
+        assert child.terminate() == 0, child.output()
+    service.stop()
