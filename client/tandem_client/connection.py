@@ -39,10 +39,24 @@ def is_local(address: str) -> bool:
         return False
 
 
-def channel_options(address: str, connect_timeout_ms: int | None = None) -> Sequence[tuple[str, int]]:
-    """Returns limits of messages, quick reconnects, keepalive, and no HTTP proxy for addresses of this machine.
+def dialled(address: str) -> str:
+    """Where to call a service that listens at `host:port`: for a wildcard, all addresses of this machine, loopback."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return address
+    if not found.is_unspecified:
+        return address
+    # A service at [::] may be reached by IPv4 alone.
+    return f"{'127.0.0.1' if found.version == 4 else 'localhost'}:{port}"
 
-    One attempt to connect ends after `connect_timeout_ms`, by default CONNECT_TIMEOUT_MS.
+
+def channel_options(address: str, connect_timeout_ms: int | None = None, *, proxy: bool) -> Sequence[tuple[str, int]]:
+    """Returns limits of messages, quick reconnects and keepalive, and whether variables may name an HTTP proxy.
+
+    They may not for addresses of this machine, nor without `proxy`. One attempt to connect ends after
+    `connect_timeout_ms`, by default CONNECT_TIMEOUT_MS.
     """
     return [
         # Each client has its own connection; by default gRPC shares one among all channels of a process. Several front
@@ -60,7 +74,7 @@ def channel_options(address: str, connect_timeout_ms: int | None = None) -> Sequ
         ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
         # A client that only reads sends no data between its pings.
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.enable_http_proxy", 0 if is_local(address) else 1),
+        ("grpc.enable_http_proxy", int(proxy and not is_local(address))),
     ]
 
 

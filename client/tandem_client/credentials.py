@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from tandem_client.connection import channel_options, is_local
+from tandem_client.connection import channel_options, dialled, is_local
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -44,6 +44,8 @@ class Access:
     token: str | None = None
     tls: TlsSettings | None = None
     connect_timeout_ms: int | None = None
+    # Whether http_proxy, https_proxy and grpc_proxy count. They do not for what belongs to the service itself.
+    proxy: bool = True
 
     def __post_init__(self) -> None:
         """Raises ValueError if the token would be sent in plaintext to another machine, or is no header's value."""
@@ -51,7 +53,7 @@ class Access:
             return
         if not self.token or not self.token.isascii() or not self.token.isprintable() or " " in self.token:
             raise ValueError("token must be printable ASCII without blanks, as `tandem token new` prints it")
-        if self.tls is None and not is_local(self.address):
+        if self.tls is None and not is_local(self._target):
             raise ValueError(
                 f"token would be sent to {self.address} without encryption; give tls=TlsSettings(), or use an address "
                 "of this machine"
@@ -62,20 +64,25 @@ class Access:
         """The metadata of each call."""
         return None if self.token is None else (("authorization", f"Bearer {self.token}"),)
 
+    @property
+    def _target(self) -> str:
+        return dialled(self.address)
+
     def channel(self) -> grpc.Channel:
         """Makes the channel of a blocking client. Raises OSError, ValueError for files of TLS."""
         if self.tls is None:
-            return grpc.insecure_channel(self.address, options=self._options())
-        return grpc.secure_channel(self.address, self.tls.credentials(), options=self._options())
+            return grpc.insecure_channel(self._target, options=self._options())
+        return grpc.secure_channel(self._target, self.tls.credentials(), options=self._options())
 
     def aio_channel(self) -> grpc.aio.Channel:
         """Makes the channel of an asynchronous client. Raises OSError, ValueError for files of TLS."""
         if self.tls is None:
-            return grpc.aio.insecure_channel(self.address, options=self._options())
-        return grpc.aio.secure_channel(self.address, self.tls.credentials(), options=self._options())
+            return grpc.aio.insecure_channel(self._target, options=self._options())
+        return grpc.aio.secure_channel(self._target, self.tls.credentials(), options=self._options())
 
     def _options(self) -> Sequence[tuple[str, int | str]]:
-        options: list[tuple[str, int | str]] = list(channel_options(self.address, self.connect_timeout_ms))
+        found = channel_options(self._target, self.connect_timeout_ms, proxy=self.proxy)
+        options: list[tuple[str, int | str]] = list(found)
         if self.tls is not None and self.tls.server_name is not None:
             options.append(("grpc.ssl_target_name_override", self.tls.server_name))
         return options

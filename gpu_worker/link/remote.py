@@ -14,6 +14,7 @@ import zmq
 
 WORKER_SECRET, SCHEDULER_PUBLIC = "worker.secret", "scheduler.public"
 HOW_TO_MAKE = "`tandem keys DIR NAME` on the scheduler's host makes keys"
+_WILDCARDS = ("0.0.0.0", "[::]", "*")
 _ADDRESS = re.compile(r"tcp://(?P<host>[^\s:/]+|\[[0-9A-Fa-f:.%]+\]):(?P<port>\d{1,5})")
 _KEY_CHARACTERS, _MAX_FILE_BYTES = 40, 4096
 # Milliseconds. A scheduler that answers no heartbeat, because its cable is pulled, is given up after 500 + 2,000.
@@ -76,6 +77,11 @@ def check_address(connect: str) -> None:
     matched = _ADDRESS.fullmatch(connect)
     if matched is None or not 0 < int(matched["port"]) < 1 << 16:
         raise ValueError(f"connect is {connect}; it must be tcp://HOST:PORT with a port from 1 to 65535")
+    if matched["host"] in _WILDCARDS:
+        raise ValueError(
+            f"connect is {connect}, every address of a machine; name one at which the scheduler listens, such as "
+            f"tcp://127.0.0.1:{matched['port']} on this machine"
+        )
 
 
 def read_keys(folder: Path | None, connect: str) -> CurveKeys:

@@ -32,7 +32,7 @@ def test_a_service_that_answers_late_is_reached_by_both_clients(service: FakeSer
 
 
 def test_a_dead_connection_is_noticed_and_a_new_one_tried_within_20_seconds() -> None:
-    options = dict(connection.channel_options("there:1"))
+    options = dict(connection.channel_options("there:1", proxy=True))
     noticed = options["grpc.keepalive_time_ms"] + options["grpc.http2.ping_timeout_ms"]
     assert noticed + options["grpc.min_reconnect_backoff_ms"] + options["grpc.max_reconnect_backoff_ms"] <= 20_000
     assert (options["grpc.initial_reconnect_backoff_ms"], options["grpc.max_reconnect_backoff_ms"]) == (100, 1_000)

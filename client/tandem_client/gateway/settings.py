@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tandem_client.connection import DEFAULT_ADDRESS, is_local
+from tandem_client.connection import DEFAULT_ADDRESS, dialled, is_local
 from tandem_client.credentials import TlsSettings
 from tandem_client.version import version
 
@@ -222,7 +222,7 @@ def _check(settings: Settings) -> None:
             "--tls-cert and --tls-key are missing: without TLS the gateway listens on loopback addresses only"
             f" (127.0.0.1, [::1] or localhost); it cannot listen on {settings.listen}"
         )
-    if settings.service_tls_settings is None and not is_local(settings.address):
+    if settings.service_tls_settings is None and not is_local(dialled(settings.address)):
         raise SettingsError(
             f"callers' tokens would be sent to {settings.address} without encryption; give --service-ca or"
             " --service-tls, or an --address of this machine"

@@ -11,6 +11,7 @@ from pathlib import Path
 from socket import create_connection, socket
 from typing import Any
 
+from tandem_client.connection import dialled
 from tandem_client.credentials import TlsSettings
 
 _SECONDS = 5.0
@@ -81,7 +82,7 @@ def is_plaintext(address: str) -> bool:
 
 
 def _connect(address: str) -> socket:
-    host, _, port = address.rpartition(":")
+    host, _, port = dialled(address).rpartition(":")
     return create_connection((host.strip("[]"), int(port)), _SECONDS)
 
 

@@ -10,12 +10,11 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from tandem_client.async_client import AsyncClient
 from tandem_client.errors import TandemError
 from tandem_client.services.child import Child
 from tandem_client.services.gateway import Gateway
 from tandem_client.services.log_lines import parse
-from tandem_client.services.probe import with_probe
+from tandem_client.services.probe import Probe, with_probe
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import Supervisor
 from tandem_client.services.workers import Workers
@@ -157,7 +156,7 @@ class ServicePair:
         """Waits until the running scheduler computes with a running worker; returns its address. Tells why it waits."""
         while True:
             address = await self.listening()
-            async with AsyncClient(self._probe or address, max_retries=0) as client:
+            async with Probe(self._probe or address) as client:
                 while self._address == address:
                     self._down.clear()
                     if await self._serves(client) and not self._down.is_set():
@@ -175,7 +174,7 @@ class ServicePair:
 
     async def down(self) -> None:
         """Waits until a child has ended since the pair was ready, or it was told that the service computes no more."""
-        async with AsyncClient(self._probe or self._address, max_retries=0) as client:
+        async with Probe(self._probe or self._address) as client:
             while not self._down.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._down.wait(), _WATCH_SECONDS)
@@ -207,7 +206,7 @@ class ServicePair:
             if child.running:
                 child.kill_group()
 
-    async def _serves(self, client: AsyncClient) -> bool | None:
+    async def _serves(self, client: Probe) -> bool | None:
         """Whether the service is ready and a running worker serves it; None if it does not answer."""
         try:
             if self._probe:
@@ -235,7 +234,7 @@ class ServicePair:
         if not self._address or self._probe:
             return False
         try:
-            async with AsyncClient(self._address, max_retries=0) as client:
+            async with Probe(self._address) as client:
                 return bool((await client.load(timeout=_URGENT_SECONDS)).suspects)
         except TandemError:
             return False

@@ -1,4 +1,4 @@
-"""Decides where `tandem serve` asks for the health of a scheduler that wants TLS or tokens, and how a gateway calls it.
+"""Decides where and how `tandem serve` asks a scheduler for its health, and how a gateway calls it.
 
 The settings may be flags, environment variables or keys of a TOML file; the scheduler reads and checks them itself.
 This process has no token, so it needs an address that serves health alone. The gateway has the service's certificate,
@@ -10,14 +10,23 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tandem_client.async_client import AsyncClient
+from tandem_client.connection import dialled
+from tandem_client.credentials import Access
 from tandem_client.services.handshake import own_names
 
 _PREFIX = "TANDEM_SCHEDULER_"
 _DOOR = ("tokens", "tls_cert")
 _HEALTH = "health_listen"
 _CONFIG = "config"
-# Every address of the machine; a program of the machine calls the loopback one.
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+
+
+class Probe(AsyncClient):
+    """A client of the scheduler that this process has started: it asks once, and never through a proxy."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, max_retries=0)
+        self._access = Access(address=address, proxy=False)
 
 
 def with_probe(scheduler_flags: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple[list[str], bool]:
@@ -32,8 +41,7 @@ def with_probe(scheduler_flags: Sequence[str], environ: Mapping[str, str] = os.e
 def gateway_flags(scheduler_flags: Sequence[str], address: str, environ: Mapping[str, str] = os.environ) -> list[str]:
     """The flags of a gateway on this machine for the scheduler with these flags, which listens at `address`."""
     given = _settings(scheduler_flags, environ)
-    host, _, port = address.rpartition(":")
-    host = _LOOPBACK.get(host, host)
+    host, _, port = dialled(address).rpartition(":")
     found = [f"--address={host}:{port}"]
     certificate, key = given.get("tls_cert"), given.get("tls_key")
     if not certificate or not key:

@@ -41,6 +41,12 @@ def test_addresses_of_another_form_are_refused(connect: str) -> None:
         check_address(connect)
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "*"])
+def test_a_wildcard_is_no_host(host: str) -> None:
+    with pytest.raises(ValueError, match=r"name one at which the scheduler listens, such as tcp://127.0.0.1:5 on this"):
+        check_address(f"tcp://{host}:5")
+
+
 @pytest.mark.parametrize("connect", ["tcp://h:5", "tcp://10.0.0.1:65535", "tcp://[fe80::1]:5"])
 def test_addresses_of_hosts_are_accepted(connect: str) -> None:
     check_address(connect)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import typer
 
-from tandem_client.async_client import AsyncClient
 from tandem_client.cli.commands import serve_options as options
 from tandem_client.cli.commands.serve_options import LogFormat, SharedPool
 from tandem_client.cli.reporting import Exit, require_programs
@@ -22,6 +21,7 @@ from tandem_client.errors import TandemError
 from tandem_client.services.line_writer import LineWriter
 from tandem_client.services.log_lines import as_json
 from tandem_client.services.pair import PROGRAMS, READY, ServicePair, flags
+from tandem_client.services.probe import Probe
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import ServiceEnded
 from tandem_client.services.toy import TOY_NOTICE, is_toy
@@ -175,7 +175,7 @@ def _command(address: str) -> str:
 
 async def _serves_toy(address: str) -> bool:
     try:
-        async with AsyncClient(address) as client:
+        async with Probe(address) as client:
             return is_toy(await client.model_info(timeout=_ANSWER_SECONDS))
     except TandemError:
         return False

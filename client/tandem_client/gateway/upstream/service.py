@@ -36,7 +36,7 @@ class Service:
     def __init__(self, address: str, tls: TlsSettings | None, *, health_address: str | None = None) -> None:
         """`health_address`: where the health is asked without a token. Raises OSError, ValueError for files of TLS."""
         self.address = address
-        self._access, self._health_address = Access(address=address, tls=tls), health_address
+        self._access, self._health_address = Access(address=address, tls=tls, proxy=False), health_address
         # The newest one last. Calls may still run on an older one.
         self._channels = list[grpc.aio.Channel]()
         self.connect()
@@ -51,7 +51,7 @@ class Service:
         self.inference: Any = inference_pb2_grpc.InferenceServiceStub(channel)
         self._control: Any = control_pb2_grpc.ControlServiceStub(channel)
         if self._health_address is not None:
-            channel = Access(address=self._health_address).aio_channel()
+            channel = Access(address=self._health_address, proxy=False).aio_channel()
             self._channels.append(channel)
         self._health: Any = health_pb2_grpc.HealthStub(channel)
 
