@@ -6,6 +6,7 @@ worker has a prefix of its own, so one environment can serve both programs. Vari
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,9 +28,15 @@ _WITHOUT_OLD_NAME = frozenset((
     "tokens", "tls_cert", "tls_key", "tls_client_ca", "health_listen", "metrics_listen", "log_requests", "flight",
     "flight_dir", "workers_listen", "workers_keys", "weights_folders", "response_template",
 ))  # fmt: skip
-# Variables of the worker and of the client.
-_OTHER_PROGRAMS = ("TANDEM_WORKER_", "TANDEM_ADDRESS", "TANDEM_TLS_")
+# Variables of the worker, the gateway and the client.
+_OTHER_PROGRAMS = ("TANDEM_WORKER_", "TANDEM_GATEWAY_", "TANDEM_ADDRESS", "TANDEM_TLS_")
 _OF_CLIENT = ("TANDEM_TLS", "TANDEM_TOKEN", "TANDEM_TOKEN_FILE")
+# What Kubernetes sets for a Service in the environment of every container, as NAME=VALUE: its host, its ports, and one
+# group for each port.
+_SERVICE_LINK = re.compile(
+    r"TANDEM_(\w+_)?(SERVICE_HOST=[\da-f.:]+|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://\S+"
+    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO=(tcp|udp|sctp)|PORT=\d+|ADDR=[\da-f.:]+))"
+)
 
 _PROGRAM = "python -m scheduler_svc"
 _DESCRIPTION = f"""\
@@ -218,11 +225,14 @@ def _file(path: object) -> dict[str, object]:
 
 
 def variable_warnings(environ: Mapping[str, str]) -> list[str]:
-    """Returns a line for each old name in use, and one for TANDEM_ variables that this program does not read."""
+    """Returns a line for each old name in use, and one for TANDEM_ variables that this program does not read.
+
+    Another one is for those of Kubernetes.
+    """
     programs = (ENV_PREFIX, *_OTHER_PROGRAMS)
     given = {
         name: name.removeprefix(OLD_PREFIX).lower()
-        for name, value in sorted(environ.items())
+        for name, value in sorted(_without_service_links(environ).items())
         if value and name.startswith(OLD_PREFIX) and not name.startswith(programs) and name not in _OF_CLIENT
     }
     known = SchedulerSettings.model_fields.keys() - _WITHOUT_OLD_NAME
@@ -233,14 +243,22 @@ def variable_warnings(environ: Mapping[str, str]) -> list[str]:
     ]
     if ignored := [name for name, setting in given.items() if setting not in known]:
         warnings.append(f"ignored {', '.join(ignored)}: variables of this program begin with {ENV_PREFIX}")
+    links = sorted(environ.keys() - _without_service_links(environ).keys())
+    if named := [name for name in links if not name.startswith(_OTHER_PROGRAMS)]:
+        warnings.append(f"ignored what Kubernetes sets for Services: {', '.join(named)}")
     return warnings
+
+
+def _without_service_links(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables without those that Kubernetes sets for Services such as tandem-scheduler."""
+    return {name: value for name, value in environ.items() if not _SERVICE_LINK.fullmatch(f"{name}={value}")}
 
 
 def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
     known = [name.upper() for name in SchedulerSettings.model_fields]
     problems = [
         f"there is no environment variable {name}{flags.suggestion(name, known, ENV_PREFIX)}"
-        for name in sorted(environ)
+        for name in sorted(_without_service_links(environ))
         if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX) not in known
     ]
     if problems:

@@ -1,7 +1,14 @@
 """One environment serves all programs: each reads variables with its own prefix, and a few that both share."""
 
+import os
+from collections.abc import Callable
+
+import pytest
+
+from gpu_worker import command_line
 from gpu_worker import settings as worker
 from scheduler_svc import settings as scheduler
+from tandem_client.gateway import settings as gateway
 
 SCHEDULER_SETTINGS = set(scheduler.SchedulerSettings.model_fields)
 WORKER_SETTINGS = set(worker.WorkerSettings.model_fields)
@@ -22,3 +29,75 @@ def test_both_programs_share_the_same_settings() -> None:
 def test_no_old_variable_name_begins_with_the_prefix_of_a_program() -> None:
     every = SCHEDULER_SETTINGS | WORKER_SETTINGS
     assert not [name for name in every if name.startswith(("scheduler_", "worker_", "address"))]
+
+
+# Reads the settings, with the variables of the process; returns the warnings.
+Load = Callable[[], list[str]]
+PROGRAMS: dict[str, Load] = {
+    "scheduler": lambda: scheduler.load([]) and scheduler.variable_warnings(os.environ),
+    "worker": lambda: command_line.load_settings([]) and command_line.variable_warnings(os.environ),
+    "gateway": lambda: gateway.load([], os.environ) and gateway.variable_warnings(os.environ),
+}
+
+
+def service_links(service: str, host: str, *ports: tuple[str, int, str]) -> dict[str, str]:
+    """What Kubernetes sets for a Service with these ports, each a name, a number and a protocol.
+
+    As in https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables.
+    """
+    prefix = service.upper().replace("-", "_")
+    at = f"[{host}]" if ":" in host else host
+    found = {f"{prefix}_SERVICE_HOST": host, f"{prefix}_SERVICE_PORT": str(ports[0][1])}
+    found[f"{prefix}_PORT"] = f"{ports[0][2].lower()}://{at}:{ports[0][1]}"
+    for name, port, protocol in ports:
+        if name:
+            found[f"{prefix}_SERVICE_PORT_{name.upper().replace('-', '_')}"] = str(port)
+        one = f"{prefix}_PORT_{port}_{protocol}"
+        found |= {one: f"{protocol.lower()}://{at}:{port}", f"{one}_PROTO": protocol.lower()}
+        found |= {f"{one}_PORT": str(port), f"{one}_ADDR": host}
+    return found
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("service", ["tandem-{}", "tandem-{}-1", "tandem"])
+@pytest.mark.parametrize(
+    ("host", "ports"),
+    [
+        ("10.0.0.11", [("", 50051, "TCP")]),
+        ("fd00::b", [("grpc", 50051, "TCP"), ("http-metrics", 9090, "TCP"), ("health", 53, "UDP"), ("x", 1, "SCTP")]),
+    ],
+)
+def test_what_kubernetes_sets_for_services_is_ignored_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, program: str, service: str, host: str, ports: list[tuple[str, int, str]]
+) -> None:
+    for name in list(os.environ):
+        if name.startswith("TANDEM_"):
+            monkeypatch.delenv(name)
+    others = {
+        name: value for other in PROGRAMS for name, value in service_links(f"tandem-{other}", host, *ports).items()
+    }
+    own = service_links(service.format(program), host, *ports)
+    for name, value in (others | own).items():
+        monkeypatch.setenv(name, value)
+    (line,) = PROGRAMS[program]()
+    assert line.startswith("ignored what Kubernetes sets for Services: ")
+    wanted = own if service != "tandem" or program != "gateway" else service_links("tandem-gateway", host, *ports)
+    assert set(wanted) <= set(line.rpartition(": ")[2].split(", "))
+
+
+@pytest.mark.parametrize(("program", "refusal"), [
+    ("scheduler", scheduler.SettingError), ("worker", worker.SettingsRefused), ("gateway", gateway.SettingsError),
+])  # fmt: skip
+def test_another_unknown_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch, program: str, refusal: type[Exception]
+) -> None:
+    """Also one with a name of Kubernetes and another value."""
+    monkeypatch.setenv(f"TANDEM_{program.upper()}_PORT", "50051")
+    with pytest.raises(refusal, match=f"TANDEM_{program.upper()}_PORT"):
+        PROGRAMS[program]()
+
+
+def test_no_setting_has_a_name_that_kubernetes_uses() -> None:
+    fields = set(gateway.Settings.__dataclass_fields__)
+    every = SCHEDULER_SETTINGS | WORKER_SETTINGS | fields
+    assert not [name for name in every if name.endswith(("_port", "_service_host")) or "_port_" in name]

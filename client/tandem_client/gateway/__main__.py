@@ -3,13 +3,16 @@
 Exit codes: 0 after SIGTERM or SIGINT, 2 for wrong settings, 1 for other failures.
 """
 
+import logging
 import os
 import sys
 from importlib.util import find_spec
 
 from tandem_client.gateway.running import log_lines
 from tandem_client.gateway.running.leash import exit_with_parent
-from tandem_client.gateway.settings import SettingsError, load
+from tandem_client.gateway.settings import SettingsError, load, variable_warnings
+
+log = logging.getLogger("tandem.gateway")
 
 
 def main() -> int:
@@ -27,6 +30,9 @@ def main() -> int:
         if settings.exit_with_parent:
             exit_with_parent()
         log_lines.start(settings.log_level, as_json=settings.log_format == "json")
+        # One process among several leaves the lines to their parent.
+        for line in variable_warnings(os.environ) if settings.table is None else ():
+            log.warning("%s", line)
         with server.bind(settings) as bound:
             if settings.processes > 1:
                 return processes.run(settings, bound, arguments)

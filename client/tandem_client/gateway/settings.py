@@ -5,6 +5,7 @@ Owns names, defaults, bounds and their help. Reads no file.
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,12 @@ from tandem_client.version import version
 PREFIX = "TANDEM_GATEWAY_"
 # The client's variable.
 _ADDRESS = "TANDEM_ADDRESS"
+# What Kubernetes sets for a Service in the environment of every container, as NAME=VALUE: its host, its ports, and one
+# group for each port.
+_SERVICE_LINK = re.compile(
+    r"TANDEM_(\w+_)?(SERVICE_HOST=[\da-f.:]+|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://\S+"
+    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO=(tcp|udp|sctp)|PORT=\d+|ADDR=[\da-f.:]+))"
+)
 _DESCRIPTION = f"""\
 Runs the OpenAI-compatible HTTP gateway of a Tandem service. Each flag is also a variable ({PREFIX}LISTEN).
 Callers' bearer tokens go on to the service, whose token file is the only one."""
@@ -174,12 +181,23 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
 def _variables(environ: Mapping[str, str], fields: Mapping[str, object]) -> dict[str, Any]:
     found: dict[str, Any] = {"address": environ[_ADDRESS]} if environ.get(_ADDRESS) else {}
     for variable, value in environ.items():
-        if variable.startswith(PREFIX):
+        if variable.startswith(PREFIX) and not _is_service_link(variable, value):
             name = variable.removeprefix(PREFIX).lower()
             if name not in fields:
                 raise SettingsError(f"there is no setting {variable} (--help lists the flags)")
             found[name] = value
     return found
+
+
+def variable_warnings(environ: Mapping[str, str]) -> list[str]:
+    """Returns one line if there are variables of Kubernetes that begin as this program's do."""
+    named = [name for name in sorted(environ) if name.startswith(PREFIX) and _is_service_link(name, environ[name])]
+    return [f"ignored what Kubernetes sets for Services: {', '.join(named)}"] if named else []
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Whether Kubernetes sets this variable, for a Service such as tandem-gateway."""
+    return _SERVICE_LINK.fullmatch(f"{name}={value}") is not None
 
 
 def _value(name: str, field: "dataclasses.Field[Any]", given: object) -> object:
