@@ -82,6 +82,8 @@ class Accepted:
     requests_ahead: int
     # Resumes the request; empty if it ends with its stream.
     resume_secret: bytes = field(default=b"", repr=False)
+    # What is served in another way than the request says, one sentence each.
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

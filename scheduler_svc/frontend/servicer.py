@@ -44,6 +44,8 @@ from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
 
 # Of the secret that resumes a request.
 SECRET_BYTES = 32
+# Of all warnings in the initial metadata together, of which callers take 8 KiB.
+MAX_WARNING_CHARS = 1024
 
 
 class InferenceServicer(Conversions):
@@ -183,6 +185,7 @@ class InferenceServicer(Conversions):
             sampling=without_lists(checked.sampling),
             prompt_tokens=len(token_ids),
             max_new_tokens=validation.new_tokens_in_force(submit.max_new_tokens, len(token_ids), model),
+            warnings=constraint.warnings,
         )
         description = describe(checked, accepted, prompt, submit.max_new_tokens)
         if checked.linger_seconds:
@@ -197,10 +200,8 @@ class InferenceServicer(Conversions):
         writer = StreamWriter(stream, context.write, connection.hold)
         sender = StreamSender(prepared, stream, self._streams, writer)
         missed = await sender.replay() if stream.description is not None else ()
-        # After the initial metadata the caller's gRPC does not retry on its own. Metadata must be ASCII, so another
-        # request id is only in Accepted.
-        request_id = stream.request_id
-        await context.send_initial_metadata((("x-request-id", request_id),) if request_id.isascii() else ())
+        # After the initial metadata the caller's gRPC does not retry on its own.
+        await context.send_initial_metadata(_metadata(stream.request_id, prepared.accepted.warnings))
         if stream.meter is not None:
             stream.meter.accepted(prepared.accepted.prompt_tokens, caller().tenant)
         # The caller may have the secret, and leave, before the write returns.
@@ -209,6 +210,15 @@ class InferenceServicer(Conversions):
         for message in missed:
             await writer.write(message)
         await sender.run()
+
+
+def _metadata(request_id: str, warnings: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """The initial metadata. It must be ASCII, so another request id is only in Accepted, and warnings are escaped."""
+    found = [("x-request-id", request_id)] if request_id.isascii() else []
+    if warnings:
+        text = "; ".join(warnings).encode("unicode_escape").decode("ascii")
+        found.append(("x-tandem-warning", text[:MAX_WARNING_CHARS]))
+    return tuple(found)
 
 
 def _prepared(

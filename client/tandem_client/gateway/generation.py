@@ -31,7 +31,7 @@ from tandem_client.gateway.upstream.token_texts import TokenTexts
 
 # Characters of the caller's own id that are kept; the service takes 128.
 _KEPT_ID_CHARS = 80
-_ID_HEADER = b"x-request-id"
+_ID_HEADER, _WARNING_HEADER = b"x-request-id", b"x-tandem-warning"
 _LAST_WORD_SECONDS = 0.5
 
 
@@ -45,6 +45,8 @@ class Generation:
         self._wanted, self._exchange, self._metadata = wanted, exchange, metadata
         self._service, self._texts, self._meter, self._pulse = service, texts, meter, pulse
         self._request_id = _new_id(exchange)
+        # Of the answer.
+        self._headers = [(_ID_HEADER, self._request_id.encode())]
         self._has_token = False
         # Whether the texts of tokens are needed.
         self._is_scored = wanted.num_top is not None or wanted.num_prompt_top is not None
@@ -67,6 +69,9 @@ class Generation:
                 wanted=wanted, request_id=self._request_id, model=model, prompts=prompts, texts=self._texts.by_id,
                 tally=tally,
             )  # fmt: skip
+            # Only the service's answer to a chat has a warning, and a chat is one call.
+            if warning := await calls[0].warning():
+                self._headers.append((_WARNING_HEADER, warning.encode()))
             await (self._stream(frame, calls) if wanted.is_stream else self._whole(frame, calls))
             self._meter.add("prompt_tokens", tally.prompt_tokens)
             self._meter.add("output_tokens", tally.output_tokens)
@@ -85,13 +90,13 @@ class Generation:
         await together([read(i, call) for i, call in enumerate(calls)])
         if self._is_scored:
             await self._texts.load(whole.needed_texts(), frame.model, self._metadata)
-        await self._exchange.answer(200, whole.body(), (JSON_TYPE, (_ID_HEADER, self._request_id.encode())))
+        await self._exchange.answer(200, whole.body(), (JSON_TYPE, *self._headers))
 
     async def _stream(self, frame: Frame, calls: Sequence[ServiceCall]) -> None:
         chunks, stream = Chunks(frame), EventStream(self._exchange)
         self._pulse.add(stream)
         try:
-            await stream.open(self._request_id)
+            await stream.open(tuple(self._headers))
             if opening := chunks.opening():
                 await stream.write(opening)
             await together([self._pump(i, call, chunks, stream, frame) for i, call in enumerate(calls)])

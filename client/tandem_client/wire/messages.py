@@ -48,7 +48,8 @@ def _value(cls: type[_Value], message: Message, **others: Any) -> _Value:
 
 def accepted(message: inference_pb2.Accepted) -> types.Accepted:
     """The value of an Accepted message."""
-    return _value(types.Accepted, message, sampling=_value(types.Sampling, message.sampling))
+    sampling = _value(types.Sampling, message.sampling)
+    return _value(types.Accepted, message, sampling=sampling, warnings=tuple(message.warnings))
 
 
 def delta(message: inference_pb2.Delta) -> types.Delta:

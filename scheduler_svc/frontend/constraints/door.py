@@ -1,14 +1,15 @@
 """Owns the way of a constraint from a request to the core's Submit: limits, grammar, trial. One for the process."""
 
 import asyncio
+import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.v1 import inference_pb2
 
 from scheduler_svc.frontend.chat.conversation import Conversation
-from scheduler_svc.frontend.chat.grammars import chat_grammar
+from scheduler_svc.frontend.chat.grammars import AnswerGrammar
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.constraints.grammar import (
     JSON_OPTIONS,
@@ -17,8 +18,8 @@ from scheduler_svc.frontend.constraints.grammar import (
     hash_of,
     within_limit,
 )
-from scheduler_svc.frontend.constraints.json_schema import check_schema
 from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError
+from scheduler_svc.frontend.constraints.tool_schemas import StrictToolError, ToolSchemas
 from scheduler_svc.frontend.constraints.trial_process import TRIAL_SECONDS, TrialProcess, Verdict
 from scheduler_svc.frontend.constraints.trials import Trials
 from scheduler_svc.frontend.model import Model
@@ -31,10 +32,12 @@ LONG_BYTES = 4_096
 
 @dataclass(frozen=True, slots=True)
 class AcceptedConstraint:
-    """The fields of a Submit; both empty without a constraint."""
+    """The fields of a Submit, empty without a constraint."""
 
     source: bytes = b""
     hash: bytes = b""
+    # What the caller should know of an accepted request, one sentence each.
+    warnings: tuple[str, ...] = ()
 
 
 NO_CONSTRAINT = AcceptedConstraint()
@@ -67,24 +70,31 @@ class ConstraintDoor:
     ) -> AcceptedConstraint:
         """Returns the grammar of a chat's answer: of its constraint, tools and tool_choice. Raises Refusal."""
         content = await self._grammar(request, model) if request.HasField("constraint") else None
-        grammar = chat_grammar(
-            model.chat,
-            conversation,
-            rendered,
-            content=content,
-            json_options={"x-guidance": JSON_OPTIONS},
-            check_schema=_why_unsupported,
+        answer = AnswerGrammar(
+            model.chat, conversation, rendered, content=content, json_options={"x-guidance": JSON_OPTIONS}
         )
-        if grammar is None:
+        kind = f"constraint.{request.constraint.WhichOneof('kind')}"
+        if content is not None and not answer.has_content:
+            # It is checked all the same.
+            await self.judge(kind, content, model, tenant)
+        if answer.is_free:
             return NO_CONSTRAINT
-        field = "chat.tools_json" if content is None else f"constraint.{request.constraint.WhichOneof('kind')}"
         self.check_served(model)
         try:
-            check_combination(request, "chat.tool_choice" if content is None else "constraint")
+            check_combination(request, "constraint" if answer.has_content else "chat.tool_choice")
+        except GrammarError as error:
+            raise self._refused(_reason(error), str(error)) from None
+        field = kind if answer.has_content else "chat.tools_json"
+        tools = ToolSchemas(answer, lambda grammar: self._verdict(field, grammar, model, tenant))
+        try:
+            grammar = await tools.settle()
+            if grammar is None:
+                return NO_CONSTRAINT
             within_limit(field, grammar)
         except GrammarError as error:
-            raise self._refused(_reason(error), str(error), field) from None
-        return await self.judge(field, grammar, model, tenant)
+            where = error.field if isinstance(error, StrictToolError) else field
+            raise self._refused(_reason(error), str(error), where) from None
+        return dataclasses.replace(await self.judge(field, grammar, model, tenant), warnings=tools.warnings())
 
     async def _grammar(self, request: inference_pb2.GenerateRequest, model: Model) -> str:
         """The grammar of a request's constraint, without a trial. Raises Refusal."""
@@ -104,19 +114,23 @@ class ConstraintDoor:
 
     async def judge(self, field: str, grammar: str, model: Model, tenant: str) -> AcceptedConstraint:
         """Tries a grammar, unless its verdict is known. `field` is named in the refusal. Raises Refusal."""
-        accepted = AcceptedConstraint(grammar.encode(), hash_of(grammar))
+        verdict = await self._verdict(field, grammar, model, tenant)
+        if verdict.refusal:
+            reason = "killed" if verdict.was_killed else "trial"
+            raise self._refused(reason, f"{field}: {verdict.refusal}", field)
+        return AcceptedConstraint(grammar.encode(), hash_of(grammar))
+
+    async def _verdict(self, field: str, grammar: str, model: Model, tenant: str) -> Verdict:
+        """The verdict of a trial. Raises Refusal if it cannot be known now."""
         try:
-            verdict = await self._trials_of(model).judge(accepted.hash, grammar, tenant)
+            verdict = await self._trials_of(model).judge(hash_of(grammar), grammar, tenant)
         except status.Refusal:
             self._count("waiting")
             raise
         if verdict.is_unknown:
             self._count("busy")
             raise status.overloaded(f"{field}: {verdict.refusal}", TRIAL_SECONDS)
-        if verdict.refusal:
-            reason = "killed" if verdict.was_killed else "trial"
-            raise self._refused(reason, f"{field}: {verdict.refusal}", field)
-        return accepted
+        return verdict
 
     def close(self) -> None:
         """Ends the process."""
@@ -150,11 +164,3 @@ class ConstraintDoor:
 
 def _reason(error: GrammarError) -> str:
     return "keyword" if isinstance(error, UnsupportedError) else "grammar"
-
-
-def _why_unsupported(field: str, schema: Mapping[str, object]) -> str:
-    try:
-        check_schema(field, schema)
-    except GrammarError as error:
-        return str(error)
-    return ""

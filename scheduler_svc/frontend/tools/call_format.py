@@ -8,7 +8,15 @@ from dataclasses import dataclass, fields
 from typing import Self, cast
 
 # The parts of a format that may be left out.
-_EMPTY = {"calls_begin": "", "separator": "", "calls_end": ""}
+_EMPTY = {"calls_begin": "", "separator": "", "calls_end": "", "before_number": "", "quote": ""}
+
+# What a schema says of all arguments together, which a rule for each of them cannot.
+_OF_ALL = frozenset(
+    (
+        *("anyOf", "oneOf", "allOf", "$ref", "enum", "const", "not", "if", "minProperties", "maxProperties"),
+        *("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +33,10 @@ class TaggedArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
-    """How calls are written: calls_begin (call_begin NAME middle ARGUMENTS call_end, separator between) calls_end."""
+    """How calls are written: calls_begin (call_begin NAME middle ARGUMENTS call_end, separator between) calls_end.
+
+    With `before_number` it and a number follow the name.
+    """
 
     call_begin: str
     middle: str
@@ -33,10 +44,20 @@ class CallFormat:
     calls_begin: str = ""
     separator: str = ""
     calls_end: str = ""
+    before_number: str = ""
+    # Not empty: the arguments are an object with bare keys, and this mark stands around every string in it.
+    quote: str = ""
     # The text that only a call contains, at the start of calls_begin + call_begin.
     trigger: str
     # None: the arguments are a JSON object.
     tagged: TaggedArguments | None = None
+
+    def why_not(self, schema: Mapping[str, object]) -> str:
+        """Why arguments in this form cannot be held to a schema, in one sentence; empty if they can."""
+        if self.quote:
+            return "the served model writes arguments in a form for which no schema is enforced"
+        found = sorted(schema.keys() & _OF_ALL) if self.tagged is not None else []
+        return f"{found[0]} is not enforced where a model writes each argument by itself" if found else ""
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> Self:

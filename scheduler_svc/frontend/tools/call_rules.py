@@ -1,42 +1,61 @@
 """Owns the rules of single calls in a grammar: the name and the arguments, as the model's family writes them. Pure."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from scheduler_svc.frontend.tools.call_format import CallFormat
-from scheduler_svc.frontend.tools.marks import Marks, string
-from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
+from scheduler_svc.frontend.tools.marks import Marks, json_words, string
+from scheduler_svc.frontend.tools.tool import Choice, Tool
 
 _ANY_OBJECT: Mapping[str, object] = {"type": "object"}
-
-IsSupported = Callable[[Mapping[str, object]], bool]
+_BARE = (
+    'bare: "{" (bare_pair ("," bare_pair)*)? "}"',
+    'bare_pair: /[A-Za-z_][A-Za-z0-9_]{0,127}/ ":" bare_value',
+    'bare_value: bare | "[" (bare_value ("," bare_value)*)? "]" | bare_text | bare_word',
+    r"bare_word: /true|false|null|-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/",
+)
 
 
 class CallRules:
     """The rules of all tools of a choice. `lines` has them after `names`."""
 
     def __init__(
-        self, choice: Choice, form: CallFormat, marks: Marks, json_options: Mapping[str, object], supports: IsSupported
+        self, choice: Choice, form: CallFormat, marks: Marks, json_options: Mapping[str, object], exact: Collection[str]
     ) -> None:
-        """`json_options`: keys for the root of each JSON schema."""
+        """`json_options`: keys for the root of each JSON schema. `exact`: tools whose arguments match their schemas."""
         self._choice, self._form, self._marks = choice, form, marks
-        self._json_options, self._supports = json_options, supports
+        self._json_options, self._exact = json_options, exact
         self.lines = list[str]()
+        if form.quote:
+            self.lines += [
+                *_BARE,
+                f"bare_text: {marks.rule(form.quote)} bare_rest",
+                marks.until("bare_rest", form.quote),
+            ]
 
-    def names(self) -> str:
-        """Makes the rules. Returns an alternative of a call of each tool, from its name to its end."""
-        return f"({' | '.join(self._tool(idx, tool) for idx, tool in enumerate(self._choice.tools))})"
+    def names(self, begin: str = "") -> str:
+        """Makes the rules. Returns an alternative of a call of each tool, from its name to its end.
 
-    def _tool(self, idx: int, tool: Tool) -> str:
-        is_forced = self._choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE)
-        is_exact = tool.is_strict or (is_forced and self._supports(tool.parameters))
-        schema = tool.parameters if is_exact else _ANY_OBJECT
+        With `begin`, which is JSON without marks, from there to its end.
+        """
+        return f"({' | '.join(self._tool(idx, tool, begin) for idx, tool in enumerate(self._choice.tools))})"
+
+    def _tool(self, idx: int, tool: Tool, begin: str) -> str:
+        schema = tool.parameters if tool.name in self._exact else _ANY_OBJECT
         name, marks, form = f"tool_{idx}", self._marks, self._form
-        arguments = self._json(schema) if form.tagged is None else self._tagged(name, schema)
-        end = marks.rule(form.call_end)
-        self.lines.append(f"{name}: {string(tool.name)} {marks.rule(form.middle)} {arguments} {end}".rstrip())
+        if begin:
+            head = json_words(begin + tool.name + form.middle)
+        else:
+            number = f"{marks.rule(form.before_number)} /[0-9]{{1,4}}/" if form.before_number else ""
+            head = f"{string(tool.name)} {number} {marks.rule(form.middle)}"
+        self.lines.append(f"{name}: {head} {self._arguments(name, schema)} {marks.rule(form.call_end)}".rstrip())
         return name
+
+    def _arguments(self, name: str, schema: Mapping[str, object]) -> str:
+        if self._form.quote:
+            return "bare"
+        return self._json(schema) if self._form.tagged is None else self._tagged(name, schema)
 
     def _json(self, schema: Mapping[str, object]) -> str:
         return f"%json {json.dumps({**schema, **self._json_options}, separators=(',', ':'))}"
@@ -47,7 +66,7 @@ class CallRules:
         assert tagged is not None
         properties, required = _of(dict, schema, "properties"), _of(list, schema, "required")
         if not properties:
-            if schema is not _ANY_OBJECT:
+            if schema.get("additionalProperties") is False:
                 return ""
             self.lines += [f"{name}_name: /[A-Za-z0-9_.-]{{1,64}}/", marks.until(f"{name}_any", tagged.after_value)]
             return f"({marks.rule(tagged.before_name)} {name}_name {marks.rule(tagged.after_name)} {name}_any)*"

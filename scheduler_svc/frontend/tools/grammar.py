@@ -6,14 +6,14 @@ where its trigger stands: from there on only a complete call matches.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat
-from scheduler_svc.frontend.tools.call_rules import CallRules, IsSupported
+from scheduler_svc.frontend.tools.call_rules import CallRules
 from scheduler_svc.frontend.tools.marks import TEXT, Marks
-from scheduler_svc.frontend.tools.tool import Calls, Choice
+from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
 
 _HEAD = "%llguidance {}\n"
 # Between reasoning and what follows; models write an empty line.
@@ -34,23 +34,33 @@ class AnswerFormat:
     json_options: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
+class UnknownFormatError(Exception):
+    """An answer needs calls, and how the model writes them is unknown."""
+
+
 def is_free(choice: Choice, content: str | None) -> bool:
     """Whether every text is an answer: no constraint, and no rule for calls."""
     is_bound = choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE, Calls.AT_MOST_ONE)
     return content is None and not is_bound and not any(tool.is_strict for tool in choice.tools)
 
 
+def exact_tools(choice: Choice) -> tuple[Tool, ...]:
+    """Those whose arguments match their schemas if these can be enforced: strict ones, and all if a call must come."""
+    is_forced = choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE)
+    return tuple(tool for tool in choice.tools if tool.is_strict or is_forced)
+
+
 def answer_grammar(
-    choice: Choice, form: AnswerFormat, prefix: str, *, content: str | None, supports: IsSupported
+    choice: Choice, form: AnswerFormat, prefix: str, *, content: str | None, loose: Collection[str] = ()
 ) -> str | None:
     """The grammar of an answer, or None if every text is one.
 
     `prefix` is what the prompt has of the message. `content` is the grammar of a constraint: with it, an answer that
-    calls no tool matches it, and has no text beside calls. `supports` tells whether llguidance has all of a JSON
-    schema; arguments of a tool that is not strict, with another schema, are any JSON object. Raises ValueError if
-    calls are needed and the model's way of writing them is unknown.
+    calls no tool matches it, and has no text beside calls. Arguments of the tools in `loose` are any JSON object. If it
+    is the model that decides, and nobody knows how it writes calls, there is content alone; otherwise calls that
+    nobody knows how to write raise UnknownFormatError.
     """
-    return _Answer(form, prefix, content).grammar(choice, supports)
+    return _Answer(form, prefix, content).grammar(choice, loose)
 
 
 class _Answer:
@@ -63,27 +73,34 @@ class _Answer:
         self._lines = list[str]()
         self._reasoning = self._reasoning_of(form.reasoning, prefix)
 
-    def grammar(self, choice: Choice, supports: IsSupported) -> str | None:
+    def grammar(self, choice: Choice, loose: Collection[str]) -> str | None:
         if is_free(choice, self._content):
             return None
-        if choice.calls is Calls.NONE:
-            if not (self._reasoning or self._content_begin):
+        calls = self._form.calls
+        decides = choice.calls in (Calls.ANY, Calls.AT_MOST_ONE) and not any(tool.is_strict for tool in choice.tools)
+        if choice.calls is Calls.NONE or (calls is None and decides):
+            if self._content is None or not (self._reasoning or self._content_begin):
                 return self._content
             return self._text(f"{self._content_begin} @answer")
-        calls = self._form.calls
         if calls is None:
-            raise ValueError("the service does not know how the served model writes calls of tools")
-        return self._text(self._with_calls(choice, calls, supports))
+            raise UnknownFormatError("the service does not know how the served model writes calls of tools")
+        exact = {tool.name for tool in exact_tools(choice)} - set(loose)
+        return self._text(self._with_calls(choice, calls, exact))
 
-    def _with_calls(self, choice: Choice, calls: CallFormat, supports: IsSupported) -> str:
+    def _with_calls(self, choice: Choice, calls: CallFormat, exact: Collection[str]) -> str:
         """Adds the rules of calls, and returns what the answer is after its reasoning."""
         marks = self._marks
-        rules = CallRules(choice, calls, marks, self._form.json_options, supports)
-        names = rules.names()
-        self._lines += [*rules.lines, f"call: {marks.rule(calls.call_begin)} {names}"]
+        rules = CallRules(choice, calls, marks, self._form.json_options, exact)
+        is_forced = choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE)
+        if self._content is not None and not is_forced and not marks.are_in(calls.trigger):
+            # Both begin with ordinary text. A lexer takes the longest word, so both have the words of JSON.
+            names, begin = rules.names(calls.call_begin), ""
+        else:
+            names, begin = rules.names(), marks.rule(calls.call_begin)
+        self._lines += [*rules.lines, f"call: {begin} {names}"]
         again = f"({marks.rule(calls.separator)} call)*" if choice.calls in (Calls.ANY, Calls.AT_LEAST_ONE) else ""
         only_calls = f"{marks.rule(calls.calls_begin)} call {again} {marks.rule(calls.calls_end)}"
-        if choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE):
+        if is_forced:
             return only_calls
         if self._content is not None:
             return f"({only_calls} | {self._content_begin} @answer)"
@@ -116,6 +133,11 @@ class _Answer:
         lark = _HEAD + "\n".join([f"start: {self._reasoning}{answer}", *self._lines, TEXT])
         grammars: list[dict[str, Any]] = [{"name": "whole", "lark_grammar": lark}]
         if "@answer" in answer and self._content is not None:
-            first, *rest = json.loads(self._content)["grammars"]
+            first, *rest = _parts(self._content)
             grammars += [{**first, "name": "answer"}, *rest]
         return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _parts(grammar: str) -> list[dict[str, Any]]:
+    """The parts of a grammar. As llguidance does, a text that begins with a brace is read as JSON, another as Lark."""
+    return json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]

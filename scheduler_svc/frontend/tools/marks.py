@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 # Free text. It has no tokens that llguidance treats as marks.
 TEXT = "TEXT: /(.|\\n)*/"
+_JSON_WORD = re.compile(r'"[^"]*"|[,:] ?|[{}\[\]]|[^{}\[\]",:]+|"')
 
 
 class Marks:
@@ -25,6 +26,10 @@ class Marks:
             at = mark.end()
         return " ".join(part for part in [*parts, string(text[at:])] if part)
 
+    def are_in(self, text: str) -> bool:
+        """Whether the text has a mark."""
+        return self._pattern.search(text) is not None
+
     def until(self, name: str, text: str) -> str:
         """The line of the rule `name`, which matches everything up to and with the first `text`."""
         mark = self._pattern.search(text)
@@ -42,6 +47,11 @@ class Marks:
 def string(text: str) -> str:
     """`text` as a string of a grammar; empty for the empty text."""
     return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def json_words(text: str) -> str:
+    """`text` as a part of a rule with one string for each word of JSON in it."""
+    return " ".join(map(string, _JSON_WORD.findall(text)))
 
 
 def _in_regex(text: str) -> str:

@@ -27,6 +27,8 @@ class Tool:
     parameters: Mapping[str, object]
     # The arguments always match the schema, also if the model itself decides to call the tool.
     is_strict: bool
+    # Why no arguments can be held to the schema, which is then that of any object; empty if they can.
+    why_loose: str = ""
 
 
 class Calls(Enum):
@@ -105,11 +107,12 @@ def _read(field: str, tool: object) -> Tool:
     parameters = function.get("parameters")
     # A tool without parameters takes an empty object.
     schema = _object(f"{field}.function.parameters", parameters if parameters is not None else {})
-    if (kind := schema.get("type", "object")) != "object":
-        message = (
-            f"{field}.function.parameters.type is {_shown(kind)}; arguments are a JSON object, so it must be 'object'"
-        )
-        raise status.invalid(f"{field}.function.parameters", message)
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in cast(list[object], kind)):
+        why = f"its type is {_shown(kind)}; arguments are a JSON object, so it must be 'object'"
+        if strict:
+            raise status.invalid(f"{field}.function.parameters", f"{field}.function.parameters: {why}")
+        return Tool(name, {"type": "object"}, is_strict=False, why_loose=why)
     if schema:
         # Without it any other value would match too, and no call could be read from it.
         return Tool(name, {**schema, "type": "object"}, bool(strict))

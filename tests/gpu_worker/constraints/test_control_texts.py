@@ -97,7 +97,7 @@ def _tool_grammar(text: str) -> str:
         json_options={"x-guidance": JSON_OPTIONS},
     )
     choice = Choice(calls=Calls.EXACTLY_ONE, tools=(Tool(name="f", parameters=parameters, is_strict=True),))
-    made = answer_grammar(choice, form, "", content=None, supports=lambda _: True)
+    made = answer_grammar(choice, form, "", content=None)
     assert made is not None
     return made
 

@@ -6,6 +6,7 @@ One clock serves all streams, so that a message costs none.
 import asyncio
 from typing import NoReturn
 
+from tandem_client.gateway.errors import Headers
 from tandem_client.gateway.http.exchange import Exchange
 
 _HEADERS = (
@@ -29,9 +30,9 @@ class EventStream:
         self._has_sent = self._is_writing = self._is_over = False
         self._quiet_ticks = 0
 
-    async def open(self, request_id: str) -> None:
-        """Sends the headers."""
-        await self._exchange.start(200, (*_HEADERS, (b"x-request-id", request_id.encode("latin-1", "replace"))))
+    async def open(self, headers: Headers) -> None:
+        """Sends the headers, with those of all streams."""
+        await self._exchange.start(200, (*_HEADERS, *headers))
 
     async def write(self, data: bytes) -> None:
         """Sends events. Waits while the reader is slow."""

@@ -42,6 +42,12 @@ class ServiceCall:
             raise from_service(self._service.error(error, self._names, stream_began=self._began)) from None
         return None if message is grpc.aio.EOF else message
 
+    async def warning(self) -> str:
+        """What the service warns of, in ASCII; empty if of nothing. After `begin`."""
+        if not self.accepted.warnings:
+            return ""
+        return str(dict(await self._call.initial_metadata()).get("x-tandem-warning", ""))
+
     def end(self) -> None:
         """Cancels the call if it still runs."""
         self._call.cancel()

@@ -6,7 +6,6 @@ Answers are random walks through the masks, so they are whatever a model could w
 import json
 import random
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import jsonschema
@@ -15,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat, TaggedArguments
-from scheduler_svc.frontend.tools.grammar import AnswerFormat, answer_grammar
+from scheduler_svc.frontend.tools.grammar import AnswerFormat, UnknownFormatError, answer_grammar
 from scheduler_svc.frontend.tools.marks import TEXT, Marks
 from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
 
@@ -80,15 +79,11 @@ def _form(name: str) -> AnswerFormat:
     return AnswerFormat(calls=FORMATS[name], reasoning=THINK, marks=IDS, json_options=COMPACT)
 
 
-def _supports_all(schema: Mapping[str, object]) -> bool:
-    return True
-
-
 def _grammar(
     name: str, calls: Calls, tools: tuple[Tool, ...] = TOOLS, prefix: str = "", content: str | None = None
 ) -> str:
     choice = Choice(tools, calls)
-    grammar = answer_grammar(choice, _form(name), prefix, content=content, supports=_supports_all)
+    grammar = answer_grammar(choice, _form(name), prefix, content=content)
     assert grammar is not None
     return grammar
 
@@ -214,7 +209,7 @@ def test_reasoning_goes_on_where_the_prompt_left_it(prefix: str, text: str, is_a
 def test_a_model_decides_freely_over_tools_that_are_not_strict() -> None:
     tools = tuple(Tool(tool.name, tool.parameters, False) for tool in TOOLS)
     for choice in (Choice(tools, Calls.ANY), Choice((), Calls.NONE)):
-        assert answer_grammar(choice, _form("hermes"), "", content=None, supports=_supports_all) is None
+        assert answer_grammar(choice, _form("hermes"), "", content=None) is None
     # With one strict tool, calls of the others have any arguments.
     mixed = _grammar("hermes", Calls.ANY, (TOOLS[0], tools[1]))
     assert _accepts(mixed, '<tool_call>\n{"name": "now", "arguments": {"zone":3}}\n</tool_call>')
@@ -224,14 +219,14 @@ def test_a_model_decides_freely_over_tools_that_are_not_strict() -> None:
 def test_arguments_are_any_object_where_a_loose_tool_has_a_schema_that_is_not_supported() -> None:
     choice = Choice((Tool("now", {"type": "object", "not": {}}, False),), Calls.EXACTLY_ONE)
     form = _form("hermes")
-    grammar = answer_grammar(choice, form, "", content=None, supports=lambda schema: "not" not in schema)
+    grammar = answer_grammar(choice, form, "", content=None, loose=["now"])
     assert grammar is not None
     assert _accepts(grammar, '<tool_call>\n{"name": "now", "arguments": {"zone":3}}\n</tool_call>')
 
 
 def test_marks_that_are_no_tokens_of_their_own_are_text() -> None:
     form = AnswerFormat(calls=FORMATS["bare"], reasoning=None, json_options=COMPACT)
-    grammar = answer_grammar(Choice(TOOLS, Calls.ANY), form, "", content=None, supports=_supports_all)
+    grammar = answer_grammar(Choice(TOOLS, Calls.ANY), form, "", content=None)
     assert grammar is not None
     assert _accepts(grammar, 'Sure: {"name": "now", "arguments": {}}; {"name": "now", "arguments": {}} Done.')
     assert not _accepts(grammar, 'Sure: {"name": "never", "arguments": {}}')
@@ -298,18 +293,18 @@ MARKED = AnswerFormat(
     ],
 )
 def test_a_family_that_marks_content_writes_its_marks(calls: Calls, text: str, is_accepted: bool) -> None:
-    grammar = answer_grammar(Choice(TOOLS, calls), MARKED, "", content=None, supports=_supports_all)
+    grammar = answer_grammar(Choice(TOOLS, calls), MARKED, "", content=None)
     assert grammar is not None
     assert _accepts(grammar, text) is is_accepted
 
 
 def test_content_under_a_constraint_has_the_marks_of_its_family() -> None:
-    grammar = answer_grammar(Choice((), Calls.NONE), MARKED, "", content=ONLY_A, supports=_supports_all)
+    grammar = answer_grammar(Choice((), Calls.NONE), MARKED, "", content=ONLY_A)
     assert grammar is not None
     assert _accepts(grammar, '[TOOL_CALLS]final<|message|>"a"')
     assert not _accepts(grammar, '"a"')
     begun = "[TOOL_CALLS]final<|message|>"
-    assert answer_grammar(Choice((), Calls.NONE), MARKED, begun, content=ONLY_A, supports=_supports_all) == ONLY_A
+    assert answer_grammar(Choice((), Calls.NONE), MARKED, begun, content=ONLY_A) == ONLY_A
 
 
 def test_text_up_to_a_mark_ends_with_what_stands_before_the_mark() -> None:
@@ -321,6 +316,6 @@ def test_text_up_to_a_mark_ends_with_what_stands_before_the_mark() -> None:
 
 def test_an_unknown_format_is_refused_only_where_calls_are_needed() -> None:
     form = AnswerFormat(calls=None, reasoning=None)
-    with pytest.raises(ValueError, match="does not know how the served model writes calls"):
-        answer_grammar(Choice(TOOLS, Calls.EXACTLY_ONE), form, "", content=None, supports=_supports_all)
-    assert answer_grammar(Choice((), Calls.NONE), form, "", content=None, supports=_supports_all) is None
+    with pytest.raises(UnknownFormatError, match="does not know how the served model writes calls"):
+        answer_grammar(Choice(TOOLS, Calls.EXACTLY_ONE), form, "", content=None)
+    assert answer_grammar(Choice((), Calls.NONE), form, "", content=None) is None

@@ -36,8 +36,8 @@ def test_arguments_are_an_object_also_if_the_schema_does_not_say_so() -> None:
         ({"function": {"name": "x" * 129}}, r"function.name is 'x+\.\.\.; it must be 1 to 128 letters"),
         ({"function": {"name": "a", "parameters": []}}, r"parameters is \[\]; it must be a JSON object"),
         (
-            {"function": {"name": "a", "parameters": {"type": "string"}}},
-            r"parameters.type is 'string'; arguments are a JSON object, so it must be 'object'",
+            {"function": {"name": "a", "parameters": {"type": "string"}, "strict": True}},
+            r"parameters: its type is 'string'; arguments are a JSON object, so it must be 'object'",
         ),
         ({"function": {"name": "a", "strict": "yes"}}, r"strict is 'yes'; it is a boolean"),
         ({"function": {"name": "a", "schema": {}}}, r"has 'schema', which this server does not know"),
@@ -46,6 +46,14 @@ def test_arguments_are_an_object_also_if_the_schema_does_not_say_so() -> None:
 def test_a_wrong_tool_is_refused_by_its_field(tool: object, says: str) -> None:
     with pytest.raises(Refusal, match=says):
         read_tools([tool])
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("string", "its type is 'string'"), (["object", "null"], ""), (["null"], "its")]
+)
+def test_a_tool_that_is_not_strict_may_say_anything_of_its_arguments(kind: object, why: str) -> None:
+    (tool,) = read_tools([{"function": {"name": "a", "parameters": {"type": kind, "title": "t"}}}])
+    assert tool.parameters["type"] == "object" and tool.why_loose.startswith(why) and bool(tool.why_loose) == bool(why)
 
 
 def test_two_tools_with_one_name_are_refused() -> None:

@@ -1,0 +1,97 @@
+"""Decides to which schemas of its tools a chat's answer is held. Owns what their callers are told about the others.
+
+A strict tool whose schema cannot be enforced is refused by name. Any other tool never fails a request: then its
+arguments are any JSON object. The grammar is tried with all schemas first; if it is refused, each tool by itself.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from scheduler_svc.frontend.chat.grammars import AnswerGrammar
+from scheduler_svc.frontend.constraints.grammar import within_limit
+from scheduler_svc.frontend.constraints.json_schema import check_schema
+from scheduler_svc.frontend.constraints.limits import GrammarError
+from scheduler_svc.frontend.constraints.trial_process import Verdict
+from scheduler_svc.frontend.tools.tool import Tool
+
+# Tools of one chat whose trials may be killed; each takes seconds. Others are not tried after them.
+MAX_KILLED = 2
+# A caller may send 128 tools, and the core keeps what a stream begins with.
+MAX_WARNINGS, MAX_REASON_CHARS = 8, 200
+
+
+class StrictToolError(GrammarError):
+    """A strict tool is refused. `field` is that of its schema."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class ToolSchemas:
+    """The schemas of one answer's tools. `settle` once."""
+
+    def __init__(self, answer: AnswerGrammar, judge: Callable[[str], Awaitable[Verdict]]) -> None:
+        """`judge` tries a grammar."""
+        self._answer, self._judge = answer, judge
+        # Why arguments of a tool are any JSON object, by its name.
+        self._loose = dict[str, str]()
+
+    async def settle(self) -> str | None:
+        """The grammar with all schemas that can be enforced, None if any text is an answer. Raises StrictToolError.
+
+        It may still be refused, but not for a tool.
+        """
+        for tool in self._answer.exact_tools:
+            if why := self._answer.why_loose(tool) or _why_unsupported(tool):
+                self._loosen(tool, why)
+        while (grammar := self._answer.whole(self._loose)) is not None:
+            verdict = await self._verdict(grammar)
+            if not verdict.refusal or not await self._loosen_more(verdict.refusal):
+                break
+        return grammar
+
+    def warnings(self) -> tuple[str, ...]:
+        """What the caller should know, a sentence each."""
+        words = "is not enforced, so its arguments are any JSON object"
+        shown = list(self._loose.items())[:MAX_WARNINGS]
+        found = [f"the schema of tool {name!r} {words}: {why[:MAX_REASON_CHARS]}" for name, why in shown]
+        if (num_others := len(self._loose) - len(found)) > 0:
+            found.append(f"the schemas of {num_others} other tools are not enforced either")
+        return tuple(found)
+
+    def _loosen(self, tool: Tool, why: str) -> None:
+        if tool.is_strict:
+            message = f"tool {tool.name!r} is strict, and its schema is not supported: {why}"
+            raise StrictToolError(self._answer.field(tool), message)
+        self._loose[tool.name] = why
+
+    async def _loosen_more(self, why: str) -> bool:
+        """Takes back the schemas that are the cause of a refusal. Returns whether there are any."""
+        held = [tool for tool in self._answer.exact_tools if tool.name not in self._loose]
+        num_loose, num_killed = len(self._loose), 0
+        for tool in held:
+            if num_killed == MAX_KILLED:
+                break
+            verdict = await self._verdict(self._answer.alone(tool))
+            num_killed += verdict.was_killed
+            if verdict.refusal:
+                self._loosen(tool, verdict.refusal)
+        if len(self._loose) == num_loose or num_killed == MAX_KILLED:
+            # Each may be good by itself and all together too large.
+            self._loose |= {tool.name: why for tool in held if not tool.is_strict and tool.name not in self._loose}
+        return len(self._loose) > num_loose
+
+    async def _verdict(self, grammar: str) -> Verdict:
+        try:
+            within_limit("the answer", grammar)
+        except GrammarError as error:
+            return Verdict(refusal=str(error))
+        return await self._judge(grammar)
+
+
+def _why_unsupported(tool: Tool) -> str:
+    try:
+        check_schema("parameters", tool.parameters)
+    except GrammarError as error:
+        return str(error)
+    return ""
