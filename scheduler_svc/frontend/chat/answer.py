@@ -5,33 +5,17 @@ marks and is left out; at the start and the end of the whole answer it stays.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler_svc.frontend.chat.call_stream import CallStream, can_show
 from scheduler_svc.frontend.chat.calls import call_id, read_calls
 from scheduler_svc.frontend.chat.forms import CALLS_FIELD, REASONING_FIELDS
 from scheduler_svc.frontend.chat.segments import Event, Kind, Segmenter
-from scheduler_svc.frontend.text.output import CallPiece
+from scheduler_svc.frontend.text.output import CallPiece, Parsed
 
 CONTENT_FIELD = "content"
 # A region of calls that is longer is content.
 MAX_CALL_CHARS = 65_536
-
-
-@dataclass(slots=True)
-class Parsed:
-    """What a piece of text adds to an answer."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: list[CallPiece] = field(default_factory=list[CallPiece])
-
-    def add(self, later: "Parsed") -> None:
-        """Appends what came later."""
-        self.content += later.content
-        self.reasoning += later.reasoning
-        self.calls += later.calls
 
 
 class _Part:

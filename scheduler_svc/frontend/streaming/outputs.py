@@ -42,8 +42,8 @@ def describe(
         want_token_ids=checked.want_token_ids,
         skip_special_tokens=checked.skip_special_tokens,
         context=np.asarray(prompt.token_ids[-NUM_CONTEXT_TOKENS:], "<i4").tobytes(),
-        # Without text there is nothing to parse.
-        chat=prompt.parsing if checked.want_text else None,
+        # Without text and stop strings there is nothing to parse.
+        chat=prompt.parsing if checked.want_text or checked.stop_strings else None,
     )
 
 

@@ -1,10 +1,11 @@
 """Owns the conversion of one sample's tokens to its visible output: offsets, text, and the end at a stop string.
 
 Knows nothing of gRPC, sockets or other streams. The earliest token position wins: a stop string that completes at
-position p ends the output after p tokens, even if the core reported an end at a later position.
+position p ends the output after p tokens, even if the core reported an end at a later position. Stop strings are
+searched in what the caller reads as the text: of a parsed answer that is its content, without reasoning and calls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,6 +33,21 @@ class OutputPiece(NamedTuple):
     calls: Sequence[CallPiece] = ()
 
 
+@dataclass(slots=True)
+class Parsed:
+    """What a piece of text adds to an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallPiece] = field(default_factory=list[CallPiece])
+
+    def add(self, later: "Parsed") -> None:
+        """Appends what came later."""
+        self.content += later.content
+        self.reasoning += later.reasoning
+        self.calls += later.calls
+
+
 @dataclass(slots=True, kw_only=True)
 class SampleOutput:
     """The output of one sample. Without a detokenizer it has no text; stop strings require one."""
@@ -52,8 +68,7 @@ class SampleOutput:
         """The piece that `tokens` add while the output continues."""
         known = [*self._withheld, *tokens]
         self._withheld = [known.pop()] if known and known[-1] in self.stop_token_ids else []
-        num_kept, text, stop_string = self._decode(known)
-        return self._piece(known[:num_kept], text, stop_string)
+        return self._read(known, len(known), is_end=False)
 
     def finish(self, tokens: Sequence[int], *, stop_token_id: int | None) -> OutputPiece:
         """The piece that the last `tokens` add, with all held text. `stop_token_id` is the token that ended the output.
@@ -63,39 +78,42 @@ class SampleOutput:
         known = [*self._withheld, *tokens]
         self._withheld = []
         is_hidden = bool(known) and known[-1] == stop_token_id and not self.include_stop
-        visible = known[:-1] if is_hidden else known
-        num_kept, text, stop_string = self._decode(visible)
-        if not stop_string:
-            rest, stop_string = self._release(armed=self.num_tokens + len(visible) >= self.min_new_tokens)
-            text += rest
-            num_kept = num_kept if stop_string else len(known)
-        return self._piece(known[:num_kept], text, stop_string)
+        return self._read(known, len(known) - is_hidden, is_end=True)
 
-    def _piece(self, tokens: list[int], text: str, stop_string: str) -> OutputPiece:
-        self.num_tokens += len(tokens)
-        return OutputPiece(token_ids=tokens, text=text, stop_string=stop_string)
+    def _read(self, tokens: list[int], num_visible: int, *, is_end: bool) -> OutputPiece:
+        """The piece that `tokens` add, of which the first `num_visible` have text."""
+        shown, num_read, found = Parsed(), 0, ""
+        if self.detokenizer is not None:
+            for group in self._groups(tokens[:num_visible]):
+                num_read += len(group)
+                found = self._show(shown, self._parse(self.detokenizer.push(group), len(group)), num_read)
+                if found:
+                    break
+            else:
+                if is_end:
+                    rest = self._parse(self.detokenizer.finish(), len(tokens) - num_visible, is_end=True)
+                    found = self._show(shown, rest, num_visible)
+        num_kept = num_read if found else len(tokens)
+        if is_end and not found and self.stop_finder is not None:
+            shown.content += self.stop_finder.finish()
+        self.num_tokens += num_kept
+        return OutputPiece(tokens[:num_kept], shown.content, found, shown.reasoning, shown.calls)
 
-    def _decode(self, tokens: list[int]) -> tuple[int, str, str]:
-        """Returns (number of tokens up to the stop, text, stop string found or "")."""
-        if self.detokenizer is None:
-            return len(tokens), "", ""
+    def _groups(self, tokens: list[int]) -> Iterable[Sequence[int]]:
+        """The tokens that are read at once."""
         if self.stop_finder is None:
-            return len(tokens), self.detokenizer.push(tokens) if tokens else "", ""
-        text = ""
-        for num_read, token in enumerate(tokens, start=1):
+            return [tokens] if tokens else []
+        return zip(tokens)
+
+    def _parse(self, text: str, num_tokens: int, *, is_end: bool = False) -> Parsed:
+        """What the text of `num_tokens` tokens adds to the answer."""
+        return Parsed(text)
+
+    def _show(self, shown: Parsed, parsed: Parsed, num_read: int) -> str:
+        """Adds what may be seen of `parsed`. Returns the stop string that ends the output, or ""."""
+        found = ""
+        if self.stop_finder is not None and parsed.content:
             armed = self.num_tokens + num_read >= self.min_new_tokens
-            visible, found = self.stop_finder.push(self.detokenizer.push((token,)), armed=armed)
-            text += visible
-            if found:
-                return num_read, text, found
-        return len(tokens), text, ""
-
-    def _release(self, *, armed: bool) -> tuple[str, str]:
-        """Returns (held text, stop string found in it or "")."""
-        if self.detokenizer is None:
-            return "", ""
-        rest = self.detokenizer.finish()
-        if self.stop_finder is None:
-            return rest, ""
-        visible, found = self.stop_finder.push(rest, armed=armed)
-        return (visible, found) if found else (visible + self.stop_finder.finish(), "")
+            parsed.content, found = self.stop_finder.push(parsed.content, armed=armed)
+        shown.add(parsed)
+        return found

@@ -9,8 +9,6 @@ import copy
 from collections import deque
 from collections.abc import Sequence
 
-from scheduler_svc.frontend.text.marked import plain
-
 
 class StopFinder:
     """Finds the first of `strings` in the text pushed so far. There is at least one string, and no string is empty."""
@@ -38,15 +36,15 @@ class StopFinder:
         return other
 
     def push(self, text: str, *, armed: bool) -> tuple[str, str]:
-        """Returns (visible text, string found or ""). The text may be marked; strings are found in plain text.
+        """Returns (visible text, string found or "").
 
         Strings that end in `text` count only if `armed`. After a match no more text becomes visible.
         """
-        node, read = self._node, plain(text)
-        if not node and self._first.isdisjoint(read):
+        node = self._node
+        if not node and self._first.isdisjoint(text):
             return text, ""
         known = self._held + text
-        for num_read, char in enumerate(read, start=len(self._held) + 1):
+        for num_read, char in enumerate(text, start=len(self._held) + 1):
             while node and char not in self._next[node]:
                 node = self._fail[node]
             node = self._next[node].get(char, 0)

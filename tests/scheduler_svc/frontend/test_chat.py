@@ -146,21 +146,59 @@ def test_special_tokens_in_the_content_are_left_out_if_wanted(run: Run, skips: b
     run(scenario, state=chat_state(eos_token_ids=[0]))
 
 
-def test_stop_strings_are_found_in_the_whole_text(run: Run) -> None:
+STOPPED = f"<think>\nOne.\n\nTwo.\n</think>\n\nHello\n{CALL}\n\nmore\n\nlost"
+
+
+@pytest.mark.parametrize("want_text", [True, False])
+def test_a_stop_string_ends_the_row_where_the_content_has_it(run: Run, want_text: bool) -> None:
     async def scenario(s: Service) -> None:
-        call = generate(s, chat(), stop=pb.StopParams(stop_strings=["k>\nno"]))
+        output = pb.OutputParams(want_text=want_text)
+        call = generate(s, chat(tools_json=[TOOL]), stop=pb.StopParams(stop_strings=["\n\n"]), output=output)
         submit = await s.core.admit()
-        tokens = spelled("<think>a</think>\nno more")
-        await s.core.output(submit.stream, tokens)
+        await s.core.output(submit.stream, spelled(STOPPED))
         finish = await s.core.expect("finish")
-        assert finish.output_tokens == len(spelled("<think>a</think>\nno"))
+        # The line breaks are content for certain with the letter after them.
+        assert finish.output_tokens == len(spelled(STOPPED[: STOPPED.index("ost")]))
         await s.core.output(submit.stream, [], "EOS")
         messages = await rest(call)
-        # The text ends before the string, inside the mark that would close the reasoning.
-        assert joined(messages)[:2] == ("a</thin", "")
-        assert messages[-2][1].stop_string == "k>\nno"
+        reasoning, content, calls = joined(messages)
+        whole = ("One.\n\nTwo.", "Hello\nmore", {0: "f"}) if want_text else ("", "", {})
+        assert (reasoning, content, {idx: name for idx, (_, name, _) in calls.items()}) == whole
+        assert messages[-2][1].stop_string == "\n\n"
+        assert messages[-1][1].usage.output_tokens == finish.output_tokens
 
     run(scenario, state=chat_state())
+
+
+def test_a_resumed_chat_ends_at_the_same_stop_string(run: Run) -> None:
+    async def scenario(s: Service) -> None:
+        stop = pb.StopParams(stop_strings=["\n\n"], include_stop=True)
+        call = generate(s, chat(tools_json=[TOOL]), stop=stop, resume=LINGER, request_id="r")
+        submit = await s.core.admit()
+        secret = (await call.read()).accepted.resume_secret
+        await until_resumable(s, submit)
+        call.cancel()
+        await s.core.expect("cancel")
+        offset = pb.SampleOffset(reasoning_chars=3, text_chars=7)
+        reply = s.inference.Resume(
+            pb.ResumeRequest(request_id="r", resume_secret=secret, offsets=[offset]), timeout=TIMEOUT_SECONDS
+        )
+        # The core had not heard of the stop string, and went on.
+        await resumed(s.core, submit.description, (spelled(STOPPED + ANSWER), "LENGTH"))
+        messages = await rest(reply)
+        assert joined(messages)[:2] == (".\n\nTwo.", "ore\n\n")
+        assert messages[-2][1].reason == pb.FINISH_REASON_STOP_STRING
+
+    run(scenario, state=chat_state())
+
+
+def test_an_unparsed_answer_ends_at_a_stop_string_in_its_reasoning(run: Run) -> None:
+    async def scenario(s: Service) -> None:
+        stop = pb.StopParams(stop_strings=["\n\n"])
+        messages = await answered(s, [*spelled(STOPPED), 0], chat(unparsed=True), stop=stop)
+        assert joined(messages)[1] == "<think>\nOne."
+
+    run(scenario, state=chat_state(eos_token_ids=[0]))
 
 
 def test_token_ids_alone_have_no_parts(run: Run) -> None:
