@@ -175,6 +175,7 @@ class InferenceServicer(Conversions):
             )
             if prompt.parsing is not None:
                 prompt.parsing.marks_are_tokens = bool(constraint.source)
+                prompt.parsing.has_constraint = request.HasField("constraint")
         # The queue may have filled while a long text was tokenized.
         self._readiness.admit()
         token_ids, left = prompt.token_ids, seconds_left(context)

@@ -156,6 +156,15 @@ def test_texts_of_control_tokens_are_served_as_they_are(talking: tuple[Client, o
     assert "".join(delta.text for delta in stream) == text
 
 
+@pytest.mark.parametrize("choice", ["\nyes", " \n no", "yes\n", "\t"])
+def test_a_choice_is_the_content_to_the_letter(talking: tuple[Client, openai.OpenAI], choice: str) -> None:
+    """The prompt ends with a mark, after which other answers lose their first white space."""
+    asked: dict[str, Any] = {"model": "", "messages": MESSAGES, "extra_body": {"guided_choice": [choice]}}
+    assert talking[1].chat.completions.create(**asked).choices[0].message.content == choice
+    chunks = list(talking[1].chat.completions.create(stream=True, **asked))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice
+
+
 @pytest.mark.parametrize(
     ("change", "param", "says"),
     [

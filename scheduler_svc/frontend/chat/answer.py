@@ -1,7 +1,9 @@
 """Owns the parsing of one answer: its reasoning, its content and its calls of tools, from text that arrives in pieces.
 
 What is not a valid call is content, so no text of the model is lost. White space at the edges of a part belongs to the
-marks and is left out; at the start and the end of the whole answer it stays.
+marks and is left out, as Transformers' parse_response does; at the start and the end of the whole answer it stays. Where
+the prompt ends with a mark, white space that the model writes next is left out too, except from content that matches a
+constraint: a constraint begins where the prompt ends.
 """
 
 from collections.abc import Iterable, Mapping
@@ -51,6 +53,11 @@ class _Part:
         self._keeps_start = False
         self._between = "" if self._is_empty else self._join
 
+    def begin(self, *, keeps_start: bool) -> None:
+        """The prompt ends: white space before its end is not part of the answer."""
+        self._held = ""
+        self._keeps_start |= keeps_start
+
     def rest(self) -> str:
         """The held text, at the end of the answer."""
         held, self._held = self._held, ""
@@ -72,6 +79,7 @@ class AnswerParser:
         *,
         argument_types: Mapping[str, Mapping[str, Any]],
         ignores_calls: bool,
+        has_constraint: bool = False,
         request_id: str,
         sample_idx: int,
     ) -> None:
@@ -94,9 +102,8 @@ class AnswerParser:
         self._num_of_prompt = 0
         self._read(self._segmenter.feed(prefix))
         self._num_of_prompt = self._segmenter.num_held
-        # White space that the prompt ends with is not part of the answer.
-        self._content.rest()
-        self._reasoning.rest()
+        self._content.begin(keeps_start=has_constraint)
+        self._reasoning.begin(keeps_start=False)
 
     @property
     def is_reasoning(self) -> bool:

@@ -117,6 +117,7 @@ def make_parser(
         mark_all(parsing.prefix, controls),
         argument_types=json.loads(parsing.argument_types_json or "{}"),
         ignores_calls=parsing.ignore_tools,
+        has_constraint=parsing.has_constraint,
         request_id=request_id,
         sample_idx=sample_idx,
     )

@@ -42,11 +42,12 @@ def template_of(family: str) -> str:
 
 
 def parser(
-    family: str, prefix: str = "", *, ignores_calls: bool = False, types: Mapping[str, Any] | None = None
+    family: str, prefix: str = "", *, types: Mapping[str, Any] | None = None, ignores_calls: bool = False, **more: bool
 ) -> AnswerParser:
     return AnswerParser(
-        spec(family), prefix, argument_types=types or {}, ignores_calls=ignores_calls, request_id="r", sample_idx=0
-    )
+        spec(family), prefix, argument_types=types or {}, ignores_calls=ignores_calls, request_id="r", sample_idx=0,
+        **more,
+    )  # fmt: skip
 
 
 def parsed(made: AnswerParser, pieces: Sequence[str]) -> Parsed:
@@ -257,6 +258,34 @@ def test_the_prompts_part_of_the_message_is_not_part_of_the_answer(
     for pieces in ([text], list(text)):
         whole = parsed(parser("hermes", prefix), pieces)
         assert (whole.content, whole.reasoning) == expected
+
+
+SPACES = st.text(st.sampled_from("\n \t"), max_size=3)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), before=SPACES, after=SPACES, words=st.text(st.sampled_from("ab."), min_size=1))
+def test_white_space_after_the_prompt_is_the_constraints_or_goes_as_with_transformers(
+    name: str, data: st.DataObject, before: str, after: str, words: str
+) -> None:
+    """The prompt has the marks of reasoning that is over already, or none."""
+    family = FAMILIES[name]
+    if name == "harmony":
+        prefix = "<|channel|>final<|message|>"
+    else:
+        prefix = family.reasoning("") if family.reasoning is not None and data.draw(st.booleans()) else ""
+    text = before + words + after
+    pieces = data.draw(cuts(text))
+    assert parsed(parser(name, prefix, has_constraint=True), pieces).content == text
+    content = parsed(parser(name, prefix), pieces).content
+    if prefix and name != "harmony":
+        # At its end the answer is as the model wrote it.
+        assert content == words + after
+        message = parse_response(prefix + text, json.loads(template_of(name)), prefix="")
+        assert content.rstrip() == message["content"]
+    elif not prefix:
+        assert content == text
 
 
 def test_reasoning_is_known_while_it_runs() -> None:
