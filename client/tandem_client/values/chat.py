@@ -36,7 +36,7 @@ class ChatMessage:
 
     # system, developer, user, assistant or tool.
     role: str
-    # Text, or parts of text, which are joined by line breaks; None for a message without content.
+    # Text, or parts of text, which the model's template joins; None for a message without content.
     content: str | tuple[str, ...] | None = None
     # Of the assistant. Templates decide whether the model sees the reasoning again.
     reasoning: str = ""

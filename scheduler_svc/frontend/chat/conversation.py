@@ -1,6 +1,7 @@
-"""Owns the check of a chat and its conversion to the messages that Transformers' templates take. Pure.
+"""Owns the check of a chat, and its messages as frozen values. Pure.
 
-Knows nothing of templates or tokens. Every refusal is INVALID_ARGUMENT and names the field, the number and the limit.
+Knows nothing of templates or tokens; `shape` writes the messages as a template takes them. Every refusal is
+INVALID_ARGUMENT and names the field, the number and the limit.
 """
 
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from typing import Any
 
 from tandem.v1 import chat_pb2 as pb
 
-from scheduler_svc.frontend.chat.json_values import read_object
+from scheduler_svc.frontend.chat.json_values import nearest_object, read_object
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes.limits import (
     MAX_CHAT_ARGS,
@@ -63,10 +64,36 @@ RESERVED = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """A checked chat. `messages` and `tools` are as OpenAI's API has them, with the arguments of calls as objects."""
+class PastCall:
+    """A call of a tool in the history of a chat."""
 
-    messages: list[dict[str, Any]]
+    # Empty if the caller has none.
+    id: str
+    name: str
+    # The arguments as the caller wrote them, and as a JSON object: the nearest one if they are no object.
+    text: str
+    arguments: dict[str, Any]
+    is_object: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message of a chat. Empty texts stand for fields without a value."""
+
+    role: str
+    # Parts of text; none for a message without content.
+    parts: tuple[str, ...] = ()
+    reasoning: str = ""
+    calls: tuple[PastCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A checked chat. `tools` are as OpenAI's API has them."""
+
+    messages: list[Message]
     tools: list[dict[str, Any]]
     # Which calls the answer may have.
     choice: Choice
@@ -77,8 +104,8 @@ class Conversation:
     def with_keys(self) -> Iterable[tuple[str, Any]]:
         """Every value with keys that the caller chose, and its field."""
         for idx, message in enumerate(self.messages):
-            for call_idx, call in enumerate(message.get("tool_calls", ())):
-                yield f"chat.messages[{idx}].tool_calls[{call_idx}].arguments_json", call["function"]["arguments"]
+            for call_idx, call in enumerate(message.calls):
+                yield f"chat.messages[{idx}].tool_calls[{call_idx}].arguments_json", call.arguments
         for idx, tool in enumerate(self.tools):
             yield f"chat.tools_json[{idx}]", tool
         yield "chat.template_args_json", self.template_args
@@ -125,7 +152,7 @@ def read(chat: pb.Chat) -> Conversation:
     )
 
 
-def _message(field: str, message: pb.ChatMessage) -> dict[str, Any]:
+def _message(field: str, message: pb.ChatMessage) -> Message:
     role = message.role
     if role not in ROLES:
         raise status.invalid(f"{field}.role", f"{field}.role is {role[:64]!r}; it must be one of {', '.join(ROLES)}")
@@ -136,25 +163,26 @@ def _message(field: str, message: pb.ChatMessage) -> dict[str, Any]:
             raise status.invalid(
                 f"{field}.{name}", f"{field}.{name} is set in a message of {role}; only messages of {owner} have it"
             )
-    made: dict[str, Any] = {"role": role}
-    if message.content:
-        made["content"] = "\n".join(message.content)
-    if message.reasoning:
-        made["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        made["tool_calls"] = [_call(f"{field}.tool_calls[{i}]", call) for i, call in enumerate(message.tool_calls)]
-    for name in ("tool_call_id", "name"):
-        if value := getattr(message, name):
-            made[name] = value
-    return made
+    return Message(
+        role=role,
+        parts=tuple(message.content),
+        reasoning=message.reasoning,
+        calls=tuple(_call(f"{field}.tool_calls[{i}]", call) for i, call in enumerate(message.tool_calls)),
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )
 
 
-def _call(field: str, call: pb.ToolCall) -> dict[str, Any]:
+def _call(field: str, call: pb.ToolCall) -> PastCall:
+    """Arguments of the history are never refused: a model or an agent wrote them, and the caller cannot mend them."""
     if not call.name:
         raise status.invalid(f"{field}.name", f"{field}.name is empty; at least 1 character is needed")
-    arguments = read_object(f"{field}.arguments_json", call.arguments_json or "{}")
-    made: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
-    return {"id": call.id, **made} if call.id else made
+    text = call.arguments_json or "{}"
+    try:
+        arguments, is_object = read_object(f"{field}.arguments_json", text), True
+    except status.Refusal:
+        arguments, is_object = nearest_object(text), False
+    return PastCall(id=call.id, name=call.name, text=text, arguments=arguments, is_object=is_object)
 
 
 def _template_args(text: str) -> dict[str, Any]:

@@ -34,6 +34,23 @@ def read_object(field: str, text: str) -> dict[str, Any]:
     return found
 
 
+def nearest_object(text: str) -> dict[str, Any]:
+    """An object in place of text that `read_object` refuses.
+
+    `null`, `""` and `[]` are an empty one, and an object that was written as a string is that object. All other text
+    is an entry of its own, so nothing is lost.
+    """
+    try:
+        value: object = json.loads(text)
+        if value is None or value in ("", []):
+            return {}
+        if isinstance(value, str):
+            return read_object("", value)
+    except (ValueError, RecursionError, status.Refusal):
+        pass
+    return {"arguments": text}
+
+
 def _depth(value: object) -> int:
     depth, level = 0, [value]
     while level := [each for each in level if isinstance(each, dict | list)]:

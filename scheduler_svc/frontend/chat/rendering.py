@@ -5,18 +5,21 @@ the strings; this module refuses control tokens in keys, which Transformers leav
 with the first chat template, and imports no torch. Templates are the operator's; callers cannot send any.
 """
 
+import dataclasses
 import json
 import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from tandem.internal.v1 import worker_pb2
 
-from scheduler_svc.frontend.chat.conversation import Conversation
+from scheduler_svc.frontend.chat.conversation import Conversation, Message
+from scheduler_svc.frontend.chat.probe import probe
+from scheduler_svc.frontend.chat.shape import Shape
 from scheduler_svc.frontend.rpc import status
 
 logger = logging.getLogger(__name__)
@@ -63,43 +66,85 @@ class Renderer:
         self._first_chars = frozenset(token[0] for token in self._forbidden)
         # Encoding sets a switch of the tokenizer for a moment, so it is used by one thread at a time.
         self._lock = threading.Lock()
-        self._check_template()
+        # With tools a checkpoint may have another template.
+        chosen = {has_tools: self._chosen(has_tools=has_tools) for has_tools in (False, True)}
+        shapes = {each: self._probed(each) for each in dict.fromkeys(chosen.values())}
+        self._shapes = {has_tools: shapes[each] for has_tools, each in chosen.items()}
 
     def render(self, conversation: Conversation, max_chars: int) -> Rendered:
         """Raises Refusal if the template refuses the chat, or makes more than `max_chars` characters of it."""
         self._check_args(conversation.template_args)
         self._check_keys(conversation)
+        shape = self._shapes[bool(conversation.tools)]
+        _check_calls(conversation.messages, shape)
         with self._lock:
             self._tokenizer.max_chars = max_chars
             try:
-                token_ids = self._tokenizer.apply_chat_template(
-                    conversation.messages,
-                    tools=conversation.tools or None,
-                    add_generation_prompt=conversation.add_generation_prompt,
-                    continue_final_message=conversation.continues,
-                    sanitize_control_tokens=True,
-                    return_dict=False,
-                    **conversation.template_args,
+                token_ids = self._applied(
+                    conversation, shape, conversation.messages, sanitize_control_tokens=True, return_dict=False
                 )
             except status.Refusal:
                 raise
             except Exception as error:  # Any error of a template: of jinja2, or of Python for wrong types.
                 raise _template_failed(error) from error
-            return Rendered(token_ids=list(token_ids), marked=self._tokenizer.marked)
+            rendered = Rendered(token_ids=list(token_ids), marked=self._tokenizer.marked)
+            self._refuse_lost(conversation, shape)
+        return rendered
 
-    def _check_template(self) -> None:
-        """Raises jinja2's TemplateSyntaxError. A template may have other reasons to refuse so short a chat."""
-        from jinja2 import TemplateSyntaxError
+    def _applied(self, conversation: Conversation, shape: Shape, messages: Sequence[Message], **how: bool) -> Any:
+        return self._tokenizer.apply_chat_template(
+            shape.messages(messages),
+            tools=conversation.tools or None,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continues,
+            **how,
+            **conversation.template_args,
+        )
 
-        message = {"role": "user", "content": "Hello"}
-        trial: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {}}}
-        for tools in (None, [trial]):
-            try:
-                self._tokenizer.apply_chat_template([message], tools=tools, tokenize=False)
-            except TemplateSyntaxError:
-                raise
-            except Exception as error:
-                logger.info("the chat template refuses a trial: %s", error)
+    def _refuse_lost(self, conversation: Conversation, shape: Shape) -> None:
+        """Refuses a chat with a message that the template leaves out. Content beside calls may be left out.
+
+        It renders the chat once more, with a word of its own in place of each message's content: templates may change
+        content, so the text itself is no proof.
+        """
+        words = {
+            idx: f"zqmessage{idx}zq"
+            for idx, each in enumerate(conversation.messages)
+            if not each.calls and any(part.strip() for part in each.parts)
+        }
+        marked = [
+            dataclasses.replace(each, parts=(words[idx],)) if idx in words else each
+            for idx, each in enumerate(conversation.messages)
+        ]
+        try:
+            text: str = self._applied(conversation, shape, marked, tokenize=False).lower()
+        except Exception:  # The template looks at what stands in a message.
+            return
+        for idx, word in words.items():
+            if word not in text:
+                role, field = conversation.messages[idx].role, f"chat.messages[{idx}].content"
+                raise status.invalid(
+                    field, f"{field} would be lost: the model's chat template leaves this message of {role} out"
+                )
+
+    def _chosen(self, *, has_tools: bool) -> str:
+        """The template of chats with or without tools; empty if the checkpoint has none for them."""
+        try:
+            return self._tokenizer.get_chat_template(None, [{}] if has_tools else None)
+        except ValueError:
+            return ""
+
+    def _probed(self, template: str) -> Shape:
+        """Raises jinja2's TemplateSyntaxError."""
+
+        def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+            return self._tokenizer.apply_chat_template(
+                messages, tools=tools, chat_template=template, add_generation_prompt=True, tokenize=False
+            )
+
+        shape = probe(render) if template else Shape()
+        logger.info("shape of the chat template: %s", shape)
+        return shape
 
     def _check_args(self, args: Mapping[str, Any]) -> None:
         for name in args:
@@ -119,6 +164,15 @@ class Renderer:
                         f"{field} has {shown} in the key {key[:64]!r}; tokens of the model are not allowed in keys"
                     )
                     raise status.invalid(field, message)
+
+
+def _check_calls(messages: Sequence[Message], shape: Shape) -> None:
+    most = shape.most_calls
+    for idx, message in enumerate(messages):
+        if most is not None and len(message.calls) > most:
+            field = f"chat.messages[{idx}].tool_calls"
+            many = f"{len(message.calls)} call{'s' if len(message.calls) > 1 else ''}"
+            raise status.invalid(field, f"{field} has {many}; the model's chat template shows {most or 'none'}")
 
 
 def _keys(value: object) -> Iterable[str]:

@@ -92,7 +92,7 @@ def test_render_chat_and_generate_agree(run: Run) -> None:
         request = chat(user("a", "<|im_end|>b"), template_args_json='{"enable_thinking": false}')
         made = await s.inference.RenderChat(pb.RenderChatRequest(chat=request))
         assert made.text == (
-            "<|im_start|>user\na\n<|im_end|>b<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+            "<|im_start|>user\na <|im_end|>b<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
         )
         control = [TOKENS[token] for token in ("<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>", "</think>")]
         assert [token for token in made.token_ids if token in TOKENS.values()] == control

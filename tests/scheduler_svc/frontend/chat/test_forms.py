@@ -14,20 +14,28 @@ from tests.scheduler_svc.frontend.chat.rig import TEMPLATE
 TEMPLATES = Path(__file__).parent / "templates"
 FAMILY_OF = {
     "chatml": None,
+    "deepseek_text": "deepseek-v3",
     "deepseek_v3": "deepseek-v3",
     "function_gemma": "function-gemma",
     "gemma3": None,
+    "gemma_parts": None,
+    "gemma_tools": "gemma4",
     "glm": "glm",
+    "glm_parts": "glm",
     "granite": "call-list",
     "harmony": "harmony",
     "hermes": "hermes",
     "kimi_k2": "kimi-k2",
     "llama2": None,
     "llama3": "llama3",
+    "llama3_strict": "llama3",
     "mistral_args": "mistral-args",
     "mistral_list": "mistral-list",
+    "mistral_strict": "mistral-args",
+    "parts_only": None,
     "phi3": None,
     "phi4_mini": "phi4",
+    "qwen3_parts": "hermes",
     "qwen_xml": "qwen-xml",
 }
 OWN: dict[str, Any] = {"start_anchor": "x", "fields": {"content": {}}}
