@@ -134,8 +134,8 @@ def _log_timings(timings: Timings, runner: Runner) -> None:
 
 
 def _warn_of(files: ModelFiles) -> None:
-    if not files.tokenizer_json:
-        log.warning("%s has no tokenizer.json: prompts and outputs are token ids only", files.folder)
+    if not files.tokenizer.backend_json:
+        log.warning("%s has no tokenizer: prompts and outputs are token ids only", files.folder)
     if files.unsupported:
         log.warning(
             "generation_config.json contains %s, which is not supported; it is ignored",

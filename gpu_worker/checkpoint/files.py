@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from tokenizers import Tokenizer
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from gpu_worker.checkpoint.chat_files import ChatFiles, read_chat_files
 from gpu_worker.checkpoint.locate import read_json, read_settings
+from gpu_worker.checkpoint.tokenizer import ModelTokenizer, read_tokenizer, source_hashes
 from gpu_worker.checkpoint.weights import ModelRefused, WeightFiles, find_weights
 from gpu_worker.failures import first_line
 
@@ -60,9 +59,8 @@ class ModelFiles:
     defaults: dict[str, float]
     # Unsupported options of generation_config.json, as `name value`.
     unsupported: tuple[str, ...]
-    # Empty without a tokenizer.json: prompts and outputs are token ids then.
-    tokenizer_json: bytes
-    chat: ChatFiles
+    # Empty without a tokenizer: prompts and outputs are token ids then.
+    tokenizer: ModelTokenizer
 
 
 def read_files(folder: Path) -> ModelFiles:
@@ -82,10 +80,6 @@ def read_files(folder: Path) -> ModelFiles:
                 f"eos_token_id is {token}; it must be 0 to {vocab_size - 1}, the model's vocabulary: "
                 "correct generation_config.json or config.json"
             )
-    tokenizer = folder / "tokenizer.json"
-    tokenizer_json = tokenizer.read_bytes() if tokenizer.is_file() else b""
-    if tokenizer_json:
-        check_tokenizer(tokenizer_json, vocab_size, tokenizer)
     return ModelFiles(
         folder=folder,
         config=config,
@@ -93,8 +87,7 @@ def read_files(folder: Path) -> ModelFiles:
         eos_token_ids=tuple(int(token) for token in eos_ids),
         defaults=_sampling_defaults(generation),
         unsupported=_unsupported_options(generation),
-        tokenizer_json=tokenizer_json,
-        chat=read_chat_files(folder, tokenizer_json),
+        tokenizer=read_tokenizer(folder, vocab_size),
     )
 
 
@@ -136,25 +129,8 @@ def _refuse_unknown_model(path: Path, settings: dict[str, Any]) -> None:
     )
 
 
-def check_tokenizer(tokenizer_json: bytes, vocab_size: int, path: Path) -> None:
-    """Raises ModelRefused if a token exceeds the vocabulary. A smaller tokenizer passes, as vocabularies are padded."""
-    try:
-        vocabulary = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
-    except Exception as error:  # tokenizers raises the class Exception
-        raise ModelRefused(
-            f"{path} cannot be read by tokenizers: {first_line(error)}; "
-            "download it again, or remove it to serve token ids alone"
-        ) from error
-    token, largest = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
-    if largest >= vocab_size:
-        raise ModelRefused(
-            f"{path} has token {largest} ({token!r}); the model's vocabulary ends at {vocab_size - 1}: "
-            "tokenizer and model do not belong together, download both again"
-        )
-
-
 def identity(files: ModelFiles, page_size: int, window: tuple[int, int] | None = None) -> str:
-    """SHA-256 of weights, config, tokenizer, files of chats, page size, and the settings window and window_sinks.
+    """SHA-256 of weights, config, files of tokenizer and chats, page size, and the settings window and window_sinks.
 
     Workers with equal identities can continue each other's requests.
     """
@@ -169,9 +145,8 @@ def identity(files: ModelFiles, page_size: int, window: tuple[int, int] | None =
         num_samples = max(_LEAST_SAMPLES, _NUM_SAMPLES * size // sum(sizes.values()))
         add(path.name, hashlib.sha256(b"".join(_fingerprint(path, num_samples))).digest())
     add("config.json", json.dumps(read_json(files.folder / "config.json"), sort_keys=True).encode())
-    add("tokenizer.json", files.tokenizer_json)
-    add("chat_template", files.chat.template.encode())
-    add("chat_files", files.chat.identity())
+    for name, hashed in source_hashes(files.folder):
+        add(name, hashed)
     add("page_size", str(page_size).encode())
     if window is not None:
         add("window", "{} {}".format(*window).encode())

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 # Parts of config.json that may contain quantization_config, besides the top level.
 _PARTS = ("text_config",)
+# Weights, and the files of configs, templates and tokenizers; no code.
+_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
 
 
 def locate(name: str) -> Path:
@@ -37,7 +39,7 @@ def locate(name: str) -> Path:
     neither = f"model {name} is neither a local folder nor reachable on the hub"
     hint = "check the spelling, or download it and give the folder"
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.jinja"]))
+        return Path(snapshot_download(name, allow_patterns=_PATTERNS))
     except HFValidationError as error:
         raise ModelRefused(f"{neither}: a hub name has the form name or owner/name; {hint}") from error
     except RepositoryNotFoundError as error:

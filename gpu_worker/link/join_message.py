@@ -26,15 +26,16 @@ def identity_of(settings: WorkerSettings, files: ModelFiles, geometry: Geometry)
 
 def texts(files: ModelFiles) -> dict[str, Any]:
     """The fields of Join with a tokenizer and what chats need."""
+    tokenizer = files.tokenizer
     chat = pb.ChatFiles(
-        named_templates=files.chat.named_templates,
-        tokenizer_config_json=files.chat.tokenizer_config_json,
-        response_template_json=files.chat.response_template_json,
+        named_templates=tokenizer.named_templates,
+        tokenizer_config_json=tokenizer.settings_json,
+        response_template_json=tokenizer.response_template_json,
     )
     return {
-        "tokenizer_json": files.tokenizer_json,
-        "chat_template": files.chat.template,
-        "chat": chat if files.tokenizer_json else None,
+        "tokenizer_json": tokenizer.backend_json,
+        "chat_template": tokenizer.template,
+        "chat": chat if tokenizer.backend_json else None,
     }
 
 
@@ -68,7 +69,7 @@ def join_message(
         pool_id=runner.pool.pool_id,
         pool_layout=runner.pool.layout,
         pool_bytes=runner.pool.num_bytes,
-        constraint_refusal=refusal(files.tokenizer_json),
+        constraint_refusal=refusal(files.tokenizer.backend_json),
         **asdict(geometry),
         **asdict(timings),
     )

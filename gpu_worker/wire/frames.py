@@ -100,10 +100,10 @@ def join_frame(join: pb.Join) -> bytes:
     num_bytes = message.ByteSize()
     if num_bytes > MAX_JOIN_BYTES:
         raise ValueError(
-            f"Join has {num_bytes} bytes (tokenizer.json {len(join.tokenizer_json)}, chat template "
+            f"Join has {num_bytes} bytes (tokenizer {len(join.tokenizer_json)}, chat template "
             f"{len(join.chat_template.encode())}, other files of chats {join.chat.ByteSize()}), but the scheduler "
             f"accepts at most {MAX_JOIN_BYTES}; "
-            "serve a model with a smaller tokenizer.json, or remove it to serve token ids alone"
+            "serve a model with a smaller tokenizer, or remove its files to serve token ids alone"
         )
     return message.SerializeToString()
 

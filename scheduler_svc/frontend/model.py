@@ -14,7 +14,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend.chat.forms import AnswerForm
-from scheduler_svc.frontend.chat.served import ServedChat, load_chat
+from scheduler_svc.frontend.chat.served import ServedChat, load_chat, settings_of
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sampling_limits import LIMITS
 from scheduler_svc.frontend.sizes.limits import MAX_MODEL_NAME_CHARS, Sizes
@@ -64,7 +64,8 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None, answers: A
     is_same = before is not None and before.tokenizer_digest == digest and before.info.vocab_size == info.vocab_size
     tokenizer = before.tokenizer if before is not None and is_same else _make_tokenizer(state)
     info.has_tokenizer = tokenizer is not None
-    chat = load_chat(state, answers, None if before is None else before.chat)
+    backend = None if tokenizer is None else tokenizer.backend
+    chat = load_chat(state, backend, answers, None if before is None else before.chat)
     info.chat_refusal = chat.refusal
     info.constraint_refusal = _constraint_refusal(state, tokenizer)
     info.chat_parts[:] = () if chat.form is None else chat.form.parts
@@ -113,7 +114,8 @@ def _make_tokenizer(state: frontend_pb2.ModelState) -> Tokenizer | None:
     if not state.tokenizer_json:
         return None
     try:
-        return Tokenizer(state.tokenizer_json, vocab_size=state.info.vocab_size)
+        splits = settings_of(state).get("split_special_tokens", False)
+        return Tokenizer(state.tokenizer_json, vocab_size=state.info.vocab_size, splits_special_tokens=splits)
     except ValueError as error:
         logger.error("text prompts and text output are not available: the worker's tokenizer cannot be used: %s", error)
         return None

@@ -147,6 +147,7 @@ def make_model(folder: Path) -> None:
     torch.manual_seed(MODEL_SEED)
     Qwen3ForCausalLM(Qwen3Config(**MODEL)).float().save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(tokenizer_json())
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     (folder / "complete").touch()
 
 

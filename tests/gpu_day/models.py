@@ -66,6 +66,7 @@ def save_model(config: PreTrainedConfig, folder: Path, device: torch.device, dty
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(_tokenizer_json(config.vocab_size))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     return folder
 
 

@@ -31,7 +31,9 @@ def save_model(folder: Path, *, shard_bytes: int | str = "1GB", **config: object
     (folder / "generation_config.json").write_text(
         '{"do_sample": true, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "eos_token_id": [3, 5]}'
     )
-    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ messages }}"}'
+    )
     return folder
 
 

@@ -124,7 +124,7 @@ def test_a_model_without_a_tokenizer_is_reported(
     (save_model(tmp_path) / "tokenizer.json").unlink()
     with pytest.raises(Reached):
         start(WorkerSettings(model=str(tmp_path), device="cpu"), tmp_path)
-    assert "has no tokenizer.json: prompts and outputs are token ids only" in caplog.text
+    assert "has no tokenizer: prompts and outputs are token ids only" in caplog.text
 
 
 def test_a_tokenizer_too_large_for_a_join_is_refused_before_loading(
@@ -133,7 +133,7 @@ def test_a_tokenizer_too_large_for_a_join_is_refused_before_loading(
     free(900 * MIB)
     monkeypatch.setattr("gpu_worker.wire.frames.MAX_JOIN_BYTES", 100)
     with pytest.raises(
-        ValueError, match=r"Join has \d+ bytes \(tokenizer.json \d+, .*the scheduler accepts at most 100; serve"
+        ValueError, match=r"Join has \d+ bytes \(tokenizer \d+, .*the scheduler accepts at most 100; serve"
     ):
         start(WorkerSettings(model=str(saved), device="cpu"), saved)
 

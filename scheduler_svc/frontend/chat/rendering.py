@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tandem.internal.v1 import worker_pb2
 
@@ -21,6 +21,9 @@ from scheduler_svc.frontend.chat.conversation import Conversation, Message
 from scheduler_svc.frontend.chat.probe import probe
 from scheduler_svc.frontend.chat.shape import Shape
 from scheduler_svc.frontend.rpc import status
+
+if TYPE_CHECKING:
+    import tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +53,9 @@ class Rendered:
 class Renderer:
     """The templates of one checkpoint. Not for the event loop: a long chat takes seconds."""
 
-    def __init__(self, tokenizer_json: bytes, template: str, files: worker_pb2.ChatFiles) -> None:
-        """Takes about a second, most of it the import of Transformers. Raises an error of Transformers."""
-        self._tokenizer = _make_tokenizer(tokenizer_json, template, files)
+    def __init__(self, backend: "tokenizers.Tokenizer", template: str, files: worker_pb2.ChatFiles) -> None:
+        """Copies the backend. Takes about a second, most of it the import of Transformers, and raises its errors."""
+        self._tokenizer = _make_tokenizer(backend, template, files)
         added: Mapping[int, Any] = self._tokenizer.added_tokens_decoder
         # The ids of the tokens that llguidance treats as marks, by their texts: special ones, and <these>.
         self.marks: Mapping[str, int] = {
@@ -194,10 +197,9 @@ def _template_failed(error: Exception) -> status.Refusal:
     return status.invalid("chat", f"the model's chat template refuses the chat: {_MARKER.sub('', first)}")
 
 
-def _make_tokenizer(tokenizer_json: bytes, template: str, files: worker_pb2.ChatFiles) -> Any:
+def _make_tokenizer(backend: "tokenizers.Tokenizer", template: str, files: worker_pb2.ChatFiles) -> Any:
     # Says that PyTorch is missing, which is as it should be here.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    import tokenizers
     from transformers import PreTrainedTokenizerFast
 
     base: Any = PreTrainedTokenizerFast
@@ -221,13 +223,7 @@ def _make_tokenizer(tokenizer_json: bytes, template: str, files: worker_pb2.Chat
             self.marked = text
             return base.__call__(self, text, *args, **kwargs)
 
-    backend = tokenizers.Tokenizer.from_buffer(tokenizer_json)
-    # A chat that is too long is refused; it is never cut.
-    backend.no_truncation()
-    backend.no_padding()
     settings: dict[str, Any] = json.loads(files.tokenizer_config_json or "{}")
-    listed = settings.pop("added_tokens_decoder", {})
-    settings["added_tokens_decoder"] = {int(idx): tokenizers.AddedToken(**token) for idx, token in listed.items()}
     named = dict(files.named_templates)
     settings["chat_template"] = {**({"default": template} if template else {}), **named} if named else template
     return ChatTokenizer(tokenizer_object=backend, **settings)

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 
@@ -22,6 +22,9 @@ from scheduler_svc.frontend.chat.forms import AnswerForm, choose_form
 from scheduler_svc.frontend.chat.rendering import MARKERS, Rendered, Renderer
 from scheduler_svc.frontend.text.marked import mark_all
 from scheduler_svc.frontend.tools.tool import Calls
+
+if TYPE_CHECKING:
+    import tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -69,19 +72,32 @@ class ServedChat:
         )
 
 
-def load_chat(state: frontend_pb2.ModelState, override: AnswerForm | None, before: ServedChat | None) -> ServedChat:
-    """The chats of a model. Takes a second with the first chat template, so call it outside the event loop."""
+def settings_of(state: frontend_pb2.ModelState) -> dict[str, Any]:
+    """The settings of the tokenizer that its serialized form does not have."""
+    return json.loads(worker_pb2.ChatFiles.FromString(state.chat_files).tokenizer_config_json or "{}")
+
+
+def load_chat(
+    state: frontend_pb2.ModelState,
+    backend: "tokenizers.Tokenizer | None",
+    override: AnswerForm | None,
+    before: ServedChat | None,
+) -> ServedChat:
+    """The chats of a model. Takes a second with the first chat template, so call it outside the event loop.
+
+    `backend`: the tokenizer; None without one.
+    """
     files = worker_pb2.ChatFiles.FromString(state.chat_files)
     parts = (state.tokenizer_json, state.chat_template.encode(), state.chat_files)
     digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
     if before is not None and before.digest == digest:
         return before
     templates = [state.chat_template, *files.named_templates.values()]
-    why = NO_TOKENIZER if not state.tokenizer_json else "" if any(templates) else NO_TEMPLATE
-    if why or (why := requirements.refusal()):
+    why = NO_TOKENIZER if backend is None else "" if any(templates) else NO_TEMPLATE
+    if backend is None or why or (why := requirements.refusal()):
         return ServedChat(refusal=why, digest=digest)
     try:
-        renderer = Renderer(state.tokenizer_json, state.chat_template, files)
+        renderer = Renderer(backend, state.chat_template, files)
     except Exception as error:  # Any error of Transformers.
         logger.exception("chats are refused: the worker's tokenizer or its settings cannot be used")
         return ServedChat(refusal=f"the served model's chat files cannot be used: {str(error)[:200]}", digest=digest)

@@ -7,10 +7,14 @@ processed in threads: the batch calls of `tokenizers` release the interpreter lo
 
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.text.detokenize import Decode
 from scheduler_svc.frontend.text.fair_threads import FairThreads
+
+if TYPE_CHECKING:
+    import tokenizers
 
 # About 1 ms of work.
 INLINE_CHARS = 4096
@@ -28,23 +32,29 @@ SLICE_MARGIN = 1.25
 
 
 class Tokenizer:
-    """A tokenizer and its bounds. Raises ValueError if `tokenizer_json` is not a tokenizer."""
+    """A tokenizer and its bounds. Raises ValueError if `tokenizer_json` is not a tokenizer.
 
-    def __init__(self, tokenizer_json: bytes, *, vocab_size: int) -> None:
+    `splits_special_tokens`: a text has no special tokens, whatever it says.
+    """
+
+    def __init__(self, tokenizer_json: bytes, *, vocab_size: int, splits_special_tokens: bool = False) -> None:
         import tokenizers
 
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(tokenizer_json)
         except Exception as error:  # tokenizers raises bare Exception
-            raise ValueError(f"it is not a tokenizer.json: {error}") from error
-        # The front end refuses a prompt that is longer than the model allows; it never cuts one.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+            raise ValueError(f"it is not in the form of tokenizers: {error}") from error
+        self._tokenizer.encode_special_tokens = splits_special_tokens
         longest = max(len(self._tokenizer.id_to_token(i) or "") for i in range(vocab_size))
         # A token stands for at most as many characters as its own string has (byte-level: as many bytes).
         self.max_chars_per_token = max(1, longest)
         # For long texts and for chats.
         self.threads = FairThreads(NUM_THREADS, MAX_WAITING_TEXTS, "long texts")
+
+    @property
+    def backend(self) -> "tokenizers.Tokenizer":
+        """For a copy; what changes it changes every text."""
+        return self._tokenizer
 
     def check_size(self, field: str, text: str, max_length: int) -> None:
         """Refuses a text that cannot fit into `max_length` tokens, before any work on it."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.checkpoint.files import ModelRefused, identity, read_files
+from gpu_worker.checkpoint.tokenizer import ModelTokenizer
 from tests.gpu_worker.saved_model import VOCAB_SIZE, changed, save_model, tokenizer_json
 
 
@@ -17,8 +18,9 @@ def test_read_files_returns_the_fields_of_join(saved: Path) -> None:
     assert files.eos_token_ids == (3, 5)
     drawn = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.0}
     assert files.defaults == drawn
-    assert files.tokenizer_json == (saved / "tokenizer.json").read_bytes()
-    assert files.chat.template == "{{ messages }}"
+    written = json.loads((saved / "tokenizer.json").read_bytes())
+    assert json.loads(files.tokenizer.backend_json)["model"] == written["model"]
+    assert files.tokenizer.template == "{{ messages }}"
 
 
 def test_without_do_sample_the_default_is_greedy(saved: Path, tmp_path: Path) -> None:
@@ -85,7 +87,9 @@ def test_code_in_the_folder_of_a_known_model_is_ignored(saved: Path, tmp_path: P
     assert type(read_files(folder).config).__module__.startswith("transformers.")
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer_config.json", "added_tokens.json", "generation_config.json"]
+)
 def test_a_refusal_of_invalid_json_names_the_file(saved: Path, tmp_path: Path, name: str) -> None:
     folder = changed(saved, tmp_path / "m")
     (folder / name).write_text('{"a": ')
@@ -102,10 +106,10 @@ def test_tokenizers_of_other_models_are_refused(saved: Path, tmp_path: Path) -> 
     with pytest.raises(ModelRefused, match=r"has token 40 \('<extra>'\); the model's vocabulary ends at 39"):
         read_files(folder)
     tokenizer.write_text('{"version": "1.0"}')
-    with pytest.raises(ModelRefused, match=r"tokenizer\.json cannot be read by tokenizers"):
+    with pytest.raises(ModelRefused, match=r"AutoTokenizer cannot build the tokenizer in .*: .*; download"):
         read_files(folder)
     tokenizer.unlink()
-    assert read_files(folder).tokenizer_json == b""
+    assert read_files(folder).tokenizer == ModelTokenizer()
 
 
 @pytest.mark.parametrize("token", [VOCAB_SIZE, -1])

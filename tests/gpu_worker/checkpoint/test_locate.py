@@ -1,6 +1,7 @@
 """The model's folder: found locally or on the hub, and refused with the cause first."""
 
 import socket
+from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
@@ -93,3 +94,21 @@ def test_a_folder_without_weights_or_config_is_refused(saved: Path, tmp_path: Pa
     (folder / "config.json").unlink()
     with pytest.raises(ModelRefused, match=r"has no config\.json"):
         check_folder(folder)
+
+
+def test_a_download_has_every_file_of_a_tokenizer_and_no_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def download(_: str, allow_patterns: list[str]) -> str:
+        asked.extend(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    locate("Qwen/Qwen3")
+
+    def taken(name: str) -> bool:
+        return any(fnmatch(name, pattern) for pattern in asked)
+
+    tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "qwen.tiktoken")
+    assert all(map(taken, (*tokenizers, "tekken.json", "added_tokens.json", "chat_template.jinja", "a.safetensors")))
+    assert not any(map(taken, ("modeling_evil.py", "pytorch_model.bin", "README.md")))

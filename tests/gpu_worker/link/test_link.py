@@ -356,7 +356,7 @@ def test_a_join_that_is_too_large_is_refused_before_sending(
     assert MAX_JOIN_BYTES == 128 << 20
     monkeypatch.setattr("gpu_worker.wire.frames.MAX_JOIN_BYTES", 1000)
     join = pb.Join(model="echo", tokenizer_json=bytes(1000))
-    sizes = r"Join has 10\d\d bytes \(tokenizer.json 1000, chat template 0, other files of chats 0\)"
+    sizes = r"Join has 10\d\d bytes \(tokenizer 1000, chat template 0, other files of chats 0\)"
     problem = f"{sizes}, but the scheduler accepts at most 1000"
     with pytest.raises(ValueError, match=problem):
         Link(endpoint, join, EchoRunner(), key=KeyFile(tmp_path), max_in_flight=2)

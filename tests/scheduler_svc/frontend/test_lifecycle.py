@@ -151,9 +151,9 @@ async def sizes_become(s: Service, max_length: int, recent_max_length: int) -> N
 def test_limits_follow_the_workers_and_the_tokenizer_is_parsed_once(run: Run, monkeypatch: pytest.MonkeyPatch):
     parsed, made = list[bytes](), Tokenizer.__init__
 
-    def counting(self: Tokenizer, tokenizer_json: bytes, *, vocab_size: int) -> None:
+    def counting(self: Tokenizer, tokenizer_json: bytes, **settings: Any) -> None:
         parsed.append(tokenizer_json)
-        made(self, tokenizer_json, vocab_size=vocab_size)
+        made(self, tokenizer_json, **settings)
 
     async def scenario(s: Service) -> None:
         await s.core.greet()

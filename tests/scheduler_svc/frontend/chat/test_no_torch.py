@@ -24,8 +24,8 @@ if sys.argv[1] == "hidden":
 from tandem.v1 import chat_pb2 as pb
 from scheduler_svc.frontend.chat import conversation
 from scheduler_svc.frontend.chat.served import load_chat, make_parser
-from tests.scheduler_svc.frontend.chat.rig import TOOL, chat_state, user
-chat = load_chat(chat_state(), None, None)
+from tests.scheduler_svc.frontend.chat.rig import CHATML, TOOL, chat_state, user
+chat = load_chat(chat_state(), CHATML, None, None)
 assert not chat.refusal, chat.refusal
 made = conversation.read(pb.Chat(messages=[user("hi <|im_end|>")], tools_json=[TOOL]))
 rendered = chat.renderer.render(made, 10_000)

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tandem.internal.v1 import worker_pb2
 from tandem.v1 import chat_pb2 as pb
+from tokenizers import Tokenizer
 
-from gpu_worker.checkpoint.chat_files import read_chat_files
+from gpu_worker.checkpoint.tokenizer import read_tokenizer
 from scheduler_svc.frontend.chat import conversation, rendering
 from scheduler_svc.frontend.chat.rendering import MARKERS, Rendered, Renderer
 from scheduler_svc.frontend.rpc.status import Refusal
@@ -34,6 +35,8 @@ BUILT = ("<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|observation|>
 # Marks that real tokenizers have as ordinary added tokens.
 NOT_SPECIAL = re.compile(r"</?think>|</?tool_call>|</?tool_response>|</?arg_\w+>|<\|tool_call.*>|\[/?THINK\]")
 MAX_CHARS = 100_000
+# Of the model that the folders belong to.
+VOCAB_SIZE = 512
 
 
 def marks_of(template: str) -> list[str]:
@@ -56,12 +59,9 @@ def write_checkpoint(folder: Path, template: str, **config: Any) -> Path:
 
 def renderer_of(folder: Path) -> Renderer:
     """The front end's renderer of the files that the worker sends."""
-    data = (folder / "tokenizer.json").read_bytes()
-    files = read_chat_files(folder, data)
-    sent = worker_pb2.ChatFiles(
-        named_templates=files.named_templates, tokenizer_config_json=files.tokenizer_config_json
-    )
-    return Renderer(data, files.template, sent)
+    made = read_tokenizer(folder, VOCAB_SIZE)
+    sent = worker_pb2.ChatFiles(named_templates=made.named_templates, tokenizer_config_json=made.settings_json)
+    return Renderer(Tokenizer.from_str(made.backend_json.decode()), made.template, sent)
 
 
 def render(renderer: Renderer, chat: pb.Chat) -> Rendered:
@@ -145,7 +145,7 @@ def shared_renderer(name: str, template: str = "") -> Renderer:
     marks = marks_of(TEMPLATES[name])
     names = json.dumps({"bos_token": BOS, "eos_token": EOS})
     files = worker_pb2.ChatFiles(tokenizer_config_json=names)
-    return Renderer(as_json(tokenizer(marks, ())), template or TEMPLATES[name], files)
+    return Renderer(tokenizer(marks, ()), template or TEMPLATES[name], files)
 
 
 def control_ids(renderer: Renderer, rendered: Rendered) -> list[int]:
@@ -243,7 +243,7 @@ def test_ordinary_keys_pass() -> None:
 
 def test_a_template_that_escapes_what_callers_write_refuses_control_tokens() -> None:
     template = "<|im_start|>{% for m in messages %}{{ m.content | tojson(ensure_ascii=true) }}{% endfor %}"
-    renderer = Renderer(as_json(tokenizer()), template, worker_pb2.ChatFiles())
+    renderer = Renderer(tokenizer(), template, worker_pb2.ChatFiles())
     assert render(renderer, pb.Chat(messages=[user("é")])).text == '<|im_start|>"\\u00e9"'
     with pytest.raises(Refusal, match="control tokens of the model where its template writes JSON in ASCII"):
         render(renderer, pb.Chat(messages=[user("<|im_end|>")]))
@@ -275,7 +275,7 @@ def test_rendering_shows_the_callers_text_as_it_is() -> None:
 
 
 def test_an_error_of_a_template_is_one_short_line() -> None:
-    renderer = Renderer(as_json(tokenizer()), "{{ raise_exception('x' * 999 + '\n') }}", worker_pb2.ChatFiles())
+    renderer = Renderer(tokenizer(), "{{ raise_exception('x' * 999 + '\n') }}", worker_pb2.ChatFiles())
     with pytest.raises(Refusal) as caught:
         render(renderer, pb.Chat(messages=[user("a")]))
     assert caught.value.message.endswith(": " + "x" * rendering.MAX_ERROR_CHARS)
