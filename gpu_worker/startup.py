@@ -211,8 +211,7 @@ def warm_runner(
     tables = None if before is None else _allocated(device) - before - (pool_bytes if pool is None else 0)
     # A step that is not padded compiles nothing else.
     if runner.shapes.is_padded or fused:
-        kept_in = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder")
-        log.info("compiling kernels; they are kept in %s", kept_in)
+        log.info("compiling kernels in %s", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder"))
     with phase("warm-up"):
         runner.warm_up(log_slow_phase)
     if runner.on_device.fused is not None:

@@ -1,9 +1,9 @@
 """Owns the parsing of one answer: its reasoning, its content and its calls of tools, from text that arrives in pieces.
 
 What is not a valid call is content, so no text of the model is lost. White space at the edges of a part belongs to the
-marks and is left out, as Transformers' parse_response does; at the start and the end of the whole answer it stays. Where
-the prompt ends with a mark, white space that the model writes next is left out too, except from content that matches a
-constraint: a constraint begins where the prompt ends.
+marks and is left out, as Transformers' parse_response does; at the start and the end of the whole answer it stays.
+Where the prompt ends with a mark, white space that the model writes next is left out too, except from content that
+matches a constraint: a constraint begins where the prompt ends.
 """
 
 from collections.abc import Iterable, Mapping
