@@ -28,8 +28,16 @@ _SLICE_SECONDS = 0.05
 _CPU_CLOCK = 2
 
 
+# One death may be another's doing, such as the kernel's when memory is short.
+MAX_DEATHS = 2
+
+
 class TrialUnusable(Exception):
     """No process can try grammars for this model; the text says why."""
+
+
+class _Died(Exception):
+    """The process that tries grammars has ended without a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +73,18 @@ class TrialProcess:
         self._child = self._number = 0
 
     async def judge(self, grammar: str) -> Verdict:
-        """Tries a grammar. Raises TrialUnusable."""
-        if self._connection is None:
-            await self._begin()
+        """Tries a grammar, again if the process dies. Raises TrialUnusable."""
+        for _ in range(MAX_DEATHS):
+            if self._connection is None:
+                await self._begin()
+            try:
+                return await self._judge(grammar)
+            except _Died:
+                self._kill_child()
+        why = f"its trial ended the process that tries it, {MAX_DEATHS} times, perhaps out of memory"
+        return Verdict(refusal=why, was_killed=True)
+
+    async def _judge(self, grammar: str) -> Verdict:
         assert self._connection is not None
         self._number += 1
         cpu_before = _cpu_seconds(self._child)
@@ -75,7 +92,7 @@ class TrialProcess:
             await asyncio.get_running_loop().sock_sendall(self._connection, packed(self._number, grammar))
             verdict, packet = await self._wait(self._connection, cpu_before)
         except OSError:
-            verdict, packet = None, b""
+            raise _Died from None
         except BaseException:
             # The caller has gone; the child still computes.
             self._kill_child()
@@ -84,9 +101,7 @@ class TrialProcess:
             self._kill_child()
             return verdict
         if not packet:
-            # Out of memory or a crash in llguidance.
-            self._kill_child()
-            return Verdict(refusal="its trial ended the process that tries it, perhaps out of memory", was_killed=True)
+            raise _Died
         number, refusal = unpacked(packet)
         assert number == self._number, f"answer {number} came where {self._number} was due"
         return Verdict(refusal=refusal)
@@ -131,28 +146,37 @@ class TrialProcess:
 
     async def _begin(self) -> None:
         """Starts the process, if there is none, and a child that serves. Raises TrialUnusable."""
-        try:
-            if self._control is None:
-                await asyncio.to_thread(self._spawn)
-            assert self._control is not None
-            mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            mine.setblocking(False)
-            with other:
-                socket.send_fds(self._control, [b"fork"], [other.fileno()])
-            self._connection = mine
-            async with asyncio.timeout(START_SECONDS):
-                packet = await asyncio.get_running_loop().sock_recv(mine, MAX_PACKET)
-        except (OSError, TimeoutError) as error:
-            packet, reason = b"", f"{type(error).__name__}: {error}"
-        else:
-            reason = self._last_words()
-        if not packet:
+        for _ in range(MAX_DEATHS):
+            try:
+                packet = await self._fork()
+            except ConnectionError:
+                packet = b""
+            except OSError as error:
+                self.close()
+                raise TrialUnusable(f"{type(error).__name__}: {error}") from None
+            if packet:
+                number, text = unpacked(packet)
+                assert number == HELLO, "a child says its process id first"
+                process, slowness = text.split()
+                self._child, self.slowness = int(process), float(slowness)
+                return
+            words = self._last_words()
             self.close()
-            raise TrialUnusable(reason)
-        number, text = unpacked(packet)
-        assert number == HELLO, "a child says its process id first"
-        process, slowness = text.split()
-        self._child, self.slowness = int(process), float(slowness)
+            if words:
+                raise TrialUnusable(words)
+        raise TrialUnusable("its process has ended")
+
+    async def _fork(self) -> bytes:
+        """The first packet of a new child; empty if the process has ended."""
+        if self._control is None:
+            await asyncio.to_thread(self._spawn)
+        assert self._control is not None
+        self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.setblocking(False)
+        with other:
+            socket.send_fds(self._control, [b"fork"], [other.fileno()])
+        async with asyncio.timeout(START_SECONDS):
+            return await asyncio.get_running_loop().sock_recv(self._connection, MAX_PACKET)
 
     def _spawn(self) -> None:
         """Starts the process, which reads the tokenizer from memory."""
@@ -170,7 +194,7 @@ class TrialProcess:
             self._process = subprocess.Popen(command, pass_fds=inherited, stdin=nothing, stdout=nothing, stderr=nothing)
 
     def _last_words(self) -> str:
-        """Why the process has ended."""
+        """Why the process has ended; empty if it did not say."""
         assert self._control is not None
         self._control.setblocking(False)
         # The first error says that the process has not read what was sent to it.
@@ -178,7 +202,7 @@ class TrialProcess:
             with suppress(OSError):
                 if words := self._control.recv(MAX_PACKET):
                     return words.decode("utf-8", "replace")
-        return "its process has ended"
+        return ""
 
     def _kill_child(self) -> None:
         """Kills the child at once; the process that forked it may wait long for its turn."""
