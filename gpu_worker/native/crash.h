@@ -18,19 +18,10 @@ static void set_line(int number, const char *line) {
     std::strncpy(lines[number], line, MOST_BYTES - 1);
 }
 
-// The handlers before, such as that of Python's faulthandler.
-static struct sigaction before[32];
-
-static void write_line(int number, siginfo_t *about, void *context) {
-    const struct sigaction &earlier = before[number];
-    if (earlier.sa_flags & SA_SIGINFO)
-        earlier.sa_sigaction(number, about, context);
-    else if (earlier.sa_handler != SIG_DFL && earlier.sa_handler != SIG_IGN)
-        earlier.sa_handler(number);
+static void write_line(int number) {
     // Nothing can be done where stderr is closed.
     if (write(STDERR_FILENO, lines[number], std::strlen(lines[number])) < 0) {
     }
-    // The signal is blocked until this function returns.
     signal(number, SIG_DFL);
     raise(number);
 }
@@ -38,12 +29,10 @@ static void write_line(int number, siginfo_t *about, void *context) {
 static void install() {
     for (int number : SIGNALS) {
         struct sigaction action = {};
-        action.sa_sigaction = write_line;
+        action.sa_handler = write_line;
         // A stack that has overflowed has no room for the handler.
-        action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-        struct sigaction earlier;
-        sigaction(number, &action, &earlier);
-        if (earlier.sa_sigaction != write_line) before[number] = earlier;
+        action.sa_flags = SA_ONSTACK;
+        sigaction(number, &action, nullptr);
     }
 }
 

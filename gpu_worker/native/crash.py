@@ -4,7 +4,9 @@ Python's faulthandler, which `__main__` enables, writes the stacks, and the hand
 needs the library: a worker without the C++ kernels, or one that ends before they are loaded, leaves the stacks alone.
 """
 
+import faulthandler
 import signal
+import sys
 
 from gpu_worker import logs
 from gpu_worker.native.library import native_library
@@ -23,7 +25,8 @@ HINTS = {
 def write_last_line() -> None:
     """Has this process write the line, which names the phase of the start that began last. Loads the library."""
     library = native_library()
-    if library is None:
+    # Where stderr is another object, this process is not the worker's own.
+    if library is None or sys.stderr is None or sys.stderr is not sys.__stderr__:
         return
 
     def follow(phase: str) -> None:
@@ -32,4 +35,8 @@ def write_last_line() -> None:
             library.functions.tandem_set_crash_line(number.value, logs.closing_line(cause).encode())
 
     logs.on_phase(follow)
+    # Faulthandler hands a signal on to the handler before it: after its stacks, or at once if it meets a fault of its
+    # own, because the stack that it reads was overwritten.
+    faulthandler.disable()
     library.functions.tandem_install_crash_line()
+    faulthandler.enable()

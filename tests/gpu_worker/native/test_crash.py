@@ -20,7 +20,7 @@ from gpu_worker.native.crash import HINTS, write_last_line
 
 faulthandler.enable()
 for log_format in ("text", "json"):
-    logs.start("info", log_format)
+    logs.start("error", log_format)
     write_last_line()
     logs.begin_phase("a \\"phase\\"")
     for number in HINTS:
@@ -29,9 +29,11 @@ for log_format in ("text", "json"):
         status = os.waitpid(child, 0)[1]
         os.write(2, f"status {os.waitstatus_to_exitcode(status)}\\n".encode())
 """
-# The worker as a program, which reads address 0 in its warm-up.
+# The worker as a program. In its warm-up it overwrites its stack, to the end and beyond, so that the stacks that Python
+# writes are a second crash.
 _CRASHING_WORKER = """
 import ctypes, runpy
+from pathlib import Path
 from gpu_worker import logs
 
 begin = logs.begin_phase
@@ -39,7 +41,9 @@ begin = logs.begin_phase
 def crashes(name):
     begin(name)
     if name == "warm-up":
-        ctypes.string_at(0)
+        [line] = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("[stack]")]
+        end = int(line.split()[0].split("-")[1], 16)
+        ctypes.memset(end - (1 << 17), 255, 1 << 18)
 
 logs.begin_phase = crashes
 runpy.run_module("gpu_worker", run_name="__main__", alter_sys=True)
