@@ -18,7 +18,8 @@ OnLine = Callable[[str, str], None]
 # The variable that tells a program with --exit-with-parent who its parent is. When it asks the system, the parent may
 # be dead already, and another process in its place.
 PARENT = "_TANDEM_PARENT"
-_KEPT_LINES = 40
+# Enough for the stacks of a process that ends by a fatal signal, before which the signal is named.
+_KEPT_LINES = 200
 # The time for the last output after a child has ended.
 _LAST_OUTPUT_SECONDS = 1.0
 

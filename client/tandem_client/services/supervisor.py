@@ -5,6 +5,7 @@ Owns the child's state over all its restarts. `restarts` decides whether and whe
 
 import asyncio
 import contextlib
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,8 @@ _LOOK_SECONDS = 0.2
 _NOT_STARTED = 1
 # Has a line with the number of processes that the kernel has killed because memory ran out, also that of a container.
 _KERNEL_COUNTS = Path("/proc/vmstat")
+# Lines without a cause: empty ones, and the stacks that Python writes at a fatal signal, after the name of the signal.
+_OF_STACKS = re.compile(r"\s*$|  |(Thread|Current thread) 0x|Extension modules: ")
 
 
 class ServiceEnded(Exception):
@@ -133,5 +136,5 @@ def _num_killed_for_memory() -> int:
 
 
 def _last_line(child: Child) -> str:
-    lines = [line for line in child.last_lines if line.strip()]
+    lines = [line for line in child.last_lines if not _OF_STACKS.match(line)]
     return parse(lines[-1]).message.strip() if lines else "it printed nothing"

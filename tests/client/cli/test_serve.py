@@ -96,6 +96,26 @@ def test_the_restart_of_a_killed_program_is_printed(service: FakeService, progra
     assert sum(f"{survivor} | pid" in line for line in output.lines) == 1
 
 
+@pytest.mark.parametrize("last", ["", "gpu_worker: the phase; a hint"])
+def test_a_fatal_signal_is_told_without_pythons_stacks(service: FakeService, programs: Programs, last: str) -> None:
+    # A child writes the stacks, so that a line can follow them.
+    crashes = (
+        "import faulthandler, os, signal\n"
+        "def deep(n):\n"
+        "    return deep(n - 1) if n else signal.raise_signal(signal.SIGSEGV)\n"
+        "if not os.fork():\n"
+        "    faulthandler.enable()\n"
+        "    deep(90)\n"
+        f"os.wait()\nsay({last!r})\n"
+        "signal.raise_signal(signal.SIGSEGV)"
+    )
+    programs(scheduler=listens(service), worker=crashes)
+    code, cause, output = run_serve(service)
+    assert any(line.startswith('worker |   File "') for line in output.lines)
+    told = last or "Fatal Python error: Segmentation fault"
+    assert (code, cause) == (1, f"the worker was ended by SIGSEGV before it served: {told}")
+
+
 def not_serving(pid: int) -> control_pb2.GetLoadResponse:
     """A worker has joined and cannot load the service's weights."""
     refused = control_pb2.WorkerLoad(pid=pid, state=control_pb2.WORKER_STATE_REFUSED, detail="no such folder")
