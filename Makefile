@@ -78,7 +78,7 @@ clean: ## Remove build outputs and caches, but not .venv
 # Run
 
 demo: $(SERVING) $(STUBS) ## Serve the bundled model, stream, kill the worker, compare outputs
-	@$(BIN)/python -m tandem_client.demo $(ARGS)
+	@$(BIN)/python -P -m tandem_client.demo $(ARGS)
 
 HTTP ?= 127.0.0.1:8000
 
@@ -90,15 +90,15 @@ serve: $(SERVING) $(STUBS) ## Serve a model: scheduler, worker and OpenAI's HTTP
 	@$(BIN)/tandem serve --http='$(HTTP)' $(call flags,MODEL DEVICE DTYPE) $(ARGS)
 
 run-scheduler: $(SERVING) $(STUBS) ## Run the scheduler service with its front end
-	@$(BIN)/python -m scheduler_svc $(call flags,LISTEN FRONTENDS TOKENS TLS_CERT TLS_KEY TLS_CLIENT_CA HEALTH_LISTEN \
+	@$(BIN)/python -P -m scheduler_svc $(call flags,LISTEN FRONTENDS TOKENS TLS_CERT TLS_KEY TLS_CLIENT_CA HEALTH_LISTEN \
 	    RUNTIME_DIR CONFIG STEPS WORKERS_LISTEN WORKERS_KEYS) $(ARGS)
 
 run-gateway: $(SERVING) $(STUBS) ## Run the OpenAI-compatible HTTP gateway of a service
-	@$(BIN)/python -m tandem_client.gateway $(call flags,LISTEN ADDRESS PROCESSES TLS_CERT TLS_KEY SERVICE_CA \
+	@$(BIN)/python -P -m tandem_client.gateway $(call flags,LISTEN ADDRESS PROCESSES TLS_CERT TLS_KEY SERVICE_CA \
 	    SERVICE_NAME SERVICE_CERT SERVICE_KEY HEALTH_ADDRESS) $(ARGS)
 
 run-worker: $(SERVING) $(STUBS) ## Run a worker, before or after the scheduler
-	@$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
+	@$(BIN)/python -P -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
 	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET GRAPHS FUSED_LAYERS THREADS NATIVE_KERNELS \
 	    RUNTIME_DIR CONFIG CONNECT KEYS RANKS NNODES RDZV_ENDPOINT RDZV_ID LOCAL_ADDR) $(ARGS)
 

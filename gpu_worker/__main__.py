@@ -4,6 +4,9 @@ Owns the process: the start and end of its log, its exit code, and its last line
 `gpu_worker: <cause>; <hint>`.
 """
 
+import gpu_worker.process.import_path  # noqa: F401
+
+# isort: split
 import faulthandler
 import logging
 import os

@@ -3,6 +3,9 @@
 Owns start and stop. A failed start ends with one line on stderr that has the cause and a remedy, and with exit code 2.
 """
 
+import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
 import logging
 import os
 import secrets

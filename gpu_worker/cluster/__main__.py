@@ -3,6 +3,9 @@
 Owns the commands' output and exit codes: 0 done, 1 failed, 2 wrong arguments, 130 interrupted.
 """
 
+import gpu_worker.process.import_path  # noqa: F401
+
+# isort: split
 import argparse
 import importlib.util
 import json

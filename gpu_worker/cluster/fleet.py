@@ -55,7 +55,7 @@ class Fleet:
 
     def command(self, python: str) -> list[str]:
         """The command of one worker on a node, whose interpreter is `python`."""
-        return [python, "-m", self.module, *self.worker_flags()]
+        return [python, "-P", "-m", self.module, *self.worker_flags()]
 
     def plain(self) -> dict[str, Any]:
         """Strings, numbers and lists alone."""

@@ -3,6 +3,9 @@
 Programs such as torchrun have no flag for that. The kernel's setting survives the exec.
 """
 
+import gpu_worker.process.import_path  # noqa: F401
+
+# isort: split
 import os
 import sys
 from collections.abc import Sequence

@@ -141,9 +141,9 @@ class Supervisor:
         return status
 
     def _start(self) -> "subprocess.Popen[str]":
-        paths = [str(_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(_FOLDER), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         return subprocess.Popen(
-            [sys.executable, "-m", "gpu_worker.cluster.leash", str(os.getpid()), *self._command],
+            [sys.executable, "-P", "-m", "gpu_worker.cluster.leash", str(os.getpid()), *self._command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -5,6 +5,9 @@ is one, and forks the next, which serves the worker there (`server.py`). So a ma
 and its successor has the tokenizer at once. Imports no torch.
 """
 
+import gpu_worker.process.import_path  # noqa: F401
+
+# isort: split
 import argparse
 import gc
 import os

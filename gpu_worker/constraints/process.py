@@ -74,7 +74,7 @@ class ServerProcess:
         with theirs:
             inherited = (theirs.fileno(), self._memory, self._tokenizer)
             control, memory, tokenizer = map(str, inherited)
-            command = [sys.executable, "-m", "gpu_worker.constraints"]
+            command = [sys.executable, "-P", "-m", "gpu_worker.constraints"]
             command += ["--control", control, "--memory", memory, "--tokenizer", f"/proc/self/fd/{tokenizer}"]
             command += ["--vocab-size", str(self._sizes.vocab_size), "--max-rows", str(self._sizes.max_rows)]
             command += ["--max-length", str(self._sizes.max_length), "--eos", *map(str, self._eos)]

@@ -161,7 +161,7 @@ class Agent:
             role="rank",
             local_world_size=self._num_ranks,
             entrypoint=sys.executable,
-            args=("-m", *self._command),
+            args=("-P", "-m", *self._command),
             rdzv_handler=place,
             max_restarts=0,
             monitor_interval=_MONITOR_SECONDS,

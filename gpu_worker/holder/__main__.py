@@ -3,6 +3,9 @@
 Owns its flags, its limit and its exit code. Imports no torch: it must cost little memory and start at once.
 """
 
+import gpu_worker.process.import_path  # noqa: F401
+
+# isort: split
 import argparse
 import logging
 import os

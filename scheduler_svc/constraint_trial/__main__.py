@@ -4,6 +4,9 @@ A packet brings the end of another socket. The last child is killed, and the nex
 takes too long has a successor at once. If the tokenizer cannot be read, the reason is sent and the process ends.
 """
 
+import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
 import argparse
 import gc
 import os

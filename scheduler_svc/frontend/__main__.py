@@ -4,6 +4,9 @@ The scheduler service starts it and owns the settings, so the flags are not a pu
 the parent: the address, a sign of life every second, and the reason of a failure.
 """
 
+import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
 import argparse
 import asyncio
 import json

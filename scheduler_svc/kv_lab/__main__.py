@@ -1,5 +1,8 @@
 """`python -m scheduler_svc.kv_lab`: the KV cache lab without the simulator."""
 
+import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
 import sys
 
 from scheduler_svc.flags import SettingError

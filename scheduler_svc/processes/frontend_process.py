@@ -148,7 +148,7 @@ class FrontendProcess:
         reading, writing = os.pipe()
         try:
             os.write(writing, self._secret)
-            command = [sys.executable, "-m", "scheduler_svc.frontend", "--listen", self.listen, *self._flags]
+            command = [sys.executable, "-P", "-m", "scheduler_svc.frontend", "--listen", self.listen, *self._flags]
             return subprocess.Popen(
                 [*command, "--secret-fd", str(reading)],
                 stdin=subprocess.DEVNULL,

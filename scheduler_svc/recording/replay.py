@@ -3,6 +3,9 @@
 Owns nothing. With --audit the core's invariants are checked after every event. Exit code 1 at the first difference.
 """
 
+import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
 import argparse
 from pathlib import Path
 

@@ -1,5 +1,8 @@
 """`tandem keys`: makes the CURVE keys with which workers of other hosts join. Owns the command's flags and output."""
 
+import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
 import argparse
 import sys
 from collections.abc import Sequence

@@ -3,6 +3,9 @@
 Owns the choice between the two and the exit codes: 2 after an error, which is one line on stderr; 130 if interrupted.
 """
 
+import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
 import os
 import sys
 from collections.abc import Sequence

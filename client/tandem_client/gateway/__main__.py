@@ -1,4 +1,4 @@
-"""`python -m tandem_client.gateway`: the OpenAI-compatible HTTP gateway.
+"""`python -P -m tandem_client.gateway`: the OpenAI-compatible HTTP gateway.
 
 Exit codes: 0 after SIGTERM or SIGINT, 2 for wrong settings, 1 for other failures.
 """

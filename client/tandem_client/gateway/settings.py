@@ -155,7 +155,7 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     fields = {field.name: field for field in dataclasses.fields(Settings)}
     given = _variables(environ, fields)
     parser = _Parser(
-        prog="python -m tandem_client.gateway",
+        prog="python -P -m tandem_client.gateway",
         description=_DESCRIPTION,
         allow_abbrev=False,
         usage="%(prog)s [FLAG ...]",

@@ -29,8 +29,17 @@ def missing_programs(modules: Sequence[str]) -> list[str]:
     return [module for module in modules if importlib.util.find_spec(module) is None]
 
 
+def _environment() -> dict[str, str]:
+    """Of a child, which imports nothing from its working directory, and so do the processes that it starts."""
+    found = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", PARENT: str(os.getpid())}
+    if "PYTHONPATH" in found:
+        # An empty entry means the working directory.
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, found["PYTHONPATH"].split(os.pathsep)))
+    return found
+
+
 class Child:
-    """One `python -m module arguments`, in a process group of its own so that a Ctrl-C reaches only its parent."""
+    """One `python -P -m module arguments`, in a process group of its own so that a Ctrl-C reaches only its parent."""
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], *, on_line: OnLine) -> None:
         self.name = name
@@ -64,12 +73,12 @@ class Child:
         output, its_end = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", self._module, *self.arguments),
+                *(sys.executable, "-P", "-m", self._module, *self.arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=its_end,
                 stderr=its_end,
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())},
+                env=_environment(),
             )
         except BaseException:
             os.close(output)

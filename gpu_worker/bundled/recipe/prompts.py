@@ -8,6 +8,9 @@ completions of other prompts, and repeats less than that of a rejected candidate
     python -m gpu_worker.bundled.recipe.prompts --choose   write prompts.txt again (after training)
 """
 
+import gpu_worker.process.import_path  # noqa: F401
+
+# isort: split
 import argparse
 import re
 import sys

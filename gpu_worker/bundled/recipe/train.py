@@ -7,6 +7,9 @@ and the same dropout noise on every run, so an interrupted run continues with th
     python -m gpu_worker.bundled.recipe.train --verify       measure the committed model again
 """
 
+import gpu_worker.process.import_path  # noqa: F401
+
+# isort: split
 import argparse
 import json
 import platform

@@ -186,7 +186,7 @@ class TrialProcess:
             file.write(self._tokenizer_json)
             file.flush()
             inherited = theirs.fileno(), tokenizer
-            command = [sys.executable, "-m", "scheduler_svc.constraint_trial"]
+            command = [sys.executable, "-P", "-m", "scheduler_svc.constraint_trial"]
             command += ["--control", str(inherited[0]), "--tokenizer", str(inherited[1])]
             command += ["--vocab-size", str(self._vocab_size), "--eos", *map(str, self._eos)]
             nothing = subprocess.DEVNULL

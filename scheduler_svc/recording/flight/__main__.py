@@ -1,5 +1,8 @@
 """`python -m scheduler_svc.recording.flight FILE`: prints a file of the flight recorder as a timeline."""
 
+import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
 import argparse
 import os
 import sys

@@ -23,7 +23,7 @@ def fleet(*arguments: str) -> Fleet:
 def test_a_worker_gets_the_address_the_folder_of_its_keys_and_its_own_flags() -> None:
     found = fleet("--workers", "3", "--", "--model", "/models/x", "--device", "cuda")
     assert found.command("/python") == [
-        *("/python", "-m", "gpu_worker", "--connect", "tcp://scheduler:50060", "--keys", "/etc/tandem/gpu"),
+        *("/python", "-P", "-m", "gpu_worker", "--connect", "tcp://scheduler:50060", "--keys", "/etc/tandem/gpu"),
         *("--exit-with-parent", "--model", "/models/x", "--device", "cuda"),
     ]
     assert found.bundle() == {"CPU": 1.0, "GPU": 1.0}
@@ -33,7 +33,7 @@ def test_a_group_is_one_bundle_and_one_process_that_starts_its_ranks() -> None:
     found = fleet("--ranks", "4", "--cpus", "8", "--", "--device=cuda")
     assert found.bundle() == {"CPU": 8.0, "GPU": 4.0}
     command = found.command("/python")
-    assert command[:3] == ["/python", "-m", "gpu_worker"] and "--exit-with-parent" in command
+    assert command[:4] == ["/python", "-P", "-m", "gpu_worker"] and "--exit-with-parent" in command
     assert command[command.index("--ranks") + 1] == "4"
 
 

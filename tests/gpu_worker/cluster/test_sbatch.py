@@ -74,7 +74,7 @@ def test_a_worker_that_ends_is_started_again_until_its_settings_are_refused(slur
     assert script.returncode == 2
     assert len(calls(slurm)) == 4
     assert calls(slurm)[0] == (
-        "--kill-on-bad-exit=1 python3 -m gpu_worker --connect tcp://s:1 --keys /k --model /m --device cuda "
+        "--kill-on-bad-exit=1 python3 -P -m gpu_worker --connect tcp://s:1 --keys /k --model /m --device cuda "
         "--exit-with-parent --max-rows 4"
     )
     assert "the worker ended with exit code 1; it starts again in 1 s" in output

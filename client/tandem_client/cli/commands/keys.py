@@ -16,4 +16,4 @@ PROGRAM = "scheduler_svc"
 def keys(context: typer.Context) -> None:
     """Make the keys with which workers on other hosts join."""
     require_programs([PROGRAM], "tandem keys")
-    os.execv(sys.executable, [sys.executable, "-m", f"{PROGRAM}.remote", *context.args])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", f"{PROGRAM}.remote", *context.args])

@@ -16,4 +16,4 @@ PROGRAM = "scheduler_svc"
 def simulate(context: typer.Context) -> None:
     """Predict speed and latency for a machine, model and workload, with the real scheduler on virtual time."""
     require_programs([PROGRAM], "tandem simulate")
-    os.execv(sys.executable, [sys.executable, "-m", f"{PROGRAM}.simulator", *context.args])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", f"{PROGRAM}.simulator", *context.args])

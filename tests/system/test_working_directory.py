@@ -1,0 +1,209 @@
+"""Files of the working directory with names of libraries: no program and no process that one starts imports them."""
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import PROGRAMS, files, module_name, tree
+from tests.rigs.processes import child_environment
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
+
+# Libraries beside the standard one, and the own packages.
+OTHERS = (
+    *(
+        "grpc",
+        "google",
+        "grpc_health",
+        "zmq",
+        "pydantic",
+        "numpy",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+    ),
+    *(
+        "safetensors",
+        "llguidance",
+        "prometheus_client",
+        "h11",
+        "jinja2",
+        "uvicorn",
+        "uvloop",
+        "httptools",
+        "typer",
+        "click",
+        "rich",
+    ),
+    *("prompt_toolkit", "tandem_client", "gpu_worker", "scheduler_svc", "tandem"),
+)
+SHADOW = """
+import os, sys
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "ran"), "a") as file:
+    print(__name__, *sys.orig_argv, file=file)
+raise ImportError(f"{__name__} of the working directory was imported")
+"""
+MAIN = '__name__ == "__main__"'
+# Every module that is a program.
+ENTRIES = [
+    module_name(path).removesuffix(".__main__")
+    for path in files(*PROGRAMS)
+    if "recipe" not in path.parts
+    and any(isinstance(node, ast.If) and ast.unparse(node.test).replace("'", '"') == MAIN for node in tree(path).body)
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a file of each name, which notes who imports it."""
+    names = {*sys.stdlib_module_names, *OTHERS} - {*sys.builtin_module_names, "__main__"}
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(SHADOW)
+    return tmp_path
+
+
+def environment(**changed: str) -> dict[str, str]:
+    """The packages are found through PYTHONPATH, whose empty entry means the working directory."""
+    found = child_environment() | changed
+    found.pop("PYTHONSAFEPATH", None)
+    return found
+
+
+def ran(folder: Path) -> str:
+    """The names of the files that were imported, and by which commands."""
+    file = folder / "ran"
+    return file.read_text() if file.exists() else ""
+
+
+def run(folder: Path, *command: str, **changed: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment(**changed),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+
+
+def test_the_files_are_imported_without_protection(folder: Path) -> None:
+    """Else the tests below would show nothing."""
+    assert run(folder, "-c", "import random").returncode == 1
+    assert ran(folder).startswith("random ")
+
+
+def help_of(folder: Path, *command: str, **changed: str) -> None:
+    """Runs a program that imports its modules and ends."""
+    arguments = [str(os.getpid()), "true"] if command[-1].endswith(".leash") else ["--help"]
+    done = run(folder, *command, *arguments, **changed)
+    assert ran(folder) == "", done.stderr
+    # Ray, which only the cluster's commands need, is not installed everywhere.
+    assert done.returncode == 0 or "ray" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.startswith("tandem_client")])
+def test_a_program_of_the_client_imports_nothing_from_the_working_directory(folder: Path, entry: str) -> None:
+    help_of(folder, "-P", "-m", entry)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if not entry.startswith("tandem_client")])
+def test_a_service_leaves_the_working_directory_without_the_flag_too(folder: Path, entry: str) -> None:
+    """Only its own package, and what Python itself needs to start, could still be taken from there.
+
+    An empty entry of PYTHONPATH, which also means the working directory, counts for nothing.
+    """
+    started = run(folder.parent, "-c", "import runpy, sys; print(*sys.modules)").stdout.split()
+    for name in {"scheduler_svc", "gpu_worker", *(name.partition(".")[0] for name in started)}:
+        (folder / f"{name}.py").unlink(missing_ok=True)
+    help_of(folder, "-m", entry, PYTHONPATH=environment()["PYTHONPATH"] + os.pathsep)
+
+
+def commands(path: Path) -> Sequence[str]:
+    """The lists of words in a file that run a module, as text."""
+    lists = [node.elts for node in ast.walk(tree(path)) if isinstance(node, ast.List | ast.Tuple)]
+    words = [[each.value if isinstance(each, ast.Constant) else None for each in elements] for elements in lists]
+    return [str(found) for found in words if "-m" in found]
+
+
+def test_every_command_of_a_module_has_the_flag() -> None:
+    found = {f"{path}: {command}" for path in files(*PROGRAMS) for command in commands(path)}
+    assert len(found) >= 8
+    assert [each for each in sorted(found) if "'-P', '-m'" not in each] == []
+
+
+PROGRAM = """
+import multiprocessing, sys, types
+if __name__ == "__main__":
+    # As if it were a program of the worker.
+    sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="gpu_worker")
+    import gpu_worker.process.import_path
+    sys.modules["__main__"].__spec__ = None
+    BODY
+    print("done")
+"""
+OF_MULTIPROCESSING = """
+    for method in ("spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            assert pool.apply(len, ("abc",)) == 3
+"""
+OF_TORCH = """
+    from torch._inductor.compile_worker.subproc_pool import SubprocPool
+    pool = SubprocPool(1)
+    assert pool.submit(len, "abc").result() == 3
+    pool.shutdown()
+"""
+
+
+@pytest.mark.parametrize("body", [OF_MULTIPROCESSING, pytest.param(OF_TORCH, marks=pytest.mark.long)])
+def test_processes_of_libraries_import_nothing_from_the_working_directory(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, body: str
+) -> None:
+    """Those of multiprocessing, and those in which torch compiles."""
+    program = tmp_path_factory.mktemp("program") / "main.py"
+    program.write_text(PROGRAM.replace("BODY", body.strip()))
+    done = run(folder, str(program))
+    assert ran(folder) == "", done.stderr
+    assert done.stdout == "done\n", done.stderr
+
+
+def ask(url: str, body: dict[str, object]) -> str:
+    """The text of the first choice."""
+    headers = {"content-type": "application/json", "authorization": "Bearer none"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+        return str(json.load(answer)["choices"][0]["message"]["content"])
+
+
+def test_a_whole_service_imports_nothing_from_the_working_directory(folder: Path, tmp_path: Path) -> None:
+    """`tandem serve`: scheduler, front end, trial of a grammar, chat's template, worker, mask server, two gateways."""
+    command = [str(Path(sys.executable).with_name("tandem")), "serve", "--http=127.0.0.1:0", "--listen=127.0.0.1:0"]
+    command += [f"--runtime-dir={tmp_path / 'r'}", "--device=cpu", "--gateway=--processes 2"]
+    command += ["--worker=--threads 1 --max-rows 2 --max-length 512"]
+    lines = list[str]()
+    with subprocess.Popen(
+        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as serving:
+        assert serving.stdout is not None
+        reader = threading.Thread(target=lines.extend, args=(serving.stdout,), daemon=True)
+        reader.start()
+        try:
+            until(lambda: any("ready: " in line for line in lines) or serving.poll() is not None)
+            (url,) = {line.split()[-1] for line in lines if "gateway listening on" in line}
+            asked: dict[str, object] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+            assert ask(url, {**asked, "structured_outputs": {"choice": ["yes"]}}) == "yes"
+        finally:
+            serving.send_signal(signal.SIGINT)
+            serving.wait(TIMEOUT_SECONDS)
+            reader.join(TIMEOUT_SECONDS)
+    assert ran(folder) == "", "".join(lines)
