@@ -6,6 +6,7 @@ Owns the order of these checks. The limits themselves belong to `geometry`, `win
 import os
 from pathlib import Path
 
+from gpu_worker.checkpoint.generation import read_generation
 from gpu_worker.checkpoint.locate import check_folder, locate
 from gpu_worker.geometry import Geometry, default_chunk_align
 from gpu_worker.link.remote import check_address, read_keys
@@ -33,6 +34,7 @@ def check_before_imports(settings: WorkerSettings) -> Path:
         KeyFile(settings.runtime_dir).read()
     folder = locate(settings.model)
     check_folder(folder)
+    read_generation(folder)
     return folder
 
 

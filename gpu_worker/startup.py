@@ -136,10 +136,12 @@ def _log_timings(timings: Timings, runner: Runner) -> None:
 def _warn_of(files: ModelFiles) -> None:
     if not files.tokenizer.backend_json:
         log.warning("%s has no tokenizer: prompts and outputs are token ids only", files.folder)
-    if files.unsupported:
+    for note in files.generation.notes:
+        log.warning("%s", note)
+    if files.generation.unsupported:
         log.warning(
             "generation_config.json contains %s, which is not supported; it is ignored",
-            ", ".join(files.unsupported)[:500],
+            ", ".join(files.generation.unsupported)[:500],
         )
 
 

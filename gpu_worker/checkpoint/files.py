@@ -6,45 +6,32 @@ Knows nothing of torch modules, pages, plans or sockets.
 
 import hashlib
 import json
+import logging
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from gpu_worker.checkpoint.generation import GENERATION_FILE, Generation, eos_ids, read_generation
 from gpu_worker.checkpoint.locate import read_json, read_settings
 from gpu_worker.checkpoint.tokenizer import ModelTokenizer, read_tokenizer, source_hashes
 from gpu_worker.checkpoint.weights import ModelRefused, WeightFiles, find_weights
-from gpu_worker.failures import first_line
+
+log = logging.getLogger(__name__)
 
 # Samples of a model's weights for its identity, distributed over the shards by size.
 _SAMPLE_BYTES, _NUM_SAMPLES = 4096, 1024
 _LEAST_SAMPLES = 4
-# Options of generation_config.json that change tokens and are not supported, with their values for "off".
-_UNSUPPORTED = {
-    "bad_words_ids": None,
-    "begin_suppress_tokens": None,
-    "encoder_repetition_penalty": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "exponential_decay_length_penalty": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "guidance_scale": 1.0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
-    "num_beams": 1,
-    "penalty_alpha": 0.0,
-    "sequence_bias": None,
-    "stop_strings": None,
-    "suppress_tokens": None,
-    "typical_p": 1.0,
-}
+# As the scheduler takes it in Join.
+_MAX_VOCABULARY = 1 << 24
+# The worker's setting decides in which dtype a model is served.
+_DTYPES = ("dtype", "torch_dtype")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,63 +42,91 @@ class ModelFiles:
     config: PreTrainedConfig
     weights: WeightFiles
     eos_token_ids: tuple[int, ...]
-    # Settings of sampling, by their names in GenerationDefaults of worker.proto.
-    defaults: dict[str, float]
-    # Unsupported options of generation_config.json, as `name value`.
-    unsupported: tuple[str, ...]
+    generation: Generation
     # Empty without a tokenizer: prompts and outputs are token ids then.
     tokenizer: ModelTokenizer
 
 
 def read_files(folder: Path) -> ModelFiles:
     """Reads the folder, and only the headers of weights. Raises ModelRefused, or OSError with the file's name."""
-    config = _read_config(folder)
-    try:
-        has_options = (folder / "generation_config.json").is_file()
-        generation = GenerationConfig.from_pretrained(folder) if has_options else GenerationConfig()
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelRefused(f"{folder}/generation_config.json cannot be used: {first_line(error)}") from error
-    eos = generation.eos_token_id if generation.eos_token_id is not None else getattr(config, "eos_token_id", None)
-    eos_ids = eos if isinstance(eos, list) else [eos] if eos is not None else []
-    vocab_size = int(config.get_text_config().vocab_size)
-    for token in eos_ids:
-        if not 0 <= int(token) < vocab_size:
-            raise ModelRefused(
-                f"eos_token_id is {token}; it must be 0 to {vocab_size - 1}, the model's vocabulary: "
-                "correct generation_config.json or config.json"
-            )
+    config = read_config(folder)
+    generation = read_generation(folder)
     return ModelFiles(
         folder=folder,
         config=config,
         weights=find_weights(folder),
-        eos_token_ids=tuple(int(token) for token in eos_ids),
-        defaults=_sampling_defaults(generation),
-        unsupported=_unsupported_options(generation),
-        tokenizer=read_tokenizer(folder, vocab_size),
+        eos_token_ids=stop_ids(config, generation, folder),
+        generation=generation,
+        tokenizer=read_tokenizer(folder, int(config.get_text_config().vocab_size), config),
     )
 
 
-def _read_config(folder: Path) -> PreTrainedConfig:
+def read_config(folder: Path) -> PreTrainedConfig:
+    """config.json as Transformers reads it. Raises ModelRefused, or OSError with the file's name."""
     path = folder / "config.json"
-    _refuse_unknown_model(path, read_settings(folder))
+    settings = read_settings(folder)
+    _refuse_unknown_model(path, settings)
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except OSError:
+        with tempfile.TemporaryDirectory(prefix="tandem-config-") as cleaned:
+            (Path(cleaned) / path.name).write_text(json.dumps(_cleaned(settings, path)))
+            config = AutoConfig.from_pretrained(cleaned, trust_remote_code=False)
+        # Equal configs in different folders describe one model.
+        config._name_or_path = ""
+        parts = (config, config.get_text_config())
+    except (OSError, ModelRefused):
         raise
     except Exception as error:  # any error of a config class of Transformers
-        raise ModelRefused(f"{path} cannot be used: {first_line(error)}") from error
-    for part in (config, config.get_text_config()):
+        raise ModelRefused(f"{path} cannot be used: {' '.join(str(error).split())[:300]}") from error
+    for part in parts:
+        if not isinstance(part, PreTrainedConfig):
+            raise ModelRefused(f"{path} has a text_config that is not an object of settings: correct the file")
         # A forward returns logits only.
         part.return_dict = True
         for name in ("output_attentions", "output_hidden_states", "output_router_logits"):
             if getattr(part, name, False):
                 setattr(part, name, False)
+    size = getattr(parts[1], "vocab_size", None)
+    if not isinstance(size, int) or not 1 <= size <= _MAX_VOCABULARY:
+        raise ModelRefused(f"vocab_size in {path} is {size!r}; it must be 1 to {_MAX_VOCABULARY}: correct the file")
     return config
+
+
+def _cleaned(settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The settings, and those of parts, without dtypes, and with stop ids as a list of numbers."""
+    cleaned = {name: value for name, value in settings.items() if name not in _DTYPES}
+    for name, value in cleaned.items():
+        if isinstance(value, dict):
+            cleaned[name] = _cleaned(value, path)
+    if isinstance(cleaned.get("eos_token_id"), list):
+        notes = list[str]()
+        cleaned["eos_token_id"] = list(eos_ids(cleaned["eos_token_id"], path, notes) or ())
+        for note in notes:
+            log.warning("%s", note)
+    return cleaned
+
+
+def stop_ids(config: PreTrainedConfig, generation: Generation, folder: Path) -> tuple[int, ...]:
+    """The stop ids of generation_config.json, or else of config.json. Raises ModelRefused."""
+    text, name = config.get_text_config(), GENERATION_FILE
+    ids, notes = generation.eos_token_ids, list[str]()
+    for part in (config, text):
+        if ids is None:
+            name = "config.json"
+            ids = eos_ids(getattr(part, "eos_token_id", None), folder / name, notes)
+    for token in ids or ():
+        if not 0 <= token < text.vocab_size:
+            raise ModelRefused(
+                f"eos_token_id in {folder / name} is {token}; it must be 0 to {text.vocab_size - 1}, the model's "
+                "vocabulary: correct the file"
+            )
+    return ids or ()
 
 
 def _refuse_unknown_model(path: Path, settings: dict[str, Any]) -> None:
     """Raises ModelRefused if Transformers lacks the model type, because a checkpoint's own code is never run."""
     kind, own_code = settings.get("model_type"), settings.get("auto_map") or {}
+    if kind is not None and not isinstance(kind, str):
+        raise ModelRefused(f"{path} has model_type {kind!r:.80}; it must be a name, as Transformers saves it")
     if kind in CONFIG_MAPPING and (kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or not own_code):
         return
     installed, written_by = transformers.__version__, settings.get("transformers_version")
@@ -164,20 +179,3 @@ def _fingerprint(path: Path, num_samples: int) -> Iterator[bytes]:
         for offset in range(start, size, stride):
             file.seek(offset)
             yield file.read(_SAMPLE_BYTES)
-
-
-def _sampling_defaults(generation: GenerationConfig) -> dict[str, float]:
-    # The penalty applies to greedy decoding too, as in Transformers.
-    penalty = {"repetition_penalty": generation.repetition_penalty or 1.0}
-    if not generation.do_sample:
-        return penalty | {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    usual = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    given = {name: type(off)(value) for name, off in usual.items() if (value := getattr(generation, name)) is not None}
-    return penalty | usual | given
-
-
-def _unsupported_options(generation: GenerationConfig) -> tuple[str, ...]:
-    asked = {name: getattr(generation, name, None) for name in _UNSUPPORTED}
-    return tuple(
-        f"{name} {value}" for name, value in asked.items() if value is not None and value != _UNSUPPORTED[name]
-    )

@@ -75,7 +75,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ModelRefused, or OSError with the file's name."""
     try:
         settings = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelRefused(f"{path} is not JSON: {error}; download it again") from error
     if not isinstance(settings, dict):
         raise ModelRefused(f"{path} is not a JSON object; download it again")

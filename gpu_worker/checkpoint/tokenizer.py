@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
 from gpu_worker.checkpoint.locate import read_json
 from gpu_worker.checkpoint.weights import ModelRefused
@@ -66,14 +66,16 @@ def source_hashes(folder: Path) -> Iterator[tuple[str, bytes]]:
             yield path.relative_to(folder).as_posix(), hashlib.file_digest(file, "sha256").digest()
 
 
-def read_tokenizer(folder: Path, vocab_size: int) -> ModelTokenizer:
+def read_tokenizer(folder: Path, vocab_size: int, config: PreTrainedConfig | None = None) -> ModelTokenizer:
     """Builds the tokenizer of a folder; an empty one if there is none that can be served.
+
+    `config`: config.json as `files.read_config` corrects it; without it AutoTokenizer reads the file itself.
 
     Raises ModelRefused if its files cannot be used, belong to a model with a larger vocabulary, or are too large.
     """
     if not any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
         return ModelTokenizer()
-    tokenizer = _built(folder)
+    tokenizer = _built(folder, config)
     if tokenizer is None:
         return ModelTokenizer()
     backend: Tokenizer = tokenizer.backend_tokenizer
@@ -100,14 +102,14 @@ def read_tokenizer(folder: Path, vocab_size: int) -> ModelTokenizer:
     return made
 
 
-def _built(folder: Path) -> Any:
+def _built(folder: Path, config: PreTrainedConfig | None) -> Any:
     """AutoTokenizer's tokenizer. If that one cannot travel, tokenizer.json's, or None without that file."""
-    config = {name: read_json(folder / name) for name in _JSON if (folder / name).is_file()}
-    has_own_code = bool(config.get("tokenizer_config.json", {}).get("auto_map"))
+    written = {name: read_json(folder / name) for name in _JSON if (folder / name).is_file()}
+    has_own_code = bool(written.get("tokenizer_config.json", {}).get("auto_map"))
     options = {"trust_remote_code": False, "local_files_only": True}
     try:
         # mistral-common's tokenizer has no backend that could travel.
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, mistral_format=False, **options)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, config=config, mistral_format=False, **options)
         own_text = not isinstance(tokenizer, PreTrainedTokenizerFast) or (
             type(tokenizer)._decode is not PreTrainedTokenizerFast._decode
         )

@@ -60,7 +60,7 @@ def join_message(
         model=settings.served_name or own_name,
         logit_rows=geometry.logit_rows,
         eos_token_ids=files.eos_token_ids,
-        defaults=pb.GenerationDefaults(**files.defaults),
+        defaults=pb.GenerationDefaults(**files.generation.defaults),
         **texts(files),
         pid=pid_of(ranks),
         standby=settings.standby,
