@@ -5,6 +5,7 @@ the final state of the model. Knows nothing of pages, plans or sockets.
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import is_accelerate_available
 from transformers.utils import logging as transformers_logging
 
@@ -21,6 +22,7 @@ from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack, pack_linears
 from gpu_worker.checkpoint.merged import Groups, merge_linears
 from gpu_worker.checkpoint.progress import Progress
+from gpu_worker.checkpoint.weights import WeightFiles, tensor_types
 from gpu_worker.cpu_operators.replace import replace_operators
 
 if TYPE_CHECKING:
@@ -31,6 +33,11 @@ log = logging.getLogger(__name__)
 # The title of Transformers' own progress bar, in 5.17 and 5.23.
 _BAR_OF_TRANSFORMERS = "Loading weights"
 _NUM_NAMED = 3
+# Kinds of tensors that the warning of unused ones names.
+_NUM_KINDS = 16
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+# As safetensors names them.
+_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def loads_to_device(device: torch.device) -> bool:
@@ -92,6 +99,8 @@ def load_plain(
                 device_map=None if device is None else {"": device},
                 **({} if shared is None else {"distributed_config": shared}),
                 trust_remote_code=False,
+                # Transformers would read the folder's, which says nothing of weights.
+                generation_config=GenerationConfig(),
                 # Different shapes are collected with other faults, and refused below.
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
@@ -110,6 +119,8 @@ def load_plain(
     finally:
         progress.close()
     check_complete(found)
+    _check_dtypes(model, files.weights)
+    _warn_of_unused(found["unexpected_keys"])
     return model
 
 
@@ -139,7 +150,7 @@ def _own_part(parameter: nn.Parameter) -> Tensor:
 
 
 def check_complete(found: Mapping[str, Any]) -> None:
-    """Raises ModelRefused unless the checkpoint has exactly the tensors of the model.
+    """Raises ModelRefused unless the checkpoint has every tensor of the model, in its shape.
 
     found: Transformers' `output_loading_info`, without tied weights and the model's own exceptions.
     """
@@ -151,13 +162,38 @@ def check_complete(found: Mapping[str, Any]) -> None:
             f"{_some([entry[0] for entry in mismatched])} of another shape than in config.json: "
             f"{name} is {list(stored)}, expected {list(wanted)}; {hint}"
         )
-    for problem, key in (("missing from the checkpoint", "missing_keys"), ("unknown to the model", "unexpected_keys")):
-        if found[key]:
-            raise ModelRefused(f"{_some(sorted(found[key]))} {problem}; {hint}")
+    if missing := sorted(found["missing_keys"]):
+        raise ModelRefused(f"{_some(missing)} missing from the checkpoint; {hint}")
+
+
+def _check_dtypes(model: PreTrainedModel, files: WeightFiles) -> None:
+    """Raises ModelRefused for a weight that is stored as anything but a plain floating-point number.
+
+    Transformers casts it, and quantised numbers are nothing without their scales. Tensors that the model does not use
+    may have any dtype.
+    """
+    of_model = model.state_dict(keep_vars=True)
+    for path in files.paths:
+        for name, (kind, _) in tensor_types(path).items():
+            used = of_model.get(name, of_model.get(f"{model.base_model_prefix}.{name}"))
+            if kind not in _FLOATS and used is not None and used.is_floating_point():
+                raise ModelRefused(f"{name} in {path} has dtype {kind}; a weight is one of {', '.join(_FLOATS)}")
+
+
+def _warn_of_unused(names: Iterable[str]) -> None:
+    """Names the tensors that the model does not have, those of all layers as one."""
+    unused = sorted(names)
+    if unused:
+        kinds = list(dict.fromkeys(_NUMBER.sub("*", name) for name in unused))
+        more = ", …" if len(kinds) > _NUM_KINDS else ""
+        log.warning(
+            "%d tensors of the checkpoint are unknown to the model and ignored, as Transformers does: %s%s",
+            *(len(unused), ", ".join(kinds[:_NUM_KINDS])[:1000], more),
+        )
 
 
 def _some(names: list[str]) -> str:
-    """The number of tensors, and the first few names."""
+    """The number of tensors, and the first few names, before "missing" or the like."""
     if len(names) == 1:
         return f"1 tensor ({names[0]}) is"
     more = ", …" if len(names) > _NUM_NAMED else ""

@@ -108,10 +108,6 @@ def test_a_tied_head_may_be_missing(tmp_path: Path) -> None:
             r"^4 tensors \(model.layers.0.mlp.down_proj.weight, .*, …\) are missing from the checkpoint",
         ),
         (
-            {"model__layers__1__mlp__up_proj__weight": torch.zeros(48, 32)},
-            r"^1 tensor \(model.layers.1.mlp.up_proj.weight\) is unknown to the model; checkpoint and",
-        ),
-        (
             {"model__norm__weight": torch.zeros(16)},
             r"^1 tensor \(model.norm.weight\) is of another shape than in config.json: "
             r"model.norm.weight is \[16\], expected \[32\]; checkpoint and",
@@ -125,6 +121,37 @@ def test_a_checkpoint_that_contradicts_the_config_is_refused(
         load_weights(read_files(rewritten(saved, tmp_path / "m", **tensors)), device=CPU, dtype=torch.float32)
     # Transformers' own report would precede the cause, in colours.
     assert "REPORT" not in capfd.readouterr().err
+
+
+def test_tensors_that_the_model_does_not_have_are_named_in_one_warning_and_ignored(
+    saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    unused = {
+        # A value head, tables of other versions, a buffer of a type that no weight has.
+        "v_head__summary__weight": torch.zeros(1, 32),
+        "model__layers__0__self_attn__rotary_emb__cos_cached": torch.zeros(4, dtype=torch.int64),
+        "model__layers__1__self_attn__rotary_emb__cos_cached": torch.zeros(4),
+        "model__layers__0__attention__bias": torch.ones(2, 2, dtype=torch.bool),
+    }
+    expected = load_weights(read_files(saved), device=CPU, dtype=torch.float32)
+    assert not caplog.records
+    model = load_weights(read_files(rewritten(saved, tmp_path / "m", **unused)), device=CPU, dtype=torch.float32)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "4 tensors of the checkpoint are unknown to the model and ignored, as Transformers does: "
+        "model.layers.*.attention.bias, model.layers.*.self_attn.rotary_emb.cos_cached, v_head.summary.weight"
+    )
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.bool, torch.float8_e4m3fn])
+def test_a_weight_that_is_no_plain_number_is_refused(saved: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    folder = rewritten(saved, tmp_path / "m", model__norm__weight=torch.ones(32).to(dtype))
+    with pytest.raises(
+        ModelRefused, match=r"model.norm.weight in .* has dtype \w+; a weight is one of F64, F32, F16, BF16"
+    ):
+        load_weights(read_files(folder), device=CPU, dtype=torch.float32)
 
 
 def test_experts_of_other_shapes_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
