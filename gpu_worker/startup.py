@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ from gpu_worker.memory.device_memory import free_bytes, resident_growth
 from gpu_worker.memory.host_memory import check_host_memory
 from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.machine import machine_of
-from gpu_worker.memory.model_facts import model_facts
+from gpu_worker.memory.model_facts import check_same_computation, model_facts
 from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizes import Sizes
 from gpu_worker.memory.sizing import choose_sizes
@@ -111,7 +112,14 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
     runner.weights = WeightsLoader(
-        model, files, runner, dtype=dtype, layers=layers, ranks=ranks, agree=lambda ok: together.least([ok]) == [1]
+        model,
+        files,
+        runner,
+        dtype=dtype,
+        layers=layers,
+        check_config=partial(check_same_computation, files.config, dtype=dtype, packs=packs),
+        ranks=ranks,
+        agree=lambda ok: together.least([ok]) == [1],
     )
     log.info("self-check passed: logits differ from eager attention's by %.2g", error)
     for line in ledger(sizes, str(device), costs.dtype, measured):

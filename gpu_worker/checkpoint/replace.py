@@ -1,17 +1,14 @@
 """Replaces the weights of a loaded model by those of another folder, in place: every tensor keeps its memory.
 
-First everything is checked (`read_weights`): the files are complete, each tensor of the model is there with its shape
-and a floating-point dtype, and all values are finite. Then `replace_weights` copies; an error in it leaves the model
-unusable. A rank of a group checks the whole weights and copies its part. Owns both, and
-the way from a parameter's name to the memory that holds it: packed, merged, shared by ranks, or in a native operator.
+First everything is checked: `read_weights` loads the folder as a start does, and its values are finite; `check_targets`
+finds the memory of each tensor. Then `replace_weights` copies; an error in it leaves the model unusable. A rank of a
+group checks the whole weights and copies its part. Owns both, and the way from a parameter's name to the memory that
+holds it: packed, merged, shared by ranks, or in a native operator.
 Knows nothing of pages, plans or sockets.
 """
 
-import copy
-import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +17,9 @@ from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
 from gpu_worker.checkpoint.linear import PackedLinear
 from gpu_worker.checkpoint.loading import load_plain
 from gpu_worker.checkpoint.merged import MergedLinear
-from gpu_worker.checkpoint.weights import WeightFiles, find_weights, tensor_types
+from gpu_worker.checkpoint.weights import WeightFiles
 from gpu_worker.cpu_operators.norms import NativeNorm
 from gpu_worker.process.ranks import SINGLE, Ranks
-
-log = logging.getLogger(__name__)
-
-_FLOATS = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,30 +37,20 @@ class NewWeights:
         return _states(self.files) != self.states
 
 
-def read_weights(folder: Path, own: ModelFiles, dtype: torch.dtype) -> NewWeights:
-    """Checks the folder's weights for the model of `own`. Raises ModelRefused, which names the tensor, and OSError."""
-    files = find_weights(folder)
-    states = _states(files)
-    _check_types(files, own.weights)
-    model = load_plain(replace(own, folder=folder, weights=files, config=copy.deepcopy(own.config)), dtype=dtype)
+def read_weights(files: ModelFiles, dtype: torch.dtype) -> NewWeights:
+    """Loads the weights of a folder as a start does, and checks them. Raises ModelRefused, or OSError."""
+    states = _states(files.weights)
+    model = load_plain(files, dtype=dtype)
     tensors = {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise ModelRefused(f"{name} in {folder} has values that are not finite")
-    found = NewWeights(files=files, tensors=tensors, states=states)
+            raise ModelRefused(f"{name} in {files.folder} has values that are not finite")
+    found = NewWeights(files=files.weights, tensors=tensors, states=states)
     if found.has_changed():
-        raise ModelRefused(f"{folder} changed while it was checked; write weights to a new folder for each version")
+        raise ModelRefused(
+            f"{files.folder} changed while it was checked; write weights to a new folder for each version"
+        )
     return found
-
-
-def _check_types(files: WeightFiles, own: WeightFiles) -> None:
-    served = {name: shape for path in own.paths for name, (_, shape) in tensor_types(path).items()}
-    for path in files.paths:
-        for name, (kind, shape) in tensor_types(path).items():
-            if name in served and shape != served[name]:
-                raise ModelRefused(f"{name} in {path} is {list(shape)}, the served model's is {list(served[name])}")
-            if kind not in _FLOATS:
-                raise ModelRefused(f"{name} in {path} has dtype {kind}; the limit is {', '.join(_FLOATS)}")
 
 
 def _states(files: WeightFiles) -> tuple[tuple[int, ...], ...]:
@@ -85,6 +68,28 @@ def check_targets(model: nn.Module, weights: NewWeights, ranks: Ranks = SINGLE) 
         target = _target(model, name)
         if _part(tensor, target.shape, ranks).shape != target.shape:
             raise ModelRefused(f"{name} is {list(tensor.shape)}, the served model's is {list(target.shape)}")
+    for first, *others in _tied(model, weights.tensors):
+        ours = weights.tensors[first]
+        for name in others:
+            theirs = weights.tensors[name]
+            if theirs.data_ptr() != ours.data_ptr() and not torch.equal(theirs, ours):
+                raise ModelRefused(
+                    f"{name} differs from {first}, and the served model has one tensor for both; "
+                    "start the worker with this folder instead"
+                )
+
+
+def _tied(model: nn.Module, names: Iterable[str]) -> Iterator[list[str]]:
+    """Names of tensors that have the same memory in the model. Packed and merged layers have their own."""
+    by_memory: dict[int, list[str]] = {}
+    for name in names:
+        module, leaf = _place(model, name)
+        if not isinstance(module, (PackedLinear, MergedLinear)):
+            target = getattr(module, leaf)
+            target = target.to_local() if hasattr(target, "to_local") else target
+            if target.numel():
+                by_memory.setdefault(target.data_ptr(), []).append(name)
+    return (each for each in by_memory.values() if len(each) > 1)
 
 
 def _part(tensor: Tensor, shape: torch.Size, ranks: Ranks) -> Tensor:
@@ -138,7 +143,7 @@ def replace_weights(model: nn.Module, weights: NewWeights, ranks: Ranks = SINGLE
             module.replace(leaf, tensor)
         else:
             target, tensor = _local(getattr(module, leaf), tensor)
-            # A tied tensor once.
+            # Tied ones are equal.
             if target.data_ptr() not in copied:
                 copied.add(target.data_ptr())
                 target.copy_(tensor)

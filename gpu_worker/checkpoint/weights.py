@@ -15,6 +15,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+# What describes a model beside its weights, and the folder of more templates.
+DESCRIPTIONS = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja",
+)  # fmt: skip
+TEMPLATES = "additional_chat_templates"
+_MAX_TEMPLATES = 64
 # Formats that are read by unpickling, which can run any code.
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # A safetensors file: the header's length in 8 bytes, the header in JSON, the tensors.
@@ -67,7 +74,7 @@ def resolve_folder(folder: str, roots: Sequence[str]) -> Path:
 
 @contextmanager
 def opened_weights(folder: str, roots: Sequence[str]) -> Iterator[Path]:
-    """Opens the files of weights, and yields a folder of links to the open files, to be read in place of `folder`.
+    """Opens the files of a model, and yields a folder of links to the open files, to be read in place of `folder`.
 
     Links that change meanwhile change nothing: what was checked is what is read. Raises ModelRefused if the folder or
     one of the files is not in one of `roots`, and OSError.
@@ -81,8 +88,13 @@ def opened_weights(folder: str, roots: Sequence[str]) -> Iterator[Path]:
             # A shard that does not exist is refused when the view is read.
             for name in sorted(set(_read_index(view / _INDEX).values())):
                 _open_into(view, resolved, name, roots, stack)
-        # Transformers reads it with any weights. The served model has its own.
-        (view / "generation_config.json").write_text("{}")
+        templates = sorted(path.name for path in (resolved / TEMPLATES).glob("*.jinja"))
+        if len(templates) > _MAX_TEMPLATES:
+            raise ModelRefused(f"{resolved / TEMPLATES} has {len(templates)} templates; the limit is {_MAX_TEMPLATES}")
+        if templates:
+            (view / TEMPLATES).mkdir()
+        for name in (*DESCRIPTIONS, *(f"{TEMPLATES}/{each}" for each in templates)):
+            _open_into(view, resolved, name, roots, stack)
         yield view
 
 
@@ -135,7 +147,7 @@ def _read_index(index: Path) -> dict[str, str]:
     try:
         shard_of = json.loads(index.read_text())["weight_map"]
         names = [*shard_of.values()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelRefused(f"{index} is not an index of safetensors: {error}; {_AGAIN}") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
@@ -185,7 +197,7 @@ def _tensor_bytes(path: Path) -> dict[str, int]:
         spans = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}
         sizes = {name: int(end) - int(begin) for name, (begin, end) in spans.items()}
         whole = _LENGTH_BYTES + header_bytes + max((int(end) for _, end in spans.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelRefused(f"{path} has a corrupt header; {_AGAIN}") from error
     if size != whole:
         raise _truncated(path, size, whole)

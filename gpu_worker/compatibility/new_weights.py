@@ -11,11 +11,12 @@ from contextlib import ExitStack
 
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
+from gpu_worker.checkpoint.files import ModelFiles
 from gpu_worker.checkpoint.replace import NewWeights, check_targets, read_weights, replace_weights
+from gpu_worker.checkpoint.same_model import check_described, read_described
 from gpu_worker.checkpoint.weights import opened_weights
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.failures import first_line
@@ -36,16 +37,18 @@ class WeightsLoader:
         *,
         dtype: torch.dtype,
         layers: LayerMap,
+        check_config: Callable[[PreTrainedConfig], None],
         ranks: Ranks = SINGLE,
         agree: Callable[[bool], bool] = bool,
     ) -> None:
         """files: those that the worker started with. layers: as the model has them (`check_runner`).
 
+        check_config: raises ModelRefused for a config that computes something else than the model's.
         agree: whether all ranks of a group say yes; each calls it once per order.
         """
         self._model, self._files, self._runner = model, files, runner
         self._dtype, self._layers = dtype, layers
-        self._ranks, self._agree = ranks, agree
+        self._ranks, self._agree, self._check_config = ranks, agree, check_config
 
     def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
         """Loads, and returns the answer. Raises an error of the machine or ModelRefused after a byte was written."""
@@ -80,10 +83,14 @@ class WeightsLoader:
         try:
             folder = opened.enter_context(opened_weights(order.folder, order.roots))
             view = str(folder)
-            weights = read_weights(folder, self._files, self._dtype)
+            files = read_described(folder, self._files)
+            check_described(self._files, files)
+            self._check_config(files.config)
+            weights = read_weights(files, self._dtype)
             check_targets(self._model, weights, self._ranks)
-        except (ModelRefused, OSError, MemoryError, RuntimeError) as error:
-            why = first_line(error)
+        except Exception as error:  # also any error of Transformers, which a start would end with
+            is_plain = isinstance(error, (ValueError, OSError, MemoryError, RuntimeError))
+            why = first_line(error) if is_plain else f"{type(error).__name__}: {first_line(error)}"
             return None, why.replace(view, order.folder) if view else why
         return weights, ""
 

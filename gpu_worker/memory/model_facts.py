@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from inspect import getfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -24,8 +25,11 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from gpu_worker.attention.layers import LayerMap
+from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.merged import Groups
+from gpu_worker.checkpoint.same_model import differences
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.compatibility.computation import computation_of
 from gpu_worker.compatibility.shared_inputs import shared_inputs
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.estimate import estimate
@@ -34,6 +38,8 @@ log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parents[1]
 _MOST_BYTES, _MOST_FILES = 4 << 20, 64
+# Fields of a config that are tried alone to find which one differs, and fields that a refusal names.
+_MOST_TRIALS, _MOST_NAMED = 16, 4
 _SUM_BYTES = hashlib.sha256().digest_size * 2
 
 
@@ -45,6 +51,8 @@ class ModelFacts:
     costs: Costs
     # Linear layers that are merged.
     merged: Groups
+    # A hash of what the model computes with given weights (`compatibility.computation`).
+    computation: str
 
 
 def model_facts(config: PreTrainedConfig, *, dtype: torch.dtype, packs: bool, folder: Path | None = None) -> ModelFacts:
@@ -70,7 +78,38 @@ def examine(config: PreTrainedConfig, *, dtype: torch.dtype, packs: bool) -> Mod
     meta_model = meta_model_of(config, dtype=dtype)
     layers = check_model(meta_model)
     merged = shared_inputs(meta_model)
-    return ModelFacts(layers=layers, costs=estimate(meta_model, layers, dtype=dtype, packs=packs), merged=merged)
+    costs = estimate(meta_model, layers, dtype=dtype, packs=packs)
+    return ModelFacts(layers=layers, costs=costs, merged=merged, computation=computation_of(meta_model, layers))
+
+
+def check_same_computation(own: PreTrainedConfig, new: PreTrainedConfig, *, dtype: torch.dtype, packs: bool) -> None:
+    """Raises ModelRefused, which names the fields, unless both configs compute the same with the same weights."""
+    ours, theirs = own.to_dict(), new.to_dict()
+    if ours == theirs:
+        return
+    before, why = model_facts(own, dtype=dtype, packs=packs).computation, "config.json computes something else"
+    try:
+        if type(own) is type(new) and model_facts(new, dtype=dtype, packs=packs).computation == before:
+            return
+    except ModelRefused as error:
+        why = f"the model of config.json cannot be served, {error}"
+    differing = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    guilty = [name for name in differing[:_MOST_TRIALS] if not _computes(own, {name: theirs.get(name)}, before, dtype)]
+    named = ({name: each.get(name) for name in guilty or differing} for each in (ours, theirs))
+    raise ModelRefused(
+        f"{why}: {'; '.join(list(differences(*named))[:_MOST_NAMED])}; start the worker with this folder instead"
+    )
+
+
+def _computes(own: PreTrainedConfig, changes: dict[str, Any], computation: str, dtype: torch.dtype) -> bool:
+    """Whether the config computes this with these fields changed."""
+    if "model_type" in changes:
+        return False
+    try:
+        changed = type(own).from_dict(own.to_dict() | changes)
+        return examine(changed, dtype=dtype, packs=False).computation == computation
+    except Exception:  # any error of a config class of Transformers, because other fields belong to this one
+        return False
 
 
 def cache_folder() -> Path:
