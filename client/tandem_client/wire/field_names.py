@@ -6,14 +6,14 @@ Owns the replacement. Each caller has its own table of names.
 import re
 from collections.abc import Mapping
 
-_INDEXED = re.compile(r"(?P<path>[^\[]*)(?P<index>.*)", re.DOTALL)
-
 
 def name_of(field: str, names: Mapping[str, str]) -> str:
     """Returns the name of a path, with its index: `stop.stop_strings[0]` is `stop[0]`. Keeps an unknown path."""
-    found = _INDEXED.fullmatch(field)
-    assert found is not None, "the pattern takes any text"
-    return names.get(found["path"], found["path"]) + found["index"]
+    known = field.partition("[")[0]
+    # A path inside a field that is known: `constraint.json_schema.properties.a`.
+    while known not in names and known.count(".") > 1:
+        known = known.rpartition(".")[0]
+    return names.get(known, known) + field[len(known) :]
 
 
 def with_names(message: str, names: Mapping[str, str], *, field: str | None = None) -> str:

@@ -19,7 +19,7 @@ from scheduler_svc.frontend.constraints.grammar import (
     within_limit,
 )
 from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError
-from scheduler_svc.frontend.constraints.tool_schemas import StrictToolError, ToolSchemas
+from scheduler_svc.frontend.constraints.tool_schemas import ToolSchemas
 from scheduler_svc.frontend.constraints.trial_process import TRIAL_SECONDS, TrialProcess, Verdict
 from scheduler_svc.frontend.constraints.trials import Trials
 from scheduler_svc.frontend.model import Model
@@ -92,8 +92,7 @@ class ConstraintDoor:
                 return NO_CONSTRAINT
             within_limit(field, grammar)
         except GrammarError as error:
-            where = error.field if isinstance(error, StrictToolError) else field
-            raise self._refused(_reason(error), str(error), where) from None
+            raise self._refused(_reason(error), str(error), error.field or field) from None
         return dataclasses.replace(await self.judge(field, grammar, model, tenant), warnings=tools.warnings())
 
     async def _grammar(self, request: inference_pb2.GenerateRequest, model: Model) -> str:
@@ -105,7 +104,7 @@ class ConstraintDoor:
                 return await asyncio.to_thread(grammar_of, request.constraint)
             return grammar_of(request.constraint)
         except GrammarError as error:
-            raise self._refused(_reason(error), str(error)) from None
+            raise self._refused(_reason(error), str(error), error.field or "constraint") from None
 
     def check_served(self, model: Model) -> None:
         """Raises Refusal if the service takes no constraints."""

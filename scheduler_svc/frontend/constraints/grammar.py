@@ -1,13 +1,14 @@
 """Owns the grammar of a constraint: one canonical text for llguidance. Pure; imports no llguidance."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from typing import Any
 
 from tandem.v1 import constraint_pb2, inference_pb2
 
 from scheduler_svc.frontend.constraints.json_schema import check_schema, parsed
-from scheduler_svc.frontend.constraints.lark import check_lark
+from scheduler_svc.frontend.constraints.lark import checked_lark, written_lark
 from scheduler_svc.frontend.constraints.limits import (
     MAX_BYTES,
     MAX_CHOICES,
@@ -17,8 +18,10 @@ from scheduler_svc.frontend.constraints.limits import (
 )
 from scheduler_svc.frontend.constraints.repetition import check_pattern
 
+# An escape such as \\u0061 would be another spelling of a name, which llguidance takes for another name.
+_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 # A blank after each comma and colon, as people and models write JSON in one line, and no other white space.
-JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, **_ESCAPES}
 
 
 def grammar_of(constraint: constraint_pb2.Constraint) -> str:
@@ -39,21 +42,44 @@ def grammar_of(constraint: constraint_pb2.Constraint) -> str:
         case "choices":
             grammar = _choices(constraint.choices.choices)
         case "lark":
-            check_lark("constraint.lark", constraint.lark)
-            grammar = _lark(constraint.lark)
+            grammar = _lark(checked_lark("constraint.lark", constraint.lark, _inline))
     within_limit("constraint", grammar)
     return grammar
 
 
 def json_grammar(field: str, text: str) -> str:
     """Returns the grammar of a JSON schema. Raises GrammarError."""
-    schema = parsed(field, text)
-    check_schema(field, schema)
-    # llguidance takes its options from the schema's root.
-    if schema is False:
+    return _text({"json_schema": _schema_of(field, parsed(field, text), JSON_OPTIONS)})
+
+
+def _schema_of(field: str, schema: Mapping[str, Any] | bool, options: Mapping[str, object]) -> dict[str, Any]:
+    """A schema as llguidance takes it; its options stand in the root. Raises GrammarError."""
+    kept = check_schema(field, schema).schema
+    if kept is False:
         raise GrammarError(f"{field} is false; no output would match it")
-    options = {"x-guidance": JSON_OPTIONS}
-    return _text({"json_schema": options if schema is True else {**schema, **options}})
+    return {**({} if kept is True else kept), "x-guidance": options}
+
+
+def _inline(field: str, schema: Mapping[str, Any] | bool) -> dict[str, Any]:
+    """The schema of %json in a grammar of a caller, which has its own white space."""
+    return _schema_of(field, schema, _ESCAPES)
+
+
+def _own(field: str, schema: Mapping[str, Any] | bool) -> dict[str, Any]:
+    """The schema of %json in a grammar of ours, which has its options."""
+    options = JSON_OPTIONS if isinstance(schema, bool) else schema.get("x-guidance", JSON_OPTIONS)
+    return _schema_of(field, schema, options)
+
+
+def with_written_schemas(field: str, grammar: str) -> str:
+    """A grammar of an answer of a chat, with the schemas in its rules as llguidance takes them. Raises GrammarError."""
+    if not grammar.startswith("{"):
+        return grammar
+    whole = json.loads(grammar)
+    for one in whole["grammars"]:
+        if "lark_grammar" in one:
+            one["lark_grammar"] = written_lark(field, one["lark_grammar"], _own)
+    return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
 
 
 def _choices(texts: Sequence[str]) -> str:

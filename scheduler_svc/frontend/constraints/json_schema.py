@@ -1,15 +1,16 @@
-"""Checks a JSON schema before it is compiled: its keywords and its sizes. Owns no state.
+"""Checks a JSON schema before it is compiled: its keywords and its sizes, and writes it as llguidance keeps it.
 
 llguidance refuses keywords that it knows and does not support, and ignores those that it does not know. Here every
-keyword must be on a list, so that no part of a schema is silently without effect.
+keyword must be on a list, so that no part of a schema is silently without effect. Owns no state.
 """
 
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
+from scheduler_svc.frontend.constraints import numbers
 from scheduler_svc.frontend.constraints.limits import (
     MAX_DEPTH,
     MAX_ITEM_CHARS,
@@ -18,29 +19,64 @@ from scheduler_svc.frontend.constraints.limits import (
     UnsupportedError,
     too_large,
 )
+from scheduler_svc.frontend.constraints.lowering import (
+    BOUNDS,
+    ENFORCED,
+    LISTS_OF_SCHEMAS,
+    MAPS_OF_SCHEMAS,
+    Lowered,
+    advised,
+    lowered,
+)
+from scheduler_svc.frontend.constraints.references import References, within
 from scheduler_svc.frontend.constraints.repetition import repetition
 
-_BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_LISTS_OF_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf")
-_MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
-_SCHEMAS = ("items", "additionalProperties")
-_OTHERS = (
-    *("type", "enum", "const", "required", "pattern", "format", "$ref", "multipleOf"),
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-)
-# They say nothing about which values are valid.
+_DEFINITIONS = ("$defs", "definitions")
+# `lowering` writes them with others, or refuses them by their values.
+_WRITTEN = ("not", "propertyNames", "additionalItems", "uniqueItems", "nullable")
+_SCHEMAS = ("items", "additionalProperties", "additionalItems", "propertyNames", "not")
+# They say nothing about which values are valid. So do all that begin with x-.
 _ANNOTATIONS = (
-    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
-    *("$comment", "$id", "$schema", "$anchor"),
+    *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "discriminator"),
+    *("$comment", "$id", "id", "$schema", "$anchor", "$vocabulary", "externalDocs", "xml"),
+    *("contentMediaType", "contentEncoding", "contentSchema"),
 )
-ENFORCED = frozenset((*_BOUNDS, *_LISTS_OF_SCHEMAS, *_MAPS_OF_SCHEMAS, *_SCHEMAS, *_OTHERS))
-_KNOWN = ENFORCED | frozenset(_ANNOTATIONS)
+_KNOWN = ENFORCED.union(_DEFINITIONS, _WRITTEN, _ANNOTATIONS)
 _DRAFTS = ("draft/2020-12/schema", "draft/2019-09/schema", "draft-07/schema", "draft-06/schema")
+_TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 # Schemas inside each other, also by references: each takes some frames of Python's stack.
 _MAX_REFERRED_DEPTH = 256
-# Of an index in a reference; no list is longer.
-_MAX_DIGITS = 9
+
+
+def _is_number(value: object) -> bool:
+    return (isinstance(value, int) and not isinstance(value, bool)) or (
+        isinstance(value, float) and math.isfinite(value)
+    )
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in cast("list[object]", value))
+
+
+def _are_types(value: object) -> bool:
+    listed = [value] if isinstance(value, str) else value
+    return _are_texts(listed) and bool(listed) and _TYPES.issuperset(cast("list[str]", listed))
+
+
+# What a keyword must be, and the test of it.
+_FORMS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    "type": (f"one of {', '.join(sorted(_TYPES))}, or a list of them", _are_types),
+    "required": ("a list of strings", _are_texts),
+    "enum": ("a list", lambda value: isinstance(value, list)),
+    **dict.fromkeys(numbers.BOUNDS, ("a number", _is_number)),
+    "multipleOf": ("a number", _is_number),
+    **dict.fromkeys(("pattern", "format", "$ref"), ("a string", lambda value: isinstance(value, str))),
+    **dict.fromkeys(LISTS_OF_SCHEMAS, ("a list of schemas", lambda value: isinstance(value, list))),
+    **dict.fromkeys(
+        (*MAPS_OF_SCHEMAS, *_DEFINITIONS), ("an object of schemas", lambda value: isinstance(value, dict))
+    ),
+}  # fmt: skip
 
 
 def parsed(field: str, text: str) -> Mapping[str, Any] | bool:
@@ -58,7 +94,7 @@ def parsed(field: str, text: str) -> Mapping[str, Any] | bool:
         raise GrammarError(f"{field} contains {constant}, which is not JSON")
 
     def finite(number: str) -> float:
-        if math.isinf(value := float(number)):
+        if math.isinf(value := numbers.Written.read(number)):
             raise GrammarError(f"{field} has the number {number[:32]}; the largest is {sys.float_info.max:g}")
         return value
 
@@ -78,10 +114,14 @@ def parsed(field: str, text: str) -> Mapping[str, Any] | bool:
     return cast("Mapping[str, Any] | bool", schema)
 
 
-def check_schema(field: str, schema: Mapping[str, Any] | bool) -> None:
-    """Refuses unknown keywords and sizes beyond the limits. Raises GrammarError."""
+def check_schema(field: str, schema: Mapping[str, Any] | bool) -> Lowered:
+    """Refuses what is not supported, and sizes beyond the limits. Returns the schema for llguidance.
+
+    Raises GrammarError, whose text begins with `field` and the place in the schema: `field.properties.a`.
+    """
     _check_depth(field, schema)
     _Check(field, schema).root()
+    return lowered(field, schema)
 
 
 def _check_depth(field: str, value: object) -> None:
@@ -103,7 +143,7 @@ class _Check:
     """The check of one schema."""
 
     def __init__(self, field: str, schema: Mapping[str, Any] | bool) -> None:
-        self._field, self._schema = field, schema
+        self._field, self._schema, self._references = field, schema, References(schema)
         # The measure of each object by its id, so that many references to one cost no more than one. 1 while it is
         # being measured, because a recursive schema is not unrolled.
         self._measured: dict[int, int] = {}
@@ -133,66 +173,54 @@ class _Check:
         self._check_keywords(fields, place)
         inner = max((self._measure(one, at) for one, at in _subschemas(fields, place)), default=1)
         if isinstance(pattern := fields.get("pattern"), str):
-            inner = max(inner, repetition(f"{self._field} (at {place}/pattern)", pattern))
+            inner = max(inner, repetition(f"{self._field}{place}.pattern", pattern))
         for pattern in _keys(fields, "patternProperties"):
-            inner = max(inner, repetition(f"{self._field} (at {place}/patternProperties)", pattern))
+            inner = max(inner, repetition(f"{self._field}{place}.patternProperties", pattern))
         if isinstance(reference := fields.get("$ref"), str):
-            inner = max(inner, self._referred(reference))
-        product = inner * max((bound for name in _BOUNDS if (bound := self._bound(fields, name, place))), default=1)
+            inner = max(inner, self._referred(reference, place))
+        product = inner * max((bound for name in BOUNDS if (bound := self._bound(fields, name, place))), default=1)
         if product > MAX_REPETITION:
-            raise too_large(self._field, "nested repetitions make", product, MAX_REPETITION, f" (at {place or '/'})")
+            raise too_large(f"{self._field}{place}", "nested repetitions make", product, MAX_REPETITION)
         return product
 
     def _check_keywords(self, schema: dict[str, Any], place: str) -> None:
         for name in schema:
-            if name not in _KNOWN:
-                raise self._unsupported(name, place)
-        if isinstance(schema.get("items"), list):
-            raise self._unsupported("items with a list (use prefixItems)", place)
+            if name not in _KNOWN and not name.startswith("x-"):
+                raise self._unsupported(advised(name[:100]), place)
         for name in ("exclusiveMinimum", "exclusiveMaximum"):
             if isinstance(schema.get(name), bool):
-                raise self._unsupported(f"{name} with a boolean", place)
+                raise self._unsupported(f"{name} with a boolean; write the number", place)
+        for name, (form, is_valid) in _FORMS.items():
+            if name in schema and not is_valid(schema[name]):
+                raise self._wrong(f"{name} must be {form}", place)
         if "$schema" in schema and not str(schema["$schema"]).rstrip("#").endswith(_DRAFTS):
             raise self._unsupported(f"the dialect {str(schema['$schema'])[:100]!r}", place)
         items = [schema["const"]] if "const" in schema else []
-        items += schema["enum"] if isinstance(schema.get("enum"), list) else []
-        for item in items:
+        for item in [*items, *schema.get("enum", ())]:
             if (count := len(json.dumps(item, ensure_ascii=False))) > MAX_ITEM_CHARS:
-                raise too_large(
-                    self._field,
-                    "an item of enum or const has",
-                    count,
-                    MAX_ITEM_CHARS,
-                    f" characters (at {place or '/'})",
-                )
+                what = "an item of enum or const has"
+                raise too_large(f"{self._field}{place}", what, count, MAX_ITEM_CHARS, " characters")
 
     def _bound(self, schema: dict[str, Any], name: str, place: str) -> int:
         bound = schema.get(name, 0)
-        if isinstance(bound, bool) or not isinstance(bound, int | float) or bound < 0 or bound != int(bound):
+        if not _is_number(bound) or bound < 0 or bound != int(bound):
             raise self._wrong(f"{name} must be an integer of at least 0", place)
-        return int(bound)
+        # Its text would be too long for a sentence.
+        return min(int(bound), 10**9)
 
-    def _referred(self, reference: str) -> int:
-        """Returns the measure of the target of a local reference; llguidance refuses others."""
-        if not reference.startswith("#"):
-            return 1
-        target: Any = self._schema
-        for part in reference[1:].split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            idx = int(key) if key.isdecimal() and len(key) <= _MAX_DIGITS else sys.maxsize
-            if isinstance(target, list) and idx < len(cast("list[Any]", target)):
-                target = cast("list[Any]", target)[idx]
-            elif isinstance(target, dict) and key in target:
-                target = cast("dict[str, Any]", target)[key]
-            else:
-                raise GrammarError(f"{self._field}: the reference {reference[:100]!r} has no target")
-        return self._measure(target, reference[1:])
+    def _referred(self, reference: str, place: str) -> int:
+        """Returns the measure of the target of a reference."""
+        if (found := self._references.target(reference)) is None:
+            raise self._wrong(f"the reference {reference[:100]!r} has no target", place)
+        return self._measure(*found)
 
     def _unsupported(self, what: str, place: str) -> GrammarError:
-        return UnsupportedError(f"{self._field}: llguidance does not support {what[:100]} (at {place or '/'})")
+        path = self._field + place
+        return UnsupportedError(f"{path}: llguidance does not support {what}", path)
 
     def _wrong(self, what: str, place: str) -> GrammarError:
-        return GrammarError(f"{self._field}: {what} (at {place or '/'})")
+        path = self._field + place
+        return GrammarError(f"{path}: {what}", path)
 
 
 def _keys(schema: dict[str, Any], name: str) -> list[str]:
@@ -203,11 +231,12 @@ def _keys(schema: dict[str, Any], name: str) -> list[str]:
 def _subschemas(schema: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]:
     """Yields the schemas right inside a schema, each with its place."""
     for name in _SCHEMAS:
-        if name in schema:
-            yield schema[name], f"{place}/{name}"
-    for name in _LISTS_OF_SCHEMAS:
+        # A list of items is of older drafts.
+        if name in schema and not (name == "items" and isinstance(schema[name], list)):
+            yield schema[name], f"{place}.{name}"
+    for name in (*LISTS_OF_SCHEMAS, "items"):
         if isinstance(found := schema.get(name), list):
-            yield from ((one, f"{place}/{name}/{i}") for i, one in enumerate(cast("list[Any]", found)))
-    for name in _MAPS_OF_SCHEMAS:
+            yield from ((one, f"{place}.{name}[{i}]") for i, one in enumerate(cast("list[Any]", found)))
+    for name in (*MAPS_OF_SCHEMAS, *_DEFINITIONS):
         if isinstance(found := schema.get(name), dict):
-            yield from ((one, f"{place}/{name}/{key}") for key, one in cast("dict[str, Any]", found).items())
+            yield from ((one, within(f"{place}.{name}", key)) for key, one in cast("dict[str, Any]", found).items())

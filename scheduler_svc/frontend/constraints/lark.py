@@ -6,9 +6,11 @@ grammar is valid is llguidance's to say. Owns no state.
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from scheduler_svc.frontend.constraints.json_schema import check_schema, parsed
+from scheduler_svc.frontend.constraints.json_schema import parsed
 from scheduler_svc.frontend.constraints.limits import (
     MAX_ALTERNATIVES,
     MAX_DEPTH,
@@ -36,6 +38,9 @@ _WORD = re.compile(
 )
 _DIGITS = re.compile(r"\d+")
 
+# Writes the schema of a field for llguidance. Raises GrammarError.
+WriteSchema = Callable[[str, Mapping[str, Any] | bool], Mapping[str, Any]]
+
 
 @dataclass(slots=True)
 class _Rule:
@@ -45,10 +50,13 @@ class _Rule:
     names: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
 
-def check_lark(name: str, text: str) -> None:
-    """Refuses a grammar with sizes beyond the limits. `name` is the request's field. Raises GrammarError."""
+def checked_lark(name: str, text: str, write: WriteSchema) -> str:
+    """Refuses a grammar with sizes beyond the limits. Returns it with its JSON schemas as llguidance keeps them.
+
+    `name` is the request's field. Raises GrammarError.
+    """
     rules: dict[str, _Rule] = {}
-    words = _words(name, text)
+    words, whole = _words(name, text, write)
     alternatives = sum(word == "|" for _, word in words)
     if alternatives + 1 > MAX_ALTERNATIVES:
         raise too_large(name, "the rules have", alternatives + 1, MAX_ALTERNATIVES, " alternatives")
@@ -64,30 +72,40 @@ def check_lark(name: str, text: str) -> None:
     measured: dict[str, int] = {}
     for rule in rules:
         _measure(name, rule, rules, measured, 0)
+    return whole
 
 
-def _words(name: str, text: str) -> list[tuple[str, str]]:
-    """The words that matter, in order. The schema of `%json` is checked and left out."""
+def written_lark(name: str, text: str, write: WriteSchema) -> str:
+    """A grammar of our own with its JSON schemas as llguidance keeps them. Raises GrammarError."""
+    return _words(name, text, write)[1]
+
+
+def _words(name: str, text: str, write: WriteSchema) -> tuple[list[tuple[str, str]], str]:
+    """The words that matter, in order, and the text with other schemas, which are left out of the words."""
     words: list[tuple[str, str]] = []
-    position = 0
+    pieces: list[str] = []
+    position = copied = 0
     while (found := _WORD.match(text, position)) is not None:
         kind, word, position = str(found.lastgroup), found[0], found.end()
         if kind == "json":
-            position = _skip_json(name, text, position, is_schema=word == "%json")
+            begin = position
+            position = _after_json(name, text, begin)
+            if word == "%json":
+                schema = write(name, parsed(name, text[begin:position].strip()))
+                pieces += [text[copied:begin], " ", json.dumps(schema, ensure_ascii=False, separators=(",", ":"))]
+                copied = position
         elif kind != "comment" and not word.isspace():
             words.append((kind, word))
-    return words
+    return words, "".join([*pieces, text[copied:]])
 
 
-def _skip_json(name: str, text: str, position: int, *, is_schema: bool) -> int:
+def _after_json(name: str, text: str, position: int) -> int:
     """Returns the position behind a JSON value in a grammar."""
     start = len(text) - len(text[position:].lstrip())
     try:
         _, end = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"{name}: what follows %json or %llguidance is not JSON: {error}") from None
-    if is_schema:
-        check_schema(name, parsed(name, text[start:end]))
     return end
 
 

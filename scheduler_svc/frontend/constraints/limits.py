@@ -18,6 +18,11 @@ MAX_ALTERNATIVES = 1_024
 class GrammarError(Exception):
     """The constraint is refused; the text is one sentence, which begins with the field."""
 
+    def __init__(self, text: str, field: str = "") -> None:
+        """`field`: its path, if it is more than `constraint`."""
+        super().__init__(text)
+        self.field = field
+
 
 class UnsupportedError(GrammarError):
     """The constraint has a part that has no effect or none that is known."""
@@ -25,4 +30,4 @@ class UnsupportedError(GrammarError):
 
 def too_large(field: str, what: str, number: int, limit: int, where: str = "") -> GrammarError:
     """The refusal of a number beyond its limit."""
-    return GrammarError(f"{field}: {what} {number}{where}; the limit is {limit}")
+    return GrammarError(f"{field}: {what} {number}{where}; the limit is {limit}", field)

@@ -7,7 +7,7 @@ arguments are any JSON object. The grammar is tried with all schemas first; if i
 from collections.abc import Awaitable, Callable
 
 from scheduler_svc.frontend.chat.grammars import AnswerGrammar
-from scheduler_svc.frontend.constraints.grammar import within_limit
+from scheduler_svc.frontend.constraints.grammar import with_written_schemas, within_limit
 from scheduler_svc.frontend.constraints.json_schema import check_schema
 from scheduler_svc.frontend.constraints.limits import GrammarError
 from scheduler_svc.frontend.constraints.trial_process import Verdict
@@ -17,14 +17,8 @@ from scheduler_svc.frontend.tools.tool import Tool
 MAX_KILLED = 2
 # A caller may send 128 tools, and the core keeps what a stream begins with.
 MAX_WARNINGS, MAX_REASON_CHARS = 8, 200
-
-
-class StrictToolError(GrammarError):
-    """A strict tool is refused. `field` is that of its schema."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
+# How an error names the whole grammar.
+ANSWER = "the answer"
 
 
 class ToolSchemas:
@@ -37,9 +31,9 @@ class ToolSchemas:
         self._loose = dict[str, str]()
 
     async def settle(self) -> str | None:
-        """The grammar with all schemas that can be enforced, None if any text is an answer. Raises StrictToolError.
+        """The grammar with all schemas that can be enforced, None if any text is an answer. Raises GrammarError.
 
-        It may still be refused, but not for a tool.
+        It may still be refused, but not for a tool. The error is that of a strict tool, with the field of its schema.
         """
         for tool in self._answer.exact_tools:
             if why := self._answer.why_loose(tool) or _why_unsupported(tool):
@@ -47,8 +41,8 @@ class ToolSchemas:
         while (grammar := self._answer.whole(self._loose)) is not None:
             verdict = await self._verdict(grammar)
             if not verdict.refusal or not await self._loosen_more(verdict.refusal):
-                break
-        return grammar
+                return with_written_schemas(ANSWER, grammar)
+        return None
 
     def warnings(self) -> tuple[str, ...]:
         """What the caller should know, a sentence each."""
@@ -62,7 +56,7 @@ class ToolSchemas:
     def _loosen(self, tool: Tool, why: str) -> None:
         if tool.is_strict:
             message = f"tool {tool.name!r} is strict, and its schema is not supported: {why}"
-            raise StrictToolError(self._answer.field(tool), message)
+            raise GrammarError(message, self._answer.field(tool))
         self._loose[tool.name] = why
 
     async def _loosen_more(self, why: str) -> bool:
@@ -83,10 +77,11 @@ class ToolSchemas:
 
     async def _verdict(self, grammar: str) -> Verdict:
         try:
-            within_limit("the answer", grammar)
+            written = with_written_schemas(ANSWER, grammar)
+            within_limit(ANSWER, written)
         except GrammarError as error:
             return Verdict(refusal=str(error))
-        return await self._judge(grammar)
+        return await self._judge(written)
 
 
 def _why_unsupported(tool: Tool) -> str:

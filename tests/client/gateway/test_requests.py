@@ -10,6 +10,7 @@ from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.openai import names
 from tandem_client.gateway.openai.chats import chat_completion
 from tandem_client.gateway.openai.completions import completion
+from tandem_client.wire.field_names import name_of, with_names
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -195,7 +196,19 @@ def test_ignored_fields_change_nothing() -> None:
 def test_errors_of_a_constraint_name_the_field_that_set_it(values: dict[str, Any], name: str) -> None:
     wanted = chat_completion({**CHAT, **values})
     assert wanted.requests[0].constraint.json_schema == "{}"
-    assert wanted.names["constraint.json_schema"] == wanted.names["constraint"] == name
+    schema = name + ".json_schema.schema" if name == "response_format" else name
+    for field, path in (("constraint", name), ("constraint.json_schema", schema)):
+        assert name_of(field, wanted.names) == path
+    # Places inside the schema are the caller's too, in the message and in `param`.
+    inside = "constraint.json_schema.properties.a"
+    assert name_of(inside, wanted.names) == f"{schema}.properties.a"
+    assert with_names(f"{inside}: no", wanted.names, field=inside) == f"{schema}.properties.a: no"
+
+
+def test_errors_of_a_tool_name_the_place_in_its_schema() -> None:
+    inside = "chat.tools_json[0].function.parameters.properties.a[1]"
+    wanted = chat_completion(CHAT)
+    assert name_of(inside, wanted.names) == "tools[0].function.parameters.properties.a[1]"
 
 
 def test_errors_of_the_length_name_the_field_that_set_it() -> None:

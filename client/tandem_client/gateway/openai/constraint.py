@@ -40,6 +40,8 @@ def set_constraint(fields: Fields, request: inference_pb2.GenerateRequest, names
         raise invalid(found[1], f"{' and '.join(found)} are set; a request has one constraint")
     for name in found:
         names |= dict.fromkeys(_PATHS, name)
+    if found == [_RESPONSE]:
+        names["constraint.json_schema"] = f"{_RESPONSE}.json_schema.schema"
 
 
 def _set_response(response: Fields, request: inference_pb2.GenerateRequest) -> bool:

@@ -1,0 +1,328 @@
+"""Writes a checked JSON schema with the keywords that llguidance keeps. Owns no state.
+
+Annotations go; what llguidance has no keyword for is written with others, if the same values match. The rest is
+refused by name. Every target of a reference stands in `$defs` afterwards, because places change.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from scheduler_svc.frontend.constraints import numbers
+from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError
+from scheduler_svc.frontend.constraints.names import MOST_NAMES, UnreadError, names_of
+from scheduler_svc.frontend.constraints.references import References, within
+from scheduler_svc.frontend.constraints.unions import are_apart
+
+BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+LISTS_OF_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf")
+MAPS_OF_SCHEMAS = ("properties", "patternProperties")
+SCHEMAS = ("items", "additionalProperties")
+_OTHERS = ("type", "enum", "const", "required", "pattern", "format", "$ref", "multipleOf", *numbers.BOUNDS)
+ENFORCED = frozenset((*BOUNDS, *LISTS_OF_SCHEMAS, *MAPS_OF_SCHEMAS, *SCHEMAS, *_OTHERS))
+_IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
+
+_FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)  # fmt: skip
+# JSON Schema says what they mean; all others say nothing about which values are valid.
+_UNKEPT_FORMATS = frozenset(
+    ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer",
+     "relative-json-pointer", "regex")
+)  # fmt: skip
+# Escapes and classes hide what looks like a group.
+_HIDDEN = re.compile(r"\\[^1-9k]|\[(?:\\.|[^\]\\])*+\]", re.DOTALL)
+_UNKEPT_PARTS = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")
+_PART = r"(?:\d+(?:[.,]\d+)?S)"
+_TIME = rf"T(?:\d+H(?:\d+M)?{_PART}?|\d+M{_PART}?|{_PART})"
+# Patterns that pydantic and zod write, and the same without what looks around.
+SAME_PATTERNS = {
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$",
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        r"^(?:[A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+    ),
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": (
+        rf"^P(?:\d+W|(?:\d+Y(?:\d+M)?(?:\d+D)?|\d+M(?:\d+D)?|\d+D)(?:{_TIME})?|{_TIME})$"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A schema for llguidance."""
+
+    schema: dict[str, Any] | bool
+    # Whether an output may have an object with names that the schema does not list; llguidance takes one twice.
+    has_free_names: bool
+
+
+def lowered(field: str, schema: Mapping[str, Any] | bool) -> Lowered:
+    """Writes a schema that `json_schema` has checked. Raises GrammarError for what llguidance cannot keep."""
+    return _Lowering(field, schema).run()
+
+
+class _Lowering:
+    """The rewriting of one schema."""
+
+    def __init__(self, field: str, root: Mapping[str, Any] | bool) -> None:
+        self._field, self._root, self._references = field, root, References(root)
+        self._names: dict[int, str] = {}
+        # Targets that were not written yet: name, schema, place.
+        self._waiting: list[tuple[str, Any, str]] = []
+        self._definitions: dict[str, Any] = {}
+        self._factors: set[int | float] = set()
+        self._has_free_names = False
+
+    def run(self) -> Lowered:
+        root = self._schema(self._root, "")
+        while self._waiting:
+            name, target, place = self._waiting.pop()
+            self._definitions[name] = self._schema(target, place)
+        try:
+            numbers.check_factors(self._factors)
+        except numbers.UnkeptError as error:
+            raise self._refused("", str(error)) from None
+        if isinstance(root, dict) and self._definitions:
+            root["$defs"] = self._definitions
+        return Lowered(root, self._has_free_names)
+
+    def _schema(self, schema: Any, place: str) -> dict[str, Any] | bool:
+        if isinstance(schema, bool):
+            self._has_free_names |= schema
+            return schema
+        fields = cast("dict[str, Any]", schema)
+        if "not" in fields and self._refuses_all(fields["not"], f"{place}.not"):
+            return False
+        out = {name: self._written(name, fields[name], place) for name in fields if name in ENFORCED}
+        out = {name: value for name, value in out.items() if value is not None}
+        if "oneOf" in out and are_apart(fields["oneOf"], self._references):
+            # They exclude each other already.
+            out.setdefault("allOf", []).append({"anyOf": out.pop("oneOf")})
+        self._check_numbers(out, place)
+        self._items(fields, out, place)
+        if fields.get("uniqueItems") is True and (self._int(fields, "maxItems") or 2) > 1:
+            raise self._unsupported("uniqueItems", place)
+        if "object" in _types(out):
+            out = self._object(fields, out, place)
+        if fields.get("nullable") is True:
+            # As OpenAPI and OpenAI have it.
+            return {"anyOf": [out, {"type": "null"}]}
+        return out
+
+    def _refuses_all(self, schema: object, place: str) -> bool:
+        """Whether `not` leaves no value. Otherwise it must leave all."""
+        if schema is False:
+            return False
+        if schema is True or not ENFORCED.intersection(cast("dict[str, Any]", schema)):
+            return True
+        raise self._unsupported("not", place.removesuffix(".not"))
+
+    def _written(self, name: str, value: Any, place: str) -> Any:
+        """The value of a keyword, or None if it constrains nothing."""
+        here = f"{place}.{name}"
+        if name == "$ref":
+            return self._reference(str(value), place)
+        if name in SCHEMAS and isinstance(value, dict | bool):
+            return self._schema(value, here)
+        if name in LISTS_OF_SCHEMAS:
+            return [self._schema(one, f"{here}[{idx}]") for idx, one in enumerate(value)]
+        if name in MAPS_OF_SCHEMAS:
+            return {key: self._schema(one, within(here, key)) for key, one in value.items()}
+        if name in BOUNDS:
+            return int(value)
+        if name in ("const", "enum"):
+            return self._value(value, here)
+        if name == "pattern":
+            return self._pattern(value, here)
+        return self._format(value, place) if name == "format" else value
+
+    def _reference(self, reference: str, place: str) -> str:
+        found = self._references.target(reference)
+        if found is None or not isinstance(found[0], dict | bool):
+            raise self._refused(place, f"the reference {reference[:100]!r} has no target")
+        target, where = found
+        if id(target) not in self._names:
+            self._names[id(target)] = str(len(self._names))
+            self._waiting.append((self._names[id(target)], target, where))
+        return f"#/$defs/{self._names[id(target)]}"
+
+    def _value(self, value: Any, here: str) -> Any:
+        try:
+            numbers.check_values(value)
+        except numbers.UnkeptError as error:
+            raise GrammarError(f"{self._field}{here} {error}", self._field + here) from None
+        return numbers.plain(value)
+
+    def _pattern(self, pattern: Any, here: str) -> Any:
+        same = SAME_PATTERNS.get(pattern, pattern) if isinstance(pattern, str) else pattern
+        if isinstance(same, str) and (part := _UNKEPT_PARTS.search(_HIDDEN.sub("", same))):
+            what = f"{part[0]} in a pattern; write the pattern without lookaround and references to groups"
+            raise self._unsupported(what, here)
+        return same
+
+    def _format(self, name: Any, place: str) -> Any:
+        if name in _UNKEPT_FORMATS:
+            raise self._unsupported(f"the format {name!r}; leave it out, or write a pattern", place)
+        return name if name in _FORMATS or not isinstance(name, str) else None
+
+    def _check_numbers(self, out: dict[str, Any], place: str) -> None:
+        try:
+            bounds = numbers.bounds(out)
+            if "multipleOf" in out:
+                out["multipleOf"] = numbers.factor(out["multipleOf"])
+                self._factors.add(out["multipleOf"])
+        except numbers.UnkeptError as error:
+            raise self._refused(place, str(error)) from None
+        for name in numbers.BOUNDS:
+            out.pop(name, None)
+        out.update(bounds)
+
+    def _items(self, fields: dict[str, Any], out: dict[str, Any], place: str) -> None:
+        """A list of items, as older drafts have it."""
+        if isinstance(items := fields.get("items"), list):
+            here = f"{place}.items"
+            listed = cast("list[Any]", items)
+            out["prefixItems"] = [self._schema(one, f"{here}[{idx}]") for idx, one in enumerate(listed)]
+            out["items"] = self._schema(fields.get("additionalItems", True), f"{place}.additionalItems")
+
+    def _object(self, fields: dict[str, Any], out: dict[str, Any], place: str) -> dict[str, Any]:
+        """The keywords of an object, by the names that it may have."""
+        if "propertyNames" in fields:
+            self._property_names(fields["propertyNames"], out, place)
+        for pattern in list(out.get("patternProperties", ())):
+            self._expand(pattern, out, place)
+        if not out.get("patternProperties", True):
+            del out["patternProperties"]
+        listed, required = out.get("properties", {}), set(out.get("required", ()))
+        is_free = bool(out.get("patternProperties")) or out.get("additionalProperties", True) is not False
+        optional = [name for name, one in listed.items() if name not in required and one is not False]
+        self._count(out, len(required), len(optional), place, is_free=is_free)
+        if is_free and not (out.keys() & {"const", "enum"}) and (not out or not out.keys() <= _IN_PLACE):
+            self._has_free_names = True
+        return out
+
+    def _count(self, out: dict[str, Any], required: int, optional: int, place: str, *, is_free: bool) -> None:
+        """Takes bounds of the number of properties away that always hold, and refuses others beside optional ones."""
+        least, most = out.get("minProperties", 0), out.get("maxProperties")
+        if least <= required:
+            out.pop("minProperties", None)
+            least = 0
+        if most is not None and not is_free and most >= required + optional:
+            del out["maxProperties"]
+            most = None
+        if not optional or not (least or most is not None):
+            return
+        if is_free or least > required + 1 or (most is not None and most != required + 1):
+            name = "minProperties" if least else "maxProperties"
+            raise self._unsupported(f"{name} beside optional properties; list all properties in required", place)
+
+    def _expand(self, pattern: str, out: dict[str, Any], place: str) -> None:
+        """Makes properties of a pattern with few names, which other names could use up."""
+        known = dict.fromkeys((*out.get("properties", ()), *out.get("required", ())))
+        try:
+            names = names_of(pattern, max(MOST_NAMES, len(known)))
+        except UnreadError:
+            if any(_may_match(pattern, name) for name in known):
+                what = "patternProperties with names that stand in properties or required; describe them there only"
+                raise self._unsupported(what, place) from None
+            return
+        if names is None:
+            return
+        schema, properties = self._shared(out["patternProperties"].pop(pattern)), out.setdefault("properties", {})
+        for name in names:
+            properties[name] = {"allOf": [properties[name], schema]} if name in properties else schema
+
+    def _property_names(self, names: Any, out: dict[str, Any], place: str) -> None:
+        """Writes propertyNames with other keywords."""
+        here = f"{place}.propertyNames"
+        while isinstance(names, dict) and "$ref" in names:
+            found = self._references.target(str(cast("dict[str, Any]", names)["$ref"]))
+            names = found[0] if found else True
+        if isinstance(names, bool):
+            if not names:
+                out["maxProperties"] = 0
+            return
+        rules = {name: value for name, value in cast("dict[str, Any]", names).items() if name in ENFORCED}
+        if "string" not in _types(rules):
+            raise self._unsupported("propertyNames of another type than string", place)
+        rules.pop("type", None)
+        if rules.keys() <= {"enum", "const"} and rules and not out.get("patternProperties"):
+            allowed = rules.get("enum", [rules.get("const")])
+            self._only(out, [one for one in allowed if isinstance(one, str) and one == rules.get("const", one)])
+        elif rules.keys() <= {"minLength", "maxLength"} and rules:
+            most = str(int(rules["maxLength"])) if "maxLength" in rules else ""
+            self._only_matching(f"^(?s:.{{{int(rules.get('minLength', 0))},{most}}})$", out, place)
+        elif rules.keys() == {"pattern"}:
+            self._only_matching(self._pattern(rules["pattern"], f"{here}.pattern"), out, place)
+        elif rules:
+            raise self._unsupported("propertyNames with these keywords; write patternProperties", place)
+
+    def _only(self, out: dict[str, Any], names: list[str]) -> None:
+        """Lets an object have these names only."""
+        others = self._shared(out.get("additionalProperties", True))
+        listed: dict[str, Any] = out.get("properties", {})
+        properties = {name: one if name in names else False for name, one in listed.items()}
+        if others is not False:
+            properties |= {name: others for name in names if name not in properties}
+        out["properties"], out["additionalProperties"] = properties, False
+
+    def _shared(self, schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
+        """A schema for several places: a reference, so that many inside each other make no large text."""
+        if isinstance(schema, bool) or not schema:
+            return schema
+        name = f"_{len(self._definitions)}"
+        self._definitions[name] = schema
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _only_matching(self, pattern: str, out: dict[str, Any], place: str) -> None:
+        others = out.get("additionalProperties", True)
+        if out.get("patternProperties") or out.get("properties") or out.get("required"):
+            raise self._unsupported("propertyNames beside other names; write patternProperties", place)
+        if others is not False:
+            out["patternProperties"] = {pattern: others}
+        out["additionalProperties"] = False
+
+    def _int(self, fields: dict[str, Any], name: str) -> int | None:
+        return int(fields[name]) if name in fields else None
+
+    def _unsupported(self, what: str, place: str) -> GrammarError:
+        path = self._field + place
+        return UnsupportedError(f"{path}: llguidance does not support {advised(what)}", path)
+
+    def _refused(self, place: str, what: str) -> GrammarError:
+        path = self._field + place
+        return GrammarError(f"{path}: {what}", path)
+
+
+_ADVICE = {
+    "uniqueItems": "leave it out, and remove what comes twice from the output",
+    "not": "say what a value is, not what it is not",
+    "contains": "write items",
+    "if": "write anyOf",
+    "then": "write anyOf",
+    "else": "write anyOf",
+    "dependentRequired": "write anyOf",
+    "dependentSchemas": "write anyOf",
+    "dependencies": "write anyOf",
+    "unevaluatedProperties": "write additionalProperties",
+    "unevaluatedItems": "write items",
+}
+
+
+def advised(keyword: str) -> str:
+    """A keyword, with what to write instead."""
+    return f"{keyword}; {_ADVICE[keyword]}" if keyword in _ADVICE else keyword
+
+
+def _types(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """The types that a schema names; all if it names none."""
+    given = schema.get("type", ("object", "string"))
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _may_match(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except (re.error, RecursionError, OverflowError):
+        return True

@@ -1,0 +1,200 @@
+"""Says which numbers of a JSON schema llguidance keeps. Owns no state.
+
+llguidance reads each number as a float, writes the shortest decimal of it, and keeps integers in 64 bits. So it would
+turn 1234567890123456789 into another number. A number that it does not keep is refused by name. A bound beyond 64 bits
+moves to the last number that it writes under any bound: what comes out is still valid.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Any, cast
+
+# The largest integer as llguidance's floats end in it, and the smallest that it does not take for one of 65 bits.
+_MOST_INTEGER, _LEAST_INTEGER = 2**63 - 1, -(2**63 - 1_024)
+# Of numbers that are no integers; llguidance reads the part before the point as 64 bits.
+_MOST_NUMBER = 9 * 10**18
+# Bounds from here on need one on the other side.
+_NEEDS_OTHER = 10**18
+_MOST_STEP = 2**53
+# Of a decimal. llguidance's reader of JSON divides the digits by a power of ten, and rounds beyond these limits.
+_MOST_DIGITS, _MOST_DECIMALS = 15, 22
+# What is more than 0 is at least this.
+_LEAST_NUMBER = 1e-20
+_MOST_FACTOR = 2**32 - 1
+# (name, the name of the exclusive one, whether it is the lower)
+_SIDES = (("minimum", "exclusiveMinimum", True), ("maximum", "exclusiveMaximum", False))
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+class Written(float):
+    """A float that remembers how it was written."""
+
+    text: str
+
+    @classmethod
+    def read(cls, text: str) -> "Written":
+        """Reads a JSON number."""
+        number = cls(text)
+        number.text = text
+        return number
+
+
+class UnkeptError(Exception):
+    """llguidance does not keep a number; the text follows the field, or begins with `keyword`."""
+
+    def __init__(self, text: str, keyword: str = "") -> None:
+        super().__init__(f"{keyword} {text}" if keyword else text)
+
+
+def check_values(value: object) -> None:
+    """Refuses a value of enum or const with a part that llguidance does not keep. Raises UnkeptError."""
+    if isinstance(value, dict):
+        for one in cast("dict[str, object]", value).values():
+            check_values(one)
+    elif isinstance(value, list):
+        for one in cast("list[object]", value):
+            check_values(one)
+    elif isinstance(value, str):
+        code = next((ord(char) for char in value if (char < " " and char not in "\b\f\n\r\t") or char == "\x7f"), None)
+        if code is not None:
+            raise UnkeptError(f"has the character U+{code:04X}, which llguidance does not write; leave it out")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        exact = _exact(value)
+        if exact is None or not (_is_integer(exact) if exact.denominator == 1 else _is_decimal(exact)):
+            raise _lost(value)
+
+
+def plain(value: Any) -> Any:
+    """A value of enum or const with integers where it has floats of the same value."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [plain(one) for one in cast("list[Any]", value)]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def bounds(schema: Mapping[str, Any]) -> dict[str, int | float]:
+    """The bounds of a schema as llguidance keeps them. Raises UnkeptError."""
+    given = {name: schema[name] for name in BOUNDS if name in schema}
+    if not given:
+        return {}
+    is_integer = schema.get("type") == "integer"
+    found = dict[str, int | float]()
+    for inclusive, exclusive, is_lower in _SIDES:
+        for name in (inclusive, exclusive):
+            if name in given:
+                _add(found, name, given[name], is_lower=is_lower, is_integer=is_integer)
+    least, most = (_LEAST_INTEGER, _MOST_INTEGER) if is_integer else (-_MOST_NUMBER, _MOST_NUMBER)
+    lower = max((found[name] for name in ("minimum", "exclusiveMinimum") if name in found), default=None)
+    upper = min((found[name] for name in ("maximum", "exclusiveMaximum") if name in found), default=None)
+    if lower is not None and upper is None and lower >= _NEEDS_OTHER:
+        found["maximum"] = most
+    if upper is not None and lower is None and upper <= -_NEEDS_OTHER:
+        found["minimum"] = least
+    return found
+
+
+def _add(found: dict[str, int | float], name: str, value: int | float, *, is_lower: bool, is_integer: bool) -> None:
+    """Adds a bound; of an integer it becomes inclusive, because that needs no addition in floats."""
+    exact = _exact(value)
+    if exact is None:
+        raise _lost(value, name)
+    if not is_integer:
+        _add_of_number(found, name, value, exact, is_lower=is_lower)
+        return
+    is_exclusive = name.startswith("exclusive")
+    if is_lower:
+        bound = math.floor(exact) + 1 if is_exclusive else math.ceil(exact)
+        bound = max(bound, _LEAST_INTEGER)
+        found["minimum"] = max(bound, cast("int", found.get("minimum", bound)))
+    else:
+        bound = math.ceil(exact) - 1 if is_exclusive else math.floor(exact)
+        bound = min(bound, _MOST_INTEGER)
+        found["maximum"] = min(bound, cast("int", found.get("maximum", bound)))
+    if bound != _MOST_INTEGER and not _is_integer(Fraction(bound)):
+        raise _lost(value, name)
+
+
+def _add_of_number(
+    found: dict[str, int | float], name: str, value: int | float, exact: Fraction, *, is_lower: bool
+) -> None:
+    """Adds a bound of a number that may have decimals."""
+    if (-exact if is_lower else exact) > _MOST_NUMBER:
+        inclusive = "minimum" if is_lower else "maximum"
+        found.setdefault(inclusive, -_MOST_NUMBER if is_lower else _MOST_NUMBER)
+        return
+    is_exclusive = name.startswith("exclusive")
+    is_kept = _is_decimal(exact) and (exact.denominator > 1 or _is_integer(exact))
+    if not is_kept or (is_exclusive and abs(exact) >= _MOST_STEP):
+        raise _lost(value, name)
+    if is_exclusive and exact.denominator == 1 and (exact >= 0 if is_lower else exact <= 0):
+        # llguidance takes 2 where more than 2 and at most 2.5 is wanted. The next decimal takes its place.
+        inclusive, sign = ("minimum", 1) if is_lower else ("maximum", -1)
+        step = Fraction(1, 10 ** max(0, _MOST_DIGITS - len(str(abs(int(exact))))))
+        after = plain(float(exact + sign * step) if exact else sign * _LEAST_NUMBER)
+        given = found.get(inclusive, after)
+        found[inclusive] = max(given, after) if is_lower else min(given, after)
+        return
+    found[name] = int(exact) if exact.denominator == 1 else value
+
+
+def factor(value: int | float) -> int | float:
+    """multipleOf, as llguidance reads it: a whole number of 32 bits, divided by a power of ten. Raises UnkeptError."""
+    if value <= 0:
+        raise UnkeptError(f"is {shown(value)}; it must be greater than 0", "multipleOf")
+    exact = _exact(value)
+    if exact is None or exact > _MOST_FACTOR:
+        raise _lost(value, "multipleOf")
+    number, exponent = float(value), 0
+    while not number.is_integer() and exponent < 400:
+        number, exponent = number * 10, exponent + 1
+    if number > _MOST_FACTOR or Fraction(int(number), 10**exponent) != exact:
+        raise _lost(value, "multipleOf")
+    return int(exact) if exact.denominator == 1 else value
+
+
+def check_factors(factors: Iterable[int | float]) -> None:
+    """Refuses numbers whose common multiple llguidance cannot compute in 32 bits. Raises UnkeptError."""
+    product, exact = 1, [one for one in map(_exact, set(factors)) if one is not None]
+    scale = math.lcm(*(one.denominator for one in exact)) if exact else 1
+    scale = next(10**digits for digits in range(400) if 10**digits % scale == 0)
+    for one in exact:
+        product *= int(one * scale)
+    if len(exact) > 1 and product > _MOST_FACTOR:
+        raise UnkeptError(f"has several numbers, whose product is {product}; the limit is {_MOST_FACTOR}", "multipleOf")
+
+
+def _exact(value: int | float) -> Fraction | None:
+    """The number; None if it is so small that a float rounds it to 0."""
+    if isinstance(value, Written) and value != 0:
+        return Fraction(value.text)
+    if isinstance(value, Written) and any(digit in "123456789" for digit in value.text.lower().partition("e")[0]):
+        return None
+    return Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
+
+
+def _is_integer(exact: Fraction) -> bool:
+    """Whether it is the same as a float, which has 64 bits."""
+    return abs(exact) < 2**63 and int(float(exact)) == exact
+
+
+def _is_decimal(exact: Fraction) -> bool:
+    """Whether it is the shortest decimal of a float, and read as one."""
+    if exact.denominator == 1:
+        return abs(exact) < 2**63 and Fraction(repr(float(exact))) == exact
+    scaled = exact * 10**_MOST_DECIMALS
+    return scaled.denominator == 1 and len(str(abs(scaled.numerator)).rstrip("0")) <= _MOST_DIGITS
+
+
+def _lost(value: int | float, keyword: str = "") -> UnkeptError:
+    instead = "write one of at most 15 digits" if keyword else "write it as a string"
+    return UnkeptError(f"is {shown(value)}, a number that llguidance does not keep exactly; {instead}", keyword)
+
+
+def shown(value: int | float) -> str:
+    """A number as it was written, and not longer than a line."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"
+    text = value.text if isinstance(value, Written) else str(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
