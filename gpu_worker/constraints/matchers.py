@@ -5,12 +5,15 @@ constraint: llguidance's errors and panics become a `MatcherError`.
 """
 
 import ctypes
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import llguidance
 import numpy as np
+
+from gpu_worker.constraints.names import NamesOfRow, TokenTexts
 
 _NEWLINE = "\n"
 
@@ -22,6 +25,15 @@ class MatcherError(Exception):
 NO_TOKEN = MatcherError("the constraint allows no token of the model")
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A constraint that is ready."""
+
+    matcher: llguidance.LLMatcher
+    # Whether the output is JSON in which an object might get a name twice.
+    has_free_names: bool
+
+
 @dataclass(slots=True)
 class FollowedRow:
     """One start of a row."""
@@ -29,6 +41,8 @@ class FollowedRow:
     start: int
     constraint: int
     matcher: llguidance.LLMatcher
+    # None where no object can have a name twice.
+    names: NamesOfRow | None = None
     num_tokens: int = 0
 
 
@@ -41,23 +55,28 @@ class Matchers:
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._hidden = () if eos_token_ids else tuple(tokenizer.eos_tokens)
         self._eos = tuple(eos_token_ids)
-        self._constraints: dict[int, llguidance.LLMatcher] = {}
+        self._constraints: dict[int, Compiled] = {}
+        # Made for the first constraint that needs them.
+        self._texts: TokenTexts | None = None
         self._rows: dict[int, FollowedRow] = {}
 
-    def compiled(self, source: bytes) -> llguidance.LLMatcher:
-        """A matcher that has computed its first mask. May run in another thread. Raises MatcherError."""
+    def compiled(self, source: bytes) -> Compiled:
+        """A constraint whose first mask is computed. May run in another thread. Raises MatcherError."""
         scratch = np.zeros(self._num_words, np.int32)
         with _errors():
             matcher = llguidance.LLMatcher(self._tokenizer, source.decode(), log_level=0)
             _check(matcher)
             self._fill(matcher, scratch.ctypes.data)
+            has_free_names = _has_free_names(source)
+            if has_free_names and self._texts is None:
+                self._texts = TokenTexts(self._tokenizer)
         if not scratch.any():
             raise NO_TOKEN
-        return matcher
+        return Compiled(matcher, has_free_names)
 
-    def define(self, constraint: int, matcher: llguidance.LLMatcher) -> None:
+    def define(self, constraint: int, compiled: Compiled) -> None:
         """Keeps a compiled constraint under its id."""
-        self._constraints[constraint] = matcher
+        self._constraints[constraint] = compiled
 
     def drop(self, constraint: int) -> None:
         """Forgets a constraint, and the rows that had it."""
@@ -75,7 +94,8 @@ class Matchers:
             if base is None:
                 raise MatcherError("the constraint is not prepared")
             with _errors():
-                own = self._rows[row] = FollowedRow(start, constraint, base.deep_copy())
+                names = NamesOfRow(self._texts) if base.has_free_names and self._texts is not None else None
+                own = self._rows[row] = FollowedRow(start, constraint, base.matcher.deep_copy(), names)
         return own
 
     def take(self, own: FollowedRow, tokens: Sequence[int]) -> None:
@@ -85,6 +105,8 @@ class Matchers:
             _check(matcher)
             raise MatcherError("the constraint does not allow a token of the output")
         own.num_tokens += len(tokens)
+        if own.names is not None:
+            own.names.take(tokens)
 
     def is_complete(self, own: FollowedRow) -> bool:
         """Whether nothing can follow. Raises MatcherError."""
@@ -99,6 +121,9 @@ class Matchers:
             ctypes.memset(address, 0xFF, 4 * self._num_words)
             return
         self._fill(own.matcher, address)
+        if own.names is not None:
+            words = (ctypes.c_uint32 * self._num_words).from_address(address)
+            own.names.forbid(own.matcher, np.ctypeslib.as_array(words))
 
     def _fill(self, matcher: llguidance.LLMatcher, address: int) -> None:
         matcher.unsafe_compute_mask_ptr(address, 4 * self._num_words)
@@ -110,6 +135,14 @@ class Matchers:
             word = _word_of(token, address)
             if word.value >> (token & 31) & 1 and not _may_end(matcher, token):
                 word.value &= ~(1 << (token & 31))
+
+
+def _has_free_names(source: bytes) -> bool:
+    """What the front end says of a grammar that is one JSON schema."""
+    if not source.startswith(b'{"grammars"'):
+        return False
+    first = json.loads(source)["grammars"][0]
+    return "json_schema" in first and first.get("has_free_names", False)
 
 
 def _word_of(token: int, address: int) -> ctypes.c_uint32:

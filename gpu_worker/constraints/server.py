@@ -76,10 +76,10 @@ class MaskServer:
             progress[PREPARED] = frame.number
             error = ""
             try:
-                matcher = self._matchers.compiled(frame.payload)
+                compiled = self._matchers.compiled(frame.payload)
                 with self._lock:
                     if frame.number in self._pending:
-                        self._matchers.define(frame.number, matcher)
+                        self._matchers.define(frame.number, compiled)
             except MatcherError as reason:
                 error = str(reason)
             with self._lock:

@@ -16,6 +16,7 @@ from scheduler_svc.frontend.constraints.limits import (
     GrammarError,
     too_large,
 )
+from scheduler_svc.frontend.constraints.lowering import Lowered
 from scheduler_svc.frontend.constraints.repetition import check_pattern
 
 # An escape such as \\u0061 would be another spelling of a name, which llguidance takes for another name.
@@ -49,26 +50,28 @@ def grammar_of(constraint: constraint_pb2.Constraint) -> str:
 
 def json_grammar(field: str, text: str) -> str:
     """Returns the grammar of a JSON schema. Raises GrammarError."""
-    return _text({"json_schema": _schema_of(field, parsed(field, text), JSON_OPTIONS)})
+    lowered = check_schema(field, parsed(field, text))
+    grammar: dict[str, object] = {"json_schema": _with_options(field, lowered, JSON_OPTIONS)}
+    # The worker reads it; llguidance does not.
+    return _text({**grammar, "has_free_names": True} if lowered.has_free_names else grammar)
 
 
-def _schema_of(field: str, schema: Mapping[str, Any] | bool, options: Mapping[str, object]) -> dict[str, Any]:
-    """A schema as llguidance takes it; its options stand in the root. Raises GrammarError."""
-    kept = check_schema(field, schema).schema
-    if kept is False:
+def _with_options(field: str, lowered: Lowered, options: Mapping[str, object]) -> dict[str, Any]:
+    """A schema as llguidance takes it, with its options in the root. Raises GrammarError."""
+    if lowered.schema is False:
         raise GrammarError(f"{field} is false; no output would match it")
-    return {**({} if kept is True else kept), "x-guidance": options}
+    return {**({} if lowered.schema is True else lowered.schema), "x-guidance": options}
 
 
 def _inline(field: str, schema: Mapping[str, Any] | bool) -> dict[str, Any]:
     """The schema of %json in a grammar of a caller, which has its own white space."""
-    return _schema_of(field, schema, _ESCAPES)
+    return _with_options(field, check_schema(field, schema), _ESCAPES)
 
 
 def _own(field: str, schema: Mapping[str, Any] | bool) -> dict[str, Any]:
     """The schema of %json in a grammar of ours, which has its options."""
     options = JSON_OPTIONS if isinstance(schema, bool) else schema.get("x-guidance", JSON_OPTIONS)
-    return _schema_of(field, schema, options)
+    return _with_options(field, check_schema(field, schema), options)
 
 
 def with_written_schemas(field: str, grammar: str) -> str:

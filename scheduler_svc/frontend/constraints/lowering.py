@@ -33,6 +33,11 @@ _UNKEPT_FORMATS = frozenset(
 )  # fmt: skip
 # Escapes and classes hide what looks like a group.
 _HIDDEN = re.compile(r"\\[^1-9k]|\[(?:\\.|[^\]\\])*+\]", re.DOTALL)
+_CLASS = re.compile(r"\\\\|\[(?:\\.|[^\]\\])*+\]", re.DOTALL)
+# Control characters without a short escape in JSON; other escapes are not written.
+_CONTROL = re.compile(
+    r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[Ff]|[va0]|c[A-Za-z])"
+)
 _UNKEPT_PARTS = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")
 _PART = r"(?:\d+(?:[.,]\d+)?S)"
 _TIME = rf"T(?:\d+H(?:\d+M)?{_PART}?|\d+M{_PART}?|{_PART})"
@@ -127,8 +132,10 @@ class _Lowering:
             return self._schema(value, here)
         if name in LISTS_OF_SCHEMAS:
             return [self._schema(one, f"{here}[{idx}]") for idx, one in enumerate(value)]
-        if name in MAPS_OF_SCHEMAS:
+        if name == "properties":
             return {key: self._schema(one, within(here, key)) for key, one in value.items()}
+        if name == "patternProperties":
+            return {self._pattern(key, here): self._schema(one, within(here, key)) for key, one in value.items()}
         if name in BOUNDS:
             return int(value)
         if name in ("const", "enum"):
@@ -159,6 +166,8 @@ class _Lowering:
         if isinstance(same, str) and (part := _UNKEPT_PARTS.search(_HIDDEN.sub("", same))):
             what = f"{part[0]} in a pattern; write the pattern without lookaround and references to groups"
             raise self._unsupported(what, here)
+        if isinstance(same, str) and (char := _CONTROL.search(_CLASS.sub("", same))):
+            raise self._unsupported(f"the control character {char[0]!r} in a pattern; leave it out", here)
         return same
 
     def _format(self, name: Any, place: str) -> Any:

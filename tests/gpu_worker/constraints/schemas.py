@@ -9,6 +9,14 @@ from typing import Any
 
 Schema = dict[str, Any]
 
+# Numbers around which floats lose digits, and ordinary ones.
+_LARGE = (2**53 - 1, 2**53 + 1, 10**15, 1234567890123456789, 2**62, 2**63 - 1, -(2**53) - 1, -(2**63), 2**64)
+_SAID: tuple[Schema, ...] = (
+    {"title": "T", "$comment": "c"}, {"example": "x", "examples": ["x"]}, {"x-order": 1}, {"deprecated": True},
+    {"readOnly": True}, {"externalDocs": {"url": "u"}}, {"xml": {}}, {"contentMediaType": "text/html"},
+    {"contentEncoding": "base64"}, {"uniqueItems": False}, {"id": "i"},
+)  # fmt: skip
+_NAMES = ("^[a-z]$", "^[ab]$", "^(x|y)$", "^s[0-9]$", "^[0-9]{2}$", "^n", "^id$", "^(id|name)$", "a+")
 _WORDS = ("id", "name", "age", "tags", "city", "x", "y", "größe", "is ok", "last-seen", "日付")
 _PATTERNS = ("^[a-z]{1,6}$", "^[A-Z][a-z]+-[0-9]{2}$", "^(red|green|blue)$", r"^\d{3}\.\d{1,2}$", "^a.b$")
 _FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email", "hostname")
@@ -27,7 +35,7 @@ class SchemaMaker:
     def make(self) -> Schema:
         """A schema, usually of an object or a list."""
         self._has_defs = self._random.random() < 0.12
-        makers = (self._object, self._object, self._object, self._array, self._array, self._any)
+        makers = (self._object, self._object, self._object, self._record, self._array, self._array, self._any)
         schema = self._random.choice(makers)(0)
         if self._has_defs:
             schema["$defs"] = {"leaf": self._scalar(), "node": self._node()}
@@ -43,7 +51,7 @@ class SchemaMaker:
             return {"$ref": f"#/$defs/{self._random.choice(('leaf', 'node'))}"}
         if depth >= _MOST_DEPTH or self._chance(0.55):
             return self._scalar()
-        makers: tuple[Callable[[int], Schema], ...] = (self._object, self._array, self._combined)
+        makers: tuple[Callable[[int], Schema], ...] = (self._object, self._array, self._combined, self._record)
         return self._random.choice(makers)(depth)
 
     def _node(self) -> Schema:
@@ -56,6 +64,10 @@ class SchemaMaker:
         schema = self._random.choice(kinds)()
         if self._chance(0.1):
             schema["description"] = "what it is for"
+        if self._chance(0.2):
+            schema |= self._random.choice(_SAID)
+        if self._chance(0.06):
+            schema["nullable"] = True
         return schema
 
     def _simple(self) -> Schema:
@@ -69,6 +81,8 @@ class SchemaMaker:
             return {"type": "string", "pattern": self._random.choice(_PATTERNS)}
         if choice < 0.3:
             return {"type": "string", "format": self._random.choice(_FORMATS)}
+        if choice < 0.35:
+            return {"type": "string", "maxLength": 5, "format": self._random.choice(("password", "int32", "jwt"))}
         low = self._random.randint(0, 3)
         schema: Schema = {"type": "string", "maxLength": low + self._random.randint(0, 9)}
         return schema | ({"minLength": low} if low else {})
@@ -79,14 +93,28 @@ class SchemaMaker:
         if self._chance(0.2):
             schema["exclusiveMaximum"] = schema.pop("maximum") + 1
         if self._chance(0.1):
+            large = self._random.choice(_LARGE) + self._random.randint(-1, 1)
+            bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+            schema = {"type": self._random.choice(("integer", "number")), self._random.choice(bounds): large}
+            other = large + self._random.choice((-40, 40))
+            schema |= {self._random.choice(("minimum", "maximum")): other} if self._chance(0.5) else {}
+        if self._chance(0.1):
             schema = {"type": "integer", "multipleOf": self._random.choice((2, 5, 10)), "minimum": 0, "maximum": 1000}
         return schema
 
     def _number(self) -> Schema:
         low = self._random.randint(-9, 9)
-        return {"type": "number", "minimum": low, "maximum": low + self._random.randint(1, 50)}
+        if self._chance(0.3):
+            low += self._random.choice((0.25, 0.5, 0.125))
+        lower, upper = (
+            self._random.choice(("minimum", "exclusiveMinimum")),
+            self._random.choice(("maximum", "exclusiveMaximum")),
+        )
+        return {"type": "number", lower: low, upper: low + self._random.choice((0.5, 1, 2.75, 50))}
 
     def _enum(self) -> Schema:
+        if self._chance(0.08):
+            return {"enum": [self._random.choice(_LARGE), "a"]}
         return {"enum": self._random.sample(_VALUES, self._random.randint(1, 4))}
 
     def _array(self, depth: int) -> Schema:
@@ -113,12 +141,29 @@ class SchemaMaker:
             (0.02, {"patternProperties": {"^z[0-9]$": {"type": "null"}}, "maxProperties": len(names) + 1}),
             (0.02, {"dependentRequired": {names[0]: [names[-1]]}}),
             (0.02, {"propertyNames": {"maxLength": 9}}),
+            (0.04, {"propertyNames": {"type": "string"}, "additionalProperties": self._scalar(), "maxProperties": 9}),
+            (0.03, {"propertyNames": {"enum": [*names, "z"]}, "additionalProperties": {"type": "null"}}),
+            (0.03, {"patternProperties": {self._random.choice(_NAMES): self._scalar()}, "maxProperties": 9}),
             (0.02, {"if": {"required": [names[0]]}, "then": {"minProperties": 1}}),
             (0.02, {"unevaluatedProperties": False}),
         )
         for share, change in rare:
             if self._chance(share):
                 schema |= change
+        return schema
+
+    def _record(self, _: int) -> Schema:
+        """An object whose names the schema does not list, so that the same one might come twice."""
+        num, pattern = self._random.randint(0, 3), self._random.choice(_NAMES)
+        schema: Schema = {"type": "object", "minProperties": num, "maxProperties": num + self._random.randint(0, 2)}
+        if self._chance(0.5):
+            schema |= {"patternProperties": {pattern: self._scalar()}, "additionalProperties": False}
+        elif self._chance(0.5):
+            schema |= {"additionalProperties": self._scalar(), "propertyNames": {"pattern": "^[a-c]{1,2}$"}}
+        else:
+            schema["additionalProperties"] = self._scalar()
+        if self._chance(0.3):
+            schema["required"] = self._random.choice((["id"], ["s1"], ["a"], ["a", "b"], ["x", "y"]))
         return schema
 
     def _combined(self, depth: int) -> Schema:

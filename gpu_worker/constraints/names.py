@@ -1,0 +1,190 @@
+"""Keeps the names of each JSON object of an output apart.
+
+llguidance forgets a name that a schema does not list, so it would let an object have it twice. Here a row that is JSON
+from its first byte remembers the names of its open objects, and tokens that complete one again leave the mask. Escapes
+give each name one spelling (the front end's options), so bytes are compared.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+Mask = NDArray[np.uint32]
+
+_QUOTE, _BACKSLASH, _COMMA = b'"\\,'
+_OPEN_OBJECT, _OPEN_LIST = b"{["
+_CLOSE = b"}]"
+
+
+class TokenTexts:
+    """The bytes of all tokens, and the tokens that begin with some bytes."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        ids = range(tokenizer.vocab_size)
+        # Control tokens stand for no text.
+        self.texts = [b"" if tokenizer.is_special_token(id_) else tokenizer.decode_bytes([id_]) for id_ in ids]
+        order = sorted(ids, key=self.texts.__getitem__)
+        self._order, self._sorted = np.array(order, np.int64), [self.texts[id_] for id_ in order]
+        # Those that may hold a whole name.
+        self.with_two_quotes = np.array([id_ for id_ in ids if self.texts[id_].count(b'"') > 1], np.int64)
+
+    def beginning_with(self, text: bytes) -> NDArray[np.int64]:
+        """The ids of the tokens that begin with a text, which is not empty."""
+        return self._order[bisect_left(self._sorted, text) : bisect_left(self._sorted, text[:-1] + _after(text[-1]))]
+
+    def equal_to(self, text: bytes) -> NDArray[np.int64]:
+        """The ids of the tokens with this text, which is not empty."""
+        return self._order[bisect_left(self._sorted, text) : bisect_left(self._sorted, text + b"\0")]
+
+
+def _after(byte: int) -> bytes:
+    return bytes([byte + 1]) if byte < 0xFF else b"\xff\xff"
+
+
+@dataclass(slots=True)
+class _Object:
+    """An open object."""
+
+    names: set[bytes] = field(default_factory=set[bytes])
+    # Names that others begin with.
+    extended: set[bytes] = field(default_factory=set[bytes])
+    # The masks after the first bytes of a name.
+    masks: dict[bytes, Mask] = field(default_factory=dict[bytes, Mask])
+
+
+class NamesOfRow:
+    """Follows the JSON of one row."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        # A list is None.
+        self._open: list[_Object | None] = []
+        self._is_name_next = self._is_in_string = self._is_escaped = False
+        # What there is of the name that is being written.
+        self._name: bytearray | None = None
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Follows tokens of the output."""
+        for token in tokens:
+            self._follow(self._texts.texts[token])
+
+    def _follow(self, text: bytes) -> bool:
+        """Returns whether an object got a name twice."""
+        if (
+            self._is_in_string
+            and self._name is None
+            and not self._is_escaped
+            and b'"' not in text
+            and b"\\" not in text
+        ):
+            return False
+        has_twice = False
+        for byte in text:
+            if self._is_in_string:
+                has_twice |= self._in_string(byte)
+            elif byte == _QUOTE:
+                self._is_in_string = True
+                self._name = bytearray() if self._is_name_next else None
+            elif byte in (_OPEN_OBJECT, _OPEN_LIST):
+                self._is_name_next = byte == _OPEN_OBJECT
+                self._open.append(_Object() if self._is_name_next else None)
+            elif byte in _CLOSE and self._open:
+                self._open.pop()
+                self._is_name_next = False
+            elif byte == _COMMA:
+                self._is_name_next = bool(self._open) and self._open[-1] is not None
+        return has_twice
+
+    def _in_string(self, byte: int) -> bool:
+        has_twice = False
+        if byte != _QUOTE or self._is_escaped:
+            self._is_escaped = byte == _BACKSLASH and not self._is_escaped
+            if self._name is not None:
+                self._name.append(byte)
+        else:
+            self._is_in_string = False
+            own = self._open[-1] if self._open else None
+            if self._name is not None and own is not None:
+                has_twice = bytes(self._name) in own.names
+                own.names.add(bytes(self._name))
+                # Other names may follow now.
+                own.masks.clear()
+            self._name, self._is_name_next = None, False
+        return has_twice
+
+    def forbid(self, matcher: LLMatcher, mask: Mask) -> None:
+        """Takes the tokens out of a mask that would give an object a name twice, or leave no other name."""
+        forbidden = [np.array([id_ for id_ in self._whole_names(mask) if self._would_repeat(id_)], np.int64)]
+        own = self._open[-1] if self._open else None
+        if self._name is not None and own is not None:
+            begun = bytes(self._name)
+            for name in [name for name in own.names if name.startswith(begun)]:
+                forbidden.append(self._texts.beginning_with(name[len(begun) :] + b'"'))
+                forbidden += self._blind(own, matcher, begun, name)
+        _clear(mask, forbidden)
+
+    def _whole_names(self, mask: Mask) -> list[int]:
+        ids = self._texts.with_two_quotes
+        return ids[(mask[ids >> 5] >> (ids & 31).astype(np.uint32) & 1).astype(bool)].tolist()
+
+    def _would_repeat(self, token: int) -> bool:
+        other = NamesOfRow(self._texts)
+        other._open = [None if own is None else _Object(set(own.names)) for own in self._open]
+        other._is_name_next, other._is_in_string = self._is_name_next, self._is_in_string
+        other._is_escaped = self._is_escaped
+        other._name = None if self._name is None else bytearray(self._name)
+        return other._follow(self._texts.texts[token])
+
+    def _blind(self, own: _Object, matcher: LLMatcher, begun: bytes, name: bytes) -> Iterator[NDArray[np.int64]]:
+        """The tokens after which only a name that the object has can follow, on the way to `name`."""
+        if name in own.extended:
+            return
+        if not all(len(self._texts.equal_to(name[idx : idx + 1])) for idx in range(len(begun), len(name))):
+            # Without tokens of single bytes the way cannot be followed.
+            own.extended.add(name)
+            return
+        after = self._mask_at(own, matcher, begun, name).copy()
+        _clear(after, [self._texts.beginning_with(b'"')])
+        if after.any():
+            own.extended.add(name)
+            return
+        last = next((end for end in range(len(name) - 1, len(begun) - 1, -1) if self._branches(own, name[:end])), None)
+        if last is not None:
+            for end in range(last + 1, len(name) + 1):
+                yield self._texts.equal_to(name[len(begun) : end])
+
+    def _branches(self, own: _Object, begun: bytes) -> bool:
+        """Whether a name may go on from here that is on the way to none of the object's."""
+        mask = own.masks[begun].copy()
+        for name in own.names:
+            if name.startswith(begun):
+                rest = name[len(begun) :] + b'"'
+                _clear(mask, [self._texts.beginning_with(rest)])
+                _clear(mask, [self._texts.equal_to(rest[:end]) for end in range(1, len(rest))])
+        return bool(mask.any())
+
+    def _mask_at(self, own: _Object, matcher: LLMatcher, begun: bytes, name: bytes) -> Mask:
+        """The mask after a whole name, before the quote that ends it. Keeps the masks on the way."""
+        copy: LLMatcher | None = None
+        for end in range(len(begun), len(name) + 1):
+            if name[:end] in own.masks and copy is None:
+                continue
+            if copy is None:
+                copy = matcher.deep_copy()
+                copy.consume_tokens(self._bytes_of(name[len(begun) : end]))
+            elif end > len(begun):
+                copy.consume_tokens(self._bytes_of(name[end - 1 : end]))
+            own.masks[name[:end]] = np.frombuffer(copy.compute_bitmask(), np.uint32)
+        return own.masks[name]
+
+    def _bytes_of(self, text: bytes) -> list[int]:
+        return [int(self._texts.equal_to(text[idx : idx + 1])[0]) for idx in range(len(text))]
+
+
+def _clear(mask: Mask, ids: list[NDArray[np.int64]]) -> None:
+    for some in ids:
+        np.bitwise_and.at(mask, some >> 5, ~(np.uint32(1) << (some & 31).astype(np.uint32)))

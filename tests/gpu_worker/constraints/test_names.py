@@ -1,0 +1,132 @@
+"""Names of objects: no object of an output has one twice, whatever a model prefers, and another name stays possible."""
+
+import json
+import random
+from collections.abc import Callable
+
+import llguidance
+import numpy as np
+import pytest
+
+from gpu_worker.constraints.matchers import Matchers
+from scheduler_svc.frontend.constraints.grammar import json_grammar
+from tests.gpu_worker.constraints.rig import EOS, TOKENS, VOCAB_SIZE, own_tokenizer, text_of
+
+# Beside the rig's: tokens that hold the end of a name and the begin of the next, and a whole name.
+EXTRA = [b'a"', b'": 1', b', "a"', b', "', b'a": 1, "a"', b'"a"', b'1, "']
+
+ALL = [*TOKENS, b"", *EXTRA]
+
+
+class Own:
+    """A tokenizer with the rig's tokens and `EXTRA`, as llguidance calls it."""
+
+    def __init__(self) -> None:
+        self.eos_token_id, self.bos_token_id, self.special_token_ids = EOS, None, [EOS]
+        self.tokens = ALL
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [TOKENS.index(bytes([byte])) for byte in text]
+
+
+def matchers() -> Matchers:
+    own = Own()
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(own), n_vocab=len(own.tokens))
+    return Matchers(tokenizer, eos_token_ids=[EOS])
+
+
+def output(found: Matchers, schema: object, choose: Callable[[list[bytes]], int], most: int = 400) -> bytes | None:
+    """The output of a row whose tokens `choose` takes from the allowed ones; None if it has not ended by itself."""
+    found.define(1, found.compiled(json_grammar("schema", json.dumps(schema)).encode()))
+    output.start += 1  # type: ignore[attr-defined]
+    row = found.row(1, output.start, 1)  # type: ignore[attr-defined]
+    words = np.zeros(-(-len(ALL) // 32), np.int32)
+    text = b""
+    for _ in range(most):
+        if found.is_complete(row):
+            return text
+        found.fill(row, words.ctypes.data)
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+        assert allowed, f"no token after {text!r} of {schema}"
+        token = allowed[choose([ALL[one] for one in allowed])]
+        if token == EOS:
+            return text
+        text += ALL[token]
+        found.take(row, [token])
+    return None
+
+
+output.start = 0  # type: ignore[attr-defined]
+SCHEMAS = {
+    "free": {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 3, "maxProperties": 6},
+    "beside a listed one": {
+        "type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"enum": [1]},
+    },
+    "of a pattern": {
+        "type": "object", "patternProperties": {"^[ab]+$": {"enum": [1]}}, "additionalProperties": False,
+        "minProperties": 4, "maxProperties": 9,
+    },
+    "of few letters": {
+        "type": "object", "patternProperties": {"^[ab]{6,7}$": {"enum": [1]}}, "additionalProperties": False,
+        "minProperties": 8, "maxProperties": 60,
+    },
+    "inside each other": {
+        "type": "object", "minProperties": 2, "maxProperties": 3,
+        "additionalProperties": {
+            "type": "object", "additionalProperties": {"enum": [1, "a"]}, "minProperties": 2, "maxProperties": 3,
+        },
+    },
+    "in a list": {"type": "array", "minItems": 2, "maxItems": 3, "items": {"type": "object", "maxProperties": 3}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_no_object_has_a_name_twice(name: str) -> None:
+    """A model that likes `a`, quotes and commas writes the same names again and again."""
+    found, num_ended = matchers(), 0
+    for seed in range(40):
+        draw = random.Random(seed)
+
+        def choose(texts: list[bytes], draw: random.Random = draw) -> int:
+            liked = [i for i, text in enumerate(texts) if text and set(text) <= set(b'ab": 1,}')]
+            return draw.choice(liked if liked and draw.random() < 0.97 else range(len(texts)))
+
+        text = output(found, SCHEMAS[name], choose)
+        if text is None:
+            continue
+        num_ended += 1
+        for pairs in _objects(text.decode()):
+            assert len(set(pairs)) == len(pairs), text
+    assert num_ended > 20
+
+
+def _objects(text: str) -> list[list[str]]:
+    found: list[list[str]] = []
+
+    def keep(pairs: list[tuple[str, object]]) -> None:
+        found.append([name for name, _ in pairs])
+
+    json.loads(text, object_pairs_hook=keep)
+    return found
+
+
+def test_the_same_name_in_another_object_is_no_repetition() -> None:
+    wanted = b'[{"a": 1}, {"a": 1}]'
+    schema = {"type": "array", "items": {"type": "object", "additionalProperties": {"enum": [1]}}}
+
+    def choose(texts: list[bytes]) -> int:
+        choose.text = getattr(choose, "text", b"")  # type: ignore[attr-defined]
+        best = max((t for t in texts if t and wanted[len(choose.text) :].startswith(t)), key=len, default=b"")  # type: ignore[attr-defined]
+        choose.text += best  # type: ignore[attr-defined]
+        return texts.index(best)
+
+    assert output(matchers(), schema, choose, len(wanted)) in (None, wanted)
+    assert choose.text == wanted  # type: ignore[attr-defined]
+
+
+def test_rows_without_free_names_are_not_followed() -> None:
+    found = Matchers(own_tokenizer(), eos_token_ids=[EOS])
+    for schema, is_followed in (({"type": "object", "additionalProperties": False}, False), ({}, True)):
+        found.define(1, found.compiled(json_grammar("schema", json.dumps(schema)).encode()))
+        assert (found.row(1, id(schema), 1).names is not None) == is_followed
+    assert len(TOKENS) < VOCAB_SIZE and text_of([EOS]) == ""
