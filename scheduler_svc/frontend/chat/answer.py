@@ -1,7 +1,8 @@
 """Owns the parsing of one answer: its reasoning, its content and its calls of tools, from text that arrives in pieces.
 
-What is not a valid call is content, so no text of the model is lost. White space at the edges of a part belongs to the
-marks and is left out, as Transformers' parse_response does; at the start and the end of the whole answer it stays.
+What is not a valid call is content, so no text of the model is lost. A call that the end of the answer cuts off is
+incomplete instead: its name, if that is known, and its arguments so far. White space at the edges of a part belongs to
+the marks and is left out, as Transformers' parse_response does; at the start and the end of the whole answer it stays.
 Where the prompt ends with a mark, white space that the model writes next is left out too, except from content that
 matches a constraint: a constraint begins where the prompt ends.
 """
@@ -10,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from scheduler_svc.frontend.chat.call_stream import CallStream, can_show
-from scheduler_svc.frontend.chat.calls import call_id, read_calls
-from scheduler_svc.frontend.chat.forms import CALLS_FIELD, REASONING_FIELDS
+from scheduler_svc.frontend.chat.calls import CALLS_FIELD, call_id, cut_calls, read_calls
+from scheduler_svc.frontend.chat.forms import REASONING_FIELDS
 from scheduler_svc.frontend.chat.segments import Event, Kind, Segmenter
 from scheduler_svc.frontend.text.output import CallPiece, Parsed
 
@@ -86,13 +87,14 @@ class AnswerParser:
         self._spec, self._types = spec, argument_types
         self._request_id, self._sample_idx = request_id, sample_idx
         shown = {CONTENT_FIELD, *REASONING_FIELDS}
-        self._segmenter = Segmenter(spec, frozenset(spec.fields.keys() - shown) if ignores_calls else frozenset())
+        hidden = frozenset(spec.fields.keys() - shown)
+        self._segmenter = Segmenter(spec, hidden if ignores_calls else frozenset(), hidden)
         self._content = _Part(spec.fields.get(CONTENT_FIELD), keeps_start=True)
         name = next((each for each in REASONING_FIELDS if each in spec.fields), "")
         self._reasoning_field = name
         self._reasoning = _Part(spec.fields.get(name), keeps_start=False)
-        # The text of a region of calls, with its first mark.
-        self._region = ""
+        # A region of calls: its first mark, and its text.
+        self._mark = self._region = ""
         self._is_babble = False
         self._shows_calls = CALLS_FIELD in spec.fields and can_show(spec.fields[CALLS_FIELD])
         # A call whose arguments are shown while they are written.
@@ -114,9 +116,9 @@ class AnswerParser:
         """What `text` adds to the answer for certain."""
         return self._read(self._segmenter.feed(text))
 
-    def finish(self) -> Parsed:
-        """What the end of the answer adds."""
-        parsed = self._read(self._segmenter.finish())
+    def finish(self, *, is_cut: bool = False) -> Parsed:
+        """What the end of the answer adds. `is_cut`: the model had not ended its answer."""
+        parsed = self._read(self._segmenter.finish(is_cut=is_cut))
         parsed.content += self._content.rest()
         return parsed
 
@@ -152,28 +154,31 @@ class AnswerParser:
 
     def _read_calls(self, event: Event, parsed: Parsed) -> None:
         if event.kind is Kind.OPEN:
-            self._region, self._is_babble = event.text, False
+            self._mark, self._region, self._is_babble = event.text, "", False
             self._stream = CallStream(self._spec.fields[CALLS_FIELD], event.text) if self._shows_calls else None
             return
         if self._stream is not None and not self._is_babble:
             if event.kind is Kind.TEXT:
                 self._show(self._stream, event.text, parsed)
             if self._stream.has_begun:
-                if event.kind is Kind.CLOSE:
-                    self._end_shown(self._stream, parsed)
+                if event.kind is not Kind.TEXT:
+                    self._end_shown(self._stream, parsed, is_cut=event.kind is Kind.CUT)
                 return
-        self._region += event.text
-        if not self._is_babble and event.kind is Kind.CLOSE:
-            calls = read_calls(self._region, self._spec, self._types)
+        is_end = event.kind is not Kind.TEXT
+        if event.kind is Kind.TEXT:
+            self._region += event.text
+        if is_end and not self._is_babble:
+            read = cut_calls if event.kind is Kind.CUT else read_calls
+            calls = read(self._mark, self._region, self._spec, self._types)
             for call in calls:
                 self._add(parsed, call.name, call.arguments)
-            self._is_babble = not calls
-        elif len(self._region) > MAX_CALL_CHARS:
+            self._is_babble = not calls and event.kind is Kind.CLOSE
+        elif len(self._mark) + len(self._region) > MAX_CALL_CHARS:
             self._is_babble = True
         if self._is_babble:
-            parsed.content += self._content.push(self._region)
-            self._region = ""
-        if event.kind is Kind.CLOSE and not self._is_babble:
+            parsed.content += self._content.push(self._mark + self._region + (event.text if is_end else ""))
+            self._mark = self._region = ""
+        elif is_end:
             self._content.end()
 
     def _show(self, stream: CallStream, text: str, parsed: Parsed) -> None:
@@ -186,9 +191,11 @@ class AnswerParser:
         elif shown.arguments:
             parsed.calls.append(CallPiece(self._num_calls - 1, "", "", shown.arguments))
 
-    def _end_shown(self, stream: CallStream, parsed: Parsed) -> None:
+    def _end_shown(self, stream: CallStream, parsed: Parsed, *, is_cut: bool) -> None:
         self._stream = None
-        if rest := stream.rest():
+        if is_cut and (held := stream.held):
+            parsed.calls.append(CallPiece(self._num_calls - 1, "", "", held))
+        elif rest := stream.rest():
             parsed.content += self._content.push(rest)
         self._content.end()
 

@@ -58,6 +58,11 @@ class CallStream:
         self.has_begun = True
         return Shown(self._name, self._read(arguments))
 
+    @property
+    def held(self) -> str:
+        """A number or a word at the end of the arguments that may go on."""
+        return self._reader.held
+
     def rest(self) -> str:
         """At the end of the region: its text that is not part of the call, unless it only ends the call."""
         rest = self._reader.held + self._rest

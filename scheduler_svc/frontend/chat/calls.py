@@ -1,19 +1,25 @@
 """Owns the calls of tools in an answer: their names and arguments from the text of a region, and their ids. Pure."""
 
+import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
+from scheduler_svc.frontend.chat.json_stream import ObjectReader
 from scheduler_svc.frontend.text.marked import plain
 
 # Letters and digits, as Mistral's templates demand of ids.
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 ID_CHARS = 9
+CALLS_FIELD = "tool_calls"
+# How a call that has its name inside begins; other orders of the keys are read only whole.
+_BEGIN = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,128})"(?:\s*,\s*"arguments"\s*:\s*(?=\{))?')
 
 
 class Call(NamedTuple):
-    """A call of a tool. `arguments` is a compact JSON object."""
+    """A call of a tool. `arguments` is a compact JSON object, or the beginning of one."""
 
     name: str
     arguments: str
@@ -29,8 +35,8 @@ def call_id(request_id: str, sample_idx: int, call_idx: int) -> str:
     return "".join(letters)
 
 
-def read_calls(text: str, spec: Any, argument_types: Mapping[str, Mapping[str, Any]]) -> list[Call]:
-    """The calls in the text of a region with its marks. Empty if it is not a valid region of calls."""
+def read_calls(mark: str, text: str, spec: Any, argument_types: Mapping[str, Mapping[str, Any]]) -> list[Call]:
+    """The calls in the text of a region that `mark` opened. Empty if it is not a valid region of calls."""
     # Imported with the response template.
     from transformers.utils import chat_parsing
 
@@ -38,12 +44,57 @@ def read_calls(text: str, spec: Any, argument_types: Mapping[str, Mapping[str, A
     tools = [
         {"function": {"name": name, "parameters": {"properties": types}}} for name, types in argument_types.items()
     ]
+    # The region is known: an end mark in its text is no end.
+    endless = dataclasses.replace(spec.fields[CALLS_FIELD], close_re=None)
+    spec = dataclasses.replace(spec, fields={**spec.fields, CALLS_FIELD: endless})
     try:
-        message: dict[str, Any] = parse_response(text, spec, prefix="", tools=tools)
+        message: dict[str, Any] = parse_response(mark + text, spec, prefix="", tools=tools)
         is_marked = text != plain(text)
-        return [_call(value, is_marked) for value in _flat(message.get("tool_calls"))]
+        return [_call(value, is_marked) for value in _flat(message.get(CALLS_FIELD))]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
+
+
+def cut_calls(mark: str, text: str, spec: Any, argument_types: Mapping[str, Mapping[str, Any]]) -> list[Call]:
+    """As `read_calls`, of a region that the end of the answer cuts off. The last call may be incomplete.
+
+    A call whose name is not known yet is left out.
+    """
+    field: Any = spec.fields[CALLS_FIELD]
+    match, name = field.open_re.search(mark + text, partial=True), ""
+    if "name" in field.open_re.groupindex:
+        # Without text after it the name may have been to go on.
+        name = match["name"] if match is not None and match.end("name") < len(mark + text) else ""
+        if not name:
+            return []
+    calls = read_calls(mark, text, spec, argument_types)
+    if field.content != "json":
+        # Another argument may have been to come.
+        return [Call(each.name, each.arguments[:-1] if each.arguments != "{}" else "") for each in calls]
+    if calls:
+        return calls
+    if name:
+        return [Call(name.strip(), "")]
+    whole, rest = _elements(text) if field.transform_each else ("", text)
+    calls = read_calls(mark, f"[{whole}]", spec, argument_types) if whole else []
+    if (begin := _BEGIN.match(rest)) is not None:
+        reader = ObjectReader()
+        arguments, _ = reader.feed(rest[begin.end() :])
+        calls.append(Call(begin[1], arguments + reader.held))
+    return calls
+
+
+def _elements(text: str) -> tuple[str, str]:
+    """(the whole elements of a list that is cut off, the one after them)."""
+    start = end = len(text) - len(text.lstrip()) + 1
+    decoder = json.JSONDecoder()
+    while end < len(text):
+        at = end + len(text[end:]) - len(text[end:].lstrip(", \n\t\r"))
+        try:
+            _, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return text[start:end], text[at:]
+    return text[start:end], ""
 
 
 def _flat(value: object) -> list[object]:

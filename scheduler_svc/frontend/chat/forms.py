@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from scheduler_svc.frontend.chat.calls import CALLS_FIELD
 from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat
 
 FOLDER = Path(__file__).parent / "response_templates"
 # The names that response templates have for reasoning.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-CALLS_FIELD = "tool_calls"
 _KEYS = {"family", "literals", "response_template", "call", "reasoning", "content_begin"}
 
 

@@ -1,4 +1,4 @@
-"""Owns the reading of one JSON object whose text arrives in pieces: how far it is one for certain. Pure.
+"""Owns the reading of one JSON object, or list, whose text arrives in pieces: how far it is one for certain. Pure.
 
 Strings are certain letter by letter, numbers and words at their end. So the certain texts, joined, always begin a JSON
 object, and are one when the object is complete.
@@ -30,11 +30,15 @@ class _Next(Enum):
 
 
 class ObjectReader:
-    """Reads one object, from its first brace on."""
+    """Reads one object, from its first brace on. `tops`: the braces that may be the first one."""
 
-    __slots__ = ("_escape", "_in_string", "_is_key", "_next", "_stack", "_word", "is_broken", "is_complete")
+    __slots__ = (
+        *("_escape", "_in_string", "_is_key", "_next", "_stack", "_tops", "_word"),
+        *("is_broken", "is_complete", "num_signs"),
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, tops: str = "{") -> None:
+        self._tops = tops
         self._stack: list[str] = []
         self._next = _Next.VALUE
         self._in_string = self._is_key = False
@@ -44,6 +48,8 @@ class ObjectReader:
         self._word = ""
         self.is_complete = False
         self.is_broken = False
+        # Of the signs that end something: , : } ]
+        self.num_signs = 0
 
     def feed(self, text: str) -> tuple[str, int]:
         """Returns (what became certain, how many characters were read). It stops behind the object, and at an error."""
@@ -60,6 +66,14 @@ class ObjectReader:
             if self.is_broken:
                 return "".join(certain), num_read
         return "".join(certain), len(text)
+
+    def takes(self, char: str) -> bool:
+        """Whether this character is text of a string here, white space, or a brace that ends something."""
+        if not char or self.is_complete or self.is_broken:
+            return False
+        if self._in_string:
+            return char in self._escape[0] if self._escape else char >= " "
+        return char in _SPACE or (char in "}]" and self._may_end(char))
 
     @property
     def held(self) -> str:
@@ -89,17 +103,20 @@ class ObjectReader:
         elif char == '"' and self._next is not _Next.COLON and self._next is not _Next.COMMA_OR_END and self._stack:
             self._is_key = self._next in (_Next.KEY, _Next.KEY_OR_END)
             self._in_string = True
-        elif char in "{[" and self._next in (_Next.VALUE, _Next.VALUE_OR_END) and (self._stack or char == "{"):
+        elif char in "{[" and self._next in (_Next.VALUE, _Next.VALUE_OR_END) and (self._stack or char in self._tops):
             self._stack.append(char)
             self._next = _Next.KEY_OR_END if char == "{" else _Next.VALUE_OR_END
             self.is_broken = len(self._stack) > MAX_DEPTH
         elif char in "}]" and self._may_end(char):
             self._stack.pop()
+            self.num_signs += 1
             self._next = _Next.COMMA_OR_END
             self.is_complete = not self._stack
         elif char == "," and self._next is _Next.COMMA_OR_END:
+            self.num_signs += 1
             self._next = _Next.KEY if self._stack[-1] == "{" else _Next.VALUE
         elif char == ":" and self._next is _Next.COLON:
+            self.num_signs += 1
             self._next = _Next.VALUE
         elif self._stack and self._next in (_Next.VALUE, _Next.VALUE_OR_END) and (char in "-tfn" or char in _DIGITS):
             self._word = char

@@ -23,13 +23,13 @@ class ChatOutput(SampleOutput):
     def _groups(self, tokens: list[int]) -> Iterable[Sequence[int]]:
         return zip(tokens)
 
-    def _parse(self, text: str, num_tokens: int, *, is_end: bool = False) -> Parsed:
+    def _parse(self, text: str, num_tokens: int, *, is_end: bool = False, is_cut: bool = False) -> Parsed:
         was_reasoning = self.parser.is_reasoning
         parsed = self.parser.feed(text)
         if was_reasoning or self.parser.is_reasoning:
             self.reasoning_tokens += num_tokens
         if is_end:
-            parsed.add(self.parser.finish())
+            parsed.add(self.parser.finish(is_cut=is_cut))
         calls = [each._replace(name=plain(each.name), arguments=plain(each.arguments)) for each in parsed.calls]
         return Parsed(self._visible(parsed.content), self._visible(parsed.reasoning), calls)
 

@@ -1,13 +1,16 @@
 """Owns the division of an answer's text into regions, by the marks of a response template. Pure.
 
-The rules are those of Transformers' ResponseParser: the same template gives the same regions. This one tells more: it
-says which text every mark had, so that a region that is no call after all can be shown as it was; it keeps no text that
-is divided already; and it holds text back only while that may still be a mark.
+The rules are those of Transformers' ResponseParser: the same template gives the same regions. This one knows more. An
+end mark inside what a region encloses is text (`bodies`), if the rest of the region agrees; until then it is in doubt,
+and the text from there on is held. It says which text every mark had, so that a region that is no call after all can be
+shown as it was; it keeps no text that is divided already; and it holds text back only while that may still be a mark.
 """
 
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any, NamedTuple
+
+from scheduler_svc.frontend.chat.bodies import Reader, reader_of
 
 # Text behind the position of the search that a mark's look-behind may see.
 MAX_LOOK_BEHIND = 64
@@ -19,6 +22,8 @@ class Kind(Enum):
     OPEN = "open"
     TEXT = "text"
     CLOSE = "close"
+    # A region that the end of the answer cuts off: what it encloses may go on.
+    CUT = "cut"
 
 
 class Event(NamedTuple):
@@ -29,12 +34,27 @@ class Event(NamedTuple):
     text: str
 
 
+class _Mark(NamedTuple):
+    """A mark and its place in the text that is kept."""
+
+    kind: Kind
+    field: Any
+    start: int
+    end: int
+
+
 class Segmenter:
-    """Divides one answer. `spec` is Transformers' ResponseTemplate; fields in `ignored` are ordinary text."""
+    """Divides one answer. `spec` is Transformers' ResponseTemplate; fields in `ignored` are ordinary text.
 
-    __slots__ = ("_buffer", "_current", "_implicit", "_is_open", "_pos", "_spec", "_watched")
+    The fields in `hidden` are calls and marks around them, which nobody sees as they are written.
+    """
 
-    def __init__(self, spec: Any, ignored: frozenset[str] = frozenset()) -> None:
+    __slots__ = (
+        *("_buffer", "_current", "_doubt", "_doubt_signs", "_from", "_hidden", "_implicit", "_is_open", "_pos"),
+        *("_read_to", "_reader", "_spec", "_watched"),
+    )
+
+    def __init__(self, spec: Any, ignored: frozenset[str] = frozenset(), hidden: frozenset[str] = frozenset()) -> None:
         self._spec = spec
         self._watched = [field for field in spec.fields.values() if field.name not in ignored and field.open_re]
         # The region of text outside the others. Without one that text is dropped.
@@ -43,6 +63,13 @@ class Segmenter:
         self._is_open = False
         self._buffer = ""
         self._pos = 0
+        self._hidden = hidden
+        # Of the region: what it encloses, up to where that is read, and from where its end mark is searched.
+        self._reader: Reader | None = None
+        self._read_to = self._from = 0
+        # An end mark that may be text, and how many signs had been read before it.
+        self._doubt: _Mark | None = None
+        self._doubt_signs = 0
 
     @property
     def current(self) -> str | None:
@@ -60,10 +87,49 @@ class Segmenter:
         yield from self._advance(is_end=False)
         keep = max(0, self._pos - MAX_LOOK_BEHIND)
         self._buffer, self._pos = self._buffer[keep:], self._pos - keep
+        self._read_to, self._from = self._read_to - keep, self._from - keep
+        if (doubt := self._doubt) is not None:
+            self._doubt = doubt._replace(start=doubt.start - keep, end=doubt.end - keep)
 
-    def finish(self) -> Iterator[Event]:
-        """The events at the end of the answer. An open region is closed without a mark."""
-        yield from self._advance(is_end=True)
+    def finish(self, *, is_cut: bool = False) -> Iterator[Event]:
+        """The events at the end of the answer. An open region is closed without a mark.
+
+        `is_cut`: the model had not ended its answer. Then the beginning of a mark of a call is no text.
+        """
+        if not is_cut:
+            yield from self._advance(is_end=True)
+            return
+        yield from self._advance(is_end=False)
+        while self._current != self._implicit:
+            # A whole mark that more text would have made longer.
+            mark, _ = self._find(is_end=True)
+            if mark is None or mark is self._doubt:
+                break
+            yield from self._text(mark.start)
+            self._pos = mark.end
+            yield from self._close(self._buffer[mark.start : mark.end])
+            yield from self._advance(is_end=False)
+        # What is held is left.
+        reader, held = self._reader, self._buffer[self._pos :]
+        if self._current != self._implicit:
+            is_text = reader is None or reader.is_broken or self._doubt is not None or reader.takes(held[:1])
+            yield from self._text(len(self._buffer) if is_text else self._pos)
+        elif (begun := self._begun()) is not None:
+            yield from self._text(begun.start)
+            yield from self._open(begun)
+        else:
+            yield from self._text(len(self._buffer))
+        is_hidden = self._current in self._hidden and not (reader is not None and reader.is_broken)
+        yield from self._close("", Kind.CUT if is_hidden else Kind.CLOSE)
+
+    def _begun(self) -> _Mark | None:
+        """The mark of a hidden field that the held text begins."""
+        found = list[_Mark]()
+        for field in self._watched:
+            match = field.open_re.search(self._buffer, self._pos, partial=True) if field.name in self._hidden else None
+            if match is not None and match.start() < match.end():
+                found.append(_Mark(Kind.OPEN, field, match.start(), match.end()))
+        return min(found, key=lambda mark: mark.start, default=None)
 
     def _advance(self, *, is_end: bool) -> Iterator[Event]:
         while True:
@@ -74,22 +140,29 @@ class Segmenter:
                 if is_end:
                     yield from self._close("")
                 return
-            kind, field, match = mark
-            yield from self._text(match.start())
+            yield from self._text(mark.start)
             was_open = self._is_open
-            self._pos = match.end()
-            if kind is Kind.OPEN:
-                yield from self._close("")
-                self._current, self._is_open = field.name, True
-                yield Event(Kind.OPEN, field.name, match.group())
+            if mark.kind is Kind.OPEN:
+                yield from self._open(mark)
             else:
-                yield from self._close(match.group())
-                if not was_open and match.start() == match.end():
+                self._pos = mark.end
+                yield from self._close(self._buffer[mark.start : mark.end])
+                if not was_open and mark.start == mark.end:
                     return
 
-    def _find(self, *, is_end: bool) -> tuple[tuple[Kind, Any, Any] | None, int]:
+    def _open(self, mark: _Mark) -> Iterator[Event]:
+        self._pos = mark.end
+        yield from self._close("")
+        self._current, self._is_open = mark.field.name, True
+        self._reader, self._doubt = reader_of(mark.field), None
+        self._read_to = self._from = mark.end
+        yield Event(Kind.OPEN, mark.field.name, self._buffer[mark.start : mark.end])
+
+    def _find(self, *, is_end: bool) -> tuple[_Mark | None, int]:
         """Returns (the first mark that is certain, where text begins that may still become one)."""
-        best: tuple[Kind, Any, Any] | None = None
+        if self._reader is not None:
+            return self._find_close(self._reader, self._spec.fields[self._current], is_end=is_end)
+        best: _Mark | None = None
         best_key: tuple[int, int, bool, str] | None = None
         hold_from = len(self._buffer)
         for kind, field in self._expected():
@@ -102,10 +175,35 @@ class Segmenter:
                 continue
             key = (match.start(), match.start() - match.end(), kind is Kind.CLOSE, field.name)
             if best_key is None or key < best_key:
-                best_key, best = key, (kind, field, match)
-        if best is not None and best[2].start() >= hold_from:
+                best_key, best = key, _Mark(kind, field, match.start(), match.end())
+        if best is not None and best.start >= hold_from:
             best = None
         return best, max(hold_from, self._pos)
+
+    def _find_close(self, reader: Reader, field: Any, *, is_end: bool) -> tuple[_Mark | None, int]:
+        """As `_find`, for the end of a region that is read."""
+        buffer, match = self._buffer, None
+        while True:
+            if field.close_re is not None:
+                match = field.close_re.search(buffer, max(self._from, self._pos), partial=not is_end)
+            at = len(buffer) if match is None else match.start()
+            reader.feed(buffer[self._read_to : at])
+            self._read_to = self._from = at
+            if self._doubt is not None and reader.num_signs > self._doubt_signs:
+                self._doubt = None
+            if self._doubt is not None and (reader.is_broken or (match is None and is_end)):
+                return self._doubt, at
+            is_certain = match is not None and (
+                is_end or not (match.partial or self._may_grow(Kind.CLOSE, field, match))
+            )
+            if match is None or not is_certain:
+                return None, at if self._doubt is None else self._doubt.start
+            mark = _Mark(Kind.CLOSE, field, at, match.end())
+            if not reader.takes(buffer[at : at + 1]):
+                return mark, at
+            if self._doubt is None:
+                self._doubt, self._doubt_signs = mark, reader.num_signs
+            self._from = at + 1
 
     def _expected(self) -> list[tuple[Kind, Any]]:
         current = None if self._current is None else self._spec.fields[self._current]
@@ -131,8 +229,9 @@ class Segmenter:
             self._is_open = True
             yield Event(Kind.TEXT, self._current, text)
 
-    def _close(self, mark: str) -> Iterator[Event]:
+    def _close(self, mark: str, kind: Kind = Kind.CLOSE) -> Iterator[Event]:
         field, was_open = self._current, self._is_open
         self._current, self._is_open = self._implicit, False
+        self._reader = self._doubt = None
         if field is not None and was_open:
-            yield Event(Kind.CLOSE, field, mark)
+            yield Event(kind, field, mark)

@@ -13,6 +13,8 @@ from scheduler_svc.frontend.text.output import CallPiece, OutputPiece, SampleOut
 from scheduler_svc.metrics.front_meter import SampleMeter
 
 TOKEN_REASONS = (pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP_TOKEN)
+# The output is what the model, or its constraint, has made of it.
+WHOLE_REASONS = (*TOKEN_REASONS, pb.FINISH_REASON_CONSTRAINT_COMPLETE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.streaming.sample_sender import TOKEN_REASONS, PreparedStream, SampleSender
+from scheduler_svc.frontend.streaming.sample_sender import TOKEN_REASONS, WHOLE_REASONS, PreparedStream, SampleSender
 from scheduler_svc.frontend.streaming.stream import MAX_PROMPT_INFO_BYTES, RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.summary import summarize
@@ -168,7 +168,8 @@ class StreamSender:
             sender.is_ending = True
         else:
             stop_token_id = end.stop_token_id if end is not None and end.reason in TOKEN_REASONS else None
-            piece = output.finish(tokens, stop_token_id=stop_token_id)
+            is_cut = end is None or end.reason not in WHOLE_REASONS
+            piece = output.finish(tokens, stop_token_id=stop_token_id, is_cut=is_cut)
             sender.is_ending = True
         if piece.stop_string:
             sender.is_ending, sender.stop_string = True, piece.stop_string

@@ -68,19 +68,20 @@ class SampleOutput:
         """The piece that `tokens` add while the output continues."""
         known = [*self._withheld, *tokens]
         self._withheld = [known.pop()] if known and known[-1] in self.stop_token_ids else []
-        return self._read(known, len(known), is_end=False)
+        return self._read(known, len(known))
 
-    def finish(self, tokens: Sequence[int], *, stop_token_id: int | None) -> OutputPiece:
+    def finish(self, tokens: Sequence[int], *, stop_token_id: int | None, is_cut: bool = False) -> OutputPiece:
         """The piece that the last `tokens` add, with all held text. `stop_token_id` is the token that ended the output.
 
+        `is_cut`: something else than the model ended it, which only a parsed answer shows.
         The piece contains the stop token's id always and its text only with include_stop.
         """
         known = [*self._withheld, *tokens]
         self._withheld = []
         is_hidden = bool(known) and known[-1] == stop_token_id and not self.include_stop
-        return self._read(known, len(known) - is_hidden, is_end=True)
+        return self._read(known, len(known) - is_hidden, is_end=True, is_cut=is_cut)
 
-    def _read(self, tokens: list[int], num_visible: int, *, is_end: bool) -> OutputPiece:
+    def _read(self, tokens: list[int], num_visible: int, *, is_end: bool = False, is_cut: bool = False) -> OutputPiece:
         """The piece that `tokens` add, of which the first `num_visible` have text."""
         shown, num_read, found = Parsed(), 0, ""
         if self.detokenizer is not None:
@@ -91,7 +92,8 @@ class SampleOutput:
                     break
             else:
                 if is_end:
-                    rest = self._parse(self.detokenizer.finish(), len(tokens) - num_visible, is_end=True)
+                    text, num_hidden = self.detokenizer.finish(), len(tokens) - num_visible
+                    rest = self._parse(text, num_hidden, is_end=True, is_cut=is_cut)
                     found = self._show(shown, rest, num_visible)
         num_kept = num_read if found else len(tokens)
         if is_end and not found and self.stop_finder is not None:
@@ -105,8 +107,8 @@ class SampleOutput:
             return [tokens] if tokens else []
         return zip(tokens)
 
-    def _parse(self, text: str, num_tokens: int, *, is_end: bool = False) -> Parsed:
-        """What the text of `num_tokens` tokens adds to the answer."""
+    def _parse(self, text: str, num_tokens: int, *, is_end: bool = False, is_cut: bool = False) -> Parsed:
+        """What the text of `num_tokens` tokens adds to the answer, with the rest of it if it `is_end`."""
         return Parsed(text)
 
     def _show(self, shown: Parsed, parsed: Parsed, num_read: int) -> str:

@@ -109,7 +109,7 @@ def _read(field: str, tool: object) -> Tool:
     schema = _object(f"{field}.function.parameters", parameters if parameters is not None else {})
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in cast(list[object], kind)):
-        why = f"its type is {_shown(kind)}; arguments are a JSON object, so it must be 'object'"
+        why = f"its type is {_shown(cast(object, kind))}; arguments are a JSON object, so it must be 'object'"
         if strict:
             raise status.invalid(f"{field}.function.parameters", f"{field}.function.parameters: {why}")
         return Tool(name, {"type": "object"}, is_strict=False, why_loose=why)

@@ -24,7 +24,7 @@ from tests.client.fake_service import (
     two_samples,
 )
 from tests.client.gateway.conftest import Fronted
-from tests.client.gateway.told_service import as_asked, thoughts_and_calls
+from tests.client.gateway.told_service import as_asked, thoughts_and_calls, warned_and_cut
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 WEATHER: dict[str, Any] = {
@@ -147,6 +147,26 @@ def test_a_chat_with_reasoning_and_tools(fronted: Fronted) -> None:
     assert chat.tool_choice.mode == chat_pb2.TOOL_CHOICE_MODE_REQUIRED and chat.parallel_tool_calls
     assert json.loads(chat.template_args_json) == {"deep": True}
     assert fronted.service.generated.stop.max_new_tokens == 50
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_warning_is_a_header_and_a_call_that_is_cut_is_incomplete(fronted: Fronted, is_stream: bool) -> None:
+    fronted.service.behaviour = warned_and_cut
+    raw = fronted.client.chat.completions.with_raw_response
+    ask: dict[str, Any] = {"model": "", "messages": MESSAGES, "tools": [WEATHER], "stream": is_stream}
+    answer = raw.create(**ask)
+    assert answer.headers["x-tandem-warning"] == "the schema of tool 'weather'"
+    if is_stream:
+        chunks = [chunk.choices[0] for chunk in answer.parse()]
+        calls = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
+        reason, content = chunks[-1].finish_reason, "".join(chunk.delta.content or "" for chunk in chunks)
+    else:
+        [choice] = answer.parse().choices
+        calls, reason, content = choice.message.tool_calls or [], choice.finish_reason, choice.message.content or ""
+    assert [(call.function.name, call.function.arguments) for call in calls] == [("weather", '{"city": "Par')]
+    assert (reason, content) == ("length", "")
+    fronted.service.behaviour = thoughts_and_calls
+    assert "x-tandem-warning" not in raw.create(**ask).headers
 
 
 def test_openais_helper_collects_a_chat_from_its_chunks(fronted: Fronted) -> None:

@@ -65,6 +65,17 @@ def thoughts_and_calls(request: inference_pb2.GenerateRequest, ending: Ending) -
     yield inference_pb2.GenerateResponse(summary=inference_pb2.Summary(usage=usage))
 
 
+def warned_and_cut(request: inference_pb2.GenerateRequest, ending: Ending) -> Stream:
+    """A warning, and a tool call that the length cuts off."""
+    ending.context.send_initial_metadata((("x-tandem-warning", "the schema of tool 'weather'"),))
+    first = accepted(request)
+    first.accepted.warnings.append("the schema of tool 'weather'")
+    yield first
+    yield call_piece(0, '{"city": "Par', "abcdefgh1", "weather")
+    yield finished(9, inference_pb2.FINISH_REASON_LENGTH)
+    yield summary(1)
+
+
 def as_asked(request: inference_pb2.GenerateRequest, ending: Ending) -> Stream:
     """Each sample gets its own number as text."""
     yield accepted(request)

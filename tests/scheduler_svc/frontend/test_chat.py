@@ -87,6 +87,33 @@ def test_a_chat_becomes_a_prompt_and_its_answer_has_parts(run: Run) -> None:
     run(scenario, state=chat_state(eos_token_ids=[TOKENS["<|im_end|>"]]))
 
 
+@pytest.mark.parametrize(
+    ("num_chars", "call"),
+    [
+        (9, ()),
+        (30, ("f", "")),
+        (47, ("f", '{"a": [1')),
+        (54, ("f", '{"a": [1, "é"]}')),
+        (60, ("f", '{"a": [1, "é"]}')),
+    ],
+)
+def test_a_call_that_is_cut_is_an_incomplete_call(run: Run, num_chars: int, call: tuple[str, ...]) -> None:
+    async def scenario(s: Service) -> None:
+        for reason in ("LENGTH", "CONTEXT_FULL", "TIME_LIMIT", "ABORTED"):
+            tokens = spelled(f"Hello\n{CALL[:num_chars]}")
+            stream = generate(s, chat(tools_json=[TOOL]))
+            submit = await s.core.admit()
+            for token in tokens[:-1]:
+                await s.core.output(submit.stream, [token])
+            await s.core.output(submit.stream, tokens[-1:], reason)
+            messages = await rest(stream)
+            _, content, calls = joined(messages)
+            assert content == "Hello" and [found[1:] for found in calls.values()] == ([call] if call else [])
+            assert messages[-2][1].reason == pb.FinishReason.Value(f"FINISH_REASON_{reason}")
+
+    run(scenario, state=chat_state(eos_token_ids=[TOKENS["<|im_end|>"]]))
+
+
 def test_render_chat_and_generate_agree(run: Run) -> None:
     async def scenario(s: Service) -> None:
         request = chat(user("a", "<|im_end|>b"), template_args_json='{"enable_thinking": false}')

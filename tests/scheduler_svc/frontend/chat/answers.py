@@ -1,6 +1,7 @@
 """Answers of each family of models as they write them, independent of the files under test: reasoning, text, calls."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,15 @@ class Family:
     goes_on: bool = True
     # Values of arguments that are not strings keep their types only if the tool says which they are.
     is_tagged: bool = False
+    # What ends a string in its arguments, or no string may contain for another reason.
+    ends_strings: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> list[str]:
+        """All that its answers have beside words."""
+        sample = self.calls([("f", {"a": "s"}), ("f", {"a": 1})]) if self.calls is not None else ""
+        sample += self.reasoning("r") if self.reasoning is not None else ""
+        return [*dict.fromkeys(re.findall(r"<[^<>]*>|\[[A-Z_/]+\]|```", sample))]
 
 
 def compact(value: object) -> str:
@@ -108,10 +118,18 @@ FAMILIES: dict[str, Family] = {
         goes_on=False,
     ),
     "qwen-xml": Family(
-        literals="<tool_call><function=<parameter=<think>", calls=each(qwen_xml, "\n"), reasoning=think, is_tagged=True
+        literals="<tool_call><function=<parameter=<think>",
+        calls=each(qwen_xml, "\n"),
+        reasoning=think,
+        is_tagged=True,
+        ends_strings=("\n<parameter=", "</parameter>"),
     ),
     "glm": Family(
-        literals="<tool_call><arg_key><arg_value><think>", calls=each(glm, "\n"), reasoning=think, is_tagged=True
+        literals="<tool_call><arg_key><arg_value><think>",
+        calls=each(glm, "\n"),
+        reasoning=think,
+        is_tagged=True,
+        ends_strings=("\n<arg_key>", "</arg_value>"),
     ),
     "llama3": Family(
         literals="<|start_header_id|><|eot_id|>",
@@ -135,10 +153,12 @@ FAMILIES: dict[str, Family] = {
         literals="<|tool_call><turn|>",
         calls=each(gemma("<|tool_call>", "<tool_call|>", '<|"|>')),
         reasoning=lambda text: f"<|channel>thought\n{text}<channel|>",
+        ends_strings=('<|"|>',),
     ),
     "function-gemma": Family(
         literals="<start_function_call>",
         calls=each(gemma("<start_function_call>", "<end_function_call>", "<escape>")),
+        ends_strings=("<escape>",),
     ),
     "phi4": Family(
         literals="<|tool_call|><|assistant|>",

@@ -1,5 +1,6 @@
 """Parsed answers of every family: as they were written, as Transformers parses them, and however they are cut."""
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,32 @@ ARGUMENTS = st.dictionaries(st.sampled_from(["a", "b", "city"]), STRINGS | VALUE
 CALLS = st.lists(st.tuples(st.sampled_from(["f", "get_weather", "x.y-2"]), ARGUMENTS), min_size=1, max_size=3)
 
 
+def hostile(family: Family) -> st.SearchStrategy[list[Call]]:
+    """Calls whose strings have the family's own marks, quotation marks, escapes and control characters."""
+    signs = [
+        '"',
+        "\\",
+        "\n",
+        "\x03",
+        "{",
+        "}",
+        "]",
+        ", ",
+        "}}",
+        '"}}',
+        "}\n",
+        ' "',
+        "a",
+        "é",
+        "\\u0041",
+        '{"name": "f", ',
+    ]
+    text = st.lists(st.sampled_from([*family.marks, *signs]), max_size=6).map(lambda parts: f"s{''.join(parts)}s")
+    text = text.filter(lambda text: not any(end in text for end in family.ends_strings))
+    args = st.dictionaries(st.sampled_from(["a", "b", "city"]), text | VALUES, max_size=3)
+    return st.lists(st.tuples(st.sampled_from(["f", "get_weather", "x.y-2"]), args), min_size=1, max_size=3)
+
+
 def spec(family: str) -> Any:
     return spec_of(template_of(family))
 
@@ -50,11 +77,11 @@ def parser(
     )  # fmt: skip
 
 
-def parsed(made: AnswerParser, pieces: Sequence[str]) -> Parsed:
+def parsed(made: AnswerParser, pieces: Sequence[str], *, is_cut: bool = False) -> Parsed:
     whole = Parsed()
     for piece in pieces:
         whole.add(made.feed(piece))
-    whole.add(made.finish())
+    whole.add(made.finish(is_cut=is_cut))
     return whole
 
 
@@ -88,10 +115,12 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
 
 
 @st.composite
-def written(draw: st.DrawFn, family: Family) -> tuple[str, str, str, list[Call]]:
+def written(
+    draw: st.DrawFn, family: Family, some_calls: st.SearchStrategy[list[Call]] = CALLS
+) -> tuple[str, str, str, list[Call]]:
     """(text, reasoning, content, calls) of an answer in the order in which the family writes them."""
     reasoning = draw(WORDS) if family.reasoning is not None and draw(st.booleans()) else ""
-    content, calls = draw(WORDS), draw(CALLS) if family.calls is not None and draw(st.booleans()) else []
+    content, calls = draw(WORDS), draw(some_calls) if family.calls is not None and draw(st.booleans()) else []
     # Two calls of one tool with values of other types would need two schemas.
     calls = list({name: (name, args) for name, args in calls}.values())
     text = family.reasoning(reasoning) if family.reasoning is not None and reasoning else ""
@@ -105,7 +134,7 @@ def written(draw: st.DrawFn, family: Family) -> tuple[str, str, str, list[Call]]
 @given(data=st.data())
 def test_an_answer_is_parsed_as_it_was_written_however_it_is_cut(name: str, data: st.DataObject) -> None:
     family = FAMILIES[name]
-    text, reasoning, content, calls = data.draw(written(family))
+    text, reasoning, content, calls = data.draw(written(family, CALLS | hostile(family)))
     tools = tools_of(calls)
     types = argument_types(tools) if family.is_tagged else {}
     whole = parsed(parser(name, types=types), [text])
@@ -115,6 +144,95 @@ def test_an_answer_is_parsed_as_it_was_written_however_it_is_cut(name: str, data
     pieces = parsed(parser(name, types=types), data.draw(cuts(text)))
     assert (pieces.reasoning, pieces.content) == (whole.reasoning, whole.content)
     assert calls_of(pieces) == calls
+
+
+# End marks that no answer of `answers` has.
+MORE_ENDS = (
+    "</s>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|start|>assistant",
+    "[TOOL_CALLS]f[ARGS]",
+)
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.calls is not None])
+def test_an_end_mark_inside_a_string_is_text(name: str) -> None:
+    family = FAMILIES[name]
+    assert family.calls is not None
+    for mark in (*family.marks, *MORE_ENDS, '"', "\\", '"}}', "\x03"):
+        for value in (f"a{mark}b", f"a {mark}\n{mark}z", f'a"{mark}", "b": "', f"a\\{mark}\\"):
+            if any(end in value for end in family.ends_strings):
+                continue
+            calls: list[Call] = [("f", {"k": "v", "b": value}), ("g", {"a": [mark], "n": {"o": mark}})]
+            types = argument_types(tools_of(calls)) if family.is_tagged else {}
+            if family.is_tagged:
+                del calls[1]
+            before, after = family.content("Well "), "and then" if family.goes_on else ""
+            text = before + family.calls(calls) + after
+            for pieces in ([text], list(text)):
+                whole = parsed(parser(name, types=types), pieces)
+                assert calls_of(whole) == calls, text
+                assert " ".join(whole.content.split()) == f"Well {after}".strip(), text
+
+
+CALLING = [name for name, family in FAMILIES.items() if family.calls is not None]
+
+
+def assert_cut(name: str, before: str, calls: list[Call], num_kept: int, types: Mapping[str, Any]) -> Parsed:
+    """An answer that ends within its calls shows nothing of them in the content, and the last one as far as it goes."""
+    write = FAMILIES[name].calls
+    assert write is not None
+    text = (before + write(calls))[:num_kept]
+    found = parsed(parser(name, types=types), [text], is_cut=True)
+    assert found.content.strip() == parsed(parser(name), [before]).content.strip(), text
+    shown = calls_text(found)
+    for idx, ((_, called, arguments), (tool, args)) in enumerate(zip(shown, calls, strict=False)):
+        assert called == tool
+        if idx < len(shown) - 1:
+            assert json.loads(arguments) == args
+        whole = [json.dumps(args, ensure_ascii=False, separators=each) for each in ((", ", ": "), (",", ":"))]
+        assert any(each.startswith(arguments) for each in whole), (text, arguments)
+    assert len(shown) <= len(calls)
+    return found
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_a_call_that_is_cut_anywhere_is_an_incomplete_call(name: str) -> None:
+    family = FAMILIES[name]
+    assert family.calls is not None
+    calls: list[Call] = [
+        ("get_weather", {"city": 'a" é\n', "n": [12], "b": True}),
+        ("f", {"a": f"s{family.marks[:1]}s"}),
+    ]
+    types = argument_types(tools_of(calls)) if family.is_tagged else {}
+    before = family.content("Well")
+    length = len(before + family.calls(calls))
+    seen = [calls_text(assert_cut(name, before, calls, end, types)) for end in range(len(before), length + 1)]
+    # Calls only grow.
+    for shorter, longer in itertools.pairwise(seen):
+        assert len(shorter) <= len(longer)
+    assert calls_of(parsed(parser(name, types=types), [before + family.calls(calls)], is_cut=True)) == calls
+    # A name is known before its arguments.
+    assert ("get_weather", "") in [(call[1], call[2]) for each in seen for call in each] or name == "llama3"
+
+
+@pytest.mark.parametrize("name", CALLING)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_cut_answer_does_not_depend_on_its_pieces(name: str, data: st.DataObject) -> None:
+    family = FAMILIES[name]
+    assert family.calls is not None
+    before, calls = family.content(data.draw(WORDS)), data.draw(hostile(family))
+    calls = list({name: (name, args) for name, args in calls}.values())
+    types = argument_types(tools_of(calls)) if family.is_tagged else {}
+    text = before + family.calls(calls)
+    end = data.draw(st.integers(len(before), len(text)))
+    whole = assert_cut(name, before, calls, end, types)
+    pieces = parsed(parser(name, types=types), data.draw(cuts(text[:end])), is_cut=True)
+    assert (pieces.content, calls_text(pieces)) == (whole.content, calls_text(whole))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -144,7 +262,10 @@ def test_babble_of_marks_never_fails_and_does_not_depend_on_the_cuts(name: str, 
     marks = [*re.findall(r"<[^<>]*>|\[[A-Z_/]+\]|[{}\[\]\",:]|\w+|\s", sample), " ", "{", "}", '"']
     text = "".join(data.draw(st.lists(st.sampled_from(marks), max_size=24)))
     whole = parsed(parser(name), [text])
-    pieces = parsed(parser(name), data.draw(cuts(text)))
+    at = data.draw(cuts(text))
+    pieces = parsed(parser(name), at)
+    assert (pieces.reasoning, pieces.content, calls_text(pieces)) == (whole.reasoning, whole.content, calls_text(whole))
+    whole, pieces = parsed(parser(name), [text], is_cut=True), parsed(parser(name), at, is_cut=True)
     assert (pieces.reasoning, pieces.content, calls_text(pieces)) == (whole.reasoning, whole.content, calls_text(whole))
 
 
