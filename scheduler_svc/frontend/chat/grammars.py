@@ -7,6 +7,7 @@ from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.tools.grammar import (
+    UNKNOWN_CALLS,
     AnswerFormat,
     UnknownFormatError,
     answer_grammar,
@@ -47,7 +48,7 @@ class AnswerGrammar:
     def why_loose(self, tool: Tool) -> str:
         """Why no arguments of a tool can be held to its schema, in one sentence; empty if they can."""
         calls = None if self._chat.form is None else self._chat.form.calls
-        return tool.why_loose or ("" if calls is None else calls.why_not(tool.parameters))
+        return tool.why_loose or (UNKNOWN_CALLS if calls is None else calls.why_not(tool.parameters))
 
     def whole(self, loose: Collection[str]) -> str | None:
         """The grammar of the answer, None if it may be any text. Arguments of the tools in `loose` are any object.

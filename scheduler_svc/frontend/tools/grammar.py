@@ -15,6 +15,7 @@ from scheduler_svc.frontend.tools.call_rules import CallRules
 from scheduler_svc.frontend.tools.marks import TEXT, Marks
 from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
 
+UNKNOWN_CALLS = "the service does not know how the served model writes calls of tools"
 _HEAD = "%llguidance {}\n"
 # Between reasoning and what follows; models write an empty line.
 _SPACE = "/[ \\n]{0,4}/"
@@ -83,7 +84,7 @@ class _Answer:
                 return self._content
             return self._text(f"{self._content_begin} @answer")
         if calls is None:
-            raise UnknownFormatError("the service does not know how the served model writes calls of tools")
+            raise UnknownFormatError(UNKNOWN_CALLS)
         exact = {tool.name for tool in exact_tools(choice)} - set(loose)
         return self._text(self._with_calls(choice, calls, exact))
 

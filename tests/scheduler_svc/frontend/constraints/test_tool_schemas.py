@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+import pytest
 from tandem.v1 import chat_pb2, inference_pb2
 from tandem.v1 import constraint_pb2 as pb
 
@@ -137,3 +138,21 @@ def test_a_constraint_beside_demanded_calls_is_checked_and_leaves_them_as_they_a
         assert "constraint.regex" in await refused(s, request(tools, REQUIRED, constraint=pb.Constraint(regex="(")))
 
     run(scenario, state=chat_state(max_length=1 << 18))
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}<think></think>", "{{ messages[0].content }}"])
+def test_a_family_whose_calls_are_unknown_serves_what_needs_no_call(run: Run, template: str) -> None:
+    async def scenario(s: Service) -> None:
+        words = "does not know how the served model writes calls"
+        loose, strict = [tool("f", GOOD)], [tool("f", GOOD, strict=True)]
+        assert await accepted(s, request(loose)) == ("", [], "")
+        at_most_one = request(loose)
+        at_most_one.chat.parallel_tool_calls = False
+        assert await accepted(s, at_most_one) == ("", [], "")
+        regex = pb.Constraint(regex="[a-c]+")
+        grammar, warnings, _ = await accepted(s, request(loose, constraint=regex))
+        assert "[a-c]+" in grammar and not warnings
+        assert words in await refused(s, request(loose, REQUIRED))
+        assert "tool 'f' is strict" in await refused(s, request(strict))
+
+    run(scenario, state=chat_state(template))
