@@ -1,6 +1,7 @@
 """The gateway before the whole service: lost workers, clients that leave, greedy keys, and public addresses."""
 
 import asyncio
+import itertools
 import json
 import ssl
 import threading
@@ -203,10 +204,32 @@ def test_openais_client_with_the_bundled_model(rig: Rig) -> None:
         [call] = called.message.tool_calls
         assert call.type == "function" and call.function.name == "store"
         jsonschema.validate(json.loads(call.function.arguments), schema)
+        _check_constraints_beside_tools(client, ask, tool)
         unsupported: Any = {"name": "a", "schema": {"type": "array", "uniqueItems": True}}
         with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
             client.chat.completions.create(**ask, response_format={**strict, "json_schema": unsupported})
         assert caught.value.param == "response_format"
+
+
+def _check_constraints_beside_tools(client: openai.OpenAI, ask: dict[str, Any], tool: Any) -> None:
+    """Constraints hold beside thinking and tools; a call that is cut has no part in the content; a warning arrives."""
+    for more, choice in itertools.product(({}, {"tools": [tool]}), ("choice", "grammar", "regex")):
+        values = {"choice": ["yes", "no"], "grammar": 'start: "yes" | "no"', "regex": "yes|no"}
+        for thinking in (False, True):
+            extra = {
+                "chat_template_kwargs": {"enable_thinking": thinking},
+                "structured_outputs": {choice: values[choice]},
+            }
+            found = client.chat.completions.create(**{**ask, **more, "extra_body": extra}).choices[0]
+            text = found.message.content
+            assert text in ("yes", "no") or found.message.tool_calls or (thinking and found.finish_reason == "length")
+    for num_tokens in range(1, 16, 2):
+        short = {**ask, "max_tokens": num_tokens, "tools": [tool], "tool_choice": "required"}
+        cut = client.chat.completions.create(**short).choices[0]
+        assert not cut.message.content and cut.finish_reason == "length"
+    loose: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}
+    raw = client.chat.completions.with_raw_response.create(**ask, tools=[loose], tool_choice="required")
+    assert "tool 'f'" in raw.headers["x-tandem-warning"] and raw.parse().choices[0].message.tool_calls
 
 
 def test_a_public_gateway_serves_only_with_a_service_that_asks_for_tokens(tmp_path: Path) -> None:
