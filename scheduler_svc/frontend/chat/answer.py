@@ -81,10 +81,13 @@ class AnswerParser:
         argument_types: Mapping[str, Mapping[str, Any]],
         ignores_calls: bool,
         has_constraint: bool = False,
+        tool_names: frozenset[str] = frozenset(),
         request_id: str,
         sample_idx: int,
     ) -> None:
         self._spec, self._types = spec, argument_types
+        # The names that a call without its end may have; empty for any.
+        self._names = tool_names
         self._request_id, self._sample_idx = request_id, sample_idx
         shown = {CONTENT_FIELD, *REASONING_FIELDS}
         hidden = frozenset(spec.fields.keys() - shown)
@@ -170,9 +173,13 @@ class AnswerParser:
         if is_end and not self._is_babble:
             read = cut_calls if event.kind is Kind.CUT else read_calls
             calls = read(self._mark, self._region, self._spec, self._types)
-            for call in calls:
+            if event.kind is Kind.CLOSE:
+                self._is_babble = not calls
+            elif self._names:
+                # An object with a name may begin like a call, if no mark is a token of its own.
+                self._is_babble = any(call.name not in self._names for call in calls)
+            for call in calls if not self._is_babble else ():
                 self._add(parsed, call.name, call.arguments)
-            self._is_babble = not calls and event.kind is Kind.CLOSE
         elif len(self._mark) + len(self._region) > MAX_CALL_CHARS:
             self._is_babble = True
         if self._is_babble:

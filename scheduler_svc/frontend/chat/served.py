@@ -69,6 +69,7 @@ class ServedChat:
             prefix=self.prefix(rendered),
             argument_types_json=compact(types) if types else "",
             ignore_tools=ignores_calls,
+            tool_names=[tool.name for tool in conversation.choice.tools],
         )
 
 
@@ -134,6 +135,7 @@ def make_parser(
         argument_types=json.loads(parsing.argument_types_json or "{}"),
         ignores_calls=parsing.ignore_tools,
         has_constraint=parsing.has_constraint,
+        tool_names=frozenset(parsing.tool_names),
         request_id=request_id,
         sample_idx=sample_idx,
     )

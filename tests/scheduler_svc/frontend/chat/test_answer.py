@@ -219,6 +219,21 @@ def test_a_call_that_is_cut_anywhere_is_an_incomplete_call(name: str) -> None:
     assert ("get_weather", "") in [(call[1], call[2]) for each in seen for call in each] or name == "llama3"
 
 
+def test_an_object_that_begins_like_a_call_of_no_tool_is_content_where_it_is_cut() -> None:
+    for tool_names, shown in ((("f",), '{"name": "Bob", '), (("Bob",), ""), ((), "")):
+        made = AnswerParser(
+            spec("llama3"),
+            "",
+            argument_types={},
+            ignores_calls=False,
+            tool_names=frozenset(tool_names),
+            request_id="r",
+            sample_idx=0,
+        )
+        whole = parsed(made, ['{"name": "Bob", '], is_cut=True)
+        assert whole.content == shown and calls_text(whole) == ([] if shown else [(0, "Bob", "")])
+
+
 @pytest.mark.parametrize("name", CALLING)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
