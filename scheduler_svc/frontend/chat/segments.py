@@ -112,7 +112,7 @@ class Segmenter:
         # What is held is left.
         reader, held = self._reader, self._buffer[self._pos :]
         if self._current != self._implicit:
-            is_text = reader is None or reader.is_broken or self._doubt is not None or reader.takes(held[:1])
+            is_text = reader is None or self._doubt is not None or reader.takes(held[:1])
             yield from self._text(len(self._buffer) if is_text else self._pos)
         elif (begun := self._begun()) is not None:
             yield from self._text(begun.start)

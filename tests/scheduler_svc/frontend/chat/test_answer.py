@@ -219,6 +219,13 @@ def test_a_call_that_is_cut_anywhere_is_an_incomplete_call(name: str) -> None:
     assert ("get_weather", "") in [(call[1], call[2]) for each in seen for call in each] or name == "llama3"
 
 
+def test_a_call_that_goes_astray_and_is_cut_shows_no_mark() -> None:
+    text = 'x<tool_call>{"name": "f", "arguments": {"a": "b\n c"}}\n</tool_call>'
+    for end in range(1, len(text) + 1):
+        whole = parsed(parser("hermes"), [text[:end]], is_cut=True)
+        assert "<" not in whole.content and whole.content.startswith("x"), end
+
+
 def test_an_object_that_begins_like_a_call_of_no_tool_is_content_where_it_is_cut() -> None:
     for tool_names, shown in ((("f",), '{"name": "Bob", '), (("Bob",), ""), ((), "")):
         made = AnswerParser(
