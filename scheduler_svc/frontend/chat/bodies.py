@@ -1,4 +1,4 @@
-"""Owns the reading of what a region of calls encloses, as far as it tells marks from text that reads the same. Pure.
+"""Reads what a region of calls encloses, to distinguish its end mark from text that reads the same. Pure.
 
 An end mark inside a string or a value of an argument is text. A reader gets the text of one region up to each mark, and
 says whether the mark may be part of it. Where no reader can follow, the first end mark counts, as in Transformers.

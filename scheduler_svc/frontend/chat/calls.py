@@ -44,7 +44,7 @@ def read_calls(mark: str, text: str, spec: Any, argument_types: Mapping[str, Map
     tools = [
         {"function": {"name": name, "parameters": {"properties": types}}} for name, types in argument_types.items()
     ]
-    # The region is known: an end mark in its text is no end.
+    # The region is known, so an end mark in it is text.
     endless = dataclasses.replace(spec.fields[CALLS_FIELD], close_re=None)
     spec = dataclasses.replace(spec, fields={**spec.fields, CALLS_FIELD: endless})
     try:

@@ -37,7 +37,7 @@ class AnswerGrammar:
         self.has_content = self._content is not None
         # Every text is an answer. Most chats are like that, so nothing else is made for them.
         self.is_free = is_free(self._choice, self._content)
-        # Whose arguments match their schemas.
+        # Their arguments match their schemas.
         self.exact_tools = () if self.is_free else exact_tools(self._choice)
 
     def field(self, tool: Tool) -> str:

@@ -46,7 +46,7 @@ class _Mark(NamedTuple):
 class Segmenter:
     """Divides one answer. `spec` is Transformers' ResponseTemplate; fields in `ignored` are ordinary text.
 
-    The fields in `hidden` are calls and marks around them, which nobody sees as they are written.
+    The fields in `hidden` are calls and the marks around them, which callers do not see as the model writes them.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class Segmenter:
     def finish(self, *, is_cut: bool = False) -> Iterator[Event]:
         """The events at the end of the answer. An open region is closed without a mark.
 
-        `is_cut`: the model had not ended its answer. Then the beginning of a mark of a call is no text.
+        `is_cut`: the model had not ended its answer. Then the beginning of a mark of a call is dropped.
         """
         if not is_cut:
             yield from self._advance(is_end=True)

@@ -1,4 +1,4 @@
-"""Decides to which schemas of its tools a chat's answer is held. Owns what their callers are told about the others.
+"""Decides which schemas of a chat's tools its answer must match. Owns the warnings about the others.
 
 A strict tool whose schema cannot be enforced is refused by name. Any other tool never fails a request: then its
 arguments are any JSON object. The grammar is tried with all schemas first; if it is refused, each tool by itself.
@@ -13,7 +13,7 @@ from scheduler_svc.frontend.constraints.limits import GrammarError
 from scheduler_svc.frontend.constraints.trial_process import Verdict
 from scheduler_svc.frontend.tools.tool import Tool
 
-# Tools of one chat whose trials may be killed; each takes seconds. Others are not tried after them.
+# Killed trials of one chat's tools, seconds each. After them the other tools are not tried.
 MAX_KILLED = 2
 # A caller may send 128 tools, and the core keeps what a stream begins with.
 MAX_WARNINGS, MAX_REASON_CHARS = 8, 200

@@ -23,7 +23,7 @@ class CallRules:
     def __init__(
         self, choice: Choice, form: CallFormat, marks: Marks, json_options: Mapping[str, object], exact: Collection[str]
     ) -> None:
-        """`json_options`: keys for the root of each JSON schema. `exact`: tools whose arguments match their schemas."""
+        """`json_options`: keys for the root of each JSON schema. `exact`: tools with arguments that match schemas."""
         self._choice, self._form, self._marks = choice, form, marks
         self._json_options, self._exact = json_options, exact
         self.lines = list[str]()

@@ -46,7 +46,7 @@ def is_free(choice: Choice, content: str | None) -> bool:
 
 
 def exact_tools(choice: Choice) -> tuple[Tool, ...]:
-    """Those whose arguments match their schemas if these can be enforced: strict ones, and all if a call must come."""
+    """The tools with arguments that match their schemas, if these can be enforced."""
     is_forced = choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE)
     return tuple(tool for tool in choice.tools if tool.is_strict or is_forced)
 
@@ -57,9 +57,9 @@ def answer_grammar(
     """The grammar of an answer, or None if every text is one.
 
     `prefix` is what the prompt has of the message. `content` is the grammar of a constraint: with it, an answer that
-    calls no tool matches it, and has no text beside calls. Arguments of the tools in `loose` are any JSON object. If it
-    is the model that decides, and nobody knows how it writes calls, there is content alone; otherwise calls that
-    nobody knows how to write raise UnknownFormatError.
+    calls no tool matches it, and has no text beside calls. Arguments of the tools in `loose` are any JSON object. If
+    the format of calls is unknown, an answer has content alone where the model decides. Raises UnknownFormatError
+    where it needs calls.
     """
     return _Answer(form, prefix, content).grammar(choice, loose)
 
