@@ -18,16 +18,13 @@ from scheduler_svc.frontend.chat.output import ChatOutput
 from scheduler_svc.frontend.chat.served import make_parser
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.text.detokenize import Decode, Detokenizer
+from scheduler_svc.frontend.text.detokenize import MAX_CONTEXT_TOKENS, Decode, Detokenizer
 from scheduler_svc.frontend.text.marked import marked, marking
 from scheduler_svc.frontend.text.output import SampleOutput
 from scheduler_svc.frontend.text.stop_strings import StopFinder
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend.validate.prompt import Prompt
 from scheduler_svc.frontend.validate.request import Checked
-
-# Prompt tokens that give the first output token its context when it is decoded.
-NUM_CONTEXT_TOKENS = 8
 
 
 def describe(
@@ -41,7 +38,7 @@ def describe(
         want_text=checked.want_text,
         want_token_ids=checked.want_token_ids,
         skip_special_tokens=checked.skip_special_tokens,
-        context=np.asarray(prompt.token_ids[-NUM_CONTEXT_TOKENS:], "<i4").tobytes(),
+        context=np.asarray(prompt.token_ids[-MAX_CONTEXT_TOKENS:], "<i4").tobytes(),
         # Without text and stop strings there is nothing to parse.
         chat=prompt.parsing if checked.want_text or checked.stop_strings else None,
     )
@@ -72,12 +69,13 @@ def make_outputs(description: frontend_pb2.StreamDescription, model: Model) -> t
     elif model.tokenizer is not None and (description.want_text or strings):
         decode = model.tokenizer.decoder(skip_special_tokens=description.skip_special_tokens)
     context = np.frombuffer(description.context, "<i4").tolist()
+    anchor = model.tokenizer.token_bytes.anchor if model.tokenizer is not None else ()
     stop_finder = StopFinder(strings, include_stop=stop.include_stop) if strings else None
     model_stops = frozenset[int]() if stop.ignore_eos else model.eos_token_ids
 
     def make(sample_idx: int) -> SampleOutput:
         parts: dict[str, Any] = {
-            "detokenizer": Detokenizer(decode, context) if decode is not None else None,
+            "detokenizer": Detokenizer(decode, context, anchor) if decode is not None else None,
             "stop_finder": stop_finder.fork() if stop_finder is not None else None,
             "stop_token_ids": model_stops | frozenset(stop.stop_token_ids),
             "min_new_tokens": stop.min_new_tokens,

@@ -11,6 +11,7 @@ With byte-level decoders the concatenated texts equal the decode of all tokens, 
 may replace complete characters if invalid bytes follow; text that was already returned then stays.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
@@ -25,15 +26,29 @@ Decode = Callable[[list[int]], str]
 class Detokenizer:
     """Turns the tokens of one output into text, piece by piece. `context` is the prompt's last few tokens.
 
-    If the prompt ends inside a character, it gives no context, and the character's other half becomes U+FFFD.
+    `anchor` is a token with ordinary text, or nothing. It stands before tokens where the text goes on after tokens that
+    give no context, because decoders strip the white space at the start of a text. If the prompt ends inside a
+    character, that character's other half becomes U+FFFD.
     """
 
-    __slots__ = ("_context", "_decode", "_held", "_num_context_chars", "_shown")
+    __slots__ = ("_anchor", "_context", "_decode", "_held", "_num_context_chars", "_shown")
 
-    def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
+    def __init__(self, decode: Decode, context: Sequence[int] = (), anchor: Sequence[int] = ()) -> None:
         self._decode = decode
+        self._anchor = list(anchor)
         self._held: list[int] = []
         self._restart(list(context))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every token is a part of the returned text, and none begins a character that is incomplete."""
+        return not self._held
+
+    def fork(self) -> "Detokenizer":
+        """Another one, which goes on from here alone."""
+        other = copy.copy(self)
+        other._held = list(self._held)
+        return other
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that `tokens` complete. The beginning of an incomplete character is held back."""
@@ -42,7 +57,7 @@ class Detokenizer:
         if text.endswith(REPLACEMENT):
             return self._push_incomplete(text)
         new = self._beyond_shown(text)
-        if new or self._num_context_chars < len(self._shown):
+        if new or not self._context or self._num_context_chars < len(self._shown):
             self._restart(self._held)
         # Tokens without text (skipped special tokens) are dropped; the context stays.
         self._held = []
@@ -57,18 +72,18 @@ class Detokenizer:
         self._restart([])
         return new
 
-    def _restart(self, context: list[int]) -> None:
-        shown = ""
-        if len(context) > MAX_CONTEXT_TOKENS:
-            # A tail without text would make the next token the first one, and some decoders strip its space.
-            tail = context[-MAX_CONTEXT_TOKENS:]
-            shown = self._decode(tail)
-            context = tail if shown else context
-        if context and not shown:
-            shown = self._decode(context)
-        if shown.endswith(REPLACEMENT):
-            context, shown = [], ""
+    def _restart(self, before: list[int]) -> None:
+        context = before[-MAX_CONTEXT_TOKENS:]
+        shown = self._decode(context) if context else ""
+        if not shown or shown.endswith(REPLACEMENT):
+            # Either the text has not begun, or it has and its last tokens give no context.
+            context = self._anchor if before and self._inside(before) else []
+            shown = self._decode(context) if context else ""
         self._context, self._shown, self._num_context_chars = context, shown, len(shown)
+
+    def _inside(self, tokens: list[int]) -> str:
+        """The text of `tokens` inside a text."""
+        return self._decode(self._anchor + tokens)[len(self._decode(self._anchor)) :]
 
     def _push_incomplete(self, text: str) -> str:
         complete = text.rstrip(REPLACEMENT)
@@ -85,19 +100,19 @@ class Detokenizer:
         """
         # The incomplete character at the end has at most 3 bytes, and tokens without text may lie between them.
         num_tail = next((n for n in range(3, len(self._held)) if "".join(self._split(n)) == text), 1)
-        head_text, tail = self._split(num_tail)[0], self._held[-num_tail:]
+        head_text, head, tail = self._split(num_tail)[0], self._held[:-num_tail], self._held[-num_tail:]
         new, shown_of_tail = head_text[len(self._shown) :], self._shown[len(head_text) :]
-        self._restart([])
-        self._held, self._shown = tail, shown_of_tail
+        self._restart(head)
+        self._held, self._shown = tail, self._shown + shown_of_tail
         return new
 
     def _split(self, num_tail: int) -> tuple[str, str]:
         head, tail = self._held[:-num_tail], self._held[-num_tail:]
-        return self._decode(self._context + head), self._decode(tail)
+        return self._decode(self._context + head), self._inside(tail)
 
     def _beyond_shown(self, text: str) -> str:
         if text.startswith(self._shown):
             return text[len(self._shown) :]
         # The decoder replaced text that was already returned: continue with the text of the held tokens alone.
-        num_shown_of_held = len(self._shown) - self._num_context_chars
-        return self._decode(self._held)[num_shown_of_held:]
+        text = self._inside(self._held) if self._context else self._decode(self._held)
+        return text[len(self._shown) - self._num_context_chars :]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.text.detokenize import Decode
 from scheduler_svc.frontend.text.fair_threads import FairThreads
+from scheduler_svc.frontend.text.pieces import PiecesOfRequest, TokenBytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -90,10 +91,18 @@ class Tokenizer:
         return work() if len(token_ids) <= INLINE_TOKENS else await self.threads.run(tenant, work)
 
     async def decode_each(self, token_ids: Sequence[int], tenant: str, *, skip_special_tokens: bool) -> list[str]:
-        """The text of each of `token_ids` alone."""
-        each = [[token_id] for token_id in token_ids]
-        work = partial(self._tokenizer.decode_batch, each, skip_special_tokens=skip_special_tokens)
-        return work() if len(each) <= INLINE_EACH else await self.threads.run(tenant, work)
+        """What each of `token_ids` adds to their text."""
+        work = partial(self._decode_each, token_ids, skip_special_tokens)
+        return work() if len(token_ids) <= INLINE_EACH else await self.threads.run(tenant, work)
+
+    def pieces(self, prompt: Sequence[int], *, skip_special_tokens: bool) -> PiecesOfRequest:
+        """Reads what the tokens of a prompt and of its outputs add to the text."""
+        return PiecesOfRequest(
+            decode=self.decoder(skip_special_tokens=skip_special_tokens),
+            token_bytes=self.token_bytes,
+            left_out=self.special_tokens if skip_special_tokens else {},
+            prompt=prompt,
+        )
 
     def decoder(self, *, skip_special_tokens: bool) -> Decode:
         """The decode function for a Detokenizer, which decodes a few tokens at a time."""
@@ -103,6 +112,11 @@ class Tokenizer:
         """A decode function that leaves out these tokens alone, and no other special tokens."""
         decode = self.decoder(skip_special_tokens=False)
         return lambda tokens: decode([token for token in tokens if token not in token_ids])
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of single tokens."""
+        return TokenBytes(self._tokenizer)
 
     @cached_property
     def special_tokens(self) -> Mapping[int, str]:
@@ -122,3 +136,10 @@ class Tokenizer:
 
     def _decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         return self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
+
+    def _decode_each(self, token_ids: Sequence[int], skip_special_tokens: bool) -> list[str]:
+        reader = self.pieces((), skip_special_tokens=skip_special_tokens).at(0)
+        texts = [piece.text if piece.data else "" for piece in map(reader.push, token_ids)]
+        if texts:
+            texts[-1] += reader.rest()
+        return texts

@@ -71,3 +71,24 @@ def token(text: str) -> int:
 def spell(data: bytes) -> list[int]:
     """One token per byte."""
     return list(data)
+
+
+def sentencepiece_like() -> dict[str, Tokenizer]:
+    """Decoders of SentencePiece's kind by name. Their vocabulary has white space in several tokens, bytes, U+FFFD."""
+    words = ["<unk>", "▁", "▁▁", "▁the", "the", "▁a", "a", ".", "\ufffd", "é", "▁é", "\n"]
+    fallback, space = decoders.ByteFallback(), decoders.Replace("▁", " ")
+    kinds = {
+        "llama": decoders.Sequence([space, fallback, decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+        "gemma": decoders.Sequence([space, fallback, decoders.Fuse()]),
+        "first": decoders.Metaspace(prepend_scheme="first"),
+        "always": decoders.Sequence([fallback, decoders.Metaspace(prepend_scheme="always")]),
+    }
+    found = dict[str, Tokenizer]()
+    for name, decoder in kinds.items():
+        bytes_ = [f"<0x{byte:02X}>" for byte in range(256)] if name != "first" else []
+        vocab = {word: i for i, word in enumerate([words[0], *bytes_, *words[1:]])}
+        made = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+        made.decoder = decoder
+        made.add_special_tokens([AddedToken(BOS, special=True), AddedToken(EOS, special=True)])
+        found[name] = made
+    return found

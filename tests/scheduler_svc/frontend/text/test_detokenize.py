@@ -1,5 +1,7 @@
 """Incremental decoding: no text is lost, duplicated or returned too early."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,10 +109,10 @@ def test_text_is_returned_no_later_than_by_the_stream_of_the_library(parts: list
 class TestByteFallback:
     """SentencePiece's decoders strip the first space, and one invalid byte makes its whole run invalid."""
 
-    def pieces(self, words: list[str], context: list[str]) -> list[str]:
+    def pieces(self, words: list[str], context: list[str], anchor: Sequence[str] = ()) -> list[str]:
         tokenizer = byte_fallback()
-        prompt = [tokenizer.token_to_id(word) for word in context]
-        detokenizer = Detokenizer(lambda tokens: tokenizer.decode(tokens), prompt)
+        prompt, before = ([tokenizer.token_to_id(word) for word in each] for each in (context, anchor))
+        detokenizer = Detokenizer(lambda tokens: tokenizer.decode(tokens), prompt, before)
         return [*(detokenizer.push([tokenizer.token_to_id(word)]) for word in words), detokenizer.finish()]
 
     def test_after_a_prompt_the_first_space_is_kept(self):
@@ -118,6 +120,17 @@ class TestByteFallback:
 
     def test_without_a_prompt_the_decoder_strips_the_first_space(self):
         assert self.pieces(["▁the", "▁cat"], context=[]) == ["the", " cat", ""]
+
+    @pytest.mark.parametrize("prompt", [["<0xE2>"], ["▁the", "<0xE2>", "<0x82>"], ["▁cat", *["<0x80>"] * 20]])
+    def test_after_a_prompt_that_ends_inside_a_character_the_first_space_is_kept(self, prompt: list[str]):
+        assert self.pieces(["▁the", "▁cat"], context=prompt, anchor=["s"]) == [" the", " cat", ""]
+
+    def test_the_decoder_strips_one_space_and_no_more(self):
+        assert self.pieces(["▁", "▁the", "▁cat"], context=[], anchor=["s"]) == ["", " the", " cat", ""]
+
+    def test_after_many_invalid_bytes_the_space_is_kept(self):
+        words = [*["<0x80>"] * 40, "▁the"]
+        assert "".join(self.pieces(words, context=["▁the"], anchor=["s"])) == "\ufffd" * 40 + " the"
 
     def test_a_character_of_several_byte_tokens_is_returned_whole(self):
         assert self.pieces(["<0xE2>", "<0x82>", "<0xAC>", "<0xC3>", "<0xA9>", "s"], context=["▁the"]) == [
