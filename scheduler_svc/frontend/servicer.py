@@ -8,6 +8,7 @@ If the caller leaves, a coroutine handler gets CancelledError or an InternalErro
 """
 
 import asyncio
+import dataclasses
 import functools
 import hashlib
 import secrets
@@ -195,7 +196,10 @@ class InferenceServicer(Conversions):
             submit.secret_hash = hashlib.sha256(secret).digest()
             submit.description = serialized(description)
             description.accepted.resume_secret = secret
-        return submit, _prepared(description, model)
+        if not checked.logprob_pieces or model.tokenizer is None:
+            return submit, _prepared(description, model)
+        pieces = model.tokenizer.pieces(token_ids, skip_special_tokens=checked.skip_special_tokens)
+        return submit, dataclasses.replace(_prepared(description, model), pieces=pieces)
 
     async def _run(self, prepared: PreparedStream, stream: RequestStream, context: Any, connection: Connection) -> None:
         writer = StreamWriter(stream, context.write, connection.hold)

@@ -209,6 +209,32 @@ def test_openais_client_with_the_bundled_model(rig: Rig) -> None:
         with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
             client.chat.completions.create(**ask, response_format={**strict, "json_schema": unsupported})
         assert caught.value.param == "response_format"
+        _check_logprobs(client)
+
+
+def _check_logprobs(client: openai.OpenAI) -> None:
+    """Tokens and bytes are those of the text, with characters of several tokens, and no alternative is lost."""
+    text, chosen = "Hi 😀", {"guided_choice": [" 😀 é\n"]}
+    ask: dict[str, Any] = {"model": "bundled", "prompt": text, "echo": True, "logprobs": 20, "extra_body": chosen}
+    [whole] = client.completions.create(**ask).choices
+    assert whole.text == "Hi 😀 😀 é\n" and whole.logprobs is not None
+    shown = whole.logprobs.model_dump()
+    special = {"<|im_end|>", "<|endoftext|>"}
+    assert "".join(token for token in shown["tokens"] if token not in special) == whole.text
+    assert all(whole.text.startswith(token, at) for token, at in zip(shown["tokens"], shown["text_offset"], strict=True)
+               if token not in special)  # fmt: skip
+    assert all(len(top) >= 20 for top in shown["top_logprobs"][1:])
+    streamed = {name: list[Any]() for name in shown}
+    for chunk in client.completions.create(**ask, stream=True):
+        for name, values in (chunk.choices[0].logprobs.model_dump() if chunk.choices[0].logprobs else {}).items():
+            streamed[name] += values
+    assert (streamed["tokens"], streamed["text_offset"]) == (shown["tokens"], shown["text_offset"])
+    chat: dict[str, Any] = {"model": "bundled", "messages": [{"role": "user", "content": "Hi"}], "extra_body": chosen}
+    [answer] = client.chat.completions.create(**chat, logprobs=True, top_logprobs=20).choices
+    content = (answer.logprobs and answer.logprobs.content) or []
+    spoken = bytes(byte for entry in content for byte in entry.bytes or ()).decode()
+    assert spoken == answer.message.content == " 😀 é\n"
+    assert all(len(entry.top_logprobs) == 20 for entry in content)
 
 
 def _check_constraints_beside_tools(client: openai.OpenAI, ask: dict[str, Any], tool: Any) -> None:

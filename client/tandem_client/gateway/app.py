@@ -26,7 +26,6 @@ from tandem_client.gateway.settings import Settings
 from tandem_client.gateway.upstream.callers import INFERENCE, METRICS, Callers
 from tandem_client.gateway.upstream.guard import Guard
 from tandem_client.gateway.upstream.service import Service
-from tandem_client.gateway.upstream.token_texts import TokenTexts
 
 log = logging.getLogger("tandem.gateway")
 
@@ -45,7 +44,6 @@ class App:
         self._settings, self._service, self._meter, self._guard = settings, service, meter, guard
         self._seats = seats
         self._callers = Callers(service)
-        self._texts = TokenTexts(service)
         self._room = Places(_BODY_ROOM_BYTES, is_shared=True)
         self._places = Places(settings.max_requests)
         self.pulse = Pulse(settings.ping_seconds)
@@ -178,9 +176,7 @@ class App:
         await self._generate(chat_completion(exchange.values()), exchange, metadata)
 
     async def _generate(self, wanted: Wanted, exchange: Exchange, metadata: Metadata) -> None:
-        generation = Generation(
-            wanted, exchange, metadata, service=self._service, texts=self._texts, meter=self._meter, pulse=self.pulse
-        )
+        generation = Generation(wanted, exchange, metadata, service=self._service, meter=self._meter, pulse=self.pulse)
         await _while_present(exchange, generation.run())
 
     def _with_body(

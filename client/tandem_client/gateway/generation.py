@@ -16,7 +16,6 @@ from tandem.v1 import inference_pb2
 from tandem_client.credentials import Metadata
 from tandem_client.gateway.answers.chunks import Chunks
 from tandem_client.gateway.answers.frame import Frame
-from tandem_client.gateway.answers.logprobs import ids_of, tokens_of
 from tandem_client.gateway.answers.prompt import ShownPrompt
 from tandem_client.gateway.answers.usage import Tally
 from tandem_client.gateway.answers.whole import Whole
@@ -27,7 +26,6 @@ from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.openai.wanted import Wanted
 from tandem_client.gateway.upstream.call import ServiceCall
 from tandem_client.gateway.upstream.service import Service
-from tandem_client.gateway.upstream.token_texts import TokenTexts
 
 # Characters of the caller's own id that are kept; the service takes 128.
 _KEPT_ID_CHARS = 80
@@ -39,17 +37,15 @@ class Generation:
     """One request. `run` once."""
 
     def __init__(
-        self, wanted: Wanted, exchange: Exchange, metadata: Metadata, *, service: Service, texts: TokenTexts,
-        meter: Meter, pulse: Pulse,
+        self, wanted: Wanted, exchange: Exchange, metadata: Metadata, *, service: Service, meter: Meter,
+        pulse: Pulse,
     ) -> None:  # fmt: skip
         self._wanted, self._exchange, self._metadata = wanted, exchange, metadata
-        self._service, self._texts, self._meter, self._pulse = service, texts, meter, pulse
+        self._service, self._meter, self._pulse = service, meter, pulse
         self._request_id = _new_id(exchange)
         # Of the answer.
         self._headers = [(_ID_HEADER, self._request_id.encode())]
         self._has_token = False
-        # Whether the texts of tokens are needed.
-        self._is_scored = wanted.num_top is not None or wanted.num_prompt_top is not None
 
     async def run(self) -> None:
         """Answers the request. Raises HttpError while nothing is sent."""
@@ -66,8 +62,7 @@ class Generation:
             for i, call in enumerate(calls):
                 tally.accepted(i, call.accepted)
             frame = Frame(
-                wanted=wanted, request_id=self._request_id, model=model, prompts=prompts, texts=self._texts.by_id,
-                tally=tally,
+                wanted=wanted, request_id=self._request_id, model=model, prompts=prompts, tally=tally
             )  # fmt: skip
             # Only the service's answer to a chat has a warning, and a chat is one call.
             if warning := await calls[0].warning():
@@ -88,8 +83,6 @@ class Generation:
                 whole.message(idx, message)
 
         await together([read(i, call) for i, call in enumerate(calls)])
-        if self._is_scored:
-            await self._texts.load(whole.needed_texts(), frame.model, self._metadata)
         await self._exchange.answer(200, whole.body(), (JSON_TYPE, *self._headers))
 
     async def _stream(self, frame: Frame, calls: Sequence[ServiceCall]) -> None:
@@ -99,7 +92,7 @@ class Generation:
             await stream.open(tuple(self._headers))
             if opening := chunks.opening():
                 await stream.write(opening)
-            await together([self._pump(i, call, chunks, stream, frame) for i, call in enumerate(calls)])
+            await together([self._pump(i, call, chunks, stream) for i, call in enumerate(calls)])
             last = chunks.closing()
         except HttpError as error:
             last = b"data: " + error.body() + b"\n\n"
@@ -114,40 +107,26 @@ class Generation:
             self._pulse.remove(stream)
         await stream.close(last)
 
-    async def _pump(self, idx: int, call: ServiceCall, chunks: Chunks, stream: EventStream, frame: Frame) -> None:
+    async def _pump(self, idx: int, call: ServiceCall, chunks: Chunks, stream: EventStream) -> None:
         """Passes the messages of one call on, to its end."""
         echo_due = self._wanted.is_echo
         while (message := await call.next()) is not None:
             self._meter.add("messages")
-            if self._is_scored:
-                await self._load_texts(idx, message, frame)
-            data = chunks.message(idx, message)
             if message.HasField("waiting"):
-                await stream.write(data)
+                await stream.write(chunks.message(idx, message))
                 continue
+            data = b""
             if echo_due and not message.HasField("prompt_info"):
-                # The prompt's logprobs are complete.
+                # The prompt's logprobs are complete, and its text is the first.
                 echo_due = False
-                data = chunks.prompt(idx) + data
+                data = chunks.prompt(idx)
+            data += chunks.message(idx, message)
             if not data:
                 continue
             if not self._has_token:
                 self._has_token = True
                 self._meter.first_token(time.perf_counter() - self._exchange.began_at)
             await stream.write(data)
-
-    async def _load_texts(self, idx: int, message: inference_pb2.GenerateResponse, frame: Frame) -> None:
-        if message.HasField("prompt_info") and self._wanted.num_prompt_top is not None:
-            info = message.prompt_info
-            ids = frame.prompts[idx].token_ids
-            first = info.start - 1 if info.start == 1 else info.start
-            tokens = tokens_of(
-                ids[info.start : info.start + len(info.logprobs.logprobs)], info.logprobs, self._wanted.num_prompt_top
-            )
-            await self._texts.load([*ids[first : info.start], *ids_of(tokens)], frame.model, self._metadata)
-        elif message.HasField("delta") and self._wanted.num_top is not None:
-            tokens = tokens_of(message.delta.token_ids, message.delta.logprobs, self._wanted.num_top)
-            await self._texts.load(ids_of(tokens), frame.model, self._metadata)
 
     async def _shown(self, prompt: ShownPrompt, request: inference_pb2.GenerateRequest) -> None:
         """Finds out what the answer shows of a prompt."""

@@ -146,6 +146,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "output.want_token_ids": _FLAG,
         "output.skip_special_tokens": _FLAG,
         "output.logprobs": _value(0, "logprobs", _REQUEST),
+        "output.logprob_pieces": _FLAG,
         "output.prompt_logprobs_start": _value(0, "prompt_tokens", "validate.request.make_submit"),
         # A tenant may have a smaller range.
         "priority": _value(-MAX_PRIORITY, MAX_PRIORITY, _REQUEST),

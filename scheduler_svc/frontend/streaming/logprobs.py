@@ -1,18 +1,20 @@
 """Owns logprobs on their way through the front end: reads the core's arrays, queues them, returns them by count.
 
-Knows nothing of the tokens that the logprobs belong to. Logprobs enter and leave in the order of their tokens, and
-always as many as tokens leave, so they stay aligned even if tokens are held back or cut off.
+Knows of the tokens that the logprobs belong to only what they add to the text. Logprobs enter and leave in the order of
+their tokens, and always as many as tokens leave, so they stay aligned even if tokens are held back or cut off.
 """
 
 import logging
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
+
+from scheduler_svc.frontend.text.pieces import Pieces
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,21 @@ def read_step(output: frontend_pb2.StepOutput) -> tuple[LogprobRows | None, Mapp
     except ValueError:
         logger.error("dropped a step's logprobs: the sizes of their arrays disagree")
         return None, {}
+
+
+def add_pieces(logprobs: pb.Logprobs, token_ids: Iterable[int], pieces: Pieces, *, is_end: bool = False) -> None:
+    """Adds what these tokens, and the alternatives of each, add to the text. `is_end`: the text ends with them."""
+    top_k = logprobs.top_k
+    for idx, token_id in enumerate(token_ids):
+        for top_id in logprobs.top_token_ids[idx * top_k : (idx + 1) * top_k]:
+            text, data = pieces.peek(top_id)
+            logprobs.top_pieces.add(text=text, data=data)
+        text, data = pieces.push(token_id)
+        logprobs.pieces.add(text=text, data=data)
+    if is_end and (rest := pieces.rest()):
+        last = next((piece for piece in reversed(logprobs.pieces) if piece.data), None)
+        if last is not None:
+            last.text += rest
 
 
 class LogprobQueue:

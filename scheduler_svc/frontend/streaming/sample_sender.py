@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from tandem.v1 import inference_pb2 as pb
 
+from scheduler_svc.frontend.streaming.logprobs import add_pieces
 from scheduler_svc.frontend.streaming.stream import SampleStream
 from scheduler_svc.frontend.text.output import CallPiece, OutputPiece, SampleOutput
+from scheduler_svc.frontend.text.pieces import PiecesOfRequest
 from scheduler_svc.metrics.front_meter import SampleMeter
 
 TOKEN_REASONS = (pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP_TOKEN)
@@ -28,6 +30,8 @@ class PreparedStream:
     want_token_ids: bool
     # What the caller of a resumed stream has received of each sample already. Missing ones stand for nothing.
     received: Sequence[pb.SampleOffset] = ()
+    # None: logprobs have no pieces of text.
+    pieces: PiecesOfRequest | None = None
 
 
 class SampleSender:
@@ -37,6 +41,7 @@ class SampleSender:
         "_has_text_only",
         "_idx",
         "_num_sent",
+        "_pieces",
         "_request",
         "_skips",
         "_unsent_from",
@@ -62,6 +67,7 @@ class SampleSender:
         self.meter: SampleMeter | None = None
         self.reason = pb.FINISH_REASON_UNSPECIFIED
         self._request = request
+        self._pieces = request.pieces.at(request.accepted.prompt_tokens) if request.pieces is not None else None
         self._idx = idx
         received = request.received[idx] if idx < len(request.received) else pb.SampleOffset()
         # The caller of a resumed stream has the token ids before this one, and this much of the text that is built
@@ -99,6 +105,9 @@ class SampleSender:
             delta.token_ids.extend(token_ids)
         if logprobs is not None and has_logprobs:
             delta.logprobs.CopyFrom(logprobs.take(len(piece.token_ids)))
+            if self._pieces is not None:
+                is_end = self.is_ending and not self.stop_string
+                add_pieces(delta.logprobs, piece.token_ids, self._pieces, is_end=is_end)
         if self._num_sent < self.output.num_tokens:
             self._num_sent = self.output.num_tokens
         if self.meter is not None:

@@ -14,14 +14,18 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.streaming.logprobs import add_pieces
 from scheduler_svc.frontend.streaming.sample_sender import TOKEN_REASONS, WHOLE_REASONS, PreparedStream, SampleSender
 from scheduler_svc.frontend.streaming.stream import MAX_PROMPT_INFO_BYTES, RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.summary import summarize
 from scheduler_svc.frontend.streaming.writer import StreamWriter
+from scheduler_svc.frontend.text.pieces import Pieces
 
 # The core counts as hung if it takes longer than this to admit or reject a request, or to confirm a stop string.
 ANSWER_SECONDS = 10.0
+# Of the prompt's logprobs in one message if they have pieces of text, which take about 1 ms.
+MAX_SPELLED_INFO_BYTES = 4096
 # What the fields of an offset count.
 _COUNTED = {
     "text_chars": "the sample's number of characters",
@@ -72,6 +76,8 @@ class StreamSender:
         self._stream = stream
         self._streams = streams
         self._writer = writer
+        # Reads the prompt's tokens, from the first one with a logprob on.
+        self._prompt_pieces: Pieces | None = None
         pairs = zip(stream.samples, request.make_outputs(), strict=True)
         self._samples = [SampleSender(idx, sample, output, request) for idx, (sample, output) in enumerate(pairs)]
 
@@ -134,10 +140,22 @@ class StreamSender:
         prompt = self._stream.prompt
         if prompt is None:
             return True
-        is_over = self._stream.is_prompt_over
-        while info := prompt.take(MAX_PROMPT_INFO_BYTES):
+        is_over, with_pieces = self._stream.is_prompt_over, self._request.pieces is not None
+        while info := prompt.take(MAX_SPELLED_INFO_BYTES if with_pieces else MAX_PROMPT_INFO_BYTES):
+            self._add_prompt_pieces(info)
             await self._writer.write(pb.GenerateResponse(prompt_info=info))
         return is_over
+
+    def _add_prompt_pieces(self, info: pb.PromptInfo) -> None:
+        if (request := self._request.pieces) is None:
+            return
+        if info.start == 1:
+            text, data = request.at(0).push(request.prompt[0])
+            info.first.text, info.first.data = text, data
+        if self._prompt_pieces is None:
+            self._prompt_pieces = request.at(info.start)
+        token_ids = request.prompt[info.start : info.start + len(info.logprobs.logprobs)]
+        add_pieces(info.logprobs, token_ids, self._prompt_pieces)
 
     def _deliver(self) -> bool:
         """Begins to write the new tokens of the only sample. Returns False if the task has to go on."""

@@ -54,6 +54,8 @@ class Checked:
     num_top: int | None
     # None means no logprobs of the prompt.
     prompt_logprobs_start: int | None
+    # Whether logprobs have the pieces of text of their tokens.
+    logprob_pieces: bool
     # 0: the request ends with its stream.
     linger_seconds: float
     max_queue_seconds: float  # 0: no limit
@@ -81,6 +83,7 @@ def check_request(request: inference_pb2.GenerateRequest, model: Model, limits: 
         skip_special_tokens=not output.HasField("skip_special_tokens") or output.skip_special_tokens,
         num_top=_check_logprobs(output, model),
         prompt_logprobs_start=output.prompt_logprobs_start if output.HasField("prompt_logprobs_start") else None,
+        logprob_pieces=_check_pieces(output, model),
         linger_seconds=check_linger(request),
         max_queue_seconds=request.max_queue_seconds,
     )
@@ -179,6 +182,13 @@ def _check_logprobs(output: inference_pb2.OutputParams, model: Model) -> int | N
         return None
     check_range("output.logprobs", output.logprobs, 0, model.info.max_logprobs)
     return output.logprobs
+
+
+def _check_pieces(output: inference_pb2.OutputParams, model: Model) -> bool:
+    if output.logprob_pieces and not (output.HasField("logprobs") or output.HasField("prompt_logprobs_start")):
+        message = "output.logprob_pieces is true, and neither output.logprobs nor output.prompt_logprobs_start is set"
+        raise status.invalid("output.logprob_pieces", message)
+    return output.logprob_pieces and model.tokenizer is not None
 
 
 def _prompt_logprobs_from(start: int | None, num_prompt: int) -> int:

@@ -21,10 +21,9 @@ from tests.client.fake_service import (
     finished,
     retry_info,
     summary,
-    two_samples,
 )
 from tests.client.gateway.conftest import Fronted
-from tests.client.gateway.told_service import as_asked, thoughts_and_calls, warned_and_cut
+from tests.client.gateway.told_service import as_asked, thoughts_and_calls, two_scored, warned_and_cut
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 WEATHER: dict[str, Any] = {
@@ -89,7 +88,7 @@ def test_prompts_and_samples_are_choices_in_order(fronted: Fronted) -> None:
 
 
 def test_echo_and_logprobs(fronted: Fronted) -> None:
-    fronted.service.behaviour = two_samples
+    fronted.service.behaviour = two_scored
     answer = fronted.client.completions.create(model="", prompt=[9, 8, 7, 6], n=2, logprobs=1, echo=True)
     first, second = answer.choices
     assert first.text == "\t\x08\x07\x06Réturn" and second.text == "\t\x08\x07\x06en"
@@ -97,7 +96,8 @@ def test_echo_and_logprobs(fronted: Fronted) -> None:
     assert found is not None
     assert found.tokens == ["<9>", "<8>", "<7>", "<6>", "<5>", "<6>"]
     assert found.token_logprobs == [None, -1.0, -2.0, -3.0, -0.5, -0.75]
-    assert found.text_offset == [0, 3, 6, 9, 12, 15]
+    # The output begins where the prompt's text ends, whatever its tokens are.
+    assert found.text_offset == [0, 3, 6, 9, 4, 7]
     assert found.top_logprobs is not None and found.top_logprobs[0] is None
     assert found.top_logprobs[1] == {"<40>": -1.25, "<8>": -1.0}
     assert second.finish_reason == "stop" and first.finish_reason == "length"
@@ -112,7 +112,7 @@ def test_echo_and_logprobs(fronted: Fronted) -> None:
 
 
 def test_a_stream_has_the_text_of_the_whole_answer_with_logprobs_and_echo(fronted: Fronted) -> None:
-    fronted.service.behaviour = two_samples
+    fronted.service.behaviour = two_scored
     ask: dict[str, Any] = {"model": "", "prompt": [9, 8, 7, 6], "n": 2, "logprobs": 1, "echo": True}
     whole = fronted.client.completions.create(**ask)
     texts, tokens, offsets = ["", ""], [[], []], [[], []]
@@ -124,7 +124,7 @@ def test_a_stream_has_the_text_of_the_whole_answer_with_logprobs_and_echo(fronte
             offsets[choice.index] += choice.logprobs.text_offset or []
     assert texts == [choice.text for choice in whole.choices]
     assert tokens == [choice.logprobs.tokens for choice in whole.choices if choice.logprobs is not None]
-    assert [each[:4] for each in offsets] == [[0, 3, 6, 9]] * 2
+    assert offsets == [choice.logprobs.text_offset for choice in whole.choices if choice.logprobs is not None]
 
 
 def test_a_chat_with_reasoning_and_tools(fronted: Fronted) -> None:
@@ -201,7 +201,7 @@ def test_the_chunks_of_a_chat(fronted: Fronted) -> None:
 
 
 def test_logprobs_of_a_chat(fronted: Fronted) -> None:
-    fronted.service.behaviour = two_samples
+    fronted.service.behaviour = two_scored
     answer = fronted.client.chat.completions.create(model="", messages=MESSAGES, n=2, logprobs=True, top_logprobs=1)
     found = answer.choices[1].logprobs
     assert found is not None and found.content is not None

@@ -1,11 +1,11 @@
 """A fake service that a test tells what to answer: parsed chats, single tokens, and who called."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 from tandem.v1 import chat_pb2, inference_pb2
 
-from tests.client.fake_service import Ending, FakeService, accepted, finished, summary
+from tests.client.fake_service import Ending, FakeService, accepted, finished, summary, two_samples
 
 Stream = Iterator[inference_pb2.GenerateResponse]
 
@@ -13,12 +13,17 @@ Stream = Iterator[inference_pb2.GenerateResponse]
 class ToldService(FakeService):
     """FakeService with what the gateway needs."""
 
+    # The text of token ids; None: each is a byte.
+    text_of: Callable[[list[int]], str] | None = None
+
     def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: grpc.ServicerContext
     ) -> inference_pb2.DetokenizeResponse:
-        if not request.separately:
+        if not request.separately and self.text_of is None:
             return super().Detokenize(request, context)
         self.requests.append(request)
+        if self.text_of is not None:
+            return inference_pb2.DetokenizeResponse(text=self.text_of(list(request.token_ids)))
         return inference_pb2.DetokenizeResponse(texts=[f"<{token_id}>" for token_id in request.token_ids])
 
     def RenderChat(
@@ -83,3 +88,28 @@ def as_asked(request: inference_pb2.GenerateRequest, ending: Ending) -> Stream:
         yield piece(f"sample {i}", sample_idx=i)
         yield finished(1, inference_pb2.FINISH_REASON_EOS, sample_idx=i)
     yield summary(request.sampling.num_samples or 1)
+
+
+def two_scored(request: inference_pb2.GenerateRequest, ending: Ending) -> Stream:
+    """Two samples; the text of a token is its id between angle brackets."""
+    for message in two_samples(request, ending):
+        if message.HasField("prompt_info"):
+            info = message.prompt_info
+            if info.start == 1 and request.HasField("token_ids"):
+                info.first.CopyFrom(_piece(request.token_ids.ids[0]))
+            _add_pieces(request, info.logprobs, request.token_ids.ids[info.start :])
+        elif message.HasField("delta"):
+            _add_pieces(request, message.delta.logprobs, message.delta.token_ids)
+        yield message
+
+
+def _add_pieces(
+    request: inference_pb2.GenerateRequest, logprobs: inference_pb2.Logprobs, token_ids: Sequence[int]
+) -> None:
+    if request.output.logprob_pieces:
+        logprobs.pieces.extend(map(_piece, token_ids[: len(logprobs.logprobs)]))
+        logprobs.top_pieces.extend(map(_piece, logprobs.top_token_ids))
+
+
+def _piece(token_id: int) -> inference_pb2.TokenPiece:
+    return inference_pb2.TokenPiece(text=f"<{token_id}>", data=f"<{token_id}>".encode())

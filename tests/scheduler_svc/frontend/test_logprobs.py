@@ -1,6 +1,6 @@
 """Logprobs over a real channel: always together with their tokens, and the prompt's logprobs before them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import grpc
 import numpy as np
@@ -22,7 +22,7 @@ from tests.scheduler_svc.frontend.fake_core import (
     rest,
     token_logprobs,
 )
-from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
+from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
 
 Run = Callable[..., None]
 TWO_TOP = pb.OutputParams(logprobs=2)
@@ -343,3 +343,77 @@ def test_a_prompt_queue_is_complete_when_all_logprobs_have_come():
     assert queue.take(1) == pb.PromptInfo(start=3, logprobs=public_logprobs([-1.0], 0))
     assert queue.take(1000) == pb.PromptInfo(start=4, logprobs=public_logprobs([-2.0], 0))
     assert queue.is_complete
+
+
+WITH_PIECES = pb.OutputParams(logprobs=2, logprob_pieces=True)
+
+
+def pieces_of(found: Iterable[pb.TokenPiece]) -> list[tuple[str, bytes]]:
+    return [(piece.text, piece.data) for piece in found]
+
+
+def test_pieces_are_those_of_the_text_although_a_stop_string_holds_it_back(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream(output=WITH_PIECES, stop=pb.StopParams(stop_strings=["é!"]))
+        deltas = list[pb.Delta]()
+        for i, char in enumerate("aé".encode()):
+            await s.core.output(submit.stream, [char], logprobs=token_logprobs([-1.0 - i], 2))
+            deltas.append((await call.read()).delta)
+        assert [delta.text for delta in deltas] == ["a", "", ""]
+        assert [pieces_of(delta.logprobs.pieces) for delta in deltas] == [
+            [("a", b"a")], [("", b"\xc3")], [("é", b"\xa9")],
+        ]  # fmt: skip
+        await s.core.output(submit.stream, [0xC3], "LENGTH", logprobs=token_logprobs([-9.0], 2))
+        [(_, last), *_] = await rest(call)
+        # The text ends inside a character.
+        assert (last.text, pieces_of(last.logprobs.pieces)) == ("é\ufffd", [("\ufffd", b"\xc3")])
+        for delta in [*deltas, last]:
+            ids = list(delta.logprobs.top_token_ids)
+            assert len(delta.logprobs.top_pieces) == len(ids) == 2
+        first = deltas[0].logprobs
+        assert pieces_of(first.top_pieces) == [(chr(i), bytes([i])) for i in first.top_token_ids]
+
+    run(scenario)
+
+
+def test_the_name_of_a_special_token_is_no_text(run: Run):
+    async def scenario(s: Service) -> None:
+        eos = byte_level().token_to_id(EOS) or 0
+        for skip in (True, False):
+            output = pb.OutputParams(logprobs=0, logprob_pieces=True, skip_special_tokens=skip)
+            call, submit = await s.start_stream(output=output, stop=pb.StopParams(ignore_eos=True))
+            await s.core.output(submit.stream, [eos, ord("a")], "LENGTH", logprobs=token_logprobs([-1.0, -2.0], 0))
+            [(_, delta), *_] = await rest(call)
+            assert delta.text == ("a" if skip else f"{EOS}a")
+            assert pieces_of(delta.logprobs.pieces) == [(EOS, b"" if skip else EOS.encode()), ("a", b"a")]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_the_pieces_of_a_prompt(run: Run, start: int):
+    async def scenario(s: Service) -> None:
+        output = pb.OutputParams(logprobs=1, prompt_logprobs_start=start, logprob_pieces=True)
+        call, submit = await s.start_stream(text="aé€", output=output)
+        ids = byte_level().encode("aé€").ids
+        assert len(ids) == 3
+        first = max(1, start)
+        values = [-float(i) for i in range(first, 3)]
+        piece = frontend_pb2.PromptLogprobs(stream=submit.stream, start=first, **packed_logprobs(values, 1))
+        await s.core.send(step_output=frontend_pb2.StepOutput(prompt_logprobs=[piece]))
+        info = (await call.read()).prompt_info
+        assert info.HasField("first") == (start == 0)
+        assert not start or pieces_of([info.first]) == [("", b"")]
+        assert pieces_of(info.logprobs.pieces) == [(char, char.encode()) for char in "aé€"[first:]]
+        assert len(info.logprobs.top_pieces) == len(values)
+
+    run(scenario)
+
+
+def test_pieces_without_logprobs_are_refused(run: Run):
+    async def scenario(s: Service) -> None:
+        error = await failure(s.inference.Generate(pb.GenerateRequest(text="a", output={"logprob_pieces": True})))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert str(error.details()).startswith("output.logprob_pieces is true, and neither")
+
+    run(scenario)

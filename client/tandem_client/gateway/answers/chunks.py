@@ -34,7 +34,7 @@ class Chunks:
         num_choices = len(wanted.requests) * wanted.num_samples
         middle = '"delta": {"content": ' if wanted.is_chat else '"text": '
         self._parts = [f'data: {self._head}, "choices": [{{"index": {i}, {middle}' for i in range(num_choices)]
-        # Characters of each choice's text, where logprobs need them.
+        # Where the next token of each choice begins, in characters. Its text may be held back.
         self._offsets = [0] * num_choices
         self._called = [False] * num_choices
 
@@ -71,9 +71,7 @@ class Chunks:
             choice = idx * self._wanted.num_samples + sample
             body: dict[str, object] = {"text": shown.text}
             if self._wanted.num_top is not None:
-                body["logprobs"] = logprobs.of_completion(
-                    shown.scored, self._frame.texts, offset=0, with_top=self._wanted.num_top > 0
-                )
+                body["logprobs"] = logprobs.of_completion([(0, shown.scored)], with_top=self._wanted.num_top > 0)
             self._offsets[choice] = len(shown.text)
             found += self._chunk(choice, body)
         return found
@@ -101,7 +99,6 @@ class Chunks:
         body: dict[str, Any] = self._chat_delta(choice, delta) if self._is_chat else {"text": delta.text}
         if self._wanted.num_top is not None:
             body["logprobs"] = self._logprobs(choice, delta)
-            self._offsets[choice] += len(delta.text)
         if self._wanted.with_token_ids:
             body["token_ids"] = list(delta.token_ids)
         is_empty = not (delta.text or delta.reasoning or delta.tool_calls or delta.token_ids)
@@ -122,10 +119,10 @@ class Chunks:
         num_top = self._wanted.num_top or 0
         tokens = logprobs.tokens_of(delta.token_ids, delta.logprobs, num_top)
         if self._is_chat:
-            return logprobs.of_chat(tokens, self._frame.texts)
-        return logprobs.of_completion(
-            tokens, self._frame.texts, offset=self._offsets[choice], with_top=num_top > 0
-        )  # fmt: skip
+            return logprobs.of_chat(tokens)
+        offset = self._offsets[choice]
+        self._offsets[choice] += sum(token.num_chars for token in tokens)
+        return logprobs.of_completion([(offset, tokens)], with_top=num_top > 0)
 
     def _finished(self, idx: int, finished: inference_pb2.Finished) -> bytes:
         choice = idx * self._wanted.num_samples + finished.sample_idx

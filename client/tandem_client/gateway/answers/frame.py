@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem_client.gateway.answers.logprobs import Texts
 from tandem_client.gateway.answers.prompt import ShownPrompt
 from tandem_client.gateway.answers.usage import Tally
 from tandem_client.gateway.openai.wanted import Wanted
@@ -14,13 +13,12 @@ _COMPLETION_ID, _CHAT_ID = "cmpl-", "chatcmpl-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """`prompts`: one for each call, in order. `texts` has every token of the messages before they are written."""
+    """`prompts`: one for each call, in order."""
 
     wanted: Wanted
     request_id: str
     model: str
     prompts: Sequence[ShownPrompt]
-    texts: Texts
     tally: Tally
     created: int = field(default_factory=lambda: int(time.time()))
 

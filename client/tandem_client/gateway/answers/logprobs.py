@@ -1,25 +1,35 @@
-"""Logprobs in the three shapes that OpenAI's and vLLM's APIs have.
+"""Logprobs in the three shapes that OpenAI's and vLLM's APIs have. Pure: token ids, numbers and pieces in, JSON out."""
 
-Pure: token ids and numbers in, JSON values out. `texts` has the text of every token; `ids_of` tells which are needed.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.v1 import inference_pb2
 
 # JSON has no infinity; vLLM has the same bound.
 _LOWEST = -9999.0
-Texts = Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One token, its logprob, and the most probable tokens with theirs."""
+class Scored:
+    """A token with its logprob, and what it adds to the text: see tandem.v1.TokenPiece."""
 
     token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
+    # None: the first token of a prompt.
+    logprob: float | None
+    text: str
+    data: bytes
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of the text."""
+        return len(self.text) if self.data else 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob(Scored):
+    """One token of a text, and the most probable tokens in its place."""
+
+    top: tuple[Scored, ...] = ()
 
 
 def tokens_of(ids: Sequence[int], logprobs: inference_pb2.Logprobs, num_top: int) -> list[TokenLogprob]:
@@ -28,71 +38,69 @@ def tokens_of(ids: Sequence[int], logprobs: inference_pb2.Logprobs, num_top: int
     kept = min(k, num_top)
     for i, (token_id, logprob) in enumerate(zip(ids, logprobs.logprobs, strict=True)):
         top_ids, top = logprobs.top_token_ids[i * k : i * k + kept], logprobs.top_logprobs[i * k : i * k + kept]
-        pairs = tuple((top_id, _bounded(value)) for top_id, value in zip(top_ids, top, strict=True))
-        found.append(TokenLogprob(token_id, _bounded(logprob), pairs))
+        alternatives = tuple(
+            Scored(top_id, _bounded(value), *_piece(top_id, logprobs.top_pieces, i * k + rank))
+            for rank, (top_id, value) in enumerate(zip(top_ids, top, strict=True))
+        )
+        found.append(TokenLogprob(token_id, _bounded(logprob), *_piece(token_id, logprobs.pieces, i), alternatives))
     return found
 
 
-def ids_of(tokens: Sequence[TokenLogprob]) -> Iterator[int]:
-    """All ids whose texts are needed."""
-    for token in tokens:
-        yield token.token_id
-        yield from (top_id for top_id, _ in token.top)
+def of_chat(tokens: Sequence[TokenLogprob]) -> dict[str, object]:
+    """The `logprobs` of a chat's choice. A token that is left out of the text has no bytes."""
 
+    def entry(token: Scored) -> dict[str, object]:
+        data = list(token.data) if token.data else None
+        return {"token": token.text, "logprob": token.logprob, "bytes": data}
 
-def of_chat(tokens: Sequence[TokenLogprob], texts: Texts) -> dict[str, object]:
-    """The `logprobs` of a chat's choice."""
-
-    def entry(token_id: int, logprob: float) -> dict[str, object]:
-        text = texts[token_id]
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-    content = [
-        {**entry(token.token_id, token.logprob), "top_logprobs": [entry(*pair) for pair in token.top]}
-        for token in tokens
-    ]
+    content = [{**entry(token), "top_logprobs": [entry(top) for top in token.top]} for token in tokens]
     return {"content": content, "refusal": None}
 
 
-def of_completion(
-    tokens: Sequence[TokenLogprob | int], texts: Texts, *, offset: int, with_top: bool
-) -> dict[str, object]:
-    """The `logprobs` of a completion's choice, whose first token begins at character `offset`.
-
-    An id without logprobs is the first token of a prompt.
-    """
+def of_completion(parts: Sequence[tuple[int, Sequence[TokenLogprob]]], *, with_top: bool) -> dict[str, object]:
+    """The `logprobs` of a completion's choice: parts of the text, each with the character at which it begins."""
     found: dict[str, list[object]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
-    for token in tokens:
-        is_first = isinstance(token, int)
-        text = texts[token if is_first else token.token_id]
-        found["text_offset"].append(offset)
-        found["tokens"].append(text)
-        found["token_logprobs"].append(None if is_first else token.logprob)
-        found["top_logprobs"].append(None if is_first else _by_text(token, texts))
-        offset += len(text)
+    for offset, tokens in parts:
+        for token in tokens:
+            found["text_offset"].append(offset)
+            found["tokens"].append(token.text)
+            found["token_logprobs"].append(token.logprob)
+            found["top_logprobs"].append(None if token.logprob is None else _by_text(token))
+            offset += token.num_chars
     return {**found} if with_top else {**found, "top_logprobs": None}
 
 
-def of_prompt(tokens: Sequence[TokenLogprob], texts: Texts) -> list[dict[str, object] | None]:
+def of_prompt(tokens: Sequence[TokenLogprob]) -> list[dict[str, object] | None]:
     """vLLM's `prompt_logprobs`. The rank of a token that is not among the most probable ones is unknown."""
     found: list[dict[str, object] | None] = [None]
     for token in tokens:
         entries: dict[str, object] = {}
-        for rank, (token_id, logprob) in enumerate(token.top, 1):
-            entries[str(token_id)] = {"logprob": logprob, "rank": rank, "decoded_token": texts[token_id]}
-        own = {"logprob": token.logprob, "rank": None, "decoded_token": texts[token.token_id]}
+        for rank, top in enumerate(token.top, 1):
+            entries[str(top.token_id)] = {"logprob": top.logprob, "rank": rank, "decoded_token": top.text}
+        own = {"logprob": token.logprob, "rank": None, "decoded_token": token.text}
         entries.setdefault(str(token.token_id), own)
         found.append(entries)
     return found
 
 
-def _by_text(token: TokenLogprob, texts: Texts) -> dict[str, float]:
-    """Logprobs by text. Of tokens with equal texts, such as parts of characters, the most probable one counts."""
-    found: dict[str, float] = {}
-    for token_id, logprob in token.top:
-        found.setdefault(texts[token_id], logprob)
-    found.setdefault(texts[token.token_id], token.logprob)
+def _by_text(token: TokenLogprob) -> dict[str, float | None]:
+    """Logprobs by text, the token's own too. Of tokens with equal texts one has the text, first the token itself."""
+    found: dict[str, float | None] = {}
+    for top in token.top:
+        is_taken = top.text in found or (top.text == token.text and top.token_id != token.token_id)
+        found[_name(top.token_id) if is_taken else top.text] = top.logprob
+    found.setdefault(token.text, token.logprob)
     return found
+
+
+def _piece(token_id: int, pieces: Sequence[inference_pb2.TokenPiece], idx: int) -> tuple[str, bytes]:
+    """(text, bytes). A model without a tokenizer has no pieces and no text."""
+    return (pieces[idx].text, pieces[idx].data) if pieces else (_name(token_id), b"")
+
+
+def _name(token_id: int) -> str:
+    """What vLLM writes for an id without a text."""
+    return f"token_id:{token_id}"
 
 
 def _bounded(logprob: float) -> float:

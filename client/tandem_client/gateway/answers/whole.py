@@ -63,13 +63,6 @@ class Whole:
             case _:
                 pass
 
-    def needed_texts(self) -> set[int]:
-        """The tokens whose texts `body` needs."""
-        found = {token for choice in self._choices for token in logprobs.ids_of(choice.logprobs)}
-        for prompt in self._frame.prompts:
-            found.update(prompt.token_ids[:1], logprobs.ids_of(prompt.logprobs))
-        return found
-
     def body(self) -> bytes:
         """The answer as JSON."""
         wanted = self._wanted
@@ -78,7 +71,7 @@ class Whole:
         whole["choices"] = [shape(i, choice) for i, choice in enumerate(self._choices)]
         whole["usage"] = self._frame.tally.as_json()
         if wanted.is_chat and wanted.num_prompt_top is not None:
-            whole["prompt_logprobs"] = logprobs.of_prompt(self._frame.prompts[0].logprobs, self._frame.texts)
+            whole["prompt_logprobs"] = logprobs.of_prompt(self._frame.prompts[0].logprobs)
         return json.dumps(whole).encode()
 
     def _choice(self, idx: int, sample_idx: int) -> Choice:
@@ -97,7 +90,7 @@ class Whole:
             ]
         found = self._ended(i, choice) | {"message": message}
         if self._wanted.num_top is not None:
-            found["logprobs"] = logprobs.of_chat(choice.logprobs, self._frame.texts)
+            found["logprobs"] = logprobs.of_chat(choice.logprobs)
         return found
 
     def _completion(self, i: int, choice: Choice) -> dict[str, Any]:
@@ -106,12 +99,10 @@ class Whole:
         found = self._ended(i, choice) | {"text": f"{prompt.text}{text}" if wanted.is_echo else text}
         tokens = [] if wanted.hides_output else choice.logprobs
         if wanted.num_top is not None:
-            scored = [*prompt.scored, *tokens] if wanted.is_echo else tokens
-            found["logprobs"] = logprobs.of_completion(
-                scored, self._frame.texts, offset=0, with_top=wanted.num_top > 0
-            )  # fmt: skip
+            parts = [(0, prompt.scored), (len(prompt.text), tokens)] if wanted.is_echo else [(0, tokens)]
+            found["logprobs"] = logprobs.of_completion(parts, with_top=wanted.num_top > 0)
         if wanted.num_prompt_top is not None and not wanted.is_echo:
-            found["prompt_logprobs"] = logprobs.of_prompt(prompt.logprobs, self._frame.texts)
+            found["prompt_logprobs"] = logprobs.of_prompt(prompt.logprobs)
         return found
 
     def _ended(self, i: int, choice: Choice) -> dict[str, Any]:

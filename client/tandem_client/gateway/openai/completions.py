@@ -69,6 +69,7 @@ def set_logprobs(output: inference_pb2.OutputParams, num_top: int | None, num_pr
     """Asks for logprobs. The service has one number of alternatives for the prompt and the output."""
     if num_top is not None or num_prompt_top is not None:
         output.logprobs = max(num_top or 0, num_prompt_top or 0)
+        output.logprob_pieces = True
     if num_prompt_top is not None:
         output.prompt_logprobs_start = 0
 
