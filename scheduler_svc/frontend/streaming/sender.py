@@ -24,8 +24,8 @@ from scheduler_svc.frontend.text.pieces import Pieces
 
 # The core counts as hung if it takes longer than this to admit or reject a request, or to confirm a stop string.
 ANSWER_SECONDS = 10.0
-# Of the prompt's logprobs in one message if they have pieces of text, which take about 1 ms.
-MAX_SPELLED_INFO_BYTES = 4096
+# Of the prompt's logprobs in one message if they have pieces of text: about 1 ms of work, 5 us for each piece.
+MAX_SPELLED_INFO_BYTES = 2048
 # What the fields of an offset count.
 _COUNTED = {
     "text_chars": "the sample's number of characters",
