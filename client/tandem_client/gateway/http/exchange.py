@@ -101,6 +101,7 @@ class Exchange:
         kind = self.header(b"content-type").partition(";")[0].lower()
         if kind not in ("", "application/json"):
             raise HttpError(415, f"the content type is {kind[:60]}; it must be application/json")
+        self._refuse_codings()
         pieces, size, loop = list[bytes](), 0, asyncio.get_running_loop()
         began_at = loop.time()
         try:
@@ -125,6 +126,15 @@ class Exchange:
         finally:
             room.leave(caller, size)
         self._body = b"".join(pieces)
+
+    def _refuse_codings(self) -> None:
+        """Refuses a body that is compressed: its length says nothing of what it becomes."""
+        for name, wanted in ((b"content-encoding", "identity"), (b"transfer-encoding", "chunked")):
+            given = self.header(name).lower()
+            if given not in ("", wanted):
+                said = name.decode().replace("-", " ")
+                message = f"the {said} is {given[:60]}; it must be {wanted}: send the body without compression"
+                raise HttpError(415, message, headers=((b"accept-encoding", b"identity"),))
 
     def values(self) -> dict[str, object]:
         """Returns the JSON object in the body, which was read. Raises HttpError."""

@@ -17,6 +17,7 @@ from tandem_client.gateway.http.seats import SEAT, Seat, Seats
 MAX_QUEUED = 16
 # How often the unread bytes of a connection are looked at in the time that its client may take none.
 _LOOKS_TO_STALL = 12
+_OF_UPGRADE = (b"upgrade", b"http2-settings")
 _PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
@@ -134,6 +135,48 @@ class BoundedConnection:
         self.transport.close()
 
 
+class _UntilClose(int):
+    """The length of an answer that ends with its connection: uvicorn subtracts what it sends and wants 0 at the end."""
+
+    def __lt__(self, other: int) -> bool:
+        return False
+
+    def __sub__(self, other: int) -> "_UntilClose":
+        return self
+
+
+class _Parser:
+    """httptools' parser, which stops behind a head with `Upgrade` and takes the body that follows for other bytes.
+
+    Java's client sends that header with its first request. A server may ignore it, so such a head is parsed once more,
+    without it.
+    """
+
+    def __init__(self, parser: Any, protocol: "EagerConnection") -> None:
+        import httptools
+
+        self._parser, self._protocol, self._stop = parser, protocol, httptools.HttpParserUpgrade
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def feed_data(self, data: bytes) -> None:
+        """Parses bytes. Raises an error of httptools."""
+        while True:
+            try:
+                self._parser.feed_data(data)
+            except self._stop as stopped:
+                if not self._protocol.ignores_upgrade():
+                    raise
+                if len(self._protocol.pipeline) > MAX_QUEUED:
+                    return
+                data = self._protocol.head_without_upgrade() + data[stopped.args[0] :]
+                self._parser = type(self._parser)(self._protocol)
+                self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            else:
+                return
+
+
 class EagerConnection(BoundedConnection):
     """One connection of httptools, which parses all that comes: heads of later requests while one is in work too.
 
@@ -141,6 +184,9 @@ class EagerConnection(BoundedConnection):
     """
 
     pipeline: Any
+    parser: Any
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begins to count."""
@@ -148,6 +194,7 @@ class EagerConnection(BoundedConnection):
         self._num_unread = 0
         # The requests that are not answered, in order.
         self._unanswered = deque[Any]()
+        self.parser = _Parser(self.parser, self)
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -168,7 +215,12 @@ class EagerConnection(BoundedConnection):
 
     def on_headers_complete(self) -> None:
         """A head is complete."""
+        if self.ignores_upgrade():
+            return
         self._read("on_headers_complete")
+        if self.parser.get_http_version() == "1.0":
+            # uvicorn would send an answer without a length in chunks, which came with HTTP/1.1.
+            self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _UntilClose()
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
         self._unanswered.append(self.cycle)
@@ -181,7 +233,23 @@ class EagerConnection(BoundedConnection):
 
     def on_message_complete(self) -> None:
         """A request is complete."""
-        self._read("on_message_complete")
+        if not self.ignores_upgrade():
+            self._read("on_message_complete")
+
+    def ignores_upgrade(self) -> bool:
+        """Whether the request in the parser is parsed once more without its wish for another protocol."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def head_without_upgrade(self) -> bytes:
+        """The head of the request, which was parsed, without the wish for another protocol."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(each for each in value.split(b",") if each.strip().lower() not in _OF_UPGRADE)
+            if name not in _OF_UPGRADE:
+                lines.append(b"%s: %s" % (name, value))
+        return b"\r\n".join([*lines, b"\r\n"])
 
     def _read(self, callback: str, *arguments: bytes) -> None:
         self._num_unread = 0
