@@ -124,9 +124,17 @@ class AsyncClient(AsyncOperations, ClientBase):
             resumption=resumption,
         )
 
-    async def tokenize(self, text: str, *, model: str | None = None, timeout: float | None = None) -> list[int]:
+    async def tokenize(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool | None = None,
+        model: str | None = None,
+        timeout: float | None = None,
+    ) -> list[int]:
         """The token ids that `generate` would make of the text."""
-        response = await self._call(self._stubs.inference.Tokenize, tokenize_request(text, model=model), timeout)
+        request = tokenize_request(text, add_special_tokens=add_special_tokens, model=model)
+        response = await self._call(self._stubs.inference.Tokenize, request, timeout)
         return list(response.token_ids)
 
     async def detokenize(

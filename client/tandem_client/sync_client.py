@@ -134,9 +134,17 @@ class Client(Operations, ClientBase):
             resumption=resumption,
         )
 
-    def tokenize(self, text: str, *, model: str | None = None, timeout: float | None = None) -> list[int]:
+    def tokenize(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool | None = None,
+        model: str | None = None,
+        timeout: float | None = None,
+    ) -> list[int]:
         """The token ids that `generate` would make of the text."""
-        response = self._call(self._inference.Tokenize, tokenize_request(text, model=model), timeout)
+        request = tokenize_request(text, add_special_tokens=add_special_tokens, model=model)
+        response = self._call(self._inference.Tokenize, request, timeout)
         return list(response.token_ids)
 
     def detokenize(

@@ -39,7 +39,7 @@ class Conversions(inference_pb2_grpc.InferenceServiceServicer):
         """Returns the ids that Generate would make of the text."""
         model = self._readiness.model()
         model.check_name(request.model)
-        token_ids = await text_ids("text", request.text, model, caller().tenant)
+        token_ids = await text_ids(request, model, caller().tenant)
         return pb.TokenizeResponse(token_ids=token_ids)
 
     async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:

@@ -23,7 +23,7 @@ class Limits:
 # By their names in SamplingParams.
 LIMITS: Mapping[str, Limits] = {
     "temperature": Limits(1, 0, 100),
-    "top_p": Limits(1, 0, 1, above_low=True),
+    "top_p": Limits(1, 0, 1),
     "min_p": Limits(0, 0, 1),
     "typical_p": Limits(1, 0, 1, above_low=True),
     "presence_penalty": Limits(0, -2, 2),

@@ -10,6 +10,7 @@ from tandem_client import Client
 from tandem_client.wire.request import abort_request, detokenize_request, generate_request, tokenize_request
 
 EVERY_OPTION = {
+    "add_special_tokens": False,
     "request_id": "r",
     "model": "m",
     "priority": -3,
@@ -49,6 +50,7 @@ EVERY_OPTION = {
 def test_every_keyword_sets_its_field() -> None:
     assert generate_request("hi", **EVERY_OPTION) == inference_pb2.GenerateRequest(
         text="hi",
+        add_special_tokens=False,
         request_id="r",
         model="m",
         priority=-3,
@@ -142,8 +144,8 @@ def test_the_error_of_a_wrong_keyword_names_it(
         (lambda: generate_request("", cache_salt="\ud83d"), "cache_salt has U+D83D at character 0"),
         (lambda: generate_request("", stop=["a", "b\ud800"]), "stop has U+D800 at character 1"),
         (lambda: generate_request("", request_id="a\ud800"), "request_id has U+D800 at character 1"),
-        (lambda: tokenize_request("\ud800", model=None), "text has U+D800 at character 0"),
-        (lambda: tokenize_request("", model="\ud800"), "model has U+D800 at character 0"),
+        (lambda: tokenize_request("\ud800", add_special_tokens=None, model=None), "text has U+D800 at character 0"),
+        (lambda: tokenize_request("", add_special_tokens=None, model="\ud800"), "model has U+D800 at character 0"),
         (
             lambda: detokenize_request([], skip_special_tokens=None, model="\ud800"),
             "model has U+D800 at character 0",

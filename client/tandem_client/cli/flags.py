@@ -67,6 +67,14 @@ Model = Annotated[str | None, option(PROMPT, "--model NAME", "Fail unless this m
 Timeout = Annotated[
     float | None, option(CONNECTION, "--timeout SECONDS", "Give up after this time; at least 0.", min=0)
 ]
+AddSpecialTokens = Annotated[
+    bool | None,
+    option(
+        PROMPT,
+        "--add-special-tokens/--no-add-special-tokens",
+        "Add the special tokens with which the tokenizer begins a text (default).",
+    ),
+]
 SkipSpecialTokens = Annotated[
     bool | None,
     option(OUTPUT, "--skip-special-tokens/--no-skip-special-tokens", "Leave special tokens out of the text (default)."),

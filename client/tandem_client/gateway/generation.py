@@ -138,11 +138,11 @@ class Generation:
                 prompt.token_ids = rendered.token_ids
             return
         if needs_ids:
+            adds = request.add_special_tokens if request.HasField("add_special_tokens") else None
+            asked = inference_pb2.TokenizeRequest(model=request.model, text=request.text, add_special_tokens=adds)
             is_text = request.HasField("text")
             prompt.token_ids = (
-                await self._service.tokenize(request.model, request.text, metadata, names)
-                if is_text
-                else request.token_ids.ids
+                await self._service.tokenize(asked, metadata, names) if is_text else request.token_ids.ids
             )
         if wanted.is_echo:
             prompt.text = request.text

@@ -47,12 +47,12 @@ class Simple:
         fields = Fields(values)
         model, with_texts = fields.text("model") or "", fields.flag("return_token_strs") or False
         if fields.any("messages") is None:
-            fields.same_as_unset({"add_special_tokens": (True,)})
-            text = fields.any("prompt")
+            adds, text = fields.flag("add_special_tokens"), fields.any("prompt")
             if text is None:
                 raise invalid("prompt", "prompt is missing; give prompt or messages")
             fields.end()
-            ids = await self._service.tokenize(model, text_of(text, "prompt"), metadata, COMPLETION)
+            asked = inference_pb2.TokenizeRequest(model=model, text=text_of(text, "prompt"), add_special_tokens=adds)
+            ids = await self._service.tokenize(asked, metadata, COMPLETION)
         else:
             fields.same_as_unset({"add_special_tokens": (False,), "chat_template": ()})
             chat = chat_pb2.Chat()

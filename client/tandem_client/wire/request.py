@@ -29,6 +29,8 @@ class GenerateOptions(ChatOptions, ConstraintOptions, total=False):
     parsed: bool | None
     request_id: str | None
     model: str | None
+    # Of a text: the special tokens that the tokenizer adds to a prompt.
+    add_special_tokens: bool | None
     priority: int | None
     # Seconds that the request may wait for its first step; 0: no limit.
     max_queue_seconds: float | None
@@ -90,7 +92,7 @@ _KEYWORDS = {
 }
 # Keyword: path of the submessage of GenerateRequest ("" for the request itself), field in it.
 _PLACES: Mapping[str, tuple[str, str]] = {
-    **{name: ("", name) for name in ("request_id", "model", "priority", "max_queue_seconds")},
+    **{name: ("", name) for name in ("request_id", "model", "add_special_tokens", "priority", "max_queue_seconds")},
     **{
         _KEYWORDS.get(field, field): (part, field)
         for part in ("sampling", "stop", "output", "cache", "resume")
@@ -174,9 +176,9 @@ def resume_request(request_id: str, secret: bytes, offsets: Iterable[SampleOffse
     return request
 
 
-def tokenize_request(text: str, *, model: str | None) -> inference_pb2.TokenizeRequest:
+def tokenize_request(text: str, *, add_special_tokens: bool | None, model: str | None) -> inference_pb2.TokenizeRequest:
     """Returns the request for the token ids of a text. Raises as `generate_request` does."""
-    request = inference_pb2.TokenizeRequest()
+    request = inference_pb2.TokenizeRequest(add_special_tokens=add_special_tokens)
     assign("text", request, "text", text)
     assign("model", request, "model", model or "")
     return request

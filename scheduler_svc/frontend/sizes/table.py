@@ -113,6 +113,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "text": _TEXT,
         "token_ids": _INSIDE,
         "token_ids.ids": _entries("prompt_tokens", "validate.request.make_submit"),
+        "add_special_tokens": _FLAG,
         **_chat("chat"),
         "sampling": _INSIDE,
         "sampling.temperature": _sampling("temperature"),
@@ -172,7 +173,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "resume_secret": Limit(of=Of.BYTES, most=n.MAX_SECRET_BYTES, checked_by=_RESUME),
         "offsets": _entries(MAX_NUM_SAMPLES, _RESUME, each_bytes=_OFFSET_BYTES),
     },
-    "tandem.v1.TokenizeRequest": {"model": _NAME, "text": _TEXT},
+    "tandem.v1.TokenizeRequest": {"model": _NAME, "text": _TEXT, "add_special_tokens": _FLAG},
     "tandem.v1.DetokenizeRequest": {
         "model": _NAME,
         "token_ids": _entries("length", "validate.request.check_detokenize"),

@@ -65,11 +65,13 @@ class Tokenizer:
         if len(text) > max_chars:
             raise status.invalid(field, f"{field} has {len(text)} characters; the limit is {max_chars}")
 
-    async def encode(self, text: str, tenant: str) -> list[int]:
-        """The text's token ids, including the special tokens that the tokenizer adds to a prompt."""
-        if len(text) <= INLINE_CHARS:
-            return self._encode(text)
-        return await self.threads.run(tenant, partial(self._encode, text))
+    async def encode(self, text: str, tenant: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The text's token ids, including the special tokens that the tokenizer adds to a prompt, if these are wanted.
+
+        A text that begins with the same special tokens itself has them once.
+        """
+        work = partial(self._encode, text, add_special_tokens)
+        return work() if len(text) <= INLINE_CHARS else await self.threads.run(tenant, work)
 
     async def check_tokens(self, field: str, text: str, max_length: int, tenant: str) -> None:
         """Refuses a very long text that has clearly more than `max_length` tokens, as soon as a part of it has.
@@ -128,8 +130,16 @@ class Tokenizer:
         """Takes no more long texts. Those already in a thread are completed."""
         self.threads.close()
 
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode_batch_fast([text])[0].ids
+    @cached_property
+    def _begin(self) -> list[int]:
+        """The special tokens that the tokenizer adds before a text."""
+        [whole], [bare] = (self._tokenizer.encode_batch_fast(["a"], add_special_tokens=add) for add in (True, False))
+        return whole.ids[: whole.ids.index(bare.ids[0])] if bare.ids and bare.ids[0] in whole.ids else []
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        num = len(self._begin) if add_special_tokens else 0
+        return ids[num:] if ids[num : 2 * num] == self._begin else ids
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)

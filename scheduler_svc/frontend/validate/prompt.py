@@ -40,7 +40,7 @@ async def read_prompt(request: inference_pb2.GenerateRequest, model: Model, tena
     if kind is None:
         raise status.invalid("prompt", "prompt is missing; give text, token_ids or chat")
     if kind == "text":
-        return Prompt(token_ids=await text_ids("text", request.text, model, tenant))
+        return Prompt(token_ids=await text_ids(request, model, tenant))
     if kind == "chat":
         chat = await render_chat(request.chat, model, tenant)
         parsing = None if request.chat.unparsed else model.chat.parsing(chat.rendered, chat.conversation)
@@ -49,13 +49,17 @@ async def read_prompt(request: inference_pb2.GenerateRequest, model: Model, tena
     return Prompt(token_ids=request.token_ids.ids)
 
 
-async def text_ids(field: str, text: str, model: Model, tenant: str) -> list[int]:
+async def text_ids(
+    request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, model: Model, tenant: str
+) -> list[int]:
     """Returns a text's token ids. Raises Refusal if the model has no tokenizer, or the text is empty or too long."""
+    field, text = "text", request.text
+    adds = not request.HasField("add_special_tokens") or request.add_special_tokens
     if model.tokenizer is None:
         raise status.invalid(field, f"{field} needs a tokenizer, and the served model has none")
     model.tokenizer.check_size(field, text, model.max_length)
     await model.tokenizer.check_tokens(field, text, model.max_length, tenant)
-    token_ids = await model.tokenizer.encode(text, tenant)
+    token_ids = await model.tokenizer.encode(text, tenant, add_special_tokens=adds)
     if not token_ids:
         raise status.invalid(field, f"{field} has {len(text)} characters but 0 tokens; at least 1 token is needed")
     # A tokenizer may have more tokens than the model has embeddings.

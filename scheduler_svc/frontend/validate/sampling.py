@@ -35,6 +35,9 @@ def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) 
     if not asked.HasField("seed"):
         sampling.seed = secrets.randbits(63)
     _check_scalars(sampling, model)
+    if sampling.top_p == 0:
+        # Of the tokens that reach no probability only the most probable one is kept.
+        sampling.temperature, sampling.top_p = 0, LIMITS["top_p"].off
     return sampling
 
 

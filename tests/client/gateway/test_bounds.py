@@ -177,7 +177,9 @@ def test_tokenize_and_detokenize(fronted: Fronted) -> None:
     found = post(fronted, "/tokenize", {"messages": [{"role": "user", "content": "a"}]}).json()
     assert bytes(found["tokens"]) == b"<user>a" and found["token_strs"] is None
     assert post(fronted, "/detokenize", {"tokens": [104, 105]}).json() == {"prompt": "hi"}
-    assert post(fronted, "/tokenize", {"prompt": "a", "add_special_tokens": False}).status_code == 400
+    for adds in (True, False):
+        assert post(fronted, "/tokenize", {"prompt": "a", "add_special_tokens": adds}).status_code == 200
+        assert fronted.service.requests[-1].add_special_tokens is adds
     assert post(fronted, "/detokenize", {"tokens": [-1]}).json()["error"]["param"] == "tokens[0]"
 
 

@@ -15,7 +15,7 @@ from scheduler_svc.frontend import control
 from scheduler_svc.frontend.text import tokenizer
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
 from tests.scheduler_svc.frontend.fake_core import Service, model_state
-from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
+from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, EOS, as_json, byte_level, spell, with_special_tokens
 
 EOS_ID = byte_level().token_to_id(EOS)
 Run = Callable[..., None]
@@ -33,6 +33,27 @@ def test_detokenize_reverses_tokenize(run: Run):
         assert (await s.inference.Detokenize(request)).text == f"A{EOS}"
 
     run(scenario)
+
+
+@pytest.mark.parametrize("adds", [None, True, False])
+def test_special_tokens_of_a_text_are_added_if_wanted(run: Run, adds: bool | None):
+    async def scenario(s: Service) -> None:
+        bos = begun.token_to_id(BOS)
+        for text in ("hi", f"{BOS}hi"):
+            request = pb.TokenizeRequest(text=text, add_special_tokens=adds)
+            ids = list((await s.inference.Tokenize(request)).token_ids)
+            assert ids == [*([] if adds is False and text == "hi" else [bos]), *b"hi"]
+        # Generate has the same prompt.
+        call = s.inference.Generate(pb.GenerateRequest(text="hi", add_special_tokens=adds))
+        submit = await s.core.admit()
+        expected = [*([] if adds is False else [bos]), *b"hi"]
+        assert submit.prompt == b"".join(each.to_bytes(4, "little") for each in expected)
+        call.cancel()
+
+    begun = with_special_tokens(f"{BOS} $A")
+    state = model_state()
+    state.tokenizer_json = as_json(begun)
+    run(scenario, state=state)
 
 
 def test_long_texts_are_tokenized_in_threads(run: Run, monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,7 @@
 import functools
 import json
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from tokenizers.decoders import ByteLevel
 
 # The id of byte b is b. The merges follow, then the special tokens.
@@ -41,6 +41,15 @@ def byte_level() -> Tokenizer:
     tokenizer.decoder = ByteLevel()
     tokenizer.add_special_tokens([AddedToken(BOS, special=True), AddedToken(EOS, special=True)])
     return tokenizer
+
+
+@functools.cache
+def with_special_tokens(form: str) -> Tokenizer:
+    """`byte_level` with the special tokens of a form, such as `<bos> $A`, around each text."""
+    made = Tokenizer.from_str(byte_level().to_str())
+    ids = [(name, made.token_to_id(name)) for name in (BOS, EOS)]
+    made.post_processor = processors.TemplateProcessing(single=form, special_tokens=ids)
+    return made
 
 
 @functools.cache

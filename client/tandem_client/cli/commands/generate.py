@@ -57,6 +57,7 @@ _PARAMETERS = (
     parameter("prompt", Annotated[str | None, _PROMPT]),
     _prompt(bool, "--token-ids", 'PROMPT is token ids, such as "17 4 256".'),
     parameter("model", flags.Model),
+    parameter("add_special_tokens", flags.AddSpecialTokens),
     _prompt(
         str, "--request-id NAME", "Id of the request, for tandem abort; at most 128 characters. Default: a random one."
     ),
@@ -85,7 +86,8 @@ _PARAMETERS = (
     _sampling(
         float,
         "--top-p P",
-        "Sample from the most probable tokens that together reach probability P, above 0 to 1. Default: the model's.",
+        "Sample from the most probable tokens that together reach probability P, 0 to 1; "
+        "0 takes the most probable one. Default: the model's.",
     ),
     _sampling(int, "--top-k K", "Sample from the K most probable tokens; 0 means all. Default: the model's."),
     _sampling(

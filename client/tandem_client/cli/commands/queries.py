@@ -7,7 +7,17 @@ from typing import Annotated
 import typer
 
 from tandem_client.cli.figures import of_quarantined
-from tandem_client.cli.flags import CHAT, CONNECTION, PROMPT, Json, Model, SkipSpecialTokens, Timeout, option
+from tandem_client.cli.flags import (
+    CHAT,
+    CONNECTION,
+    PROMPT,
+    AddSpecialTokens,
+    Json,
+    Model,
+    SkipSpecialTokens,
+    Timeout,
+    option,
+)
 from tandem_client.cli.reporting import Exit, reported
 from tandem_client.cli.service import Service, connects
 from tandem_client.cli.values import parse_token_ids, read_chat, read_text
@@ -29,6 +39,7 @@ def tokenize(
     system: Annotated[
         str | None, option(CHAT, "--system TEXT", "The system's message before it; implies --chat.")
     ] = None,
+    add_special_tokens: AddSpecialTokens = None,
     model: Model = None,
     timeout: Timeout = None,
     as_json: Json = False,
@@ -41,7 +52,7 @@ def tokenize(
             made = {"token_ids": rendered.token_ids, "text": rendered.text}
             print(json.dumps(made, ensure_ascii=False) if as_json else " ".join(map(str, rendered.token_ids)))
             return
-        ids = client.tokenize(given, model=model, timeout=timeout)
+        ids = client.tokenize(given, add_special_tokens=add_special_tokens, model=model, timeout=timeout)
         print(json.dumps({"token_ids": ids}) if as_json else " ".join(map(str, ids)))
 
 

@@ -30,6 +30,8 @@ def completion(values: dict[str, object]) -> Wanted:
         num_prompt_top = max(num_top, num_prompt_top or 0)
     with_token_ids = fields.flag("return_token_ids") or False
     _set_output(shared, num_top, num_prompt_top, stream, with_token_ids=with_token_ids)
+    if (adds := fields.flag("add_special_tokens")) is not None:
+        shared.add_special_tokens = adds
     prompts = _prompts(fields.any("prompt"))
     num_samples = shared.sampling.num_samples or 1
     # The old way to sample several and get the best of them; with as many as are returned it says nothing new.

@@ -39,6 +39,7 @@ _COMMON: Mapping[str, str] = {
 }
 COMPLETION: Mapping[str, str] = {
     **_COMMON, "prompt": "prompt", "text": "prompt", "token_ids": "prompt", "token_ids.ids": "prompt",
+    "add_special_tokens": "add_special_tokens",
 }  # fmt: skip
 CHAT: Mapping[str, str] = {
     **_COMMON,
@@ -57,7 +58,7 @@ CHAT: Mapping[str, str] = {
 }
 
 # Nothing of an answer depends on them. `user` is not among them: it divides the prefix cache.
-IGNORED: Collection[str] = (
+IGNORED = (
     "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "prediction",
 )  # fmt: skip
@@ -73,7 +74,7 @@ WITHOUT_EFFECT: Mapping[str, Collection[object]] = {
     "kv_transfer_params": (),
 }
 OF_COMPLETIONS: Mapping[str, Collection[object]] = {
-    **WITHOUT_EFFECT, "suffix": ("",), "add_special_tokens": (True,), "best_of": (1,),
+    **WITHOUT_EFFECT, "suffix": ("",), "best_of": (1,),
 }  # fmt: skip
 OF_CHATS: Mapping[str, Collection[object]] = {
     **WITHOUT_EFFECT,

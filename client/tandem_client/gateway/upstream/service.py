@@ -81,9 +81,10 @@ class Service:
             await self.model_info(metadata)
         return self._name
 
-    async def tokenize(self, model: str, text: str, metadata: Metadata, names: Mapping[str, str]) -> list[int]:
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, metadata: Metadata, names: Mapping[str, str]
+    ) -> list[int]:
         """Returns a text's token ids. Raises HttpError."""
-        request = inference_pb2.TokenizeRequest(model=model, text=text)
         call = self.inference.Tokenize(request, metadata=metadata, timeout=ANSWER_SECONDS)
         return list((await self._answer(call, names)).token_ids)
 

@@ -148,9 +148,9 @@ def test_a_queue_that_fills_while_a_text_is_tokenized_refuses_before_the_hash(
     encode = tokenizer.Tokenizer.encode
 
     async def scenario(s: Service) -> None:
-        async def slow_encode(self: tokenizer.Tokenizer, prompt: str, tenant: str) -> list[int]:
+        async def slow_encode(self: tokenizer.Tokenizer, prompt: str, tenant: str, **how: bool) -> list[int]:
             await queue_is(s, FULL)
-            return await encode(self, prompt, tenant)
+            return await encode(self, prompt, tenant, **how)
 
         monkeypatch.setattr(tokenizer.Tokenizer, "encode", slow_encode)
         error = await failure(s.generate())

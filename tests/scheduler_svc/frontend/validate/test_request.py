@@ -1,6 +1,7 @@
 """Every field at and beyond its limits: the code, field, number and limit of each refusal. No server, no sockets."""
 
 import asyncio
+import dataclasses
 import hashlib
 import math
 from typing import Any
@@ -113,11 +114,10 @@ REFUSED = [
     ("sampling.temperature", sampling(temperature=math.nan), ["nan", "100"]),
     ("sampling.temperature", sampling(temperature=math.inf), ["inf", "100"]),
     ("sampling.temperature", sampling(temperature=-math.inf), ["-inf", "100"]),
-    ("sampling.top_p", sampling(top_p=0), ["0", "above 0", "1"]),
-    ("sampling.top_p", sampling(top_p=-1), ["-1", "1", "above 0, and at most 1"]),
-    ("sampling.top_p", sampling(top_p=ABOVE_1), ["1.00000011", "1", "above 0, and at most 1"]),
+    ("sampling.top_p", sampling(top_p=-1), ["-1", "1", "between 0 and 1"]),
+    ("sampling.top_p", sampling(top_p=ABOVE_1), ["1.00000011", "1", "between 0 and 1"]),
     ("sampling.top_p", sampling(top_p=2.0**31), ["2147483648", "1"]),
-    ("sampling.top_p", sampling(top_p=math.nan), ["nan", "1", "above 0, and at most 1"]),
+    ("sampling.top_p", sampling(top_p=math.nan), ["nan", "1", "between 0 and 1"]),
     ("sampling.top_p", sampling(top_p=math.inf), ["inf", "1"]),
     ("sampling.min_p", sampling(min_p=-1), ["-1", "0", "1"]),
     ("sampling.min_p", sampling(min_p=ABOVE_1), ["1.00000011", "1"]),
@@ -226,6 +226,7 @@ def test_a_refusal_names_the_field_the_number_and_the_limit(field: str, fields: 
 ACCEPTED = [
     sampling(temperature=0),
     sampling(temperature=100),
+    sampling(top_p=0),
     sampling(top_p=1),
     sampling(top_p=float(np.nextafter(np.float32(0), np.float32(1)))),
     sampling(min_p=0),
@@ -390,6 +391,22 @@ def test_unset_fields_take_the_models_defaults():
     assert made.max_new_tokens == 100
     assert (made.min_new_tokens, made.ignore_eos, made.priority) == (0, False, 0)
     assert (made.max_time_seconds, made.deadline_seconds) == (0.0, 1.5)
+
+
+@pytest.mark.parametrize("temperature", [None, 0, 0.5, 100])
+@pytest.mark.parametrize("top_p", [0, -0.0, 1e-60])
+def test_top_p_0_is_greedy(top_p: float, temperature: float | None) -> None:
+    made = params_of(submit(**sampling(top_p=top_p, temperature=temperature, seed=1)))
+    assert made == params_of(submit(**sampling(top_p=1, temperature=0, seed=1)))
+
+
+def test_a_default_top_p_of_0_is_greedy() -> None:
+    defaults = pb.SamplingParams()
+    defaults.CopyFrom(MODEL.defaults)
+    defaults.top_p = 0
+    model = dataclasses.replace(MODEL, defaults=defaults)
+    assert params_of(submit(model)).temperature == 0
+    assert params_of(submit(model, **sampling(top_p=0.5))).temperature == 0.5
 
 
 def test_a_default_top_k_beyond_the_vocabulary_is_accepted():
@@ -612,7 +629,7 @@ def test_fields_in_another_order_or_encoding_are_accepted():
 def test_every_field_with_limits_has_test_cases():
     """Fails if a field of the proto is missing in the tables above."""
     covered = {field.partition("[")[0] for field, _, _ in REFUSED}
-    unlimited = {"model", "sampling.seed", "stop.ignore_eos", "stop.include_stop"}
+    unlimited = {"model", "add_special_tokens", "sampling.seed", "stop.ignore_eos", "stop.include_stop"}
     unlimited |= {"cache.bypass_read", "cache.bypass_write"}
     unlimited |= {f"output.{name}" for name in ("want_text", "want_token_ids", "skip_special_tokens")}
     # Names in refusals that are not fields of the request.
