@@ -4,6 +4,7 @@ Messages are dicts in OpenAI's form, or `ChatMessage`. Owns the keywords of a ch
 the form only; the service checks every limit and every role.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, cast
 
@@ -69,7 +70,15 @@ _KEYWORDS = {field: keyword for keyword, field in _FIELDS.items()}
 CHAT_FIELDS: Mapping[str, str] = {
     path: _KEYWORDS[path.split(".")[1]] if "." in path else "chat" for path in _paths(chat_pb2.Chat.DESCRIPTOR, "chat")
 }
-_OF_MESSAGE = ("role", "content", "reasoning", "reasoning_content", "tool_calls", "tool_call_id", "name")
+# Ignored in messages, their parts and their calls. Agents send answers of earlier turns back with all fields that some
+# other server or library has given them.
+IGNORED_IN_MESSAGES = (
+    "annotations", "cache_control", "extra_content", "images", "index", "parsed", "parsed_arguments", "prefix",
+    "provider_specific_fields", "reasoning_details", "thinking_blocks",
+)  # fmt: skip
+# Kinds of parts that are text, and where it stands.
+TEXT_PARTS: Mapping[str, str] = {"text": "text", "refusal": "refusal"}
+_OF_MESSAGE = ("role", "content", "reasoning", "reasoning_content", "tool_calls", "tool_call_id", "name", "refusal")
 
 
 def chat_prompt(messages: ChatMessages, **options: Unpack[ChatKeywords]) -> chat_pb2.Chat:
@@ -111,6 +120,8 @@ def _set_message(place: str, made: chat_pb2.ChatMessage, given: object) -> None:
         content = values["content"]
         parts = [content] if isinstance(content, str) else _parts(f"{place}.content", content)
         assign(f"{place}.content", made, "content", parts)
+    elif "refusal" in values:
+        assign(f"{place}.refusal", made, "content", values["refusal"])
     for idx, call in enumerate(values.get("tool_calls", ())):
         _set_call(f"{place}.tool_calls[{idx}]", made.tool_calls.add(), call)
 
@@ -123,18 +134,23 @@ def _parts(place: str, given: object) -> list[str]:
     for idx, part in enumerate(cast(Sequence[object], given)):
         values = _known(f"{place}[{idx}]", part, None)
         kind = values.get("type")
-        if kind != "text" or not isinstance(values.get("text"), str):
+        text = values.get(TEXT_PARTS.get(str(kind), ""))
+        if not isinstance(text, str):
             raise ValueError(f"{place}[{idx}] is of type {kind}; only parts of type text are taken")
-        found.append(values["text"])
+        found.append(text)
     return found
 
 
 def _set_call(place: str, made: chat_pb2.ToolCall, given: object) -> None:
-    call = _known(place, given, ("id", "type", "function", "index"))
+    call = _known(place, given, ("id", "type", "function"))
     function = _known(f"{place}.function", call.get("function"), ("name", "arguments"))
     assign(f"{place}.id", made, "id", call.get("id", ""))
     assign(f"{place}.function.name", made, "name", function.get("name", ""))
-    arguments = json_text(f"{place}.function.arguments", function.get("arguments", "{}"))
+    arguments = function.get("arguments", "")
+    if isinstance(arguments, list):
+        # Models write such arguments, and agents send them back.
+        arguments = json.dumps(arguments)
+    arguments = json_text(f"{place}.function.arguments", arguments)
     assign(f"{place}.function.arguments", made, "arguments_json", arguments)
 
 
@@ -146,7 +162,8 @@ def _known(place: str, given: object, names: Iterable[str] | None) -> dict[str, 
     # Libraries write every field that a message could have, most of them null or empty.
     values = {name: value for name, value in entries.items() if value is not None}
     if names is not None:
-        unknown = [name for name, value in values.items() if name not in names and value not in ([], {}, "")]
+        known = {*names, *IGNORED_IN_MESSAGES}
+        unknown = [name for name, value in values.items() if name not in known and value not in ([], {}, "")]
         if unknown:
             raise TypeError(f"{place} has {unknown[0]}; known are {', '.join(names)}")
     return values

@@ -6,9 +6,17 @@ Owns the replacement. Each caller has its own table of names.
 import re
 from collections.abc import Mapping
 
+_INDEX = re.compile(r"\[\d+\]")
+
 
 def name_of(field: str, names: Mapping[str, str]) -> str:
-    """Returns the name of a path, with its index: `stop.stop_strings[0]` is `stop[0]`. Keeps an unknown path."""
+    """Returns the name of a path, with its index: `stop.stop_strings[0]` is `stop[0]`. Keeps an unknown path.
+
+    An entry of the table with empty brackets names a field inside a list: `chat.messages[].tool_calls[].name`.
+    """
+    if (named := names.get(_INDEX.sub("[]", field))) is not None:
+        indices = iter(_INDEX.findall(field))
+        return re.sub(r"\[\]", lambda _: next(indices, "[]"), named)
     known = field.partition("[")[0]
     # A path inside a field that is known: `constraint.json_schema.properties.a`.
     while known not in names and known.count(".") > 1:
@@ -24,7 +32,7 @@ def with_names(message: str, names: Mapping[str, str], *, field: str | None = No
     """
     if field is not None and message.startswith(field):
         message = name_of(field, names) + message[len(field) :]
-    dotted = sorted((path for path in names if "." in path), key=len, reverse=True)
+    dotted = sorted((path for path in names if "." in path and "[" not in path), key=len, reverse=True)
     if not dotted:
         return message
     known = "|".join(map(re.escape, dotted))

@@ -1,6 +1,7 @@
 """Requests of OpenAI's API as messages of the service, field by field, and what is refused by name."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.openai import names
 from tandem_client.gateway.openai.chats import chat_completion
 from tandem_client.gateway.openai.completions import completion
+from tandem_client.wire.chat import IGNORED_IN_MESSAGES
 from tandem_client.wire.field_names import name_of, with_names
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -130,6 +132,11 @@ def test_refusals_of_completions(values: dict[str, Any], field: str, words: str)
         ),
         ({"messages": [{"role": "user", "content": "a", "mood": 1}]}, "messages[0].mood", "there is no field"),
         (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "l": 1}]}]},
+            "messages[0].content[0].l",
+            "there is no field",
+        ),
+        (
             {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
             "messages[0].tool_calls[0].type",
             "it must be function",
@@ -175,6 +182,106 @@ def test_an_answer_goes_back_as_openais_client_sends_it() -> None:
         tool_calls=[chat_pb2.ToolCall(id="c1", name="f", arguments_json='{"a":1}')],
     )
     assert list(found.messages[2].content) == ["5", "6"] and found.messages[2].tool_call_id == "c1"
+
+
+# Whole numbers, each with the way to it. Lists and the keys of a bias have them too.
+INTEGERS: list[tuple[dict[str, Any], bool]] = [
+    *(({name: 16}, True) for name in ("max_tokens", "top_k", "seed", "n", "min_tokens", "priority", "prompt_logprobs")),
+    ({"top_k": -1}, True),
+    ({"seed": -5}, True),
+    ({"stop_token_ids": [7, 8]}, True),
+    ({"allowed_token_ids": [7]}, True),
+    ({"logprobs": 3}, False),
+    ({"best_of": 1}, False),
+    ({"length_penalty": 1}, True),
+    ({"prompt": [1, 2]}, False),
+    ({"prompt": [[1, 2], [3]]}, False),
+]
+
+
+def as_floats(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: as_floats(each) for key, each in value.items()}
+    return [as_floats(each) for each in value] if isinstance(value, list) else float(value)
+
+
+@pytest.mark.parametrize(("values", "is_of_chats"), INTEGERS, ids=str)
+def test_a_whole_number_may_have_a_point(values: dict[str, Any], is_of_chats: bool) -> None:
+    assert completion({"prompt": "a", **as_floats(values)}) == completion({"prompt": "a", **values})
+    if is_of_chats:
+        assert chat_completion({**CHAT, **as_floats(values)}) == chat_completion({**CHAT, **values})
+
+
+def test_whole_numbers_of_chats_may_have_a_point() -> None:
+    for name in ("max_completion_tokens", "top_logprobs"):
+        assert chat({name: 3.0, "logprobs": True}) == chat({name: 3, "logprobs": True})
+
+
+@pytest.mark.parametrize("value", [16.5, math.inf, 1e300, True, "16"])
+def test_other_numbers_are_refused(value: object) -> None:
+    with pytest.raises(HttpError, match=r"max_tokens is .*; it must be") as caught:
+        only({"max_tokens": value})
+    assert caught.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_special_tokens_of_a_text(value: bool) -> None:
+    assert not only({}).HasField("add_special_tokens")
+    for request in completion({"prompt": ["a", "b"], "add_special_tokens": value}).requests:
+        assert request.HasField("add_special_tokens") and request.add_special_tokens is value
+
+
+# What other servers and libraries add to an answer, and agents send back with it.
+ADDED: dict[str, Any] = {name: {"any": ["thing"]} for name in IGNORED_IN_MESSAGES} | {
+    "audio": None, "function_call": None, "refusal": None, "name": None, "tool_call_id": None, "reasoning": None,
+}  # fmt: skip
+
+
+def test_what_others_add_to_the_history_changes_nothing() -> None:
+    def history(added: dict[str, Any]) -> list[dict[str, Any]]:
+        function = {**added, "name": "f", "arguments": "{}"}
+        calls = [{"id": "c1", "type": "function", "function": function, **added}]
+        part = {"type": "text", "text": "5", **added}
+        return [
+            {"role": "user", "content": [{**part}], **added},
+            {"role": "assistant", "content": None, "tool_calls": calls, **added},
+            {"role": "tool", "content": [{**part}], **added, "tool_call_id": "c1"},
+            {"role": "assistant", "content": "yes", "prefix": True, "tool_calls": None},
+        ]
+
+    nulls = {name for name, value in ADDED.items() if value is None}
+    plain = history({})
+    plain[2]["tool_call_id"] = "c1"
+    assert chat({"messages": history(ADDED)}) == chat({"messages": plain})
+    assert chat({"messages": history(dict.fromkeys([*nulls, *IGNORED_IN_MESSAGES]))}) == chat({"messages": plain})
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ('{"city": "Par', '{"city": "Par'), ("null", "null"), ("", ""), (None, ""), ([], "[]"), ("[]", "[]"),
+        ({"a": 1}, '{"a":1}'), (7, "7"), ([1, "é"], '[1,"\\u00e9"]'),
+    ],
+)  # fmt: skip
+def test_arguments_of_the_history_go_to_the_service_as_they_are(given: object, sent: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": given}}
+    [found] = chat({"messages": [*CHAT["messages"], {"role": "assistant", "tool_calls": [call]}]}).chat.messages[1:]
+    assert found.tool_calls[0].arguments_json == sent
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("chat.messages[3].tool_calls[1].arguments_json", "messages[3].tool_calls[1].function.arguments"),
+        ("chat.messages[3].tool_calls[1].name", "messages[3].tool_calls[1].function.name"),
+        ("chat.messages[0].content", "messages[0].content"),
+        ("chat.messages[0].tool_calls", "messages[0].tool_calls"),
+        ("stop.stop_strings[2]", "stop[2]"),
+    ],
+)
+def test_an_error_names_a_field_that_the_caller_has(path: str, name: str) -> None:
+    assert name_of(path, names.CHAT) == name
+    assert with_names(f"{path} is wrong", names.CHAT, field=path) == f"{name} is wrong"
 
 
 def test_ignored_fields_change_nothing() -> None:

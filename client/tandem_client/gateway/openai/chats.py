@@ -41,7 +41,7 @@ def chat_completion(values: dict[str, object]) -> Wanted:
         request.chat.parallel_tool_calls = parallel
     _set_choice(fields.any(_CHOICE), request.chat)
     fields.same_as_unset(names.OF_CHATS)
-    fields.drop(names.IGNORED)
+    fields.drop(*names.IGNORED)
     fields.end()
     return Wanted(
         requests=(request,),

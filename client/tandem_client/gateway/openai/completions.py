@@ -36,7 +36,7 @@ def completion(values: dict[str, object]) -> Wanted:
     num_samples = shared.sampling.num_samples or 1
     # The old way to sample several and get the best of them; with as many as are returned it says nothing new.
     fields.same_as_unset({**names.OF_COMPLETIONS, "best_of": (num_samples,)})
-    fields.drop(names.IGNORED)
+    fields.drop(*names.IGNORED)
     fields.end()
     return Wanted(
         requests=tuple(_request(prompt, i, shared, single=len(prompts) == 1) for i, prompt in enumerate(prompts)),
@@ -87,7 +87,7 @@ def _prompts(value: object) -> list[str | list[int]]:
     items = cast(list[object], value)
     if not items:
         raise invalid("prompt", "prompt is empty; at least 1 token is needed")
-    if isinstance(items[0], int):
+    if isinstance(items[0], int | float):
         return [token_ids(items, "prompt")]
     if len(items) > MAX_PROMPTS:
         raise invalid("prompt", f"prompt has {len(items)} prompts; the limit is {MAX_PROMPTS}")

@@ -25,7 +25,7 @@ _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "cho
 def set_constraint(fields: Fields, request: inference_pb2.GenerateRequest, names: dict[str, str]) -> None:
     """Sets the constraint, if one of the fields asks for one; refuses several. `names` learns which field it was."""
     found = list[str]()
-    fields.drop(("guided_decoding_backend",))
+    fields.drop("guided_decoding_backend")
     fields.same_as_unset({"guided_whitespace_pattern": ()})
     if (response := fields.inner(_RESPONSE)) is not None and _set_response(response, request):
         found.append(_RESPONSE)
@@ -54,7 +54,7 @@ def _set_response(response: Fields, request: inference_pb2.GenerateRequest) -> b
         if inner is None:
             raise response.required("json_schema")
         # The output always obeys the schema, so `strict` makes no difference.
-        inner.drop(("name", "description", "strict"))
+        inner.drop("name", "description", "strict")
         schema = inner.any("schema")
         if schema is None:
             raise inner.required("schema")

@@ -6,7 +6,7 @@ Owns the words of these errors. Knows no field by name. A field that is null cou
 import difflib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import cast
 
 from tandem_client.gateway.errors import UNKNOWN_FIELD, HttpError, invalid
@@ -89,7 +89,7 @@ class Fields:
         """The error for a field that is missing."""
         return invalid(self.name(field), f"{self.name(field)} is missing")
 
-    def drop(self, fields: Iterable[str]) -> None:
+    def drop(self, *fields: str) -> None:
         """Ignores fields, whatever they hold."""
         self._known.update(fields)
 
@@ -97,7 +97,8 @@ class Fields:
         """Takes fields with these values, which ask for nothing; refuses other values by name."""
         for field, allowed in values.items():
             value = self.any(field)
-            if value is not None and not any(value == one and type(value) is type(one) for one in allowed):
+            same = (value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed)
+            if value is not None and not any(same):
                 needed = " or ".join("unset" if one == [] else json.dumps(one) for one in allowed if one != "")
                 raise invalid(
                     self.name(field), f"{self.name(field)} is {shown(value)}; only {needed or 'null'} is supported"
@@ -135,7 +136,9 @@ def text_of(value: object, name: str) -> str:
 
 
 def integer_of(value: object, name: str, low: int = 0, high: int = MAX_UINT32) -> int:
-    """Returns a whole number in a range."""
+    """Returns a whole number in a range. JSON has one kind of numbers, so 16.0 is one."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong(name, value, "a whole number")
     if not low <= value <= high:

@@ -10,11 +10,9 @@ from tandem.v1 import chat_pb2
 from tandem_client.gateway.errors import invalid
 from tandem_client.gateway.openai.constraint import json_text
 from tandem_client.gateway.openai.fields import Fields, object_of, shown, text_of, wrong
+from tandem_client.wire.chat import IGNORED_IN_MESSAGES, TEXT_PARTS
 
-# OpenAI's clients send the answers of earlier turns back, with all their fields.
-_OF_ANSWERS = ("annotations",)
 _WITHOUT_EFFECT = {"audio": (), "function_call": ()}
-_TEXT_PARTS = {"text": "text", "refusal": "refusal"}
 
 
 def add_message(value: object, name: str, chat: chat_pb2.Chat) -> None:
@@ -27,7 +25,7 @@ def add_message(value: object, name: str, chat: chat_pb2.Chat) -> None:
     _set_content(fields, message)
     message.reasoning = fields.text("reasoning_content") or fields.text("reasoning") or ""
     # The second of the two names, if the first was set.
-    fields.drop(("reasoning", *_OF_ANSWERS))
+    fields.drop("reasoning", *IGNORED_IN_MESSAGES)
     for i, call in enumerate(fields.items("tool_calls") or ()):
         _add_call(object_of(call, f"{name}.tool_calls[{i}]"), message)
     message.tool_call_id = fields.text("tool_call_id") or ""
@@ -53,13 +51,13 @@ def _part(value: object, name: str) -> str:
     if isinstance(value, str):
         return text_of(value, name)
     part = object_of(value, name)
-    kind = part.text("type")
-    if kind not in _TEXT_PARTS:
+    kind = part.text("type") or ""
+    if kind not in TEXT_PARTS:
         raise invalid(name, f"{name} has the type {shown(kind)}; only text parts are supported")
-    text = part.text(_TEXT_PARTS[kind])
+    text = part.text(TEXT_PARTS[kind])
     if text is None:
-        raise part.required(_TEXT_PARTS[kind])
-    part.drop("cache_control")
+        raise part.required(TEXT_PARTS[kind])
+    part.drop(*IGNORED_IN_MESSAGES)
     part.end()
     return text
 
@@ -75,10 +73,12 @@ def _add_call(fields: Fields, message: chat_pb2.ChatMessage) -> None:
         raise fields.required("function")
     call.name = text_of(function.any("name"), function.name("name"))
     arguments = function.any("arguments")
-    # A string in OpenAI's API; some programs send the object itself.
-    is_object = isinstance(arguments, dict)
-    given = "" if arguments is None else json_text(cast(object, arguments)) if is_object else arguments
-    call.arguments_json = text_of(given, function.name("arguments"))
+    # A string in OpenAI's API; some programs send the value itself. The service takes any.
+    is_text = isinstance(arguments, str)
+    call.arguments_json = (
+        text_of(arguments, function.name("arguments")) if is_text else "" if arguments is None else json_text(arguments)
+    )
+    function.drop(*IGNORED_IN_MESSAGES)
     function.end()
-    fields.drop(("index",))
+    fields.drop(*IGNORED_IN_MESSAGES)
     fields.end()

@@ -46,6 +46,8 @@ CHAT: Mapping[str, str] = {
     "prompt": "messages",
     "chat": "messages",
     "chat.messages": "messages",
+    "chat.messages[].tool_calls[].name": "messages[].tool_calls[].function.name",
+    "chat.messages[].tool_calls[].arguments_json": "messages[].tool_calls[].function.arguments",
     "chat.tools_json": "tools",
     "chat.tool_choice": "tool_choice",
     "chat.tool_choice.mode": "tool_choice",
@@ -65,7 +67,7 @@ IGNORED = (
 # Fields that are taken only with values which ask for nothing.
 WITHOUT_EFFECT: Mapping[str, Collection[object]] = {
     "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
+    "length_penalty": (1,),
     "early_stopping": (False,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),

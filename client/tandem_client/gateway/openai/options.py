@@ -66,7 +66,7 @@ def streaming(fields: Fields) -> Streaming:
         return Streaming(is_stream=is_stream, at_end=False, in_each=False)
     if not is_stream:
         raise invalid("stream_options", "stream_options needs stream to be true")
-    options.drop(("include_obfuscation",))
+    options.drop("include_obfuscation")
     at_end, in_each = options.flag("include_usage") or False, options.flag("continuous_usage_stats") or False
     options.end()
     return Streaming(is_stream=True, at_end=at_end, in_each=in_each)
