@@ -12,6 +12,7 @@ from tandem.v1 import chat_pb2, constraint_pb2, inference_pb2
 from tandem_client import AsyncClient, Client
 from tandem_client.errors import InvalidArgument
 from tandem_client.types import ChatMessage, FinishReason, SampleOffset, ToolCall
+from tandem_client.wire.chat import IGNORED_IN_MESSAGES
 from tandem_client.wire.request import generate_request
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService
@@ -51,6 +52,31 @@ def test_messages_are_dicts_or_values(chat: Any) -> None:
     request = generate_request(None, chat=chat)
     assert request.WhichOneof("prompt") == "chat"
     assert list(request.chat.messages) == SENT
+
+
+def test_what_others_add_to_the_history_changes_nothing() -> None:
+    added: dict[str, Any] = {name: {"any": ["thing"]} for name in IGNORED_IN_MESSAGES} | {"audio": None}
+    function = {**CALL["function"], **added} if isinstance(CALL["function"], dict) else {}
+    talk = [{**message, **added} for message in TALK]
+    talk[1]["content"] = [{**part, **added} for part in TALK[1]["content"]]
+    talk[2]["tool_calls"] = [{**CALL, **added, "function": function}]
+    assert generate_request(None, chat=talk) == generate_request(None, chat=TALK)
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"), [("{", "{"), ("null", "null"), (None, ""), ("", ""), ([], "[]"), ({"a": "é"}, '{"a": "é"}')]
+)
+def test_arguments_of_the_history_are_sent_as_they_are(given: object, sent: str) -> None:
+    call = {"function": {"name": "f", "arguments": given}}
+    request = generate_request(None, chat=[{"role": "assistant", "tool_calls": [call]}])
+    assert request.chat.messages[0].tool_calls[0].arguments_json == sent
+
+
+def test_a_refusal_of_the_history_is_its_content() -> None:
+    parts = [{"type": "refusal", "refusal": "no"}]
+    for message in ({"refusal": "no"}, {"content": None, "refusal": "no"}, {"content": parts}):
+        [made] = generate_request(None, chat=[{"role": "assistant", **message}]).chat.messages
+        assert made.content == ["no"]
 
 
 def test_every_option_of_a_chat_sets_its_field() -> None:

@@ -42,7 +42,7 @@ MAX32, MAX64 = 2**32 - 1, 2**64 - 1
 # Field, value, and the limit that the message must name.
 REFUSED: list[tuple[str, Any, str]] = [
     *[("sampling.temperature", value, "100") for value in (-1.0, -1e-6, 100.01, 1e38, NAN, INFINITY, -INFINITY)],
-    *[("sampling.top_p", value, "1") for value in (-1.0, 0.0, 1.0001, NAN, INFINITY, -INFINITY)],
+    *[("sampling.top_p", value, "1") for value in (-1.0, 1.0001, NAN, INFINITY, -INFINITY)],
     *[("sampling.min_p", value, "1") for value in (-1.0, -1e-6, 1.0001, NAN, INFINITY, -INFINITY)],
     *[("sampling.typical_p", value, "1") for value in (-1.0, 0.0, 1.0001, NAN, INFINITY, -INFINITY)],
     *[("sampling.top_k", value, str(VOCAB)) for value in (VOCAB + 1, 2**31 - 1, 2**31, MAX32)],
@@ -69,7 +69,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 
 ACCEPTED: list[tuple[str, Any]] = [
     *[("sampling.temperature", value) for value in (0.0, 1e-30, 100.0)],
-    *[("sampling.top_p", value) for value in (1e-30, 1.0)],
+    *[("sampling.top_p", value) for value in (0.0, 1e-30, 1.0)],
     *[("sampling.min_p", value) for value in (0.0, 1.0)],
     *[("sampling.typical_p", value) for value in (1e-30, 1.0)],
     *[("sampling.top_k", value) for value in (0, 1, VOCAB)],

@@ -5,6 +5,7 @@ Owns a class for each of uvicorn's HTTP parsers; both keep the state of a reques
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -172,7 +173,9 @@ class _Parser:
                     return
                 data = self._protocol.head_without_upgrade() + data[stopped.args[0] :]
                 self._parser = type(self._parser)(self._protocol)
-                self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                with contextlib.suppress(AttributeError):
+                    # As uvicorn does; older versions of httptools need it not.
+                    self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
             else:
                 return
 
