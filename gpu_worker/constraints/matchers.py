@@ -138,11 +138,8 @@ class Matchers:
 
 
 def _has_free_names(source: bytes) -> bool:
-    """What the front end says of a grammar that is one JSON schema."""
-    if not source.startswith(b'{"grammars"'):
-        return False
-    first = json.loads(source)["grammars"][0]
-    return "json_schema" in first and first.get("has_free_names", False)
+    """What the front end says of a grammar whose text is JSON, and nothing that only looks like it."""
+    return source.startswith(b'{"grammars"') and bool(json.loads(source)["grammars"][0].get("has_free_names"))
 
 
 def _word_of(token: int, address: int) -> ctypes.c_uint32:

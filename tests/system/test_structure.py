@@ -15,7 +15,7 @@ import pytest
 
 from tandem_client import Client
 from tandem_client.errors import InvalidArgument
-from tests.gpu_worker.constraints.schemas import SchemaMaker
+from tests.gpu_worker.constraints.schemas import SchemaMaker, with_null
 from tests.rigs.processes import Child, Rig
 from tests.system.real_service import TIMEOUT_SECONDS
 from tests.system.test_gateway import gateway
@@ -112,6 +112,55 @@ def test_the_pieces_of_a_streamed_call_are_those_of_the_whole(talking: tuple[Cli
     _check_calls([whole])
 
 
+def test_a_refused_schema_is_named_by_the_place_in_the_request(talking: tuple[Client, openai.OpenAI]) -> None:
+    """In the message and in `param`, of a response format and of a strict tool."""
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    number: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": 1234567890123456789}}}
+    for asked, path in (
+        ({"response_format": form}, "response_format.json_schema.schema.properties.a"),
+        ({"response_format": number}, "response_format.json_schema.schema.const"),
+        ({"tools": [tool]}, "tools[0].function.parameters"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            talking[1].chat.completions.create(model="", messages=MESSAGES, **asked)
+        assert refused.value.param == path and path in refused.value.message
+    with pytest.raises(InvalidArgument, match="does not support uniqueItems; leave it out") as own:
+        list(talking[0].generate("a", json_schema=schema))
+    assert own.value.keyword == "json_schema.properties.a"
+
+
+def test_names_that_run_out_and_names_that_may_repeat(talking: tuple[Client, openai.OpenAI]) -> None:
+    """A required name that a pattern matches ends no stream, and a record has each name once; also in a strict tool."""
+    score = {
+        "type": "object", "patternProperties": {"^score$": {"type": "boolean"}, "^[xy]$": {"type": "null"}},
+        "required": ["score"], "additionalProperties": False,
+    }  # fmt: skip
+    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "boolean"}}
+    record |= {"minProperties": 2, "maxProperties": 3}
+    for schema in (score, record):
+        tool: Any = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+        form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+        for seed in range(3):
+            asked: dict[str, Any] = {
+                "model": "",
+                "messages": MESSAGES,
+                "seed": seed,
+                "temperature": 1,
+                "max_tokens": 120,
+            }
+            answers = [
+                talking[1].chat.completions.create(response_format=form, **asked).choices[0],
+                talking[1].chat.completions.create(tools=[tool], tool_choice="required", **asked).choices[0],
+            ]
+            for answer in answers:
+                calls: list[Any] = answer.message.tool_calls or []
+                texts = [call.function.arguments for call in calls] or [answer.message.content]
+                for text in texts[:-1] if answer.finish_reason == "length" else texts:
+                    jsonschema.validate(json.loads(text), schema)
+
+
 def test_an_answer_matches_its_schema_or_calls_a_tool(talking: tuple[Client, openai.OpenAI]) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
@@ -199,15 +248,15 @@ def test_random_schemas_finish_and_validate(talking: tuple[Client, openai.OpenAI
             )
             text = "".join(delta.text for delta in stream)
         except InvalidArgument as error:
-            refused[str(error).partition("(at ")[0]] += 1
+            refused[str(error).partition("; ")[0].partition(": ")[2]] += 1
             return None
         assert stream.finished is not None
         if stream.finished.reason not in ("constraint_complete", "eos"):
             return False
-        jsonschema.validate(json.loads(text), schema)
+        jsonschema.validate(json.loads(text), with_null(schema))
         return True
 
-    schemas = [{"title": f"schema {i}"} | maker.make() for i in range(num_schemas)]
+    schemas = [maker.make() | {"title": f"schema {i}"} for i in range(num_schemas)]
     with ThreadPoolExecutor(8) as pool:
         ends = list(pool.map(ask, schemas))
     accepted = [end for end in ends if end is not None]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from scheduler_svc.frontend.constraints import numbers
-from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError
+from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError, too_large
 from scheduler_svc.frontend.constraints.names import MOST_NAMES, UnreadError, names_of
 from scheduler_svc.frontend.constraints.references import References, within
-from scheduler_svc.frontend.constraints.unions import are_apart
+from scheduler_svc.frontend.constraints.unions import Unions
 
 BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 LISTS_OF_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf")
@@ -21,6 +21,9 @@ MAPS_OF_SCHEMAS = ("properties", "patternProperties")
 SCHEMAS = ("items", "additionalProperties")
 _OTHERS = ("type", "enum", "const", "required", "pattern", "format", "$ref", "multipleOf", *numbers.BOUNDS)
 ENFORCED = frozenset((*BOUNDS, *LISTS_OF_SCHEMAS, *MAPS_OF_SCHEMAS, *SCHEMAS, *_OTHERS))
+# Of properties and required names that patterns with more names are compared with.
+_MOST_KNOWN = 256
+_MOST_NAMES_OF_PATTERNS = 1_024
 _IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 
 _FORMATS = frozenset(
@@ -31,9 +34,9 @@ _UNKEPT_FORMATS = frozenset(
     ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer",
      "relative-json-pointer", "regex")
 )  # fmt: skip
-# Escapes and classes hide what looks like a group.
-_HIDDEN = re.compile(r"\\[^1-9k]|\[(?:\\.|[^\]\\])*+\]", re.DOTALL)
-_CLASS = re.compile(r"\\\\|\[(?:\\.|[^\]\\])*+\]", re.DOTALL)
+# Escapes and classes hide what looks like a group. A class without end reaches to the end: nothing is read twice.
+_HIDDEN = re.compile(r"\\[^1-9k]|\[(?:\\.|[^\]\\])*+(?:\]|\Z)", re.DOTALL)
+_CLASS = re.compile(r"\\\\|\[(?:\\.|[^\]\\])*+(?:\]|\Z)", re.DOTALL)
 # Control characters without a short escape in JSON; other escapes are not written.
 _CONTROL = re.compile(
     r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[Ff]|[va0]|c[A-Za-z])"
@@ -72,12 +75,15 @@ class _Lowering:
 
     def __init__(self, field: str, root: Mapping[str, Any] | bool) -> None:
         self._field, self._root, self._references = field, root, References(root)
+        self._unions = Unions(self._references)
         self._names: dict[int, str] = {}
         # Targets that were not written yet: name, schema, place.
         self._waiting: list[tuple[str, Any, str]] = []
         self._definitions: dict[str, Any] = {}
         self._factors: set[int | float] = set()
         self._has_free_names = False
+        # Of patterns that became properties.
+        self._num_names = 0
 
     def run(self) -> Lowered:
         root = self._schema(self._root, "")
@@ -101,7 +107,7 @@ class _Lowering:
             return False
         out = {name: self._written(name, fields[name], place) for name in fields if name in ENFORCED}
         out = {name: value for name, value in out.items() if value is not None}
-        if "oneOf" in out and are_apart(fields["oneOf"], self._references):
+        if "oneOf" in out and self._unions.are_apart(fields["oneOf"]):
             # They exclude each other already.
             out.setdefault("allOf", []).append({"anyOf": out.pop("oneOf")})
         self._check_numbers(out, place)
@@ -230,14 +236,18 @@ class _Lowering:
         """Makes properties of a pattern with few names, which other names could use up."""
         known = dict.fromkeys((*out.get("properties", ()), *out.get("required", ())))
         try:
-            names = names_of(pattern, max(MOST_NAMES, len(known)))
+            names = names_of(pattern, max(MOST_NAMES, min(len(known), _MOST_KNOWN)))
         except UnreadError:
-            if any(_may_match(pattern, name) for name in known):
-                what = "patternProperties with names that stand in properties or required; describe them there only"
+            if known:
+                what = f"the pattern {pattern[:64]!r} of names beside other names; write a simpler one"
                 raise self._unsupported(what, place) from None
             return
-        if names is None:
+        if names is None or (len(names) > MOST_NAMES and not known.keys() >= set(names)):
             return
+        self._num_names += len(names)
+        if self._num_names > _MOST_NAMES_OF_PATTERNS:
+            what = "the patterns of names match"
+            raise too_large(f"{self._field}{place}", what, self._num_names, _MOST_NAMES_OF_PATTERNS, " names")
         schema, properties = self._shared(out["patternProperties"].pop(pattern)), out.setdefault("properties", {})
         for name in names:
             properties[name] = {"allOf": [properties[name], schema]} if name in properties else schema
@@ -328,10 +338,3 @@ def _types(schema: Mapping[str, Any]) -> tuple[str, ...]:
     """The types that a schema names; all if it names none."""
     given = schema.get("type", ("object", "string"))
     return (given,) if isinstance(given, str) else tuple(given)
-
-
-def _may_match(pattern: str, name: str) -> bool:
-    try:
-        return re.search(pattern, name) is not None
-    except (re.error, RecursionError, OverflowError):
-        return True

@@ -11,6 +11,8 @@ import string
 MOST_NAMES = 64
 _DIGITS, _WORD = string.digits, string.ascii_letters + string.digits + "_"
 _CLASSES = {"d": _DIGITS, "w": _WORD}
+# Classes of more characters than any limit.
+_MANY = ("s", "S", "D", "W")
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 _GROUP = re.compile(r"\((\?:|\?P?<\w+>)?(?!\?)")
 _BOUNDS = re.compile(r"\{(\d{1,4})(,(\d{0,4}))?\}")
@@ -60,16 +62,16 @@ class _Reader:
         if self._skip("?"):
             low = 0
         elif self._skip("*") or self._skip("+"):
+            self._check_quantifier()
             return None
         elif (bounds := _BOUNDS.match(self._pattern, self.position)) is not None:
             self.position = bounds.end()
             low = int(bounds[1])
             if bounds[2] and not bounds[3]:
+                self._check_quantifier()
                 return None
             high = int(bounds[3] or low)
-        if self._peek() in ("?", "*", "+", "{"):
-            # Lazy and possessive ones, and a quantifier of a quantifier.
-            raise UnreadError
+        self._check_quantifier()
         every: list[str] | None = [] if low else [""]
         power: list[str] | None = [""]
         for count in range(1, high + 1):
@@ -91,13 +93,21 @@ class _Reader:
                 raise UnreadError
             return found
         if char == "[":
-            return self._few(self._class())
+            texts = self._class()
+            return None if texts is None else self._few(texts)
         if char in _SPECIAL:
             raise UnreadError
         self.position += 1
-        if char == ".":
+        if char == "." or (char == "\\" and self._peek() in _MANY):
+            self.position += char == "\\"
             return None
         return self._few(self._escape()) if char == "\\" else [char]
+
+    def _check_quantifier(self) -> None:
+        # A lazy quantifier matches the same texts.
+        self._skip("?")
+        if self._peek() in ("?", "*", "+", "{"):
+            raise UnreadError
 
     def _escape(self) -> list[str]:
         char = self._take()
@@ -109,14 +119,19 @@ class _Reader:
             raise UnreadError
         return [char]
 
-    def _class(self) -> list[str]:
+    def _class(self) -> list[str] | None:
         self.position += 1
         found: list[str] = []
-        if self._peek() in ("^", "]"):
+        is_many = self._skip("^")
+        if self._peek() == "]":
             raise UnreadError
         while (char := self._take()) != "]":
             if char in "[&~":
                 raise UnreadError
+            if char == "\\" and self._peek() in _MANY:
+                self.position += 1
+                is_many = True
+                continue
             texts = self._escape() if char == "\\" else [char]
             if self._peek() == "-" and len(texts) == 1 and self._pattern[self.position + 1 : self.position + 2] != "]":
                 self.position += 1
@@ -125,7 +140,7 @@ class _Reader:
                     last = self._escape()[0]
                 texts = [chr(code) for code in range(ord(texts[0]), min(ord(last), ord(texts[0]) + self._most) + 1)]
             found += texts
-        return found
+        return None if is_many else found
 
     def _joined(self, one: list[str] | None, other: list[str] | None) -> list[str] | None:
         if one is None or other is None or len(one) * len(other) > 8 * self._most:

@@ -175,3 +175,13 @@ class SchemaMaker:
         if choice < 0.95:
             return {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": self._random.randint(3, 99)}]}
         return {"not": {"type": "string"}}
+
+
+def with_null(schema: Any) -> Any:
+    """The schema with what `nullable` means in OpenAPI, which JSON Schema does not know."""
+    if isinstance(schema, list):
+        return [with_null(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: one if key in ("enum", "const") else with_null(one) for key, one in schema.items()}
+    return {"anyOf": [inner, {"type": "null"}]} if schema.get("nullable") is True else inner

@@ -26,7 +26,7 @@ from gpu_worker.sampling.token_history import TokenHistory
 from scheduler_svc.frontend.constraints.grammar import json_grammar
 from scheduler_svc.frontend.constraints.limits import GrammarError
 from tests.gpu_worker.constraints.rig import hash_of
-from tests.gpu_worker.constraints.schemas import Schema, SchemaMaker
+from tests.gpu_worker.constraints.schemas import Schema, SchemaMaker, with_null
 
 NUM_ROWS, MOST_TOKENS = 48, 300
 # Python's dates have no year 0, which RFC 3339 allows.
@@ -165,7 +165,7 @@ def _ended(constraints: Constraints, running: dict[int, _Job], tally: Tally, tok
             text = tokenizer.decode(job.tokens)
             try:
                 value = json.loads(text, object_pairs_hook=_without_repetition)
-                jsonschema.Draft202012Validator(_with_null(job.schema), format_checker=FORMATS).validate(value)
+                jsonschema.Draft202012Validator(with_null(job.schema), format_checker=FORMATS).validate(value)
             except (ValueError, jsonschema.ValidationError) as error:
                 tally.invalid.append((job.schema, text, str(error).partition("\n")[0]))
         elif len(job.tokens) >= MOST_TOKENS:
@@ -181,16 +181,6 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError(f"a name comes twice in {[name for name, _ in pairs]}")
     return found
-
-
-def _with_null(schema: Any) -> Any:
-    """The schema with what `nullable` means in OpenAPI, which JSON Schema does not know."""
-    if isinstance(schema, list):
-        return [_with_null(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    inner = {key: one if key in ("enum", "const") else _with_null(one) for key, one in schema.items()}
-    return {"anyOf": [inner, {"type": "null"}]} if schema.get("nullable") is True else inner
 
 
 @pytest.mark.parametrize(

@@ -292,3 +292,28 @@ def test_the_time_of_the_check_grows_as_the_text_does(text: Callable[[int], Cons
 def test_attributes_of_rules_may_have_brackets() -> None:
     with pytest.raises(GrammarError, match="make 20000 \\(in rule a\\); the limit is 10000"):
         grammar_of(Constraint(lark='start: a\na[stop=/x[0-9]/]: "b"{20000}'))
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (lambda n: schema({"pattern": "[" * n}), 4_000),
+        (lambda n: schema({"pattern": "\\" * (2 * n + 1) + "[" * n}), 2_000),
+        (lambda n: schema({"patternProperties": {"^" + "[a-z]{1,2}" * n + "$": True}}), 500),
+        (lambda n: schema({"patternProperties": {f"^[ab]{{9}}{i}$": True for i in range(n)}, "required": ["a"]}), 100),
+        (lambda n: schema({"$defs": {str(i): {"$id": f"h{i}"} for i in range(n)}, "anyOf": [{"$ref": "h0"}] * n}), 200),
+    ],
+)  # fmt: skip
+def test_the_time_of_writing_a_schema_anew_grows_as_the_text_does(make: Callable[[int], Constraint], size: int) -> None:
+    assert growth(make, size) < 10
+
+
+def test_a_schema_inside_patterns_inside_each_other_stays_small() -> None:
+    """Each pattern becomes 26 properties; they share one definition."""
+    value: dict[str, object] = {"type": "null"}
+    for _ in range(15):
+        value = {"patternProperties": {"^[a-z]$": value}}
+    assert len(grammar_of(schema(value))) < 20_000
+    many = {f"^[a-z]{i}$": True for i in range(50)}
+    with pytest.raises(GrammarError, match="the patterns of names match 1040 names; the limit is 1024"):
+        grammar_of(schema({"patternProperties": many}))
