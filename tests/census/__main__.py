@@ -13,6 +13,8 @@ os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).resolve().pa
 import torch
 import transformers
 
+from gpu_worker.native import library
+from gpu_worker.native.build import INSTRUCTION_SETS
 from tests.census.case import Outcome, Result, run_case
 from tests.census.groups import run_groups
 from tests.census.population import population
@@ -24,6 +26,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="model types; default: all")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument(
+        "--instructions",
+        choices=[each.name for each in INSTRUCTION_SETS],
+        help="the instruction set of the C++ kernels; default: the machine's best",
+    )
     parser.add_argument("--write", action="store_true", help="put the table into gpu_worker/README.md")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="every Nth of them, from the Kth; default: all")
     parser.add_argument("--ranks", type=int, default=1, help="ranks that share each model, over gloo; default: 1")
@@ -39,6 +46,9 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
+    if arguments.instructions:
+        [chosen_set] = [each for each in INSTRUCTION_SETS if each.name == arguments.instructions]
+        library.best_instruction_set = lambda _: chosen_set
     members = population()
     if unknown := set(arguments.names) - {member.model_type for member in members}:
         parser.error(f"no causal-LM class of this Transformers is called {', '.join(sorted(unknown))}")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.census.shrink import HEAD_DIM, HIDDEN_SIZE, MAX_LENGTH, NUM_HEADS, NUM_KV_HEADS
+from tests.census.shrink import HEAD_DIM, HIDDEN_SIZE, MAX_LENGTH, NUM_HEADS, NUM_KV_HEADS, ODD_HEAD_DIM
 
 _SLIDING_AND_FULL = ["sliding_attention", "full_attention"]
 _GEMMA3N = {
@@ -23,12 +23,17 @@ _GEMMA4_ASSISTANT = {
     "num_hidden_layers": 2,
     "layer_types": _SLIDING_AND_FULL,
 }
+# Models whose positions are learned.
+_ODD_HIDDEN_SIZE = NUM_HEADS * ODD_HEAD_DIM
 _TWO_ROPES = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]},
-    "full_attention": {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [3, 3, 2]},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 3, 3]},
+    "full_attention": {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [4, 3, 3]},
 }
 
 HINTS: dict[str, dict[str, Any]] = {
+    "bert": {"hidden_size": _ODD_HIDDEN_SIZE},
+    "gpt2": {"n_embd": _ODD_HIDDEN_SIZE},
+    "opt": {"hidden_size": _ODD_HIDDEN_SIZE, "word_embed_proj_dim": _ODD_HIDDEN_SIZE},
     "axk1": {"num_hidden_layers": 2},
     "cohere_compass_text": {"layer_types": _SLIDING_AND_FULL, "rope_parameters": _TWO_ROPES},
     "dbrx": {
@@ -36,7 +41,8 @@ HINTS: dict[str, dict[str, Any]] = {
         "max_seq_len": MAX_LENGTH,
         "ffn_config": {"hidden_size": HIDDEN_SIZE, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "deepseek_v2": {"num_experts_per_tok": 2},
+    # Its rotated part is read as pairs, in place.
+    "deepseek_v2": {"num_experts_per_tok": 2, "qk_nope_head_dim": HEAD_DIM + 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "dots3_note": {
         "vision_config": {"adapter_in_dim": HIDDEN_SIZE, "adapter_out_dim": HIDDEN_SIZE},
@@ -51,7 +57,11 @@ HINTS: dict[str, dict[str, Any]] = {
     "gemma4_unified_assistant": {"text_config": _GEMMA4_ASSISTANT},
     "laguna": {"num_attention_heads_per_layer": [NUM_HEADS] * 2, "layer_types": _SLIDING_AND_FULL},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
-    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
+    "granitemoehybrid": {
+        "mamba_n_heads": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_hidden_layers": 2,
+    },
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"],
         "mlp_layer_types": ["dense", "sparse"],

@@ -11,8 +11,9 @@ from transformers import PreTrainedConfig
 VOCAB_SIZE = 131
 # Tokens that configs name; prompts are drawn from those between.
 PAD_TOKEN, LAST_SPECIAL_TOKEN = 1, VOCAB_SIZE - 1
-# One head geometry for all, so that compiled kernels are reused.
-NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16
+# One head geometry for all, so that compiled kernels are reused. Heads are no multiple of any vector of kernels, and
+# odd where nothing is rotated.
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ODD_HEAD_DIM = 4, 2, 20, 21
 HIDDEN_SIZE = NUM_HEADS * HEAD_DIM
 WINDOW = 21
 MAX_LENGTH = 256
@@ -41,12 +42,12 @@ RULES: dict[str, Any] = {
     "q_lora_rank": 24,
     "kv_lora_rank": 32,
     "qk_rope_head_dim": HEAD_DIM,
-    "qk_nope_head_dim": HEAD_DIM,
-    "v_head_dim": HEAD_DIM,
+    "qk_nope_head_dim": ODD_HEAD_DIM,
+    "v_head_dim": ODD_HEAD_DIM + 2,
     "sliding_window": WINDOW,
     "sliding_window_size": WINDOW,
     "index_n_heads": 2,
-    "index_head_dim": 16,
+    "index_head_dim": 2 * HEAD_DIM,
     "index_topk": 8,
     "attention_chunk_size": 40,
     # Encoders run as decoders here.
