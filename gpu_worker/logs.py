@@ -163,9 +163,9 @@ def stop() -> None:
     handler.stop()
 
 
-def announce(log: logging.Logger, message: str, *, level: int = logging.INFO) -> None:
+def announce(log: logging.Logger, message: str) -> None:
     """Logs `message` at every level of `log`."""
-    log.handle(log.makeRecord(log.name, level, __file__, 0, message, (), None))
+    log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, message, (), None))
 
 
 def is_worth_a_line(count: int) -> bool:
