@@ -159,6 +159,7 @@ REFUSED = [
         ["has 2 tokens, and sampling.banned_token_ids bans them all; 1 must remain"],
     ),
     ("output.logprobs", output(logprobs=6), ["is 6", "between 0 and 5"]),
+    ("output.logprob_pieces", output(logprob_pieces=True), ["is true", "neither output.logprobs nor"]),
     ("output.logprobs", output(logprobs=2**32 - 1), [2**32 - 1, "between 0 and 5"]),
     ("output.prompt_logprobs_start", output(prompt_logprobs_start=3), ["is 3", "limit is 2 (the prompt has 3 tokens)"]),
     ("output.prompt_logprobs_start", output(prompt_logprobs_start=2**32 - 1), [2**32 - 1, "limit is 2"]),
