@@ -8,6 +8,8 @@ from dataclasses import dataclass
 # worker.proto's checksum packs (row << 40) ^ (logical page << 20) ^ page.
 MAX_PAGE_IDS = 1 << 20
 MAX_HOST_PAGES = 1 << 24
+# Tokens of one sequence, as the scheduler takes it in Join.
+MAX_LENGTH = 1 << 24
 # Query positions per tile of the prefill kernel. On a GPU each K and V that a tile loads serves twice as many queries.
 CPU_CHUNK_ALIGN, GPU_CHUNK_ALIGN = 64, 128
 # Prompt tokens with logprobs in one step, beside the rows that sample; each needs logits of the whole vocabulary.
@@ -57,8 +59,8 @@ class Geometry:
             raise ValueError(f"num_pages is {self.num_pages}; it must be {least_pages} to {MAX_PAGE_IDS}")
         if not 1 <= self.max_rows <= 1 << 16:
             raise ValueError(f"max_rows is {self.max_rows}; it must be 1 to {1 << 16}")
-        if self.max_length < 2:
-            raise ValueError(f"max_length is {self.max_length}; it must be at least 2")
+        if not 2 <= self.max_length <= MAX_LENGTH:
+            raise ValueError(f"max_length is {self.max_length}; it must be 2 to {MAX_LENGTH}")
         if self.pages_per_row > MAX_PAGE_IDS - 1:
             raise ValueError(f"max_length is {self.max_length}; a row may have {MAX_PAGE_IDS - 1} pages at most")
         if not 0 <= self.host_pages <= MAX_HOST_PAGES:

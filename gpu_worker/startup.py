@@ -111,16 +111,9 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     )
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
-    runner.weights = WeightsLoader(
-        model,
-        files,
-        runner,
-        dtype=dtype,
-        layers=layers,
-        check_config=partial(check_same_computation, files.config, dtype=dtype, packs=packs),
-        ranks=ranks,
-        agree=lambda ok: together.least([ok]) == [1],
-    )
+    same = partial(check_same_computation, files.config, dtype=dtype, packs=packs)
+    loader = partial(WeightsLoader, check_config=same, ranks=ranks, agree=lambda ok: together.least([ok]) == [1])
+    runner.weights = loader(model, files, runner, dtype=dtype, layers=layers)
     log.info("self-check passed: logits differ from eager attention's by %.2g", error)
     for line in ledger(sizes, str(device), costs.dtype, measured):
         log.info("%s", line)

@@ -57,7 +57,7 @@ def read_files(folder: Path) -> ModelFiles:
         weights=find_weights(folder),
         eos_token_ids=stop_ids(config, generation, folder),
         generation=generation,
-        tokenizer=read_tokenizer(folder, int(config.get_text_config().vocab_size), config),
+        tokenizer=read_tokenizer(folder, config.get_text_config().vocab_size, config),
     )
 
 

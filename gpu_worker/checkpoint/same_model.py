@@ -11,14 +11,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from gpu_worker.checkpoint.files import ModelFiles, read_config, read_tokenizer, stop_ids
+from gpu_worker.checkpoint.files import ModelFiles, read_config, stop_ids
 from gpu_worker.checkpoint.generation import GENERATION_FILE, read_generation
-from gpu_worker.checkpoint.weights import DESCRIPTIONS, TEMPLATES, ModelRefused, find_weights
+from gpu_worker.checkpoint.tokenizer import read_tokenizer
+from gpu_worker.checkpoint.weights import ModelRefused, find_weights, tokenizer_files
 
 _START_ANEW = "start the worker with this folder instead"
-_OF_TOKENIZER = (*(name for name in DESCRIPTIONS if name not in ("config.json", GENERATION_FILE)), TEMPLATES)
 
 
 def read_described(folder: Path, own: ModelFiles) -> ModelFiles:
@@ -34,21 +32,15 @@ def read_described(folder: Path, own: ModelFiles) -> ModelFiles:
         eos_token_ids=stop_ids(config, generation, folder),
         generation=generation,
     )
-    if any((folder / name).exists() for name in _OF_TOKENIZER):
-        tokenizer_json, chat = read_tokenizer(folder, int(config.get_text_config().vocab_size))
-        found = replace(found, tokenizer_json=tokenizer_json, chat=chat)
+    if tokenizer_files(folder):
+        found = replace(found, tokenizer=read_tokenizer(folder, config.get_text_config().vocab_size, config))
     return found
 
 
 def check_described(own: ModelFiles, new: ModelFiles) -> None:
     """Raises ModelRefused, which names file and field, unless both folders describe the same for Join."""
-    if bool(own.tokenizer_json) != bool(new.tokenizer_json):
-        has, had = ("a" if each.tokenizer_json else "no" for each in (new, own))
-        raise ModelRefused(f"the folder has {has} tokenizer.json, the served model {had}; {_START_ANEW}")
     for name in differences(_for_join(own), _for_join(new)):
         raise ModelRefused(f"{name}; {_START_ANEW}")
-    if own.tokenizer_json != new.tokenizer_json and _canonical(own.tokenizer_json) != _canonical(new.tokenizer_json):
-        raise ModelRefused(f"tokenizer.json differs from the served model's; {_START_ANEW}")
 
 
 def differences(own: Mapping[str, Any], new: Mapping[str, Any], within: str = "") -> Iterator[str]:
@@ -62,19 +54,9 @@ def differences(own: Mapping[str, Any], new: Mapping[str, Any], within: str = ""
 
 
 def _for_join(files: ModelFiles) -> dict[str, Any]:
-    """What travels in Join of the folder's small files, by file."""
+    """What travels in Join of the folder's small files."""
     generation = {"eos_token_id": sorted(files.eos_token_ids), **files.generation.defaults}
-    chat = asdict(files.chat)
-    for name in ("tokenizer_config_json", "response_template_json"):
-        chat[name.removesuffix("_json")] = json.loads(chat.pop(name) or "{}")
-    return {GENERATION_FILE: generation, "files of chats": chat}
-
-
-def _canonical(tokenizer_json: bytes) -> str:
-    """The same text for tokenizers that give the same ids: trainers write another version's form, and their padding."""
-    if not tokenizer_json:
-        return ""
-    tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return str(tokenizer.to_str())
+    tokenizer = asdict(files.tokenizer)
+    for name in ("backend_json", "settings_json", "response_template_json"):
+        tokenizer[name.removesuffix("_json")] = json.loads(tokenizer.pop(name) or "{}")
+    return {GENERATION_FILE: generation, "tokenizer": tokenizer}

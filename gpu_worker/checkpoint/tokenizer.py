@@ -19,20 +19,13 @@ from tokenizers import Tokenizer, decoders
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
 from gpu_worker.checkpoint.locate import read_json
-from gpu_worker.checkpoint.weights import ModelRefused
+from gpu_worker.checkpoint.weights import VOCABULARIES, ModelRefused, tokenizer_files
 from gpu_worker.failures import first_line
 
 log = logging.getLogger(__name__)
 
 # Of templates and settings, as the proto says.
 MAX_CHAT_BYTES = 1 << 20
-# One of these makes a tokenizer.
-_VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab.*", "*.model", "*.tiktoken")
-# Every other file that AutoTokenizer may read, besides config.json.
-_BESIDE = (
-    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
-    *("chat_template*", "additional_chat_templates/*.jinja"),
-)
 _JSON = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/=]+ \d+\n")
 # What Transformers replaces in decoded texts (`clean_up_tokenization`), in this order.
@@ -60,8 +53,7 @@ def source_hashes(folder: Path) -> Iterator[tuple[str, bytes]]:
 
     The form that travels differs between versions of the libraries, these do not.
     """
-    paths = {path for pattern in (*_VOCABULARIES, *_BESIDE) for path in folder.glob(pattern) if path.is_file()}
-    for path in sorted(paths):
+    for path in tokenizer_files(folder):
         with path.open("rb") as file:
             yield path.relative_to(folder).as_posix(), hashlib.file_digest(file, "sha256").digest()
 
@@ -69,11 +61,10 @@ def source_hashes(folder: Path) -> Iterator[tuple[str, bytes]]:
 def read_tokenizer(folder: Path, vocab_size: int, config: PreTrainedConfig | None = None) -> ModelTokenizer:
     """Builds the tokenizer of a folder; an empty one if there is none that can be served.
 
-    `config`: config.json as `files.read_config` corrects it; without it AutoTokenizer reads the file itself.
-
+    config: the model's, if it was read before; else Transformers reads config.json again.
     Raises ModelRefused if its files cannot be used, belong to a model with a larger vocabulary, or are too large.
     """
-    if not any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
+    if not any(path.is_file() for pattern in VOCABULARIES for path in folder.glob(pattern)):
         return ModelTokenizer()
     tokenizer = _built(folder, config)
     if tokenizer is None:
@@ -102,14 +93,16 @@ def read_tokenizer(folder: Path, vocab_size: int, config: PreTrainedConfig | Non
     return made
 
 
-def _built(folder: Path, config: PreTrainedConfig | None) -> Any:
+def _built(folder: Path, model_config: PreTrainedConfig | None) -> Any:
     """AutoTokenizer's tokenizer. If that one cannot travel, tokenizer.json's, or None without that file."""
-    written = {name: read_json(folder / name) for name in _JSON if (folder / name).is_file()}
-    has_own_code = bool(written.get("tokenizer_config.json", {}).get("auto_map"))
-    options = {"trust_remote_code": False, "local_files_only": True}
+    config = {name: read_json(folder / name) for name in _JSON if (folder / name).is_file()}
+    has_own_code = bool(config.get("tokenizer_config.json", {}).get("auto_map"))
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    if model_config is not None:
+        options["config"] = model_config
     try:
         # mistral-common's tokenizer has no backend that could travel.
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, config=config, mistral_format=False, **options)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, mistral_format=False, **options)
         own_text = not isinstance(tokenizer, PreTrainedTokenizerFast) or (
             type(tokenizer)._decode is not PreTrainedTokenizerFast._decode
         )

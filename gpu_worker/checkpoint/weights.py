@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-# What describes a model beside its weights, and the folder of more templates.
-DESCRIPTIONS = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja",
-)  # fmt: skip
-TEMPLATES = "additional_chat_templates"
-_MAX_TEMPLATES = 64
+_CONFIGS = ("config.json", "generation_config.json")
+# One of these makes a tokenizer.
+VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab.*", "*.model", "*.tiktoken")
+# Every other file that AutoTokenizer may read, besides config.json.
+_BESIDE = (
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
+    *("chat_template*", "additional_chat_templates/*.jinja"),
+)
+_MAX_FILES = 128
 # Formats that are read by unpickling, which can run any code.
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # A safetensors file: the header's length in 8 bytes, the header in JSON, the tensors.
@@ -57,6 +59,11 @@ def find_weights(folder: Path) -> WeightFiles:
     return _sharded(folder, index)
 
 
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files that a tokenizer and its chats are made of, in order of their names."""
+    return sorted({path for pattern in (*VOCABULARIES, *_BESIDE) for path in folder.glob(pattern) if path.is_file()})
+
+
 def resolve_folder(folder: str, roots: Sequence[str]) -> Path:
     """The folder without symbolic links. Raises ModelRefused if it is not in one of `roots`."""
     path = Path(folder)
@@ -88,12 +95,11 @@ def opened_weights(folder: str, roots: Sequence[str]) -> Iterator[Path]:
             # A shard that does not exist is refused when the view is read.
             for name in sorted(set(_read_index(view / _INDEX).values())):
                 _open_into(view, resolved, name, roots, stack)
-        templates = sorted(path.name for path in (resolved / TEMPLATES).glob("*.jinja"))
-        if len(templates) > _MAX_TEMPLATES:
-            raise ModelRefused(f"{resolved / TEMPLATES} has {len(templates)} templates; the limit is {_MAX_TEMPLATES}")
-        if templates:
-            (view / TEMPLATES).mkdir()
-        for name in (*DESCRIPTIONS, *(f"{TEMPLATES}/{each}" for each in templates)):
+        of_tokenizer = [path.relative_to(resolved) for path in tokenizer_files(resolved)]
+        if len(of_tokenizer) > _MAX_FILES:
+            raise ModelRefused(f"{folder} has {len(of_tokenizer)} files of a tokenizer; the limit is {_MAX_FILES}")
+        for name in (*_CONFIGS, *map(str, of_tokenizer)):
+            (view / name).parent.mkdir(exist_ok=True)
             _open_into(view, resolved, name, roots, stack)
         yield view
 

@@ -20,6 +20,7 @@ from gpu_worker.compatibility.attention_pattern import UnreadableMask, read_patt
 from gpu_worker.compatibility.probe import STEP, Call, Recorded, calls_with_masks, calls_without_masks, place_of
 from gpu_worker.compatibility.rope import undecorate
 from gpu_worker.failures import first_line
+from gpu_worker.geometry import MAX_LENGTH
 
 # A tile of 16 keys must fit the kernels' shared memory.
 MAX_HEAD_DIM = 512
@@ -48,19 +49,21 @@ _READ_KEYWORDS = frozenset({"softcap", "s_aux"})
 
 
 def default_length(config: PreTrainedConfig) -> int:
-    """Positions that the model was trained for. Raises ModelRefused if the config does not contain them."""
+    """Positions that the model was trained for, MAX_LENGTH at most. Raises ModelRefused if the config has none."""
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(length, int) or length < 2:
         raise ModelRefused("the length limit is unknown: the config has no max_position_embeddings")
-    return length
+    return min(length, MAX_LENGTH)
 
 
 def length_limit(config: PreTrainedConfig) -> int:
     """The largest max_length: `dynamic` rotary tables extend to a multiple, which changes the results of all texts."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     tables = [table for table in (rope, *rope.values()) if isinstance(table, dict)]
-    factors = [float(table["factor"]) for table in tables if table.get("rope_type") == "dynamic" and "factor" in table]
-    return int(default_length(config) * min(factors, default=1.0))
+    factors = [table["factor"] for table in tables if table.get("rope_type") == "dynamic" and "factor" in table]
+    if not all(isinstance(factor, (int, float)) and factor >= 1 for factor in factors):
+        raise ModelRefused(f"the factor of rope_parameters is {factors[0]!r:.80}; it must be a number, at least 1")
+    return int(min(default_length(config) * min(factors, default=1), MAX_LENGTH))
 
 
 def meta_model_of(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:

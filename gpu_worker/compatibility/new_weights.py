@@ -84,8 +84,8 @@ class WeightsLoader:
             folder = opened.enter_context(opened_weights(order.folder, order.roots))
             view = str(folder)
             files = read_described(folder, self._files)
-            check_described(self._files, files)
             self._check_config(files.config)
+            check_described(self._files, files)
             weights = read_weights(files, self._dtype)
             check_targets(self._model, weights, self._ranks)
         except Exception as error:  # also any error of Transformers, which a start would end with

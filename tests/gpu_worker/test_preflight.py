@@ -98,7 +98,7 @@ def test_version_and_help_are_shown_without_torch() -> None:
         ({"page_size": 8}, "page_size is 8; it must be a power of two, at least 16"),
         ({"num_pages": 1}, "num_pages is 1; it must be 2 to 1048576"),
         ({"max_rows": 70_000}, "max_rows is 70000; it must be 1 to 65536"),
-        ({"max_length": 1}, "max_length is 1; it must be at least 2"),
+        ({"max_length": 1}, "max_length is 1; it must be 2 to 16777216"),
         ({"token_budget": 95}, r"token_budget is 95; it must be at least 96 \(max_rows 32 and one chunk of 64\)"),
         ({"token_budget": 383, "device": "cuda:1"}, r"must be at least 384 \(max_rows 256 and one chunk of 128\)"),
         ({"token_budget": 100, "max_rows": 37}, "token_budget is 100; it must be at least 101"),

@@ -13,6 +13,8 @@ from transformers import AutoConfig
 from gpu_worker.checkpoint.files import ModelRefused, read_files
 from gpu_worker.checkpoint.generation import generation_of, read_generation
 from gpu_worker.checkpoint.locate import read_json
+from gpu_worker.compatibility.check_model import default_length, length_limit
+from gpu_worker.geometry import MAX_LENGTH
 from tests.gpu_worker.saved_model import changed
 
 HOSTILE: list[Any] = [
@@ -120,6 +122,18 @@ def test_every_value_in_config_is_read_or_refused_with_the_file(saved: Path, tmp
         else:
             assert 1 <= files.config.get_text_config().vocab_size <= 1 << 24
     assert [line for line in refusals if "config.json" not in line] == []
+
+
+@pytest.mark.parametrize("factor", [math.inf, math.nan, 0, "4", None, [], 1e300])
+def test_a_length_that_no_service_takes_is_bounded_or_refused(saved: Path, tmp_path: Path, factor: Any) -> None:
+    config = read_files(changed(saved, tmp_path / "long", max_position_embeddings=1 << 60)).config
+    assert (default_length(config), length_limit(config)) == (MAX_LENGTH, MAX_LENGTH)
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": factor}
+    if factor in (math.inf, 1e300):
+        assert length_limit(config) == MAX_LENGTH
+    else:
+        with pytest.raises(ModelRefused, match=r"the factor of rope_parameters is .*; it must be a number, at least 1"):
+            length_limit(config)
 
 
 @pytest.mark.parametrize("dtype", [{"dtype": "auto"}, {"torch_dtype": "auto", "dtype": None}, {"dtype": "float3"}])
