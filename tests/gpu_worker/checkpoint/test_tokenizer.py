@@ -58,10 +58,15 @@ def test_ids_and_texts_are_those_of_auto_tokenizer(name: str, tmp_path: Path) ->
     rng, num_tokens = random.Random(name), len(truth)
     outputs: list[list[int]] = [rng.choices(range(num_tokens), k=12) for _ in range(40)]
 
+    whole, [bare, *_] = truth("a")["input_ids"], truth("a", add_special_tokens=False)["input_ids"]
+    added = whole[: whole.index(bare)]
+
     async def check() -> None:
         for text in TEXTS:
             expected = truth(text)["input_ids"]
-            assert await ours.encode(text, "") == expected, text
+            # A text that brings its BOS has it once.
+            is_doubled = bool(added) and expected[: 2 * len(added)] == 2 * added
+            assert await ours.encode(text, "") == expected[len(added) if is_doubled else 0 :], text
             outputs.append(expected)
         for ids in outputs:
             for skip in (False, True):
@@ -94,7 +99,7 @@ def test_streams_have_the_whole_text(name: str, tmp_path: Path) -> None:
     for text in TEXTS:
         ids = asyncio.run(ours.encode(text, ""))
         decode = ours.decoder(skip_special_tokens=False)
-        detokenizer = Detokenizer(decode)
+        detokenizer = Detokenizer(decode, (), ours.token_bytes.anchor)
         streamed = "".join(detokenizer.push([each]) for each in ids) + detokenizer.finish()
         assert streamed.strip() == decode(ids).strip(), text
 
