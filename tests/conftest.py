@@ -6,12 +6,14 @@ the longest to the shortest, so that the processes end together. `make test-orde
 
 import json
 import os
+import signal
 import sys
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.rigs.busy_loops import busy_loops
 from tests.rigs.cpu_quota import cpu_quota
@@ -24,6 +26,14 @@ os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 # The tests start hundreds of Python processes, each of which would compile the sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A slow machine must fail no test.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+# A shell ignores Ctrl-C for what it runs in the background, and the programs that the tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FILE_SECONDS = Path(__file__).with_name("file_seconds.json")
 # Shorter files are not in it.

@@ -5,8 +5,11 @@ code a clock of its own. Times are followed through assignments, lists and retur
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from hypothesis import settings
 
 from tests.architecture.source import ROOT, files, tree
 
@@ -119,3 +122,9 @@ def test():
         assert list(judged(ast.parse(code.format(f"assert {assertion}")))) == [9], assertion
     for assertion in ("len(seen) < 5", "now == 7"):
         assert list(judged(ast.parse(code.format(f"assert {assertion}")))) == [], assertion
+
+
+def test_no_generated_test_has_a_time_limit():
+    assert settings().deadline is None
+    limits = re.compile(r"@settings\([^)]*\bdeadline=")
+    assert [path for path in files("tests") if limits.search((ROOT / path).read_text())] == []

@@ -61,7 +61,7 @@ def test_a_tensor_without_elements(dtype: torch.dtype):
     assert Arena().like(torch.empty(0, 4, dtype=dtype)).shape == (0, 4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.one_of(st.integers(1, 40_000), st.integers(-8, -1)), max_size=80))
 def test_blocks_in_use_never_overlap(moves: list[int]):
     """A positive number takes a block of so many bytes, a negative one gives one back."""

@@ -75,7 +75,7 @@ def shown(text: str, cuts: list[int], *, height: int = 24) -> list[str]:
     return rows(made)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cuts=st.lists(st.integers(1, len(DOCUMENT)), max_size=40), height=st.sampled_from([4, 8, 24]))
 def test_an_answer_in_any_pieces_ends_as_the_whole(cuts: list[int], height: int) -> None:
     made = console()

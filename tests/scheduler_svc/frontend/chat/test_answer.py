@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
@@ -130,7 +130,7 @@ def written(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(data=st.data())
 def test_an_answer_is_parsed_as_it_was_written_however_it_is_cut(name: str, data: st.DataObject) -> None:
     family = FAMILIES[name]
@@ -242,7 +242,7 @@ def test_an_object_that_begins_like_a_call_of_no_tool_is_content_where_it_is_cut
 
 
 @pytest.mark.parametrize("name", CALLING)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_cut_answer_does_not_depend_on_its_pieces(name: str, data: st.DataObject) -> None:
     family = FAMILIES[name]
@@ -258,7 +258,7 @@ def test_a_cut_answer_does_not_depend_on_its_pieces(name: str, data: st.DataObje
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_an_answer_is_parsed_as_by_transformers(name: str, data: st.DataObject) -> None:
     family = FAMILIES[name]
@@ -274,7 +274,7 @@ def test_an_answer_is_parsed_as_by_transformers(name: str, data: st.DataObject) 
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_babble_of_marks_never_fails_and_does_not_depend_on_the_cuts(name: str, data: st.DataObject) -> None:
     """Marks in any order, with anything between: models that go astray, and callers who ask them to."""
@@ -407,7 +407,7 @@ SPACES = st.text(st.sampled_from("\n \t"), max_size=3)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), before=SPACES, after=SPACES, words=st.text(st.sampled_from("ab."), min_size=1))
 def test_white_space_after_the_prompt_is_the_constraints_or_goes_as_with_transformers(
     name: str, data: st.DataObject, before: str, after: str, words: str

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.frontend.chat.output import ChatOutput
@@ -85,7 +85,7 @@ def test_before_min_new_tokens_the_content_goes_on() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(
     data=st.data(),
     stops=st.lists(st.text(st.sampled_from("ab z.\né"), min_size=1, max_size=3), min_size=1, max_size=2),
