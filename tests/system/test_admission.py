@@ -6,6 +6,7 @@ import os
 import signal
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2
 
@@ -121,6 +122,38 @@ def test_sigterm_lets_running_streams_finish(rig: Rig) -> None:
     assert code_of(error) == grpc.StatusCode.UNAVAILABLE
     for ask, stream in zip(asks, streams, strict=True):
         ask.check(stream.result())
+    assert scheduler.wait() == 0
+
+
+def test_sigterm_lets_streams_finish_on_the_next_worker(rig: Rig) -> None:
+    """A drain of the service goes on over the death of its only worker, while another starts."""
+    flags = ("--max-rows", "2", "--step-ms", "8")
+    scheduler, worker, caller = rig.serve(*flags)
+    asks = [BLOCKER, BLOCKER, ASK, ASK]
+    streams = [caller.generate(ask.request()) for ask in asks]
+    for stream in streams:
+        stream.wait_accepted()
+    streams[0].wait_tokens(1)
+    scheduler.signal(signal.SIGTERM)
+    caller.wait_health(NOT_SERVING)
+    worker.kill()
+    rig.worker(*flags)
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
+    assert scheduler.wait() == 0
+
+
+def test_sigterm_ends_a_service_whose_front_end_dies_meanwhile(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve("--step-ms", "8")
+    streams = [caller.generate(BLOCKER.request()) for _ in range(2)]
+    for stream in streams:
+        stream.wait_tokens(1)
+    scheduler.signal(signal.SIGTERM)
+    caller.wait_health(NOT_SERVING)
+    psutil.Process(scheduler.frontend_pid()).kill()
+    for stream in streams:
+        assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
+        assert stream.transcript.tokens == BLOCKER.expected().tokens[: len(stream.transcript.tokens)]
     assert scheduler.wait() == 0
 
 
