@@ -72,8 +72,7 @@ def part_of(
         )
     pairs = zip(whole.layers.layers, recorded.calls, strict=True)
     layers = LayerMap(layers=tuple(_local(layer, call.query[1], call.key[1], ranks.rank) for layer, call in pairs))
-    facts = ModelFacts(layers=layers, costs=_costs(whole.costs, layers, kept, dtype), merged=whole.merged)
-    return Part(facts=facts, plan=plan)
+    return Part(facts=replace(whole, layers=layers, costs=_costs(whole.costs, layers, kept, dtype)), plan=plan)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ def phi3(*, threshold: int) -> Phi3Config:
         "original_max_position_embeddings": threshold,
         "factor": MAX_LENGTH / threshold,
         "short_factor": [1.0] * (HEAD_DIM // 2),
-        "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+        "long_factor": [1.5, *map(float, range(2, HEAD_DIM // 2 + 1))],
     }
     return config
 
