@@ -87,6 +87,19 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPiece:
+    """What a token adds to the text; all pieces of a text, joined, are that text.
+
+    The text of a character in several tokens stands with its last one. A special token that is left out of the text has
+    its name as `text`, and no `data`.
+    """
+
+    text: str
+    # The token's own bytes.
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
     """Natural logarithms of the model's own probabilities at one token: before penalties, biases and temperature."""
 
@@ -94,6 +107,9 @@ class TokenLogprob:
     logprob: float
     # The most probable token ids with their logprobs, in order; the token itself is not added to them.
     top: tuple[tuple[int, float], ...] = ()
+    # With `logprob_pieces`: of the token, and of each of `top`, as if that came instead of it.
+    piece: TokenPiece | None = None
+    top_pieces: tuple[TokenPiece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +118,8 @@ class PromptInfo:
 
     start: int
     logprobs: tuple[TokenLogprob, ...]
+    # The prompt's first token, which has no logprob: with `logprob_pieces`, if `start` is 1.
+    first: TokenPiece | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

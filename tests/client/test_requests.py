@@ -40,6 +40,7 @@ EVERY_OPTION = {
     "skip_special_tokens": False,
     "logprobs": 5,
     "prompt_logprobs_start": 2,
+    "logprob_pieces": True,
     "cache_salt": "s",
     "bypass_cache_read": True,
     "bypass_cache_write": True,
@@ -80,7 +81,12 @@ def test_every_keyword_sets_its_field() -> None:
             max_time_seconds=1.5,
         ),
         output=inference_pb2.OutputParams(
-            want_text=False, want_token_ids=True, skip_special_tokens=False, logprobs=5, prompt_logprobs_start=2
+            want_text=False,
+            want_token_ids=True,
+            skip_special_tokens=False,
+            logprobs=5,
+            prompt_logprobs_start=2,
+            logprob_pieces=True,
         ),
         cache=inference_pb2.CacheParams(salt="s", bypass_read=True, bypass_write=True),
         resume=inference_pb2.ResumeParams(linger_seconds=5.0),

@@ -72,7 +72,12 @@ def _tool_call_delta(message: chat_pb2.ToolCallDelta) -> types.ToolCallDelta:
 
 def prompt_info(message: inference_pb2.PromptInfo) -> types.PromptInfo:
     """The value of a PromptInfo message. Raises ProtocolError if its parts do not match."""
-    return types.PromptInfo(start=message.start, logprobs=_logprobs(message.logprobs))
+    first = _piece(message.first) if message.HasField("first") else None
+    return types.PromptInfo(start=message.start, logprobs=_logprobs(message.logprobs), first=first)
+
+
+def _piece(message: inference_pb2.TokenPiece) -> types.TokenPiece:
+    return types.TokenPiece(text=message.text, data=message.data)
 
 
 def _logprobs(message: inference_pb2.Logprobs) -> tuple[types.TokenLogprob, ...]:
@@ -83,9 +88,21 @@ def _logprobs(message: inference_pb2.Logprobs) -> tuple[types.TokenLogprob, ...]
             f" {len(message.top_token_ids)} token ids and {len(message.top_logprobs)} logprobs of alternatives"
         )
     top = list(zip(message.top_token_ids, message.top_logprobs, strict=True))
+    if not message.pieces:
+        return tuple(
+            types.TokenLogprob(logprob=logprob, top=tuple(top[idx * top_k : (idx + 1) * top_k]))
+            for idx, logprob in enumerate(message.logprobs)
+        )
+    pieces, others = (tuple(map(_piece, each)) for each in (message.pieces, message.top_pieces))
+    if (len(pieces), len(others)) != (count, len(top)):
+        raise ProtocolError(
+            f"{count} logprobs with {top_k} alternatives each have {len(pieces)} pieces of text, and {len(others)} of"
+            " alternatives"
+        )
     return tuple(
-        types.TokenLogprob(logprob=logprob, top=tuple(top[idx * top_k : (idx + 1) * top_k]))
-        for idx, logprob in enumerate(message.logprobs)
+        types.TokenLogprob(logprob=logprob, top=tuple(top[of]), piece=piece, top_pieces=others[of])
+        for idx, (logprob, piece) in enumerate(zip(message.logprobs, pieces, strict=True))
+        for of in [slice(idx * top_k, (idx + 1) * top_k)]
     )
 
 

@@ -69,6 +69,8 @@ class GenerateOptions(ChatOptions, ConstraintOptions, total=False):
     logprobs: int | None
     # The first position in the prompt with a logprob in the answer.
     prompt_logprobs_start: int | None
+    # Return what each token with a logprob, and each alternative, adds to the text.
+    logprob_pieces: bool | None
     # Pages are shared only between requests of the same salt.
     cache_salt: str | None
     # Compute the whole prompt; do not cache its pages.

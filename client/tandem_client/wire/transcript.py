@@ -19,6 +19,7 @@ from tandem_client.types import (
     SampleOffset,
     Summary,
     TokenLogprob,
+    TokenPiece,
     ToolCall,
     ToolCallDelta,
     Waiting,
@@ -120,8 +121,8 @@ class Transcript:
     """Reads a stream's messages in order."""
 
     __slots__ = (
-        "_offsets", "_prompt_logprobs", "_prompt_start", "_with_ids", "_with_logprobs", "accepted", "on_waiting",
-        "samples", "summary", "waiting",
+        "_offsets", "_prompt_first", "_prompt_logprobs", "_prompt_start", "_with_ids", "_with_logprobs", "accepted",
+        "on_waiting", "samples", "summary", "waiting",
     )  # fmt: skip
 
     def __init__(self, request: inference_pb2.GenerateRequest, offsets: Sequence[SampleOffset] | None = None) -> None:
@@ -136,6 +137,7 @@ class Transcript:
         self.on_waiting: Callable[[Waiting], object] | None = None
         self._prompt_start = 0
         self._prompt_logprobs: list[TokenLogprob] = []
+        self._prompt_first: TokenPiece | None = None
         output = request.output
         self._with_ids = offsets is None and (output.want_token_ids or not output.HasField("want_token_ids"))
         self._with_logprobs = output.HasField("logprobs")
@@ -145,7 +147,7 @@ class Transcript:
         """The prompt's logprobs that have come so far; None before the first."""
         if not self._prompt_logprobs:
             return None
-        return PromptInfo(start=self._prompt_start, logprobs=tuple(self._prompt_logprobs))
+        return PromptInfo(start=self._prompt_start, logprobs=tuple(self._prompt_logprobs), first=self._prompt_first)
 
     def face(self, name: str, *, closed: bool) -> str:
         """Returns the `repr` of a stream of class `name`; `closed`: nothing more will be read."""
@@ -225,7 +227,7 @@ class Transcript:
 
     def _absorb_prompt(self, info: PromptInfo) -> None:
         if not self._prompt_logprobs:
-            self._prompt_start = info.start
+            self._prompt_start, self._prompt_first = info.start, info.first
         due = self._prompt_start + len(self._prompt_logprobs)
         if info.start != due:
             raise ProtocolError(f"logprobs of the prompt start at token {info.start}; expected {due}")

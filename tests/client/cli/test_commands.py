@@ -102,7 +102,7 @@ def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
     }
     arguments = [str(word) for pair in flags.items() for word in pair]
     switches = ["--ignore-eos", "--include-stop", "--no-want-text", "--want-token-ids", "--no-skip-special-tokens"]
-    switches.append("--no-add-special-tokens")
+    switches += ["--no-add-special-tokens", "--logprob-pieces"]
     repeated = ["--bypass-cache", "write", "--stop", "b", "--logit-bias", "3=1e1", "--allow", "8", "--ban", "10"]
     service.behaviour = fake_service.endless
     tandem("generate", "hi", *arguments, *repeated, *switches, "--timeout", "0.1")

@@ -143,6 +143,7 @@ _PARAMETERS = (
     parameter("skip_special_tokens", flags.SkipSpecialTokens),
     _output(int, "--logprobs K", "Print the log probability of each token and of the K most probable ones."),
     _output(int, "--prompt-logprobs START", "Print those of the prompt's tokens too, from position START."),
+    _output(bool, "--logprob-pieces", "Print with them what each token adds to the text."),
     _cache(str, "--salt TEXT", "Share cached pages only with requests of the same salt; at most 256 characters."),
     _cache(
         list[CacheUse],
