@@ -137,9 +137,14 @@ def check(address: str, answers: list[Answer]) -> None:
             assert answer.ids == expected.tokens
             message = parse_response(expected.text, RESPONSE, prefix="")
             assert answer.reasoning == message.get("reasoning_content", "")
-            assert answer.content.replace("|", "").split() == message.get("content", "").replace("|", "").split()
+            content, whole = (text.replace("|", "").split() for text in (answer.content, message.get("content", "")))
             calls = [call["function"]["arguments"] for call in message.get("tool_calls", [])]
-            assert [json.loads(arguments) for _, _, arguments in answer.calls] == calls
+            assert content == whole
+            # An answer is cut by its length. Transformers takes the text of a call that is cut for the whole call.
+            is_cut = bool(calls) and not answer.calls[-1][2].endswith("}")
+            *before, last = [arguments for _, _, arguments in answer.calls] or [""]
+            found = [json.loads(arguments) for arguments in [*before, last + "}" * is_cut] if arguments]
+            assert found == calls
             assert answer.usage is not None and (answer.usage.reasoning_tokens > 0) == bool(answer.reasoning)
     assert sum(len(answer.calls) for answer in answers) >= 3
     assert sum(bool(answer.reasoning) for answer in answers) >= 3

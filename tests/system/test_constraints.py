@@ -78,7 +78,7 @@ def test_each_kind_is_served_and_a_refusal_names_the_field(rig: Rig) -> None:
         (Constraint(regex="[a-z]{1,20}"), ""),
         (Constraint(choices={"choices": ["yes", "no"]}), ""),
         (Constraint(lark='start: "a"+'), ""),
-        (Constraint(json_schema=schema), "does not support uniqueItems (at /properties/tags)"),
+        (Constraint(json_schema=schema), "properties.tags: llguidance does not support uniqueItems; leave it out"),
         (Constraint(regex="(?=a)b"), "in regex): look-around, including look-ahead and look-behind, is not supported"),
         (Constraint(regex="((x{1000}){1000}){1000}"), "nested repetitions make 1000000; the limit is 10000"),
         (Constraint(lark="start: x"), "constraint.lark: llguidance: "),

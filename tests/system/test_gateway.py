@@ -208,7 +208,7 @@ def test_openais_client_with_the_bundled_model(rig: Rig) -> None:
         unsupported: Any = {"name": "a", "schema": {"type": "array", "uniqueItems": True}}
         with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
             client.chat.completions.create(**ask, response_format={**strict, "json_schema": unsupported})
-        assert caught.value.param == "response_format"
+        assert caught.value.param == "response_format.json_schema.schema"
         _check_logprobs(client)
 
 

@@ -121,7 +121,7 @@ def test_a_refused_schema_is_named_by_the_place_in_the_request(talking: tuple[Cl
     for asked, path in (
         ({"response_format": form}, "response_format.json_schema.schema.properties.a"),
         ({"response_format": number}, "response_format.json_schema.schema.const"),
-        ({"tools": [tool]}, "tools[0].function.parameters"),
+        ({"tools": [tool]}, "tools[0].function.parameters.properties.a"),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
             talking[1].chat.completions.create(model="", messages=MESSAGES, **asked)
@@ -217,12 +217,11 @@ def test_a_choice_is_the_content_to_the_letter(talking: tuple[Client, openai.Ope
 @pytest.mark.parametrize(
     ("change", "param", "says"),
     [
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "constraint", "tool_choice demands"),
         (
             {"tools": [{"type": "function", "function": {
                 "name": "f", "strict": True,
                 "parameters": {"properties": {"a": {"type": "array", "uniqueItems": True}}}}}]},
-            "tools", "uniqueItems",
+            "tools[0].function.parameters", "uniqueItems",
         ),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "not a name of a tool"),
         ({"tool_choice": "required", "extra_body": {"ignore_eos": True}}, "ignore_eos", "exclude each other"),

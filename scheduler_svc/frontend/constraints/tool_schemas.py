@@ -36,8 +36,13 @@ class ToolSchemas:
         It may still be refused, but not for a tool. The error is that of a strict tool, with the field of its schema.
         """
         for tool in self._answer.exact_tools:
-            if why := self._answer.why_loose(tool) or _why_unsupported(tool):
+            if why := self._answer.why_loose(tool):
                 self._loosen(tool, why)
+                continue
+            try:
+                check_schema(self._answer.field(tool) if tool.is_strict else "parameters", tool.parameters)
+            except GrammarError as error:
+                self._loosen(tool, str(error), error.field)
         while (grammar := self._answer.whole(self._loose)) is not None:
             verdict = await self._verdict(grammar)
             if not verdict.refusal or not await self._loosen_more(verdict.refusal):
@@ -53,10 +58,10 @@ class ToolSchemas:
             found.append(f"the schemas of {num_others} other tools are not enforced either")
         return tuple(found)
 
-    def _loosen(self, tool: Tool, why: str) -> None:
+    def _loosen(self, tool: Tool, why: str, field: str = "") -> None:
         if tool.is_strict:
             message = f"tool {tool.name!r} is strict, and its schema is not supported: {why}"
-            raise GrammarError(message, self._answer.field(tool))
+            raise GrammarError(message, field or self._answer.field(tool))
         self._loose[tool.name] = why
 
     async def _loosen_more(self, why: str) -> bool:
@@ -82,11 +87,3 @@ class ToolSchemas:
         except GrammarError as error:
             return Verdict(refusal=str(error))
         return await self._judge(written)
-
-
-def _why_unsupported(tool: Tool) -> str:
-    try:
-        check_schema("parameters", tool.parameters)
-    except GrammarError as error:
-        return str(error)
-    return ""
