@@ -3,6 +3,9 @@
 Errors live in `tandem_client.errors`, the service's answers in `tandem_client.types`.
 """
 
+import tandem_client.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
 from typing import TYPE_CHECKING
 
 from tandem_client.async_client import AsyncClient

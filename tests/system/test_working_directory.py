@@ -111,21 +111,47 @@ def help_of(folder: Path, *command: str, **changed: str) -> None:
     assert done.returncode == 0 or "ray" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.startswith("tandem_client")])
-def test_a_program_of_the_client_imports_nothing_from_the_working_directory(folder: Path, entry: str) -> None:
-    help_of(folder, "-P", "-m", entry)
+@pytest.fixture(scope="module")
+def started() -> set[str]:
+    """The modules that Python imports before any of ours."""
+    return set(run(Path("/"), "-c", "import re, runpy, sys; print(*sys.modules)").stdout.split())
 
 
-@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if not entry.startswith("tandem_client")])
-def test_a_service_leaves_the_working_directory_without_the_flag_too(folder: Path, entry: str) -> None:
+def spare(folder: Path, names: set[str]) -> None:
+    """Leaves no files of these names."""
+    for name in {name.partition(".")[0] for name in names}:
+        (folder / f"{name}.py").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_program_leaves_the_working_directory_without_the_flag(folder: Path, started: set[str], entry: str) -> None:
     """Only its own package, and what Python itself needs to start, could still be taken from there.
 
     An empty entry of PYTHONPATH, which also means the working directory, counts for nothing.
     """
-    started = run(folder.parent, "-c", "import runpy, sys; print(*sys.modules)").stdout.split()
-    for name in {"scheduler_svc", "gpu_worker", *(name.partition(".")[0] for name in started)}:
-        (folder / f"{name}.py").unlink(missing_ok=True)
+    spare(folder, {entry, *started})
     help_of(folder, "-m", entry, PYTHONPATH=environment()["PYTHONPATH"] + os.pathsep)
+
+
+def test_the_command_takes_an_empty_entry_of_pythonpath_for_nothing(folder: Path, started: set[str]) -> None:
+    spare(folder, {"tandem_client", *started})
+    script = Path(sys.executable).with_name("tandem")
+    help_of(folder, str(script), PYTHONPATH=environment()["PYTHONPATH"] + os.pathsep)
+
+
+def test_a_program_that_imports_the_client_keeps_its_path(tmp_path: Path) -> None:
+    """As a script of the command's name, as a module, and as a package that imports it before Python runs it."""
+    imports = (
+        "import os, sys\nfound = sys.path[:], dict(os.environ)\nimport tandem_client\nprint(tandem_client.Client)\n"
+    )
+    keeps = f"{imports}assert found == (sys.path, os.environ) and {str(tmp_path)!r} in sys.path\n"
+    (tmp_path / "tandem").write_text(keeps)
+    (tmp_path / "tandem_client_of_mine").mkdir()
+    for name in ("mine", "tandem_client_of_mine/__init__", "tandem_client_of_mine/__main__"):
+        (tmp_path / f"{name}.py").write_text(keeps)
+    for command in (["tandem"], ["-m", "mine"], ["-mtandem_client_of_mine", "-m", "tandem_client"]):
+        done = run(tmp_path, *command, PYTHONPATH=environment()["PYTHONPATH"] + os.pathsep)
+        assert done.returncode == 0 and done.stdout, done.stderr
 
 
 def commands(path: Path) -> Sequence[str]:
