@@ -6,6 +6,7 @@ Ray, and the worker ends with it.
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +27,9 @@ _KEPT_LINES, _MAX_LINE = 20, 500
 _LAST_OUTPUT_SECONDS = 1.0
 # What a worker logs when the scheduler has admitted it.
 _JOINED = "joined the scheduler"
+# Lines without a cause: the stacks that Python writes at a fatal signal, after the name of the signal. The client's
+# supervisor, of another program, leaves out the same ones.
+_OF_STACKS = re.compile(r"\s*$|  |(Thread|Current thread) 0x|Extension modules: ")
 _FOLDER = Path(gpu_worker.__file__).parents[1]
 
 
@@ -164,6 +168,8 @@ class Supervisor:
             return
         with contextlib.suppress(OSError, ValueError):
             print(f"worker {self._number}: {line}", file=self._output, flush=True)
+        if _OF_STACKS.match(line):
+            return
         with self._changed:
             self._lines.append(line)
             if _JOINED in line:
@@ -177,7 +183,12 @@ class Supervisor:
 
     def _ending(self, status: int) -> str:
         """How the worker ended, with its own last line."""
-        if status < 0:
-            return f"killed by {signal.Signals(-status).name}"
-        last = self._lines[-1] if self._lines else "it printed nothing"
-        return f"exit code {status}: {last}"
+        ended = f"killed by {_name_of(-status)}" if status < 0 else f"exit code {status}"
+        return f"{ended}: {self._lines[-1] if self._lines else 'it printed nothing'}"
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -23,7 +23,8 @@ from tests.architecture.source import ROOT
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 FLEET = Fleet(name="test", connect="tcp://127.0.0.1:1", keys="/nowhere")
-SERVES = 'print("2026-11-23 worker INFO joined the scheduler; generation 1", flush=True); signal.pause()'
+JOINED = "2026-11-23 worker INFO joined the scheduler; generation 1"
+SERVES = f'print("{JOINED}", flush=True); signal.pause()'
 
 
 class Program(Fleet):
@@ -64,7 +65,7 @@ def test_a_worker_serves_once_it_has_joined_and_ends_in_order(supervise: Callabl
     assert report.number == 3 and report.num_starts == 1 and psutil.pid_exists(report.pid)
     supervisor.stop(30.0)
     assert supervisor.report().state == State.STOPPED and not psutil.pid_exists(report.pid)
-    assert output.getvalue() == "worker 3: 2026-11-23 worker INFO joined the scheduler; generation 1\n"
+    assert output.getvalue() == f"worker 3: {JOINED}\n"
 
 
 def test_a_worker_that_is_killed_starts_again(supervise: Callable[..., Supervisor]) -> None:
@@ -72,7 +73,27 @@ def test_a_worker_that_is_killed_starts_again(supervise: Callable[..., Superviso
     first = wait(supervisor, lambda report: report.state == State.SERVING)
     os.kill(first.pid, signal.SIGKILL)
     again = wait(supervisor, lambda report: report.state == State.SERVING and report.num_starts == 2)
-    assert again.pid != first.pid and again.cause == "killed by SIGKILL"
+    assert again.pid != first.pid and again.cause == f"killed by SIGKILL: {JOINED}"
+
+
+@pytest.mark.parametrize("last", ["", "gpu_worker: the phase; a hint"])
+def test_a_fatal_signal_is_told_without_pythons_stacks(supervise: Callable[..., Supervisor], last: str) -> None:
+    # A child writes the stacks, so that a line can follow them.
+    crashes = f"""
+        import faulthandler
+        def deep(n):
+            return deep(n - 1) if n else signal.raise_signal(signal.SIGSEGV)
+        if not os.fork():
+            faulthandler.enable()
+            deep(90)
+        os.wait()
+        print({last!r}, flush=True)
+        signal.raise_signal(signal.SIGSEGV)
+        """
+    supervisor = supervise(crashes, max_failures=1)
+    report = wait(supervisor, lambda report: report.state == State.GIVEN_UP)
+    told = last or "Fatal Python error: Segmentation fault"
+    assert report.cause == f"it failed 1 times in a row: killed by SIGSEGV: {told}"
 
 
 def test_refused_settings_are_not_tried_again_until_asked(supervise: Callable[..., Supervisor]) -> None:

@@ -49,6 +49,7 @@ def test_a_refusal_of_one_rank_ends_the_group_with_its_sentence(tmp_path: Path) 
 def test_a_lost_rank_starts_all_again(tmp_path: Path) -> None:
     done = launched(tmp_path, "die")
     assert done.returncode == 0, done.stderr
+    assert "rank 1 was ended by SIGKILL\n" in done.stderr
     assert [len(list(tmp_path.glob(f"{rank}-*"))) for rank in (0, 1)] == [2, 2]
 
 
