@@ -5,7 +5,6 @@ constraint: llguidance's errors and panics become a `MatcherError`.
 """
 
 import ctypes
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import llguidance
 import numpy as np
 
 from gpu_worker.constraints.names import NamesOfRow, TokenTexts
+from gpu_worker.constraints.places import Places
 
 _NEWLINE = "\n"
 
@@ -30,8 +30,8 @@ class Compiled:
     """A constraint that is ready."""
 
     matcher: llguidance.LLMatcher
-    # Whether the output is JSON in which an object might get a name twice.
-    has_free_names: bool
+    # Where the output has JSON in which an object might get a name twice; None if nowhere.
+    places: Places | None
 
 
 @dataclass(slots=True)
@@ -67,12 +67,12 @@ class Matchers:
             matcher = llguidance.LLMatcher(self._tokenizer, source.decode(), log_level=0)
             _check(matcher)
             self._fill(matcher, scratch.ctypes.data)
-            has_free_names = _has_free_names(source)
-            if has_free_names and self._texts is None:
+            places = Places.of(source)
+            if places is not None and self._texts is None:
                 self._texts = TokenTexts(self._tokenizer)
         if not scratch.any():
             raise NO_TOKEN
-        return Compiled(matcher, has_free_names)
+        return Compiled(matcher, places)
 
     def define(self, constraint: int, compiled: Compiled) -> None:
         """Keeps a compiled constraint under its id."""
@@ -94,7 +94,8 @@ class Matchers:
             if base is None:
                 raise MatcherError("the constraint is not prepared")
             with _errors():
-                names = NamesOfRow(self._texts) if base.has_free_names and self._texts is not None else None
+                texts, places = self._texts, base.places
+                names = None if texts is None or places is None else NamesOfRow(texts, places)
                 own = self._rows[row] = FollowedRow(start, constraint, base.matcher.deep_copy(), names)
         return own
 
@@ -135,11 +136,6 @@ class Matchers:
             word = _word_of(token, address)
             if word.value >> (token & 31) & 1 and not _may_end(matcher, token):
                 word.value &= ~(1 << (token & 31))
-
-
-def _has_free_names(source: bytes) -> bool:
-    """What the front end says of a grammar whose text is JSON, and nothing that only looks like it."""
-    return source.startswith(b'{"grammars"') and bool(json.loads(source)["grammars"][0].get("has_free_names"))
 
 
 def _word_of(token: int, address: int) -> ctypes.c_uint32:

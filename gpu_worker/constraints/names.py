@@ -1,17 +1,20 @@
 """Keeps the names of each JSON object of an output apart.
 
-llguidance forgets a name that a schema does not list, so it would let an object have it twice. Here a row that is JSON
-from its first byte remembers the names of its open objects, and tokens that complete one again leave the mask. Escapes
-give each name one spelling (the front end's options), so bytes are compared.
+llguidance forgets a name that a schema does not list, so it would let an object have it twice. Here a row remembers the
+names of its open objects, and tokens that complete one again leave the mask. The front end says where JSON stands
+(`places.py`). Escapes give each name one spelling (the front end's options), so bytes are compared.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
+
+from gpu_worker.constraints.places import MARK, Places, mark
 
 Mask = NDArray[np.uint32]
 
@@ -25,8 +28,8 @@ class TokenTexts:
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         ids = range(tokenizer.vocab_size)
-        # Control tokens stand for no text.
-        self.texts = [b"" if tokenizer.is_special_token(id_) else tokenizer.decode_bytes([id_]) for id_ in ids]
+        # Control tokens stand for no text of JSON.
+        self.texts = [mark(id_) if tokenizer.is_special_token(id_) else tokenizer.decode_bytes([id_]) for id_ in ids]
         order = sorted(ids, key=self.texts.__getitem__)
         self._order, self._sorted = np.array(order, np.int64), [self.texts[id_] for id_ in order]
         # Those that may hold a whole name.
@@ -59,8 +62,10 @@ class _Object:
 class NamesOfRow:
     """Follows the JSON of one row."""
 
-    def __init__(self, texts: TokenTexts) -> None:
-        self._texts = texts
+    def __init__(self, texts: TokenTexts, places: Places) -> None:
+        self._texts, self._places = texts, places
+        # Outside of JSON: the state, and the last bytes, in which marks are searched.
+        self._state, self._last, self._is_json = 0, b"", False
         # A list is None.
         self._open: list[_Object | None] = []
         self._is_name_next = self._is_in_string = self._is_escaped = False
@@ -74,6 +79,8 @@ class NamesOfRow:
 
     def _follow(self, text: bytes) -> bool:
         """Returns whether an object got a name twice."""
+        if self._is_json and text.startswith(MARK):
+            return False
         if (
             self._is_in_string
             and self._name is None
@@ -84,20 +91,37 @@ class NamesOfRow:
             return False
         has_twice = False
         for byte in text:
-            if self._is_in_string:
-                has_twice |= self._in_string(byte)
-            elif byte == _QUOTE:
-                self._is_in_string = True
-                self._name = bytearray() if self._is_name_next else None
-            elif byte in (_OPEN_OBJECT, _OPEN_LIST):
-                self._is_name_next = byte == _OPEN_OBJECT
-                self._open.append(_Object() if self._is_name_next else None)
-            elif byte in _CLOSE and self._open:
-                self._open.pop()
-                self._is_name_next = False
-            elif byte == _COMMA:
-                self._is_name_next = bool(self._open) and self._open[-1] is not None
+            if self._is_json:
+                has_twice |= self._in_json(byte)
+            else:
+                self._outside(byte)
         return has_twice
+
+    def _outside(self, byte: int) -> None:
+        self._last = (self._last + bytes((byte,)))[-self._places.longest :]
+        if (found := self._places.after(self._state, self._last)) is None:
+            return
+        self._state = found.state
+        for begun in found.begun:
+            self._is_json = True
+            self._in_json(begun)
+
+    def _in_json(self, byte: int) -> bool:
+        if self._is_in_string:
+            return self._in_string(byte)
+        if byte == _QUOTE:
+            self._is_in_string = True
+            self._name = bytearray() if self._is_name_next else None
+        elif byte in (_OPEN_OBJECT, _OPEN_LIST):
+            self._is_name_next = byte == _OPEN_OBJECT
+            self._open.append(_Object() if self._is_name_next else None)
+        elif byte in _CLOSE and self._open:
+            self._open.pop()
+            self._is_name_next = False
+            self._is_json, self._last = bool(self._open), b""
+        elif byte == _COMMA:
+            self._is_name_next = bool(self._open) and self._open[-1] is not None
+        return False
 
     def _in_string(self, byte: int) -> bool:
         has_twice = False
@@ -118,6 +142,8 @@ class NamesOfRow:
 
     def forbid(self, matcher: LLMatcher, mask: Mask) -> None:
         """Takes the tokens out of a mask that would give an object a name twice, or leave no other name."""
+        if not self._is_json:
+            return
         forbidden = [np.array([id_ for id_ in self._whole_names(mask) if self._would_repeat(id_)], np.int64)]
         own = self._open[-1] if self._open else None
         if self._name is not None and own is not None:
@@ -132,10 +158,8 @@ class NamesOfRow:
         return ids[(mask[ids >> 5] >> (ids & 31).astype(np.uint32) & 1).astype(bool)].tolist()
 
     def _would_repeat(self, token: int) -> bool:
-        other = NamesOfRow(self._texts)
+        other = copy(self)
         other._open = [None if own is None else _Object(set(own.names)) for own in self._open]
-        other._is_name_next, other._is_in_string = self._is_name_next, self._is_in_string
-        other._is_escaped = self._is_escaped
         other._name = None if self._name is None else bytearray(self._name)
         return other._follow(self._texts.texts[token])
 

@@ -18,6 +18,7 @@ from scheduler_svc.frontend.constraints.limits import (
 )
 from scheduler_svc.frontend.constraints.lowering import Lowered
 from scheduler_svc.frontend.constraints.repetition import check_pattern
+from scheduler_svc.frontend.tools.places import ONLY_JSON
 
 # An escape such as \\u0061 would be another spelling of a name, which llguidance takes for another name.
 _ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
@@ -53,7 +54,7 @@ def json_grammar(field: str, text: str) -> str:
     lowered = check_schema(field, parsed(field, text))
     grammar: dict[str, object] = {"json_schema": _with_options(field, lowered, JSON_OPTIONS)}
     # The worker reads it; llguidance does not.
-    return _text({**grammar, "has_free_names": True} if lowered.has_free_names else grammar)
+    return _text({**grammar, "json_places": ONLY_JSON} if lowered.has_free_names else grammar)
 
 
 def _with_options(field: str, lowered: Lowered, options: Mapping[str, object]) -> dict[str, Any]:
@@ -68,20 +69,27 @@ def _inline(field: str, schema: Mapping[str, Any] | bool) -> dict[str, Any]:
     return _with_options(field, check_schema(field, schema), _ESCAPES)
 
 
-def _own(field: str, schema: Mapping[str, Any] | bool) -> dict[str, Any]:
-    """The schema of %json in a grammar of ours, which has its options."""
-    options = JSON_OPTIONS if isinstance(schema, bool) else schema.get("x-guidance", JSON_OPTIONS)
-    return _with_options(field, check_schema(field, schema), options)
-
-
 def with_written_schemas(field: str, grammar: str) -> str:
     """A grammar of an answer of a chat, with the schemas in its rules as llguidance takes them. Raises GrammarError."""
     if not grammar.startswith("{"):
         return grammar
-    whole = json.loads(grammar)
-    for one in whole["grammars"]:
+    has_free_names = False
+
+    def own(field: str, schema: Mapping[str, Any] | bool) -> dict[str, Any]:
+        nonlocal has_free_names
+        options = JSON_OPTIONS if isinstance(schema, bool) else schema.get("x-guidance", JSON_OPTIONS)
+        lowered = check_schema(field, schema)
+        has_free_names |= lowered.has_free_names
+        return _with_options(field, lowered, options)
+
+    first, *others = (whole := json.loads(grammar))["grammars"]
+    for one in (first, *others):
         if "lark_grammar" in one:
-            one["lark_grammar"] = written_lark(field, one["lark_grammar"], _own)
+            one["lark_grammar"] = written_lark(field, one["lark_grammar"], own)
+    for one in others:
+        has_free_names |= one.pop("json_places", None) is not None
+    if "lark_grammar" in first and not has_free_names:
+        first.pop("json_places", None)
     return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
 
 

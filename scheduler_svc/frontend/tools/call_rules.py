@@ -27,6 +27,8 @@ class CallRules:
         self._choice, self._form, self._marks = choice, form, marks
         self._json_options, self._exact = json_options, exact
         self.lines = list[str]()
+        # Names of tagged arguments, by whether their values are JSON.
+        self._values = {True: set[str](), False: set[str]()}
         if form.quote:
             self.lines += [
                 *_BARE,
@@ -40,6 +42,11 @@ class CallRules:
         With `begin`, which is JSON without marks, from there to its end.
         """
         return f"({' | '.join(self._tool(idx, tool, begin) for idx, tool in enumerate(self._choice.tools))})"
+
+    @property
+    def json_values(self) -> list[str]:
+        """The tagged arguments whose values are JSON in every tool."""
+        return sorted(self._values[True] - self._values[False])
 
     def _tool(self, idx: int, tool: Tool, begin: str) -> str:
         schema = tool.parameters if tool.name in self._exact else _ANY_OBJECT
@@ -76,18 +83,21 @@ class CallRules:
         for idx, key in enumerate(properties):
             rule = f"{name}_arg_{idx}"
             begin = f"{marks.rule(tagged.before_name)} {string(key)} {marks.rule(tagged.after_name)}"
-            self.lines += self._value(rule, begin, {**_of(dict, properties, key), **shared}, tagged.after_value)
+            lines, is_json = self._value(rule, begin, {**_of(dict, properties, key), **shared}, tagged.after_value)
+            self.lines += lines
+            self._values[is_json].add(key)
             parts.append(rule if key in required else f"{rule}?")
         return " ".join(parts)
 
-    def _value(self, rule: str, begin: str, schema: Mapping[str, object], after: str) -> list[str]:
+    def _value(self, rule: str, begin: str, schema: Mapping[str, object], after: str) -> tuple[list[str], bool]:
+        """The lines of an argument, and whether its value is JSON."""
         choices = _of(list, schema, "enum")
         if choices and all(isinstance(each, str) for each in choices):
             options = " | ".join(string(str(each)) for each in choices)
-            return [f"{rule}: {begin} ({options}) {self._marks.rule(after)}"]
+            return [f"{rule}: {begin} ({options}) {self._marks.rule(after)}"], False
         if schema.get("type") == "string":
-            return [f"{rule}: {begin} {rule}_text", self._marks.until(f"{rule}_text", after)]
-        return [f"{rule}: {begin} {self._json(schema)} {self._marks.rule(after)}"]
+            return [f"{rule}: {begin} {rule}_text", self._marks.until(f"{rule}_text", after)], False
+        return [f"{rule}: {begin} {self._json(schema)} {self._marks.rule(after)}"], True
 
 
 def _of(kind: type[dict[str, Any]] | type[list[Any]], schema: Mapping[str, object], key: str) -> Any:

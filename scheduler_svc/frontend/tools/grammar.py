@@ -10,9 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat
+from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat, ReasoningState
 from scheduler_svc.frontend.tools.call_rules import CallRules
 from scheduler_svc.frontend.tools.marks import TEXT, Marks
+from scheduler_svc.frontend.tools.places import places_of
 from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
 
 UNKNOWN_CALLS = "the service does not know how the served model writes calls of tools"
@@ -72,7 +73,12 @@ class _Answer:
         begins_content = bool(form.content_begin) and form.content_begin not in prefix
         self._content_begin = self._marks.rule(form.content_begin) if begins_content else ""
         self._lines = list[str]()
-        self._reasoning = self._reasoning_of(form.reasoning, prefix)
+        nothing = ReasoningState(may_begin=False, is_open=False)
+        self._state = nothing if form.reasoning is None else form.reasoning.state(prefix)
+        self._reasoning = self._reasoning_of(form.reasoning, self._state)
+        # None: the answer has no calls.
+        self._calls: CallFormat | None = None
+        self._json_values: Collection[str] = ()
 
     def grammar(self, choice: Choice, loose: Collection[str]) -> str | None:
         if is_free(choice, self._content):
@@ -90,7 +96,7 @@ class _Answer:
 
     def _with_calls(self, choice: Choice, calls: CallFormat, exact: Collection[str]) -> str:
         """Adds the rules of calls, and returns what the answer is after its reasoning."""
-        marks = self._marks
+        marks, self._calls = self._marks, calls
         rules = CallRules(choice, calls, marks, self._form.json_options, exact)
         is_forced = choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE)
         if self._content is not None and not is_forced and not marks.are_in(calls.trigger):
@@ -98,6 +104,7 @@ class _Answer:
             names, begin = rules.names(calls.call_begin), ""
         else:
             names, begin = rules.names(), marks.rule(calls.call_begin)
+        self._json_values = rules.json_values
         self._lines += [*rules.lines, f"call: {begin} {names}"]
         again = f"({marks.rule(calls.separator)} call)*" if choice.calls in (Calls.ANY, Calls.AT_LEAST_ONE) else ""
         only_calls = f"{marks.rule(calls.calls_begin)} call {again} {marks.rule(calls.calls_end)}"
@@ -116,12 +123,9 @@ class _Answer:
         ]
         return "(TEXT | called)" if choice.calls is Calls.AT_MOST_ONE else "called* TEXT"
 
-    def _reasoning_of(self, reasoning: ReasoningFormat | None, prefix: str) -> str:
+    def _reasoning_of(self, reasoning: ReasoningFormat | None, state: ReasoningState) -> str:
         """Adds the rules of reasoning, and returns what the answer begins with."""
-        if reasoning is None:
-            return ""
-        state = reasoning.state(prefix)
-        if not (state.is_open or state.may_begin):
+        if reasoning is None or not (state.is_open or state.may_begin):
             return ""
         self._lines.append(self._marks.until("reasoned", reasoning.close))
         if state.is_open:
@@ -132,10 +136,15 @@ class _Answer:
     def _text(self, answer: str) -> str:
         """The grammar: reasoning, then `answer`, in which @answer stands for the content."""
         lark = _HEAD + "\n".join([f"start: {self._reasoning}{answer}", *self._lines, TEXT])
-        grammars: list[dict[str, Any]] = [{"name": "whole", "lark_grammar": lark}]
-        if "@answer" in answer and self._content is not None:
-            first, *rest = _parts(self._content)
-            grammars += [{**first, "name": "answer"}, *rest]
+        content = _parts(self._content) if "@answer" in answer and self._content is not None else []
+        places = places_of(
+            *(self._marks, self._form.reasoning, self._state, self._calls),
+            has_json_content="json_schema" in (content or [{}])[0],
+            json_values=self._json_values,
+        )
+        grammars: list[dict[str, Any]] = [{"name": "whole", "lark_grammar": lark, "json_places": places}]
+        if content:
+            grammars += [{**content[0], "name": "answer"}, *content[1:]]
         return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
 
 

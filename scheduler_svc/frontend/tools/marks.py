@@ -20,11 +20,15 @@ class Marks:
 
     def rule(self, text: str) -> str:
         """`text` as a part of a rule: strings and references to tokens; empty for the empty text."""
-        parts, at = list[str](), 0
+        return " ".join(f"<[{part}]>" if isinstance(part, int) else string(part) for part in self.parts(text))
+
+    def parts(self, text: str) -> list[str | int]:
+        """The strings and the ids of tokens of which `text` is made."""
+        parts, at = list[str | int](), 0
         for mark in self._pattern.finditer(text):
-            parts += [string(text[at : mark.start()]), self._reference(mark)]
+            parts += [text[at : mark.start()], self._ids[mark.group()]]
             at = mark.end()
-        return " ".join(part for part in [*parts, string(text[at:])] if part)
+        return [part for part in [*parts, text[at:]] if part != ""]
 
     def are_in(self, text: str) -> bool:
         """Whether the text has a mark."""

@@ -95,12 +95,12 @@ def test_no_object_has_a_name_twice(name: str) -> None:
         if text is None:
             continue
         num_ended += 1
-        for pairs in _objects(text.decode()):
+        for pairs in objects(text.decode()):
             assert len(set(pairs)) == len(pairs), text
     assert num_ended > 20
 
 
-def _objects(text: str) -> list[list[str]]:
+def objects(text: str) -> list[list[str]]:
     found: list[list[str]] = []
 
     def keep(pairs: list[tuple[str, object]]) -> None:
