@@ -5,14 +5,16 @@ says whether the mark may be part of it. Where no reader can follow, the first e
 """
 
 import functools
-import re
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from scheduler_svc.frontend.chat.json_stream import ObjectReader
+from scheduler_svc.frontend.text.marked import marked
 
 _SPACE = " \t\n\r"
 _SIGNS = ",:}]"
+# White space between the end of a value and what follows it.
+MAX_BETWEEN = 64
 
 
 class Reader(Protocol):
@@ -38,7 +40,7 @@ def reader_of(field: Any) -> Reader | None:
     if field.content == "json":
         return QuotedReader(args.get("string_delims", ())) if args else ObjectReader(tops="{[")
     parts = _parts(args.get("tag_pattern") or "") if field.content == "xml-inline" else None
-    return None if parts is None else TaggedReader(*parts)
+    return None if parts is None else TaggedReader(*parts, field.close_re)
 
 
 class QuotedReader:
@@ -94,39 +96,100 @@ class QuotedReader:
 
 
 class TaggedReader:
-    """Arguments between tags. `head` and `tail` match what a tag has before and after its value, `tag` all of it."""
+    """Arguments between tags. `head` and `tail` match what a tag has before and after its value, `tag` all of it.
 
-    def __init__(self, tag: Any, head: Any, tail: Any) -> None:
+    A value may have the text of `tail`. In a string of JSON it is text. Elsewhere the value ends there if only white
+    space stands between it and the next `head`, or `close`, which ends the region; if not, it is text too. A text that
+    looks like both, one after the other, ends the value: nothing tells it from the end.
+    """
+
+    def __init__(self, tag: Any, head: Any, tail: Any, close: Any) -> None:
         self._tag, self._head, self._tail = tag, head, tail
+        self._follows = [pattern for pattern in (head, close) if pattern is not None]
         self._pending: str = ""
-        # The tag that is being read, up to what is pending; empty outside of tags.
-        self._read: str = ""
+        # What is read, and what of it belongs to the tag that is being read; empty outside of tags.
+        self._read, self._in_tag = list[str](), list[str]()
+        # Reads a value that begins as JSON.
+        self._json: ObjectReader | None = None
+        # What is pending may be the end of the value.
+        self._may_end = False
         self.num_signs = 0
         self.is_broken = False
 
+    @property
+    def text(self) -> str:
+        """All that was read. An end inside a value has its last character marked, so that no pattern finds it."""
+        return "".join([*self._read, *self._in_tag, self._pending])
+
     def feed(self, text: str) -> None:
         """Reads more text."""
-        text, at = self._pending + text, 0
-        self._pending = ""
+        text, at, self._may_end = self._pending + text, 0, False
         while not self.is_broken:
-            mark: re.Match[str] | None = (self._tail if self._read else self._head).search(text, at, partial=True)
-            end = len(text) if mark is None else mark.start()
-            if self._read:
-                self._read += text[at:end]
-            if mark is None or cast(Any, mark).partial:
-                self._pending = text[end:]
-                return
+            pattern = self._tail if self._in_tag else self._head
+            mark: Any = pattern.search(text, at, partial=True)
+            end: int = len(text) if mark is None else mark.start()
+            if self._in_tag:
+                self._take(text[at:end])
+            else:
+                self._read.append(text[at:end])
+            at = end
+            if mark is None or mark.partial:
+                break
+            is_end = not self._in_tag or self._is_end(text, mark.end())
+            if is_end is None:
+                break
             at = mark.end()
-            if not self._read:
-                self._read = mark.group()
-                continue
-            self.is_broken = self._tag.fullmatch(self._read + mark.group()) is None
-            self._read = ""
-            self.num_signs += 1
+            if not self._in_tag:
+                self._in_tag, self._json = [mark.group()], None
+            elif is_end:
+                self._end_tag(mark.group())
+            else:
+                self._take(mark.group(), mark.group()[:-1] + marked(mark.group()[-1]))
+        self._pending = text[at:]
 
     def takes(self, char: str) -> bool:
         """Whether a value is being read."""
-        return bool(char) and bool(self._read) and not self.is_broken
+        return bool(char) and bool(self._in_tag) and not self._may_end and not self.is_broken
+
+    def _take(self, text: str, kept: str | None = None) -> None:
+        """Reads text of a value, and keeps it in this form."""
+        if len(self._in_tag) == 1 and text.lstrip(_SPACE)[:1] in ("{", "["):
+            self._json = ObjectReader(tops="{[")
+        if self._json is not None:
+            self._json.feed(text)
+        if text.strip(_SPACE):
+            self._in_tag.append(text if kept is None else kept)
+        else:
+            # The value has not begun.
+            self._in_tag[-1] += text
+
+    def _is_end(self, text: str, after: int) -> bool | None:
+        """Whether the value ends before `after`; None if it is not known yet."""
+        if self._json is not None and self._json.is_complete:
+            return True
+        if self._json is not None and self._json.takes("<"):
+            # A string of JSON has no line break.
+            if after == len(text):
+                return None
+            if text[after] >= " ":
+                return False
+        next_ = after
+        while next_ < min(len(text), after + MAX_BETWEEN) and text[next_] in _SPACE:
+            next_ += 1
+        if next_ == len(text):
+            self._may_end = True
+            return None
+        found = [match for each in self._follows if (match := each.match(text, next_, partial=True)) is not None]
+        if any(not match.partial for match in found):
+            return True
+        return None if found else False
+
+    def _end_tag(self, mark: str) -> None:
+        tag = "".join(self._in_tag) + mark
+        self.is_broken = self._tag.fullmatch(tag) is None
+        self.num_signs += 1
+        self._read.append(tag)
+        self._in_tag = []
 
 
 @functools.lru_cache(maxsize=16)

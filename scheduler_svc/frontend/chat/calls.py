@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
+from scheduler_svc.frontend.chat.bodies import TaggedReader, reader_of
 from scheduler_svc.frontend.chat.json_stream import ObjectReader
 from scheduler_svc.frontend.text.marked import plain
 
@@ -44,8 +45,12 @@ def read_calls(mark: str, text: str, spec: Any, argument_types: Mapping[str, Map
     tools = [
         {"function": {"name": name, "parameters": {"properties": types}}} for name, types in argument_types.items()
     ]
+    field: Any = spec.fields[CALLS_FIELD]
+    if isinstance(reader := reader_of(field), TaggedReader):
+        reader.feed(text)
+        text = text if reader.is_broken else reader.text
     # The region is known, so an end mark in it is text.
-    endless = dataclasses.replace(spec.fields[CALLS_FIELD], close_re=None)
+    endless = dataclasses.replace(field, close_re=None)
     spec = dataclasses.replace(spec, fields={**spec.fields, CALLS_FIELD: endless})
     try:
         message: dict[str, Any] = parse_response(mark + text, spec, prefix="", tools=tools)

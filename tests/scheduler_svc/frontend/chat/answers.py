@@ -22,8 +22,12 @@ class Family:
     goes_on: bool = True
     # Values of arguments that are not strings keep their types only if the tool says which they are.
     is_tagged: bool = False
-    # What ends a string in its arguments, or no string may contain for another reason.
+    # Patterns of what ends a string in its arguments, or no string may contain for another reason.
     ends_strings: tuple[str, ...] = ()
+
+    def is_ended(self, text: str) -> bool:
+        """Whether no string in its arguments may have this text."""
+        return any(re.search(end, text) for end in self.ends_strings)
 
     @property
     def marks(self) -> list[str]:
@@ -122,14 +126,14 @@ FAMILIES: dict[str, Family] = {
         calls=each(qwen_xml, "\n"),
         reasoning=think,
         is_tagged=True,
-        ends_strings=("\n<parameter=", "</parameter>"),
+        ends_strings=("\n<parameter=", r"</parameter>\s*(?:<parameter=|</function>)"),
     ),
     "glm": Family(
         literals="<tool_call><arg_key><arg_value><think>",
         calls=each(glm, "\n"),
         reasoning=think,
         is_tagged=True,
-        ends_strings=("\n<arg_key>", "</arg_value>"),
+        ends_strings=("\n<arg_key>", r"</arg_value>\s*(?:<arg_key>|</tool_call>)"),
     ),
     "llama3": Family(
         literals="<|start_header_id|><|eot_id|>",
@@ -153,7 +157,7 @@ FAMILIES: dict[str, Family] = {
         literals="<|tool_call><turn|>",
         calls=each(gemma("<|tool_call>", "<tool_call|>", '<|"|>')),
         reasoning=lambda text: f"<|channel>thought\n{text}<channel|>",
-        ends_strings=('<|"|>',),
+        ends_strings=(r'<\|"\|>',),
     ),
     "function-gemma": Family(
         literals="<start_function_call>",
