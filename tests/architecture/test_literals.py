@@ -44,34 +44,32 @@ def in_parentheses(node: ast.expr, lines: list[bytes]) -> bool:
     return before.rstrip().endswith(b"(") and after.lstrip().startswith(b")")
 
 
-def signatures(trees: list[ast.Module]) -> Signatures:
+def signatures(module: ast.Module) -> Signatures:
     """Those that any definition of a name has."""
     found: Signatures = {}
 
     def add(name: str, wanted: Iterable[tuple[int, str]]) -> None:
         found.setdefault(name, set()).update(wanted)
 
-    for module in trees:
-        for node in ast.walk(module):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                names = [*node.args.posonlyargs, *node.args.args]
-                begin = 1 if names and names[0].arg in ("self", "cls") else 0
-                at = [(i - begin, each) for i, each in enumerate(names)] + [(-1, each) for each in node.args.kwonlyargs]
-                add(node.name, [(i, each.arg) for i, each in at if takes_strings(each.annotation)])
-            elif isinstance(node, ast.ClassDef):
-                fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
-                wanted = [
-                    (i, each.target.id)
-                    for i, each in enumerate(fields)
-                    if isinstance(each.target, ast.Name) and takes_strings(each.annotation)
-                ]
-                add(node.name, wanted)
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [*node.args.posonlyargs, *node.args.args]
+            begin = 1 if names and names[0].arg in ("self", "cls") else 0
+            at = [(i - begin, each) for i, each in enumerate(names)] + [(-1, each) for each in node.args.kwonlyargs]
+            add(node.name, [(i, each.arg) for i, each in at if takes_strings(each.annotation)])
+        elif isinstance(node, ast.ClassDef):
+            fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+            wanted = [
+                (i, each.target.id)
+                for i, each in enumerate(fields)
+                if isinstance(each.target, ast.Name) and takes_strings(each.annotation)
+            ]
+            add(node.name, wanted)
     return found
 
 
-def letters(module: ast.Module, source: str, known: Signatures) -> Iterator[int]:
-    """The lines where a string stands for a collection."""
-    own = signatures([module])
+def letters(module: ast.Module, source: str, own: Signatures, known: Signatures) -> Iterator[int]:
+    """The lines where a string stands for a collection. `own`: of the module, `known`: of all modules."""
     lines = source.encode().split(b"\n")
     for node in ast.walk(module):
         if isinstance(node, ast.Compare):
@@ -99,9 +97,17 @@ def letters(module: ast.Module, source: str, known: Signatures) -> Iterator[int]
 
 
 def test_no_string_stands_for_a_collection_of_strings() -> None:
-    paths = files(*PROGRAMS)
-    known = signatures([tree(path) for path in paths])
-    found = [f"{path}:{line}" for path in paths for line in letters(tree(path), (ROOT / path).read_text(), known)]
+    trees = {path: tree(path) for path in files(*PROGRAMS)}
+    own = {path: signatures(each) for path, each in trees.items()}
+    known: Signatures = {}
+    for each in own.values():
+        for name, wanted in each.items():
+            known.setdefault(name, set()).update(wanted)
+    found = [
+        f"{path}:{line}"
+        for path, each in own.items()
+        for line in letters(trees[path], (ROOT / path).read_text(), each, known)
+    ]
     assert found == []
 
 
@@ -137,7 +143,8 @@ RIGHT = [
 )
 def test_the_check_finds_each_form(source: str, is_wrong: bool) -> None:
     module = ast.parse(source)
-    assert bool(list(letters(module, source, signatures([module])))) == is_wrong
+    own = signatures(module)
+    assert bool(list(letters(module, source, own, own))) == is_wrong
 
 
 def test_the_check_reads_all_programs() -> None:

@@ -97,8 +97,7 @@ def test_a_stream_over_a_dead_connection_ends(service: FakeService, reading: Rea
 
 
 @pytest.mark.usefixtures("patient_aborts")
-@pytest.mark.parametrize("reading", [read, read_async])
-@pytest.mark.parametrize("swallowed", [0, 1])
+@pytest.mark.parametrize(("reading", "swallowed"), [(read, 0), (read_async, 1)])
 def test_a_stream_with_resume_continues_on_another_connection(
     service: FakeService, reading: Read, swallowed: int
 ) -> None:

@@ -1,10 +1,11 @@
-"""Every kernel at every dimension from 1 to 320, for every instruction set of this machine, against float64.
+"""Every kernel at many dimensions, at all from 1 to 320 in `long`, for every instruction set here, against float64.
 
 A loop may step by vectors, by blocks of 16 or 32 dimensions or by panels, and each has an end of its own. What
 surrounds inputs and pages is NaN, so that an element that is read beside them shows; `native/README.md` has the command
 for AddressSanitizer, which sees the rest.
 """
 
+from collections.abc import Sequence
 from ctypes import c_int32
 
 import pytest
@@ -19,11 +20,16 @@ from tests.gpu_worker.cpu_attention import test_prefill as prefill
 from tests.gpu_worker.native.test_operators import assert_close, call, randn
 
 DIMS = range(1, 321)
+# Every remainder of every vector, block and panel, and the sizes around larger blocks.
+SOME = [*range(1, 73), *(edge + step for edge in (80, 96, 128, 192, 256, 319) for step in (-1, 0, 1)), 100, 300]
 # Query heads per KV head: each has loops of its own in decode attention.
 GROUPS = (1, 2, 4, 8)
 # Short pages are copied before they are multiplied, long ones are read in place.
 PAGE_SIZES = (16, 64)
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+SPANS = pytest.mark.parametrize(
+    "dims", [pytest.param(SOME, id="some"), pytest.param(DIMS, id="all", marks=pytest.mark.long)]
+)
 
 
 def kinds(dim: int, group: int) -> list[AttentionKind]:
@@ -35,24 +41,27 @@ def kinds(dim: int, group: int) -> list[AttentionKind]:
 
 
 @TYPES
-def test_decode_rows(library: NativeLibrary, dtype: torch.dtype) -> None:
-    for dim in DIMS:
+@SPANS
+def test_decode_rows(library: NativeLibrary, dtype: torch.dtype, dims: Sequence[int]) -> None:
+    for dim in dims:
         for group in GROUPS:
             kind = kinds(dim, group)[(dim + group) % 2]
             decode.assert_close(decode.Rows(kind, (19,), PAGE_SIZES[dim % 2], dtype), library)
 
 
 @TYPES
-def test_prompt_chunks(library: NativeLibrary, dtype: torch.dtype) -> None:
-    for dim in DIMS:
+@SPANS
+def test_prompt_chunks(library: NativeLibrary, dtype: torch.dtype, dims: Sequence[int]) -> None:
+    for dim in dims:
         for kind, page_size in zip(kinds(dim, 1 + dim % 3), PAGE_SIZES, strict=True):
             prefill.assert_close(prefill.Step(kind, [prefill.Chunk(start=7, count=13)], page_size, dtype), library)
 
 
 @TYPES
-def test_keys_and_values_are_written(library: NativeLibrary, dtype: torch.dtype) -> None:
+@SPANS
+def test_keys_and_values_are_written(library: NativeLibrary, dtype: torch.dtype, dims: Sequence[int]) -> None:
     write, slots = KvWriter(library, dtype), torch.tensor([3, 0])
-    for dim in DIMS:
+    for dim in dims:
         key, value = randn(1, 2, dim, dtype=dtype), randn(1, 2, 321 - dim, dtype=dtype)
         found, expected = torch.full((2, 2, 1, 4, 320), 7.0, dtype=dtype)
         write(key, value, found[0], found[1], slots)
@@ -61,11 +70,12 @@ def test_keys_and_values_are_written(library: NativeLibrary, dtype: torch.dtype)
 
 
 @TYPES
-def test_linear_layers(library: NativeLibrary, dtype: torch.dtype) -> None:
+@SPANS
+def test_linear_layers(library: NativeLibrary, dtype: torch.dtype, dims: Sequence[int]) -> None:
     kernel = kernel_of(library, dtype)
     if kernel is None:
         pytest.skip(f"{library.instructions} has no such kernel")
-    for dim in DIMS:
+    for dim in dims:
         for num_in, num_out in ((dim, 1 + (dim * 7) % 320), (1 + (dim * 7) % 320, dim)):
             # Numbers of rows that fill tiles, and not.
             x, weight = randn(1 + dim % 8, num_in, dtype=dtype), randn(num_out, num_in, dtype=dtype, seed=2)
@@ -77,9 +87,10 @@ def test_linear_layers(library: NativeLibrary, dtype: torch.dtype) -> None:
 
 
 @TYPES
-def test_small_operators(library: NativeLibrary, dtype: torch.dtype) -> None:
+@SPANS
+def test_small_operators(library: NativeLibrary, dtype: torch.dtype, dims: Sequence[int]) -> None:
     is_bfloat16, one = c_int32(dtype is torch.bfloat16), c_int32(1)
-    for dim in DIMS:
+    for dim in dims:
         # Rows of a wider matrix, whose other elements are NaN.
         wide = torch.full((2, 2, dim + 3), torch.nan, dtype=dtype)
         x, y = wide[0, :, :dim], wide[1, :, :dim]

@@ -130,7 +130,7 @@ def written(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_an_answer_is_parsed_as_it_was_written_however_it_is_cut(name: str, data: st.DataObject) -> None:
     family = FAMILIES[name]
@@ -240,7 +240,7 @@ def test_an_object_that_begins_like_a_call_of_no_tool_is_content_where_it_is_cut
 
 
 @pytest.mark.parametrize("name", CALLING)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_a_cut_answer_does_not_depend_on_its_pieces(name: str, data: st.DataObject) -> None:
     family = FAMILIES[name]
@@ -256,7 +256,7 @@ def test_a_cut_answer_does_not_depend_on_its_pieces(name: str, data: st.DataObje
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_an_answer_is_parsed_as_by_transformers(name: str, data: st.DataObject) -> None:
     family = FAMILIES[name]
@@ -272,7 +272,7 @@ def test_an_answer_is_parsed_as_by_transformers(name: str, data: st.DataObject) 
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_babble_of_marks_never_fails_and_does_not_depend_on_the_cuts(name: str, data: st.DataObject) -> None:
     """Marks in any order, with anything between: models that go astray, and callers who ask them to."""
@@ -405,7 +405,7 @@ SPACES = st.text(st.sampled_from("\n \t"), max_size=3)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(data=st.data(), before=SPACES, after=SPACES, words=st.text(st.sampled_from("ab."), min_size=1))
 def test_white_space_after_the_prompt_is_the_constraints_or_goes_as_with_transformers(
     name: str, data: st.DataObject, before: str, after: str, words: str

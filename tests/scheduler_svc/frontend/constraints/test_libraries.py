@@ -143,7 +143,7 @@ def test_patterns_without_lookaround_match_the_same(pattern: str) -> None:
     draw, same = random.Random(3), re.compile(SAME_PATTERNS[pattern], re.ASCII)
     letters = {DECIMAL: "+-.01", EMAIL: "a'.@-Z", DURATION: "PT1W.YMDHS"}[pattern]
     number = 0
-    for _ in range(60_000):
+    for _ in range(20_000):
         text = "".join(draw.choices(letters, k=draw.randint(0, 9)))
         if pattern == EMAIL and draw.random() < 0.7:
             text += "@a.bc"
@@ -152,7 +152,7 @@ def test_patterns_without_lookaround_match_the_same(pattern: str) -> None:
         is_match = re.search(pattern, text, re.ASCII) is not None
         assert (same.search(text) is not None) == is_match, text
         number += is_match
-    assert number > 50
+    assert number > 15
 
 
 def test_names_of_a_pattern_are_those_that_it_matches() -> None:
@@ -179,7 +179,7 @@ def test_names_of_a_pattern_are_those_that_it_matches() -> None:
         ".",
         r"\w",
     ]
-    for _ in range(3_000):
+    for _ in range(1_000):
         body = "".join(draw.choices(parts, k=draw.randint(1, 3)))
         pattern = draw.choice(("^{}$", "^{}$", "^{}", "{}$", "^{}$|^b$")).format(body)
         matched = {text for text in texts if re.search(pattern, text)}
@@ -191,4 +191,4 @@ def test_names_of_a_pattern_are_those_that_it_matches() -> None:
             continue
         num_few += 1
         assert {name for name in names if len(name) <= 4} == matched, pattern
-    assert num_few > 500
+    assert num_few > 150

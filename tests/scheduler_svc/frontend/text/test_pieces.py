@@ -4,7 +4,7 @@ import asyncio
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.frontend.text.detokenize import Detokenizer
@@ -42,6 +42,7 @@ def whole_words(name: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=40)
 @given(data=st.data(), skip=st.booleans())
 def test_joined_pieces_are_the_text(name: str, data: st.DataObject, skip: bool) -> None:
     """After any prompt, and also at the start of a text, where some decoders strip white space."""
@@ -87,6 +88,7 @@ def test_a_token_may_end_a_character_and_begin_another() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_an_alternative_is_what_the_token_would_have_added(name: str, data: st.DataObject) -> None:
     ids = st.integers(0, KINDS[name].get_vocab_size() - 1)
