@@ -12,6 +12,10 @@ from tests.architecture.source import PROGRAMS, ROOT, files, tree
 COLLECTIONS = frozenset(
     {"Iterable", "Collection", "Sequence", "Container", "Set", "AbstractSet", "list", "set", "frozenset"}
 )
+KINDS = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Compare, ast.For, ast.comprehension, ast.AnnAssign),
+    ast.Call,
+)
 # Position and name of the parameters that are collections of strings, by the name of the function or the class.
 Signatures = dict[str, set[tuple[int, str]]]
 
@@ -44,14 +48,19 @@ def in_parentheses(node: ast.expr, lines: list[bytes]) -> bool:
     return before.rstrip().endswith(b"(") and after.lstrip().startswith(b")")
 
 
-def signatures(module: ast.Module) -> Signatures:
+def nodes_of(module: ast.Module) -> list[ast.AST]:
+    """Those that the check reads."""
+    return [node for node in ast.walk(module) if isinstance(node, KINDS)]
+
+
+def signatures(nodes: list[ast.AST]) -> Signatures:
     """Those that any definition of a name has."""
     found: Signatures = {}
 
     def add(name: str, wanted: Iterable[tuple[int, str]]) -> None:
         found.setdefault(name, set()).update(wanted)
 
-    for node in ast.walk(module):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names = [*node.args.posonlyargs, *node.args.args]
             begin = 1 if names and names[0].arg in ("self", "cls") else 0
@@ -68,10 +77,10 @@ def signatures(module: ast.Module) -> Signatures:
     return found
 
 
-def letters(module: ast.Module, source: str, own: Signatures, known: Signatures) -> Iterator[int]:
+def letters(nodes: list[ast.AST], source: str, own: Signatures, known: Signatures) -> Iterator[int]:
     """The lines where a string stands for a collection. `own`: of the module, `known`: of all modules."""
     lines = source.encode().split(b"\n")
-    for node in ast.walk(module):
+    for node in nodes:
         if isinstance(node, ast.Compare):
             for operator, right in zip(node.ops, node.comparators, strict=True):
                 if isinstance(operator, ast.In | ast.NotIn) and is_text(right) and in_parentheses(right, lines):
@@ -97,8 +106,8 @@ def letters(module: ast.Module, source: str, own: Signatures, known: Signatures)
 
 
 def test_no_string_stands_for_a_collection_of_strings() -> None:
-    trees = {path: tree(path) for path in files(*PROGRAMS)}
-    own = {path: signatures(each) for path, each in trees.items()}
+    nodes = {path: nodes_of(tree(path)) for path in files(*PROGRAMS)}
+    own = {path: signatures(each) for path, each in nodes.items()}
     known: Signatures = {}
     for each in own.values():
         for name, wanted in each.items():
@@ -106,7 +115,7 @@ def test_no_string_stands_for_a_collection_of_strings() -> None:
     found = [
         f"{path}:{line}"
         for path, each in own.items()
-        for line in letters(trees[path], (ROOT / path).read_text(), each, known)
+        for line in letters(nodes[path], (ROOT / path).read_text(), each, known)
     ]
     assert found == []
 
@@ -142,9 +151,9 @@ RIGHT = [
     ("source", "is_wrong"), [*((each, True) for each in WRONG), *((each, False) for each in RIGHT)]
 )
 def test_the_check_finds_each_form(source: str, is_wrong: bool) -> None:
-    module = ast.parse(source)
-    own = signatures(module)
-    assert bool(list(letters(module, source, own, own))) == is_wrong
+    nodes = nodes_of(ast.parse(source))
+    own = signatures(nodes)
+    assert bool(list(letters(nodes, source, own, own))) == is_wrong
 
 
 def test_the_check_reads_all_programs() -> None:
