@@ -74,10 +74,12 @@ def add_pieces(logprobs: pb.Logprobs, token_ids: Iterable[int], pieces: Pieces, 
             logprobs.top_pieces.add(text=text, data=data)
         text, data = pieces.push(token_id)
         logprobs.pieces.add(text=text, data=data)
-    if is_end and (rest := pieces.rest()):
-        last = next((piece for piece in reversed(logprobs.pieces) if piece.data), None)
+    if is_end:
+        # A token that is left out of the text has a name and no bytes.
+        last = next((piece for piece in reversed(logprobs.pieces) if piece.data or not piece.text), None)
         if last is not None:
-            last.text += rest
+            text, data = pieces.rest()
+            last.text, last.data = last.text + text, last.data + data
 
 
 class LogprobQueue:

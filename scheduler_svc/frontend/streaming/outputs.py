@@ -69,13 +69,15 @@ def make_outputs(description: frontend_pb2.StreamDescription, model: Model) -> t
     elif model.tokenizer is not None and (description.want_text or strings):
         decode = model.tokenizer.decoder(skip_special_tokens=description.skip_special_tokens)
     context = np.frombuffer(description.context, "<i4").tolist()
-    anchor = model.tokenizer.token_bytes.anchor if model.tokenizer is not None else ()
+    anchor, replacements = (), ()
+    if model.tokenizer is not None:
+        anchor, replacements = model.tokenizer.token_bytes.anchor, model.tokenizer.replacements
     stop_finder = StopFinder(strings, include_stop=stop.include_stop) if strings else None
     model_stops = frozenset[int]() if stop.ignore_eos else model.eos_token_ids
 
     def make(sample_idx: int) -> SampleOutput:
         parts: dict[str, Any] = {
-            "detokenizer": Detokenizer(decode, context, anchor) if decode is not None else None,
+            "detokenizer": Detokenizer(decode, context, anchor, replacements) if decode is not None else None,
             "stop_finder": stop_finder.fork() if stop_finder is not None else None,
             "stop_token_ids": model_stops | frozenset(stop.stop_token_ids),
             "min_new_tokens": stop.min_new_tokens,

@@ -149,13 +149,14 @@ class StreamSender:
     def _add_prompt_pieces(self, info: pb.PromptInfo) -> None:
         if (request := self._request.pieces) is None:
             return
-        if info.start == 1:
-            text, data = request.at(0).push(request.prompt[0])
-            info.first.text, info.first.data = text, data
         if self._prompt_pieces is None:
-            self._prompt_pieces = request.at(info.start)
-        token_ids = request.prompt[info.start : info.start + len(info.logprobs.logprobs)]
-        add_pieces(info.logprobs, token_ids, self._prompt_pieces)
+            self._prompt_pieces = request.at(0 if info.start == 1 else info.start)
+            if info.start == 1:
+                text, data = self._prompt_pieces.push(request.prompt[0])
+                info.first.text, info.first.data = text, data
+        end = info.start + len(info.logprobs.logprobs)
+        token_ids, is_end = request.prompt[info.start : end], end == len(request.prompt)
+        add_pieces(info.logprobs, token_ids, self._prompt_pieces, is_end=is_end)
 
     def _deliver(self) -> bool:
         """Begins to write the new tokens of the only sample. Returns False if the task has to go on."""

@@ -14,6 +14,8 @@ may replace complete characters if invalid bytes follow; text that was already r
 import copy
 from collections.abc import Callable, Sequence
 
+from scheduler_svc.frontend.text.replacements import Pair, Replacer
+
 REPLACEMENT = "\ufffd"
 # Tokens of the returned text that give the next ones their context. More are decoded again for nothing.
 MAX_CONTEXT_TOKENS = 8
@@ -28,30 +30,44 @@ class Detokenizer:
 
     `anchor` is a token with ordinary text, or nothing. It stands before tokens where the text goes on after tokens that
     give no context, because decoders strip the white space at the start of a text. If the prompt ends inside a
-    character, that character's other half becomes U+FFFD.
+    character, that character's other half becomes U+FFFD. `replacements` are made in the text of all tokens.
     """
 
-    __slots__ = ("_anchor", "_context", "_decode", "_held", "_num_context_chars", "_shown")
+    __slots__ = ("_anchor", "_context", "_decode", "_held", "_num_context_chars", "_replacer", "_shown")
 
-    def __init__(self, decode: Decode, context: Sequence[int] = (), anchor: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        decode: Decode,
+        context: Sequence[int] = (),
+        anchor: Sequence[int] = (),
+        replacements: Sequence[Pair] = (),
+    ) -> None:
         self._decode = decode
+        self._replacer = Replacer(replacements)
         self._anchor = list(anchor)
         self._held: list[int] = []
         self._restart(list(context))
 
     @property
     def is_whole(self) -> bool:
-        """Whether every token is a part of the returned text, and none begins a character that is incomplete."""
+        """Whether no token begins a character that is incomplete."""
         return not self._held
 
     def fork(self) -> "Detokenizer":
         """Another one, which goes on from here alone."""
         other = copy.copy(self)
-        other._held = list(self._held)
+        other._held, other._replacer = list(self._held), self._replacer.fork()
         return other
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that `tokens` complete. The beginning of an incomplete character is held back."""
+        return self._replacer.push(self._complete(tokens))
+
+    def finish(self) -> str:
+        """The text of all held tokens, as the decoder shows it at the end: incomplete characters are U+FFFD."""
+        return self._replacer.push(self._incomplete()) + self._replacer.finish()
+
+    def _complete(self, tokens: Sequence[int]) -> str:
         self._held.extend(tokens)
         text = self._decode(self._context + self._held)
         if text.endswith(REPLACEMENT):
@@ -63,8 +79,7 @@ class Detokenizer:
         self._held = []
         return new
 
-    def finish(self) -> str:
-        """The text of all held tokens, as the decoder shows it at the end: incomplete characters are U+FFFD."""
+    def _incomplete(self) -> str:
         if not self._held:
             return ""
         new = self._beyond_shown(self._decode(self._context + self._held))

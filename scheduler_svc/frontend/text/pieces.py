@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler_svc.frontend.text.detokenize import MAX_CONTEXT_TOKENS, REPLACEMENT, Decode, Detokenizer
+from scheduler_svc.frontend.text.replacements import Pair, Replacer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -75,32 +76,53 @@ class TokenBytes:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
+def _as_chars(data: bytes) -> str:
+    """A character for each byte."""
+    return data.decode("latin-1")
+
+
+def _as_bytes(chars: str) -> bytes:
+    return chars.encode("latin-1")
+
+
 class Pieces:
-    """Reads the tokens of one text in order. `left_out`: the names of the tokens that `decode` leaves out."""
+    """Reads the tokens of one text in order. `left_out`: the names of the tokens that `decode` leaves out.
+
+    `replacements` are made in the text and in its bytes; what they hold back is a part of a later piece.
+    """
 
     def __init__(
-        self, decode: Decode, token_bytes: TokenBytes, left_out: Mapping[int, str], context: Sequence[int] = ()
+        self,
+        decode: Decode,
+        token_bytes: TokenBytes,
+        left_out: Mapping[int, str],
+        context: Sequence[int] = (),
+        replacements: Sequence[Pair] = (),
     ) -> None:
         self._bytes, self._left_out = token_bytes, left_out
         self._detokenizer = Detokenizer(decode, context, token_bytes.anchor)
+        self._texts = Replacer(replacements)
+        self._datas = Replacer([(_as_chars(old.encode()), _as_chars(new.encode())) for old, new in replacements])
 
     def push(self, token_id: int) -> Piece:
         """What the next token adds."""
-        return self._read(self._detokenizer, token_id)
+        return self._read(token_id, self._detokenizer, self._texts, self._datas)
 
     def peek(self, token_id: int) -> Piece:
         """What this token would add, if it came next."""
-        return self._read(self._detokenizer.fork(), token_id)
+        return self._read(token_id, self._detokenizer.fork(), self._texts.fork(), self._datas.fork())
 
-    def rest(self) -> str:
-        """At the end of the text: what the last token adds besides, because its character stays incomplete."""
-        return self._detokenizer.finish()
+    def rest(self) -> Piece:
+        """At the end of the text: what the last token adds besides, because no later one changes it."""
+        text = self._texts.push(self._detokenizer.finish()) + self._texts.finish()
+        return Piece(text, _as_bytes(self._datas.finish()))
 
-    def _read(self, detokenizer: Detokenizer, token_id: int) -> Piece:
+    def _read(self, token_id: int, detokenizer: Detokenizer, texts: Replacer, datas: Replacer) -> Piece:
         if (name := self._left_out.get(token_id)) is not None:
             return Piece(name, b"")
         was_whole, text = detokenizer.is_whole, detokenizer.push((token_id,))
-        return Piece(text, text.encode() if was_whole and detokenizer.is_whole else self._bytes.of(token_id))
+        data = text.encode() if was_whole and detokenizer.is_whole else self._bytes.of(token_id)
+        return Piece(texts.push(text), _as_bytes(datas.push(_as_chars(data))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +133,9 @@ class PiecesOfRequest:
     token_bytes: TokenBytes
     left_out: Mapping[int, str] = field(repr=False)
     prompt: Sequence[int] = field(repr=False)
+    replacements: Sequence[Pair] = ()
 
     def at(self, position: int) -> Pieces:
         """Reads what follows this number of the prompt's tokens."""
         context = list(self.prompt[max(0, position - MAX_CONTEXT_TOKENS) : position])
-        return Pieces(self.decode, self.token_bytes, self.left_out, context)
+        return Pieces(self.decode, self.token_bytes, self.left_out, context, self.replacements)

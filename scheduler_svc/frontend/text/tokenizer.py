@@ -13,6 +13,7 @@ from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.text.detokenize import Decode
 from scheduler_svc.frontend.text.fair_threads import FairThreads
 from scheduler_svc.frontend.text.pieces import PiecesOfRequest, TokenBytes
+from scheduler_svc.frontend.text.replacements import take_replacements
 
 if TYPE_CHECKING:
     import tokenizers
@@ -46,6 +47,8 @@ class Tokenizer:
         except Exception as error:  # tokenizers raises bare Exception
             raise ValueError(f"it is not in the form of tokenizers: {error}") from error
         self._tokenizer.encode_special_tokens = splits_special_tokens
+        # Of the whole text; what decodes a few tokens leaves them to its caller.
+        self.replacements = take_replacements(self._tokenizer)
         longest = max(len(self._tokenizer.id_to_token(i) or "") for i in range(vocab_size))
         # A token stands for at most as many characters as its own string has (byte-level: as many bytes).
         self.max_chars_per_token = max(1, longest)
@@ -104,6 +107,7 @@ class Tokenizer:
             token_bytes=self.token_bytes,
             left_out=self.special_tokens if skip_special_tokens else {},
             prompt=prompt,
+            replacements=self.replacements,
         )
 
     def decoder(self, *, skip_special_tokens: bool) -> Decode:
@@ -145,11 +149,15 @@ class Tokenizer:
         return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def _decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
+        [text] = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        for old, new in self.replacements:
+            text = text.replace(old, new)
+        return text
 
     def _decode_each(self, token_ids: Sequence[int], skip_special_tokens: bool) -> list[str]:
         reader = self.pieces((), skip_special_tokens=skip_special_tokens).at(0)
-        texts = [piece.text if piece.data else "" for piece in map(reader.push, token_ids)]
+        left_out = self.special_tokens.keys() if skip_special_tokens else frozenset[int]()
+        texts = ["" if token_id in left_out else reader.push(token_id).text for token_id in token_ids]
         if texts:
-            texts[-1] += reader.rest()
+            texts[-1] += reader.rest().text
         return texts

@@ -1,6 +1,7 @@
 """The tokenizer of a folder: through the worker's Join and the service's functions, AutoTokenizer's ids and texts."""
 
 import asyncio
+import itertools
 import json
 import random
 import shutil
@@ -19,6 +20,9 @@ from gpu_worker.checkpoint.tokenizer import ModelTokenizer, read_tokenizer, sour
 from gpu_worker.checkpoint.weights import ModelRefused
 from scheduler_svc.frontend import model
 from scheduler_svc.frontend.text.detokenize import Detokenizer
+from scheduler_svc.frontend.text.output import OutputPiece, SampleOutput
+from scheduler_svc.frontend.text.stop_strings import StopFinder
+from scheduler_svc.frontend.text.tokenizer import Tokenizer as ServedTokenizer
 from tests.rigs.tokenizer_folders import (
     NEW,
     VOCAB_SIZE,
@@ -91,17 +95,60 @@ def test_the_table_has_what_a_tokenizer_json_alone_does_not(tmp_path: Path) -> N
     assert len(differ) >= 20, differ
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if "clean-up" not in name])
+@pytest.mark.parametrize("name", TABLE)
 def test_streams_have_the_whole_text(name: str, tmp_path: Path) -> None:
     """Of ordinary prompts; what a decoder replaces in a text that was sent stays."""
     ours = served(TABLE[name].write(tmp_path / "m")).tokenizer
     assert ours is not None
-    for text in TEXTS:
-        ids = asyncio.run(ours.encode(text, ""))
-        decode = ours.decoder(skip_special_tokens=False)
-        detokenizer = Detokenizer(decode, (), ours.token_bytes.anchor)
-        streamed = "".join(detokenizer.push([each]) for each in ids) + detokenizer.finish()
-        assert streamed.strip() == decode(ids).strip(), text
+
+    async def check() -> None:
+        for text in TEXTS:
+            ids = await ours.encode(text, "")
+            whole = await ours.decode(ids, "", skip_special_tokens=False)
+            assert output_of(ours, ids).text.strip() == whole.strip(), text
+
+    asyncio.run(check())
+
+
+def output_of(ours: ServedTokenizer, ids: list[int], *stops: str) -> OutputPiece:
+    """What a stream of these tokens has in all."""
+    decode = ours.decoder(skip_special_tokens=False)
+    output = SampleOutput(
+        detokenizer=Detokenizer(decode, (), ours.token_bytes.anchor, ours.replacements),
+        stop_finder=StopFinder(stops, include_stop=False) if stops else None,
+        stop_token_ids=frozenset(), min_new_tokens=0, include_stop=False,
+    )  # fmt: skip
+    text = ""
+    for token_id in ids:
+        piece = output.push([token_id])
+        text += piece.text
+        if piece.stop_string:
+            return piece._replace(text=text)
+    piece = output.finish([], stop_token_id=None)
+    return piece._replace(text=text + piece.text)
+
+
+def test_clean_up_of_a_stream_is_that_of_the_whole_wherever_a_token_ends(tmp_path: Path) -> None:
+    """Every beginning of each pattern before each pattern, in tokens of one byte."""
+    folder = TABLE["clean-up of a BPE"].write(tmp_path / "m")
+    truth: Any = AutoTokenizer.from_pretrained(folder)
+    ours = served(folder).tokenizer
+    assert ours is not None
+    patterns = [old for old, _ in ours.replacements]
+    assert len(patterns) == 10 and len(ours.pieces([], skip_special_tokens=False).replacements) == 10
+    spelled = {char: truth(char, add_special_tokens=False)["input_ids"] for char in {*"".join(patterns), *"ab😀"}}
+    begun = {pattern[:size] for pattern in patterns for size in range(1, len(pattern) + 1)}
+    for first, second in itertools.product(sorted(begun), patterns):
+        text = f"a{first}{second}b{second}😀{first}"
+        ids = [token_id for char in text for token_id in spelled[char]]
+        whole = truth.decode(ids)
+        assert whole != text and output_of(ours, ids).text == whole
+        reader = ours.pieces([], skip_special_tokens=False).at(0)
+        pieces = [*map(reader.push, ids), reader.rest()]
+        assert "".join(piece.text for piece in pieces) == whole
+        assert b"".join(piece.data for piece in pieces).decode() == whole
+        found = output_of(ours, ids, stop := whole[1:3])
+        assert (found.text, found.stop_string) == ("a", stop)
 
 
 def with_new(make: Any = byte_level, **config: Any) -> Folder:
