@@ -3,8 +3,9 @@
 What is not a valid call is content, so no text of the model is lost. A call that the end of the answer cuts off is
 incomplete instead: its name, if that is known, and its arguments so far. White space at the edges of a part belongs to
 the marks and is left out, as Transformers' parse_response does; at the start and the end of the whole answer it stays.
-Where the prompt ends with a mark, white space that the model writes next is left out too, except from content that
-matches a constraint: a constraint begins where the prompt ends.
+Where the prompt ends with a mark, white space that the model writes next is left out too. Content that matches a
+constraint is what the constraint says to the letter: it begins where the prompt ends, or after the reasoning and the
+white space that its grammar has there.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,18 +25,21 @@ MAX_CALL_CHARS = 65_536
 class _Part:
     """The visible text of a field that may have several regions."""
 
-    __slots__ = ("_between", "_held", "_is_empty", "_join", "_keeps_start", "_strips")
+    __slots__ = ("_between", "_held", "_is_empty", "_join", "_keeps_start", "_skip", "_strips")
 
     def __init__(self, spec: Any, *, keeps_start: bool) -> None:
         self._strips: bool = spec is None or spec.content_args.get("strip", True)
         self._join: str = "\n" if spec is None or spec.join is None else spec.join
         # No mark is before it, or text of it is visible already.
         self._keeps_start = keeps_start
-        self._held = self._between = ""
+        self._held = self._between = self._skip = ""
         self._is_empty = True
 
     def push(self, text: str) -> str:
         """The text that is visible for certain."""
+        while self._skip and text:
+            is_next = text[0] == self._skip[0]
+            self._skip, text = (self._skip[1:], text[1:]) if is_next else ("", text)
         if not self._strips:
             return self._show(text)
         text = self._held + text
@@ -54,9 +58,9 @@ class _Part:
         self._keeps_start = False
         self._between = "" if self._is_empty else self._join
 
-    def begin(self, *, keeps_start: bool) -> None:
-        """The prompt ends: white space before its end is not part of the answer."""
-        self._held = ""
+    def begin(self, *, keeps_start: bool, skip: str = "") -> None:
+        """White space before this place, and `skip` after it, is not part of the answer."""
+        self._held, self._skip = "", skip
         self._keeps_start |= keeps_start
 
     def rest(self) -> str:
@@ -81,11 +85,13 @@ class AnswerParser:
         argument_types: Mapping[str, Mapping[str, Any]],
         ignores_calls: bool,
         has_constraint: bool = False,
+        after_reasoning: str = "",
         tool_names: frozenset[str] = frozenset(),
         request_id: str,
         sample_idx: int,
     ) -> None:
         self._spec, self._types = spec, argument_types
+        self._has_constraint, self._after_reasoning = has_constraint, after_reasoning
         # The names that a call without its end may have; empty for any.
         self._names = tool_names
         self._request_id, self._sample_idx = request_id, sample_idx
@@ -145,6 +151,8 @@ class AnswerParser:
                 elif event.kind is Kind.CLOSE:
                     self._reasoning.end()
                     self._content.end()
+                    if self._has_constraint:
+                        self._content.begin(keeps_start=True, skip=self._after_reasoning)
             elif self._is_babble:
                 # A mark around calls, and the calls are content.
                 parsed.content += self._content.push(event.text)

@@ -32,6 +32,7 @@ class AnswerGrammar:
         """`content` is the grammar of the request's constraint, and `json_options` the root keys for llguidance."""
         self._chat, self._rendered, self._options = chat, rendered, json_options
         self._choice, self._tools = conversation.choice, conversation.tools
+        self._reasoning = chat.reasoning(conversation)
         # Calls that the caller demands leave no place for content.
         self._content = None if self._choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE) else content
         self.has_content = self._content is not None
@@ -68,7 +69,7 @@ class AnswerGrammar:
         assert renderer is not None
         written = AnswerFormat(
             calls=None if form is None else form.calls,
-            reasoning=None if form is None else form.reasoning,
+            reasoning=self._reasoning,
             content_begin="" if form is None else form.content_begin,
             marks=renderer.marks,
             json_options=self._options,

@@ -50,6 +50,7 @@ class _Probe:
         as_object, as_text = self._try_arguments()
         content = {role: self._content(role) for role in _ROLES}
         developer_is_system = self._developer_is_system(content["system"])
+        reasoning = self._reasoning()
         return Shape(
             content={role: form for role, form in content.items() if form is not Content.TEXT},
             developer_is_system=developer_is_system,
@@ -59,7 +60,8 @@ class _Probe:
             needs_content="content" in self._besides,
             needs_short_ids=self._loop() is not None and self._loop(ids=_LONG_IDS) is None,
             needs_tool_name=self._needs_tool_name(),
-            reasoning=self._reasoning(),
+            reasoning=reasoning,
+            reasoning_to_content=self._between(reasoning),
         )
 
     def _text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str | None:
@@ -169,13 +171,24 @@ class _Probe:
             answer = {"role": "assistant", "content": "Hi", where.value: _FIRST}
             if any(text is not None and _FIRST in text for text in (inside, self._answered(answer))):
                 return where
-        parts = [thinking_part(_FIRST), text_part(_SECOND)]
-        text = self._answered({"role": "assistant", "content": parts}) or ""
+        text = self._answered(_reasoned(Reasoning.PART)) or ""
         is_written = _FIRST in text and _SECOND in text and not _PRINTED.search(text)
         return Reasoning.PART if is_written else Reasoning.CONTENT_FIELD
 
+    def _between(self, where: Reasoning) -> str:
+        """What stands between the reasoning and the content of the last message."""
+        between, found, _ = (self._answered(_reasoned(where)) or "").partition(_FIRST)[2].partition(_SECOND)
+        return between if found else ""
+
     def _answered(self, answer: dict[str, Any]) -> str | None:
         return self._text([self._say(), answer])
+
+
+def _reasoned(where: Reasoning) -> dict[str, Any]:
+    """An answer with a word of reasoning and one of content."""
+    if where is Reasoning.PART:
+        return {"role": "assistant", "content": [thinking_part(_FIRST), text_part(_SECOND)]}
+    return {"role": "assistant", "content": _SECOND, where.value: _FIRST}
 
 
 def _as_object(word: str) -> object:

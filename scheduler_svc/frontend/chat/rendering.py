@@ -74,11 +74,15 @@ class Renderer:
         shapes = {each: self._probed(each) for each in dict.fromkeys(chosen.values())}
         self._shapes = {has_tools: shapes[each] for has_tools, each in chosen.items()}
 
+    def shape(self, *, has_tools: bool) -> Shape:
+        """What the template of chats with or without tools takes."""
+        return self._shapes[has_tools]
+
     def render(self, conversation: Conversation, max_chars: int) -> Rendered:
         """Raises Refusal if the template refuses the chat, or makes more than `max_chars` characters of it."""
         self._check_args(conversation.template_args)
         self._check_keys(conversation)
-        shape = self._shapes[bool(conversation.tools)]
+        shape = self.shape(has_tools=bool(conversation.tools))
         _check_calls(conversation.messages, shape)
         with self._lock:
             self._tokenizer.max_chars = max_chars

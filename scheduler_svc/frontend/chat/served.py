@@ -21,6 +21,7 @@ from scheduler_svc.frontend.chat.conversation import Conversation
 from scheduler_svc.frontend.chat.forms import AnswerForm, choose_form
 from scheduler_svc.frontend.chat.rendering import MARKERS, Rendered, Renderer
 from scheduler_svc.frontend.text.marked import mark_all
+from scheduler_svc.frontend.tools.call_format import ReasoningFormat
 from scheduler_svc.frontend.tools.tool import Calls
 
 if TYPE_CHECKING:
@@ -55,6 +56,13 @@ class ServedChat:
         half = MAX_PREFIX_CHARS // 2
         return text if len(text) <= MAX_PREFIX_CHARS else text[:half] + text[-half:]
 
+    def reasoning(self, conversation: Conversation) -> ReasoningFormat | None:
+        """How the model writes reasoning in the answer of this chat; None if that is unknown."""
+        if self.form is None or self.form.reasoning is None or self.renderer is None:
+            return None
+        shape = self.renderer.shape(has_tools=bool(conversation.tools))
+        return self.form.reasoning.as_written(shape.reasoning_to_content)
+
     def parsing(self, rendered: Rendered, conversation: Conversation) -> frontend_pb2.ChatParsing | None:
         """How the answer of this chat is parsed; None if it is not."""
         if self.form is None:
@@ -64,12 +72,14 @@ class ServedChat:
         # Values in JSON have their types.
         is_tagged = fields.get("tool_calls", {}).get("content") not in (None, "json")
         types = argument_types(conversation.tools) if is_tagged and not ignores_calls else {}
+        reasoning = self.reasoning(conversation)
         return frontend_pb2.ChatParsing(
             response_template_json=compact(self.form.template),
             prefix=self.prefix(rendered),
             argument_types_json=compact(types) if types else "",
             ignore_tools=ignores_calls,
             tool_names=[tool.name for tool in conversation.choice.tools],
+            after_reasoning="" if reasoning is None else reasoning.after,
         )
 
 
@@ -135,6 +145,7 @@ def make_parser(
         argument_types=json.loads(parsing.argument_types_json or "{}"),
         ignores_calls=parsing.ignore_tools,
         has_constraint=parsing.has_constraint,
+        after_reasoning=parsing.after_reasoning,
         tool_names=frozenset(parsing.tool_names),
         request_id=request_id,
         sample_idx=sample_idx,

@@ -66,6 +66,8 @@ class Shape:
     # A result has the name of its tool.
     needs_tool_name: bool = False
     reasoning: Reasoning = Reasoning.CONTENT_FIELD
+    # What stands between the reasoning of an answer and its content; empty if the template does not show both.
+    reasoning_to_content: str = ""
 
     def __str__(self) -> str:
         """The fields that differ from those of most templates."""

@@ -4,7 +4,7 @@ It is data: the parts `call` and `reasoning` of the files in `frontend/chat/resp
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self, cast
 
 # The parts of a format that may be left out.
@@ -73,15 +73,21 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """The marks around reasoning."""
+    """The marks around reasoning, and the white space that the model writes after them."""
 
     open: str
     close: str
+    after: str = ""
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> Self:
         """Raises ValueError for a key that is missing or unknown."""
-        return cls(**_texts(cls, value))
+        return cls(**_texts(cls, {"after": "", **value}))
+
+    def as_written(self, between: str) -> Self:
+        """The same with the white space of a chat template, which writes `between` from reasoning to content."""
+        _, mark, after = between.partition(self.close)
+        return replace(self, after=after) if mark and not after.strip() else self
 
     def state(self, prefix: str) -> "ReasoningState":
         """What the prompt has of the reasoning. `prefix`: what the prompt has of the model's message."""

@@ -18,7 +18,8 @@ from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
 
 UNKNOWN_CALLS = "the service does not know how the served model writes calls of tools"
 _HEAD = "%llguidance {}\n"
-# Between reasoning and what follows; models write an empty line.
+# Between reasoning and a call or free text. A constraint's text may begin with white space itself, so it stands after
+# what the model usually writes there, and nothing else.
 _SPACE = "/[ \\n]{0,4}/"
 
 
@@ -128,10 +129,11 @@ class _Answer:
         if reasoning is None or not (state.is_open or state.may_begin):
             return ""
         self._lines.append(self._marks.until("reasoned", reasoning.close))
+        space = _SPACE if self._content is None else self._marks.rule(reasoning.after)
         if state.is_open:
-            return f"reasoned {_SPACE} "
+            return f"reasoned {space} "
         self._lines.append(f"reasoning: {self._marks.rule(reasoning.open)} reasoned")
-        return f"(reasoning {_SPACE})? "
+        return f"(reasoning {space})? "
 
     def _text(self, answer: str) -> str:
         """The grammar: reasoning, then `answer`, in which @answer stands for the content."""

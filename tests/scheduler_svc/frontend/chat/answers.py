@@ -49,6 +49,14 @@ def think(text: str) -> str:
     return f"<think>\n{text}\n</think>\n\n"
 
 
+def think_glm(text: str) -> str:
+    return f"<think>{text}</think>\n"
+
+
+def think_at_once(text: str) -> str:
+    return f"<think>{text}</think>"
+
+
 def hermes(name: str, args: dict[str, Any]) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {compact(args)}}}\n</tool_call>'
 
@@ -131,7 +139,7 @@ FAMILIES: dict[str, Family] = {
     "glm": Family(
         literals="<tool_call><arg_key><arg_value><think>",
         calls=each(glm, "\n"),
-        reasoning=think,
+        reasoning=think_glm,
         is_tagged=True,
         ends_strings=("\n<arg_key>", r"</arg_value>\s*(?:<arg_key>|</tool_call>)"),
     ),
@@ -151,8 +159,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "hermes": Family(literals='<tool_call>{"name": "arguments"}<think>', calls=each(hermes, "\n"), reasoning=think),
     "deepseek-v3": Family(literals="<｜tool▁sep｜>```json", calls=deepseek, reasoning=think),
-    "deepseek-v3.1": Family(literals="<｜tool▁sep｜>", calls=deepseek_31, reasoning=think),
-    "kimi-k2": Family(literals="<|tool_call_argument_begin|>", calls=kimi, reasoning=think),
+    "deepseek-v3.1": Family(literals="<｜tool▁sep｜>", calls=deepseek_31, reasoning=think_at_once),
+    "kimi-k2": Family(literals="<|tool_call_argument_begin|>", calls=kimi, reasoning=think_at_once),
     "gemma4": Family(
         literals="<|tool_call><turn|>",
         calls=each(gemma("<|tool_call>", "<tool_call|>", '<|"|>')),

@@ -69,7 +69,7 @@ def template_of(family: str) -> str:
 
 
 def parser(
-    family: str, prefix: str = "", *, types: Mapping[str, Any] | None = None, ignores_calls: bool = False, **more: bool
+    family: str, prefix: str = "", *, types: Mapping[str, Any] | None = None, ignores_calls: bool = False, **more: Any
 ) -> AnswerParser:
     return AnswerParser(
         spec(family), prefix, argument_types=types or {}, ignores_calls=ignores_calls, request_id="r", sample_idx=0,

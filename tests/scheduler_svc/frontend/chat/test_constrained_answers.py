@@ -98,8 +98,11 @@ def accepts(matcher: LLMatcher, text: str) -> bool:
 
 
 def matcher_of(name: str, prefix: str, kind: pb.Constraint, tools: Tools) -> LLMatcher:
-    served = Mock(spec=ServedChat, form=choose_form([FAMILIES[name].literals], "", None))
+    form = choose_form([FAMILIES[name].literals], "", None)
+    assert form is not None
+    served = Mock(spec=ServedChat, form=form)
     served.renderer.marks, served.prefix.return_value = tokens()[2], prefix
+    served.reasoning.return_value = form.reasoning
     asked = chat_pb2.Chat(messages=[chat_pb2.ChatMessage(role="user", content=["a"])], **tools.fields)
     options = {"x-guidance": JSON_OPTIONS}
     rendered = Rendered(token_ids=[1], marked="x")
@@ -157,3 +160,33 @@ def test_a_constraint_holds_beside_reasoning_and_tools(name: str) -> None:
             is_content = name == "llama3" and kind == "json_object" and has_content and num_calls == 1
             assert accepts(made, text) == (is_right or is_content), (*place, text)
             assert calls_of(parsed(parser(name, prefix), [text])) == CALLS[:num_calls], place
+
+
+# Contents that begin and end with white space, as a model would also write it after its marks.
+SPACED = {
+    "choices": (pb.Constraint(choices=pb.Choices(choices=["\nyes", " no\n", "no"])), ["\nyes", " no\n", "no"]),
+    "regex": (pb.Constraint(regex="[ \\n]{0,3}[a-c]+"), ["\n\nab", " c", "b"]),
+    "lark": (pb.Constraint(lark='start: "\\n" word " "\nword: /[a-z]+/'), ["\nso "]),
+    "json_schema": (pb.Constraint(json_schema=json.dumps({"enum": [" no"]})), ['" no"']),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("kind", SPACED)
+def test_white_space_of_a_constraint_is_the_callers_to_the_letter(name: str, kind: str) -> None:
+    """With and without reasoning and tools, whole and character by character."""
+    family, (constraint, contents) = FAMILIES[name], SPACED[kind]
+    form = choose_form([family.literals], "", None)
+    after = form.reasoning.after if form is not None and form.reasoning is not None else ""
+    for (prefix, written, reasoning), tools in itertools.product(reasonings(family), ("no tools", "auto")):
+        made = matcher_of(name, prefix, constraint, TOOLS[tools])
+        for content in contents:
+            text = written + family.content(content).removesuffix("<|end|>")
+            place = (prefix, text, tools)
+            assert accepts(made, text), place
+            if kind == "choices" and written:
+                assert not accepts(made, f"{written} {text.removeprefix(written)}"), place
+            for pieces in ([text], list(text)):
+                how: Any = {"has_constraint": True, "after_reasoning": after}
+                read_back = parsed(parser(name, prefix, **how), pieces)
+                assert (read_back.content, read_back.reasoning) == (content, reasoning), place

@@ -86,7 +86,7 @@ def test_the_operators_form_wins(tmp_path: Path) -> None:
         ("[]", "it is not a JSON object"),
         ('{"families": 1}', "it has the unknown key 'families'"),
         ('{"response_template": {}}', "response_template must be an object with fields"),
-        ('{"response_template": {"fields": {}}, "reasoning": {"open": "<"}}', "it must have close, open"),
+        ('{"response_template": {"fields": {}}, "reasoning": {"open": "<"}}', "it must have after, close, open"),
         (None, "No such file"),
     ],
 )

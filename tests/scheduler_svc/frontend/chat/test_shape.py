@@ -14,6 +14,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from scheduler_svc.frontend.chat import conversation
 from scheduler_svc.frontend.chat.conversation import ROLES, Message
+from scheduler_svc.frontend.chat.forms import choose_form
 from scheduler_svc.frontend.chat.probe import probe
 from scheduler_svc.frontend.chat.shape import Content, Reasoning, Shape
 from scheduler_svc.frontend.rpc.status import Refusal
@@ -23,9 +24,10 @@ from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, EOS
 
 usual = partial(Shape, developer_is_system=True)
 TURNS = ("system", "user", "assistant")
+EMPTY_LINE = "\n</think>\n\n"
 SHAPES: dict[str, Shape] = {
     **dict.fromkeys(TEMPLATES, usual()),
-    "bundled": Shape(),
+    "bundled": Shape(reasoning_to_content=EMPTY_LINE),
     "chatml": usual(most_calls=0),
     "deepseek_text": usual(arguments_as_object=False, arguments_as_text=True, needs_content=True),
     "function_gemma": usual(arguments_as_text=True),
@@ -33,24 +35,48 @@ SHAPES: dict[str, Shape] = {
     # It reads one part of the system's message.
     "gemma_parts": usual(content={"user": Content.EITHER, "assistant": Content.EITHER}),
     "gemma_tools": usual(needs_tool_name=True, reasoning=Reasoning.FIELD),
-    "glm_parts": usual(content=dict.fromkeys(TURNS, Content.EITHER)),
-    "harmony": Shape(most_calls=1),
+    "glm": usual(reasoning_to_content="</think>\n"),
+    "glm_parts": usual(content=dict.fromkeys(TURNS, Content.EITHER), reasoning_to_content="</think>"),
+    "hermes": usual(reasoning_to_content=EMPTY_LINE),
+    "harmony": Shape(most_calls=1, reasoning_to_content="<|end|><|start|>assistant<|channel|>final<|message|>"),
     "llama3": usual(most_calls=1),
+    "mistral_args": usual(reasoning_to_content="[/THINK]"),
     "mistral_strict": usual(
         content=dict.fromkeys(TURNS, Content.EITHER),
         arguments_as_text=True,
         needs_short_ids=True,
         reasoning=Reasoning.PART,
+        reasoning_to_content="[/THINK]",
     ),
     "parts_only": usual(content=dict.fromkeys((*TURNS, "developer", "tool"), Content.PARTS)),
     "phi3": usual(most_calls=0),
-    "qwen3_parts": usual(content=dict.fromkeys((*TURNS, "tool"), Content.EITHER), arguments_as_text=True),
+    "qwen3_parts": usual(
+        content=dict.fromkeys((*TURNS, "tool"), Content.EITHER),
+        arguments_as_text=True,
+        reasoning_to_content=EMPTY_LINE,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_trial_finds_what_a_template_takes(name: str) -> None:
     assert shared_renderer(name)._shapes == {True: SHAPES[name], False: SHAPES[name]}
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        *(("bundled", "\n\n"), ("hermes", "\n\n"), ("qwen3_parts", "\n\n"), ("mistral_strict", "")),
+        # Two templates of one family differ.
+        *(("glm", "\n"), ("glm_parts", "")),
+        # They leave reasoning out, so that of the family counts; behind harmony's a mark begins.
+        *(("deepseek_v3", "\n\n"), ("kimi_k2", ""), ("gemma_tools", ""), ("harmony", "")),
+    ],
+)
+def test_white_space_after_reasoning_is_the_templates_or_the_familys(name: str, after: str) -> None:
+    form = choose_form([TEMPLATES[name]], "", None)
+    assert form is not None and form.reasoning is not None
+    assert form.reasoning.as_written(SHAPES[name].reasoning_to_content).after == after
 
 
 def written(name: str, messages: Sequence[dict[str, Any]], **args: Any) -> str:

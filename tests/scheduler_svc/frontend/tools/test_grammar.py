@@ -33,7 +33,7 @@ WEATHER = {
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS = (Tool("get-weather", WEATHER, True), Tool("now", NOTHING, True))
 COMPACT = {"x-guidance": {"whitespace_flexible": False}}
-THINK = ReasoningFormat(open="<think>", close="</think>")
+THINK = ReasoningFormat(open="<think>", close="</think>", after="\n\n")
 FORMATS = {
     "hermes": CallFormat(
         call_begin='<tool_call>\n{"name": "',
@@ -252,7 +252,7 @@ ONLY_A = json.dumps({"grammars": [{"json_schema": {"enum": ["a"]}}]})
 @pytest.mark.parametrize(("content", "text"), [(A_OR_B, "a"), (ONLY_A, '"a"')])
 def test_an_answer_under_a_constraint_may_begin_with_reasoning(content: str, text: str) -> None:
     grammar = _grammar("hermes", Calls.NONE, (), content=content)
-    assert _accepts(grammar, "<think>well</think>\n" + text)
+    assert _accepts(grammar, "<think>well</think>\n\n" + text)
     assert _accepts(grammar, text)
     assert not _accepts(grammar, "well" + text)
     assert _grammar("hermes", Calls.NONE, (), "<think></think>", content) == content
@@ -261,7 +261,7 @@ def test_an_answer_under_a_constraint_may_begin_with_reasoning(content: str, tex
 def test_an_answer_under_a_constraint_may_call_tools_instead() -> None:
     grammar = _grammar("hermes", Calls.ANY, content=ONLY_A)
     assert _accepts(grammar, '"a"')
-    assert _accepts(grammar, f"<think>well</think>{CALL}\n{CALL}")
+    assert _accepts(grammar, f"<think>well</think>\n\n{CALL}\n{CALL}")
     assert not _accepts(grammar, "Sure: " + CALL)
     assert not _accepts(grammar, "Sure.")
 
