@@ -68,6 +68,9 @@ class SampleSender:
         self.reason = pb.FINISH_REASON_UNSPECIFIED
         self._request = request
         self._pieces = request.pieces.at(request.accepted.prompt_tokens) if request.pieces is not None else None
+        if self._pieces is not None:
+            # So that the last token of the text is sent together with its end.
+            output.may_grow = self._pieces.may_grow
         self._idx = idx
         received = request.received[idx] if idx < len(request.received) else pb.SampleOffset()
         # The caller of a resumed stream has the token ids before this one, and this much of the text that is built

@@ -5,7 +5,7 @@ position p ends the output after p tokens, even if the core reported an end at a
 searched in what the caller reads as the text: of a parsed answer that is its content, without reasoning and calls.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -61,13 +61,18 @@ class SampleOutput:
     num_tokens: int = field(default=0, init=False)
     # Of a parsed answer.
     reasoning_tokens: int = field(default=0, init=False)
-    # The last token, if it may be the stop token. The next token or the End decides whether its text is visible.
+    # Where tokens are sent with their pieces of text: whether that of the last of these tokens may still grow.
+    may_grow: Callable[[Sequence[int]], bool] | None = field(default=None, init=False)
+    # The last token, if it may be the stop token, and one whose piece may grow. The next token or the End decides.
     _withheld: list[int] = field(default_factory=list[int], init=False)
 
     def push(self, tokens: Sequence[int]) -> OutputPiece:
         """The piece that `tokens` add while the output continues."""
         known = [*self._withheld, *tokens]
-        self._withheld = [known.pop()] if known and known[-1] in self.stop_token_ids else []
+        num_shown = len(known) - (bool(known) and known[-1] in self.stop_token_ids)
+        num_shown -= self.may_grow is not None and self.may_grow(known[:num_shown])
+        self._withheld = known[num_shown:]
+        del known[num_shown:]
         return self._read(known, len(known))
 
     def finish(self, tokens: Sequence[int], *, stop_token_id: int | None, is_cut: bool = False) -> OutputPiece:

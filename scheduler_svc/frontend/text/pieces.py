@@ -112,6 +112,13 @@ class Pieces:
         """What this token would add, if it came next."""
         return self._read(token_id, self._detokenizer.fork(), self._texts.fork(), self._datas.fork())
 
+    def may_grow(self, token_ids: Sequence[int]) -> bool:
+        """Whether the piece of the last of these tokens, if they came next, would grow at the end of the text."""
+        detokenizer, texts, datas = self._detokenizer.fork(), self._texts.fork(), self._datas.fork()
+        for token_id in token_ids:
+            self._read(token_id, detokenizer, texts, datas)
+        return bool(token_ids) and not (detokenizer.is_whole and texts.is_empty)
+
     def rest(self) -> Piece:
         """At the end of the text: what the last token adds besides, because no later one changes it."""
         text = self._texts.push(self._detokenizer.finish()) + self._texts.finish()

@@ -26,6 +26,11 @@ class Replacer:
         # By replacement: the end of its text.
         self._held = [""] * len(pairs)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no text is held."""
+        return not any(self._held)
+
     def fork(self) -> "Replacer":
         """Another one, which goes on from here alone."""
         if not self._pairs:

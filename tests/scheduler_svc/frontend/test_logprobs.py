@@ -356,12 +356,13 @@ def test_pieces_are_those_of_the_text_although_a_stop_string_holds_it_back(run: 
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(output=WITH_PIECES, stop=pb.StopParams(stop_strings=["é!"]))
         deltas = list[pb.Delta]()
-        for i, char in enumerate("aé".encode()):
-            await s.core.output(submit.stream, [char], logprobs=token_logprobs([-1.0 - i], 2))
+        for i, chars in enumerate((b"a", "é".encode())):
+            for char in chars:
+                await s.core.output(submit.stream, [char], logprobs=token_logprobs([-1.0 - i], 2))
             deltas.append((await call.read()).delta)
-        assert [delta.text for delta in deltas] == ["a", "", ""]
+        assert [delta.text for delta in deltas] == ["a", ""]
         assert [pieces_of(delta.logprobs.pieces) for delta in deltas] == [
-            [("a", b"a")], [("", b"\xc3")], [("é", b"\xa9")],
+            [("a", b"a")], [("", b"\xc3"), ("é", b"\xa9")],
         ]  # fmt: skip
         await s.core.output(submit.stream, [0xC3], "LENGTH", logprobs=token_logprobs([-9.0], 2))
         [(_, last), *_] = await rest(call)
@@ -369,9 +370,41 @@ def test_pieces_are_those_of_the_text_although_a_stop_string_holds_it_back(run: 
         assert (last.text, pieces_of(last.logprobs.pieces)) == ("é\ufffd", [("\ufffd", b"\xc3")])
         for delta in [*deltas, last]:
             ids = list(delta.logprobs.top_token_ids)
-            assert len(delta.logprobs.top_pieces) == len(ids) == 2
+            assert len(delta.logprobs.top_pieces) == len(ids) == 2 * len(delta.logprobs.pieces)
         first = deltas[0].logprobs
         assert pieces_of(first.top_pieces) == [(chr(i), bytes([i])) for i in first.top_token_ids]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("text", [b"ab", b"a\xe2", b"a\xe2\x82", "a€".encode(), "€".encode() + b"\xf0\x9f\x98"])
+@pytest.mark.parametrize("ends", ["with its last token", "with a stop token", "later"])
+def test_pieces_are_the_whole_text_however_it_ends(run: Run, text: bytes, ends: str):
+    """A character that stays incomplete is U+FFFD in the text and in the piece of its last token."""
+
+    async def scenario(s: Service) -> None:
+        eos = byte_level().token_to_id(EOS) or 0
+        call, submit = await s.start_stream(output=pb.OutputParams(logprobs=0, logprob_pieces=True))
+        other, other_submit = await s.start_stream()
+        for i, char in enumerate(text):
+            reason = "LENGTH" if ends == "with its last token" and i == len(text) - 1 else ""
+            await s.core.output(submit.stream, [char], reason, logprobs=token_logprobs([-1.0], 0))
+            # Once the caller of another stream has what came later, the token has been sent, or waits for the next.
+            await s.core.output(other_submit.stream, [ord("x")])
+            await other.read()
+        if ends == "with a stop token":
+            await s.core.output(submit.stream, [eos], logprobs=token_logprobs([-1.0], 0))
+            await s.core.output(submit.stream, [], "EOS", stop_token_id=eos)
+        elif ends == "later":
+            await s.core.output(submit.stream, [], "LENGTH")
+        deltas = [message for kind, message in await rest(call) if kind == "delta"]
+        whole = "".join(delta.text for delta in deltas)
+        pieces = [piece for delta in deltas for piece in delta.logprobs.pieces]
+        assert [i for delta in deltas for i in delta.token_ids][: len(text)] == list(text)
+        assert whole == byte_level().decode(list(text))
+        assert len(pieces) == len(text) + (ends == "with a stop token")
+        assert "".join(piece.text for piece in pieces if piece.text != EOS) == whole
+        assert b"".join(piece.data for piece in pieces) == text
 
     run(scenario)
 
