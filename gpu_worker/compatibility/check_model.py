@@ -16,8 +16,17 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
+from gpu_worker.checkpoint.loading import without_warning_of_padding
 from gpu_worker.compatibility.attention_pattern import UnreadableMask, read_pattern
-from gpu_worker.compatibility.probe import STEP, Call, Recorded, calls_with_masks, calls_without_masks, place_of
+from gpu_worker.compatibility.probe import (
+    STEP,
+    Call,
+    Recorded,
+    attend_eagerly,
+    calls_with_masks,
+    calls_without_masks,
+    place_of,
+)
 from gpu_worker.compatibility.rope import undecorate
 from gpu_worker.failures import first_line
 from gpu_worker.geometry import MAX_LENGTH
@@ -77,6 +86,7 @@ def meta_model_of(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrained
         raise ModelRefused(f"the model cannot be built from its config: {_in_short(error)}") from error
     if not getattr(meta_model, "_supports_attention_backend", False):
         raise ModelRefused(f"{type(meta_model).__name__} does not support other attention implementations")
+    without_warning_of_padding(meta_model)
     return meta_model.eval()
 
 
@@ -148,6 +158,14 @@ def _run_with_masks(meta_model: PreTrainedModel) -> Recorded:
         if any(frame.name == "create_recurrent_attention_mask" for frame in traceback.extract_tb(error.__traceback__)):
             raise ModelRefused(f"{_OTHER_PAST}: the model makes masks for recurrent layers") from error
         raise ModelRefused(f"masks depend on data: {_place(error)}") from error
+
+
+def run_eagerly(meta_model: PreTrainedModel) -> None:
+    """Runs what the self-check compares with, on this model in bfloat16. Raises ModelRefused."""
+    try:
+        attend_eagerly(meta_model, _NUM_TOKENS)
+    except Exception as error:  # any error of the model's own code
+        raise ModelRefused(f"the model's own eager attention does not run: {_place(error)}") from error
 
 
 def _why_it_does_not_run(meta_model: PreTrainedModel, error: Exception) -> str:

@@ -1,9 +1,10 @@
 """A hash of what a model computes with given weights, from its meta model.
 
-It covers every operator of a step with its numbers and the tensors that it joins, the attention layers, the names and
-shapes of weights, the tables that the model makes itself, and the lengths that it is served with. So a field of
-config.json changes the hash if and only if it changes what is computed, without a list of fields. Which weights are
-tied is left out: tied ones are weights with equal values. Knows nothing of files.
+It covers every operator, with its numbers and the tensors that it joins, of a step and of the model's own eager
+attention, which the self-check reads; the attention layers; the names and shapes of weights; the tables that the model
+makes itself; and the lengths that it is served with. So a field of config.json changes the hash if and only if it
+changes what is computed or checked, without a list of fields. Which weights are tied is left out: tied ones are weights
+with equal values. Knows nothing of files.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.compatibility.check_model import default_length, in_bfloat16, length_limit
+from gpu_worker.compatibility.check_model import default_length, in_bfloat16, length_limit, run_eagerly
 from gpu_worker.compatibility.probe import calls_without_masks
 from gpu_worker.compatibility.rope import pin
 
@@ -26,7 +27,7 @@ _MOST_VALUES = 4096
 
 
 def computation_of(meta_model: PreTrainedModel, layers: LayerMap) -> str:
-    """The hash. Leaves the meta model's tables with data, on the CPU."""
+    """The hash. Leaves the meta model's tables with data, on the CPU. Raises ModelRefused."""
     digest = hashlib.sha256()
 
     def add(*values: object) -> None:
@@ -38,6 +39,7 @@ def computation_of(meta_model: PreTrainedModel, layers: LayerMap) -> str:
         add(name, tuple(tensor.shape))
     with in_bfloat16(meta_model), _Operators(add):
         calls_without_masks(meta_model, _NUM_TOKENS)
+        run_eagerly(meta_model)
     _make_tables(meta_model)
     # Some tables depend on the longest text; a model that was pinned for any length has one of these.
     for length in (2, *lengths):

@@ -155,3 +155,13 @@ def calls_with_masks(meta_model: PreTrainedModel, num_tokens: int) -> Recorded:
     with _recording(meta_model, MASKS_NAME) as recorded:
         meta_model(input_ids=ids, attention_mask=everything, position_ids=ids.clone(), use_cache=False)
     return recorded
+
+
+@torch.inference_mode()
+def attend_eagerly(meta_model: PreTrainedModel, num_tokens: int) -> None:
+    """One whole sequence with the model's own eager attention. Passes on every exception of the model."""
+    ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
+    # Transformers passes on a mask of this form and makes none, so that no operator of a mask runs.
+    mask = torch.zeros(1, 1, num_tokens, num_tokens, dtype=meta_model.dtype, device="meta")
+    with attending(meta_model, "eager"):
+        meta_model(input_ids=ids, attention_mask=mask, position_ids=ids.clone(), use_cache=False)

@@ -94,7 +94,8 @@ def check_same_computation(own: PreTrainedConfig, new: PreTrainedConfig, *, dtyp
     except ModelRefused as error:
         why = f"the model of config.json cannot be served, {error}"
     differing = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
-    guilty = [name for name in differing[:_MOST_TRIALS] if not _computes(own, {name: theirs.get(name)}, before, dtype)]
+    trials = differing[:_MOST_TRIALS] if len(differing) > 1 else ()
+    guilty = [name for name in trials if not _computes(own, {name: theirs.get(name)}, before, dtype)]
     named = ({name: each.get(name) for name in guilty or differing} for each in (ours, theirs))
     raise ModelRefused(
         f"{why}: {'; '.join(list(differences(*named))[:_MOST_NAMED])}; start the worker with this folder instead"

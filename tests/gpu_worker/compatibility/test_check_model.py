@@ -19,6 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from gpu_worker.attention.layers import AttentionKind, AttentionPattern
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.memory.model_facts import examine
 from tests.census.hints import HINTS
 from tests.census.shrink import HEAD_DIM, ODD_HEAD_DIM, tiny_config
 
@@ -57,8 +58,14 @@ def test_softcap_and_scale_are_read_from_the_model() -> None:
 def test_latent_attention_has_different_key_and_value_dimensions() -> None:
     config = tiny_config(DeepseekV3Config, {"v_head_dim": 24, "num_hidden_layers": 2})
     kind, _ = kinds_of(config)
-    # As the keys of these heads are, the kernels' head is padded to a multiple of 16.
     assert (kind.key_dim, kind.value_dim, kind.head_dim) == (HEAD_DIM + ODD_HEAD_DIM, 24, 48)
+
+
+def test_eager_attention_that_does_not_run_is_refused_before_loading() -> None:
+    """Only eager attention reads the KV heads of latent attention, so the self-check of a loaded model would fail."""
+    config = tiny_config(DeepseekV3Config, {"num_hidden_layers": 2, "num_key_value_heads": 8})
+    with pytest.raises(ModelRefused, match=r"own eager attention does not run: .*modeling_deepseek_v3\.py, line"):
+        examine(config, dtype=torch.float32, packs=False)
 
 
 def test_a_missing_kernel_named_in_the_config_is_ignored() -> None:
