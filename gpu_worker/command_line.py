@@ -171,6 +171,8 @@ def _sentence(problem: Any, flags: Mapping[str, object]) -> str:
     else:
         variables = (f"{prefix}{name.upper()}" for prefix in (ENV_PREFIX, OLD_PREFIX))
         shown = next((variable for variable in variables if os.environ.get(variable)), name)
+    if problem["type"] == "string_too_long":
+        return f"{shown} has {len(problem['input'])} characters; the limit is {problem['ctx']['max_length']}"
     return f"{shown} is {problem['input']!r}; it {_requirement(problem)}"
 
 
@@ -180,6 +182,12 @@ def _requirement(problem: Any) -> str:
         return "must be a whole number"
     if kind == "greater_than_equal":
         return f"must be at least {limits['ge']}"
+    if kind == "less_than_equal":
+        return f"must be at most {limits['le']}"
+    if kind == "string_pattern_mismatch":
+        return f"must match {limits['pattern']}"
+    if kind == "string_unicode":
+        return "must be UTF-8 text"
     if kind == "literal_error":
         return f"must be {limits['expected']}".replace("'", "")
     if kind.startswith("bool"):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 # worker.proto's checksum packs (row << 40) ^ (logical page << 20) ^ page.
 MAX_PAGE_IDS = 1 << 20
 MAX_HOST_PAGES = 1 << 24
-# Tokens of one sequence, as the scheduler takes it in Join.
-MAX_LENGTH = 1 << 24
+# As the scheduler takes them in Join; tokens of one sequence, of a page, and of a step.
+MAX_LENGTH, _MAX_PAGE_SIZE, _MAX_BUDGET = 1 << 24, 1 << 16, 1 << 24
 # Query positions per tile of the prefill kernel. On a GPU each K and V that a tile loads serves twice as many queries.
 CPU_CHUNK_ALIGN, GPU_CHUNK_ALIGN = 64, 128
 # Prompt tokens with logprobs in one step, beside the rows that sample; each needs logits of the whole vocabulary.
@@ -53,8 +53,8 @@ class Geometry:
     def __post_init__(self) -> None:
         """Raises ValueError, which names the setting and the limit, if the sizes contradict each other."""
         least_pages = 2
-        if self.page_size < 16 or self.page_size & (self.page_size - 1):
-            raise ValueError(f"page_size is {self.page_size}; it must be a power of two, at least 16")
+        if not 16 <= self.page_size <= _MAX_PAGE_SIZE or self.page_size & (self.page_size - 1):
+            raise ValueError(f"page_size is {self.page_size}; it must be a power of two, 16 to {_MAX_PAGE_SIZE}")
         if not least_pages <= self.num_pages <= MAX_PAGE_IDS:
             raise ValueError(f"num_pages is {self.num_pages}; it must be {least_pages} to {MAX_PAGE_IDS}")
         if not 1 <= self.max_rows <= 1 << 16:
@@ -72,6 +72,8 @@ class Geometry:
                 f"token_budget is {self.token_budget}; it must be at least {least_budget} "
                 f"(max_rows {self.max_rows} and one chunk of {self.chunk_align})"
             )
+        if self.token_budget > _MAX_BUDGET:
+            raise ValueError(f"token_budget is {self.token_budget}; it must be at most {_MAX_BUDGET}")
 
     @property
     def pages_per_row(self) -> int:

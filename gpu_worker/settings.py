@@ -62,7 +62,8 @@ class WorkerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str = Field(str(BUNDLED_MODEL), description="local folder or hub name; default: the bundled model")
-    served_name: str = Field("", description="name that callers see; default: the model's own")
+    # As the scheduler takes it in Join.
+    served_name: str = Field("", max_length=512, description="name that callers see; default: the model's own")
     device: DeviceName = Field("", description="cpu, cuda or cuda:N; default: cuda if there is one")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="type of weights and cache; default: auto, float32 on a CPU and bfloat16 on a GPU"

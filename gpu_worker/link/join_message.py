@@ -24,6 +24,14 @@ def identity_of(settings: WorkerSettings, files: ModelFiles, geometry: Geometry)
     return identity(files, geometry.page_size, window)
 
 
+def model_name(settings: WorkerSettings, files: ModelFiles) -> str:
+    """The name that callers see. A folder's name may have bytes that are not UTF-8."""
+    own_name = "bundled" if files.folder == BUNDLED_MODEL.resolve() else Path(settings.model).name
+    if own_name in ("", ".."):
+        own_name = files.folder.name or str(files.folder)
+    return settings.served_name or own_name.encode(errors="replace").decode()
+
+
 def texts(files: ModelFiles) -> dict[str, Any]:
     """The fields of Join with a tokenizer and what chats need."""
     tokenizer = files.tokenizer
@@ -51,13 +59,12 @@ def join_message(
     ranks: Ranks = SINGLE,
 ) -> pb.Join:
     """The Join message without the fields of the connection."""
-    own_name = "bundled" if files.folder == BUNDLED_MODEL.resolve() else Path(settings.model).name
     geometry = runner.geometry
     card = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
     return pb.Join(
         protocol=PROTOCOL,
         identity=identity,
-        model=settings.served_name or own_name,
+        model=model_name(settings, files),
         logit_rows=geometry.logit_rows,
         eos_token_ids=files.eos_token_ids,
         defaults=pb.GenerationDefaults(**files.generation.defaults),

@@ -2,16 +2,20 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.checkpoint.weights import ModelRefused
 from gpu_worker.link.runtime_dir import KEY_NAME
 from gpu_worker.preflight import check_before_imports, check_threads
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
+from scheduler_svc.wire.arrays import WireError
+from scheduler_svc.wire.worker import PROTOCOL, event_of
 from tests.architecture.source import ROOT
 from tests.gpu_worker.saved_model import changed, save_model
 from tests.rigs.waiting import TIMEOUT_SECONDS
@@ -54,7 +58,7 @@ def run(*arguments: str, **environment: str) -> tuple[int, list[str], str, str]:
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [
-        (["--page-size", "100"], 2, "page_size is 100; it must be a power of two, at least 16"),
+        (["--page-size", "100"], 2, "page_size is 100; it must be a power of two, 16 to 65536"),
         (["--device", "tpu"], 2, "--device is 'tpu'; it must be cpu, cuda or cuda:N"),
         (["--max-rows", "lots"], 2, "--max-rows is 'lots'; it must be a whole number"),
         (["--nope", "3"], 2, "unrecognized arguments: --nope 3; --help lists the settings"),
@@ -95,7 +99,7 @@ def test_version_and_help_are_shown_without_torch() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"page_size": 8}, "page_size is 8; it must be a power of two, at least 16"),
+        ({"page_size": 8}, "page_size is 8; it must be a power of two, 16 to 65536"),
         ({"num_pages": 1}, "num_pages is 1; it must be 2 to 1048576"),
         ({"max_rows": 70_000}, "max_rows is 70000; it must be 1 to 65536"),
         ({"max_length": 1}, "max_length is 1; it must be 2 to 16777216"),
@@ -112,6 +116,20 @@ def test_numbers_that_cannot_work_are_refused_by_name(
     with pytest.raises(SettingsRefused, match=problem):
         check_before_imports(WorkerSettings(runtime_dir=tmp_path / "run", **settings))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["page_size", "num_pages", "max_rows", "max_length", "token_budget"])
+def test_what_the_scheduler_refuses_in_a_join_is_refused_before_torch(name: str, tmp_path: Path) -> None:
+    join = pb.Join(protocol=PROTOCOL, vocab_size=9, num_pages=9, max_rows=3, max_length=32, page_size=16, chunk_align=2)
+    join.token_budget = join.logit_rows = 1 << 20
+    setattr(join, name, (1 << 32) - 1)
+    with pytest.raises(WireError) as refused:
+        event_of(pb.WorkerToCore(join=join), "worker")
+    limit = re.fullmatch(rf"{name} is \d+; it must be \d+ to (\d+)", str(refused.value))
+    assert limit is not None, refused.value
+    value = 2 * int(limit[1])
+    with pytest.raises(SettingsRefused, match=f"{name} is {value}; it must be .*{limit[1]}$"):
+        check_before_imports(WorkerSettings(runtime_dir=tmp_path / "run", **{name: value}))
 
 
 def test_settings_that_may_work_pass(tmp_path: Path) -> None:

@@ -76,6 +76,11 @@ def test_a_switch_can_be_turned_on_and_off() -> None:
         (["--window", "0"], "^--window is '0'; it must be at least 1$"),
         (["--window", "9", "--window-sinks", "-1"], "^--window-sinks is '-1'; it must be at least 0$"),
         (["--window-sinks", "4"], "^window_sinks is 4 and window is not set; set window too"),
+        # The scheduler takes no longer name in Join.
+        (["--served-name", "é" * 513], "^--served-name has 513 characters; the limit is 512$"),
+        (["--served-name", "\udcff"], r"^--served-name is '\\udcff'; it must be UTF-8 text$"),
+        (["--ranks", "65"], "^--ranks is '65'; it must be at most 64$"),
+        (["--rdzv-id", "-"], r"^--rdzv-id is '-'; it must match \^\[A-Za-z0-9\]"),
         (["--config", "/nowhere.toml"], "config file /nowhere.toml does not exist"),
         (
             ["--max-rows", "0", "--dtype", "x"],

@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker import __main__ as program
 from gpu_worker import startup
@@ -136,6 +137,22 @@ def test_a_tokenizer_too_large_for_a_join_is_refused_before_loading(
         ValueError, match=r"Join has \d+ bytes \(tokenizer \d+, .*the scheduler accepts at most 100; serve"
     ):
         start(WorkerSettings(model=str(saved), device="cpu"), saved)
+
+
+@pytest.mark.parametrize(
+    ("model", "served", "name"),
+    [
+        ("org/llama", "", "llama"),
+        ("org/llama", "chat", "chat"),
+        (".", "", "v1"),
+        ("..", "", "v1"),
+        ("a/m\udcff", "", "m?"),
+    ],
+)
+def test_every_model_has_a_name_that_a_join_may_have(model: str, served: str, name: str, tmp_path: Path) -> None:
+    files = mock.Mock(folder=tmp_path / "v1")
+    found = join_message.model_name(WorkerSettings.model_construct(model=model, served_name=served), files)
+    assert pb.Join(model=found).model == name
 
 
 def test_a_gpus_pool_fits_the_memory_free_after_loading(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
