@@ -62,8 +62,6 @@ def main(arguments: Sequence[str]) -> int:
     if settings.exit_with_parent or (settings.ranks > 1 and is_rank()):
         die_with_parent()
     start_log(settings)
-    for line in variable_warnings(os.environ):
-        log.warning("%s", line)
     try:
         return run(settings, begun, arguments)
     finally:
@@ -196,6 +194,10 @@ def start_log(settings: WorkerSettings) -> None:
     process = "worker" if ranks.is_leader else f"worker rank {ranks.rank}"
     level = "warning" if ranks.local_rank and settings.log_level == "info" else settings.log_level
     logs.start(level, settings.log_format, process=process)
+    # The ranks of a host have the same variables and files.
+    logging.getLogger("gpu_worker.checkpoint").setLevel(logging.ERROR if ranks.local_rank else logging.NOTSET)
+    for line in () if ranks.local_rank else variable_warnings(os.environ):
+        log.warning("%s", line)
 
 
 def keep_compiled_kernels() -> None:

@@ -16,7 +16,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 from transformers import PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.checkpoint.files import ModelFiles, read_files
+from gpu_worker.checkpoint.files import ModelFiles, read_files, warn_of
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_bytes
 from gpu_worker.checkpoint.merged import Groups
@@ -76,7 +76,7 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
         files = read_files(folder)
         # These are the largest parts of the Join; one that is too large is refused before weights are loaded.
         join_frame(pb.Join(**texts(files)))
-    _warn_of(files)
+    warn_of(files)
     with phase("compatibility check"):
         whole = model_facts(files.config, dtype=dtype, packs=(packs := can_pack(device, dtype)))
         facts, shared = part_of_rank(files.config, whole, ranks, dtype, packs=packs)
@@ -132,18 +132,6 @@ def _log_timings(timings: Timings, runner: Runner) -> None:
     log.info("a prompt takes %.3g us per token", timings.token_us)
     if runner.geometry.host_pages:
         log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
-
-
-def _warn_of(files: ModelFiles) -> None:
-    if not files.tokenizer.backend_json:
-        log.warning("%s has no tokenizer: prompts and outputs are token ids only", files.folder)
-    for note in files.generation.notes:
-        log.warning("%s", note)
-    if files.generation.unsupported:
-        log.warning(
-            "generation_config.json contains %s, which is not supported; it is ignored",
-            ", ".join(files.generation.unsupported)[:500],
-        )
 
 
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:

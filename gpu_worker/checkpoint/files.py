@@ -61,6 +61,19 @@ def read_files(folder: Path) -> ModelFiles:
     )
 
 
+def warn_of(files: ModelFiles) -> None:
+    """Logs what the folder lacks, and what of its options is changed or ignored."""
+    if not files.tokenizer.backend_json:
+        log.warning("%s has no tokenizer: prompts and outputs are token ids only", files.folder)
+    for note in files.generation.notes:
+        log.warning("%s", note)
+    if files.generation.unsupported:
+        log.warning(
+            "generation_config.json contains %s, which is not supported; it is ignored",
+            ", ".join(files.generation.unsupported)[:500],
+        )
+
+
 def read_config(folder: Path) -> PreTrainedConfig:
     """config.json as Transformers reads it. Raises ModelRefused, or OSError with the file's name."""
     path = folder / "config.json"

@@ -13,7 +13,11 @@ from datetime import datetime
 
 import pytest
 
+from gpu_worker import __main__ as program
 from gpu_worker import logs
+from gpu_worker.checkpoint import files, loading, tokenizer
+from gpu_worker.group import pulse
+from gpu_worker.settings import WorkerSettings
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
@@ -35,20 +39,38 @@ class BlockedStream(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def log_of_the_tests_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    root, own = logging.getLogger(), logging.getLogger("gpu_worker")
-    levels = root.level, own.level
+    loggers = [logging.getLogger(name) for name in ("", "gpu_worker", "gpu_worker.checkpoint")]
+    levels = [each.level for each in loggers]
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     yield
     logging.captureWarnings(False)
     logs.stop()
-    root.setLevel(levels[0])
-    own.setLevel(levels[1])
+    for each, level in zip(loggers, levels, strict=True):
+        each.setLevel(level)
 
 
 def written(log_format: str = "text", level: str = "info") -> io.StringIO:
     stream = io.StringIO()
     logs.start(level, log_format, stream)
     return stream
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_the_ranks_of_a_host_warn_once_of_its_files_and_variables(
+    local_rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank = {"RANK": local_rank, "WORLD_SIZE": 2, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": 2}
+    for name, value in rank.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TANDEM_MODLE", "x")
+    program.start_log(WorkerSettings(ranks=2))
+    for module in (loading, files, tokenizer, pulse):
+        logging.getLogger(module.__name__).warning("%s warns", module.__name__)
+    logs.stop()
+    lines = capsys.readouterr().err.splitlines()
+    # Only what differs from rank to rank is logged by each.
+    assert len(lines) == (1 if local_rank else 5)
+    assert lines[-1].endswith("gpu_worker.group.pulse warns")
 
 
 def test_text_lines_have_time_process_level_and_message() -> None:
