@@ -68,6 +68,12 @@ def test_eager_attention_that_does_not_run_is_refused_before_loading() -> None:
         examine(config, dtype=torch.float32, packs=False)
 
 
+def test_a_padding_token_changes_nothing() -> None:
+    """Transformers looks for it in the tokens of a step, to warn of it."""
+    plain, padded = (examine(tiny("gpt2", pad_token_id=token), dtype=torch.float32, packs=False) for token in (None, 3))
+    assert plain == padded
+
+
 def test_a_missing_kernel_named_in_the_config_is_ignored() -> None:
     config = tiny("llama")
     config._attn_implementation_internal = "flash_attention_2"

@@ -200,8 +200,6 @@ FIELDS = ("hidden_act", "mlp_bias", "num_key_value_heads")
     ("name", "fields"),
     [
         ("llama", FIELDS),
-        # Only eager attention reads it.
-        ("deepseek_v3", ("num_key_value_heads",)),
         *(
             pytest.param(name, (), marks=pytest.mark.long)
             for name in ("longrope", "dynamic", *sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
@@ -238,8 +236,7 @@ def test_every_field_of_config_computes_the_same_or_is_refused_by_name(
     ("name", "fields"),
     [
         ("llama", HARMLESS),
-        # Transformers looks for padding in the tokens of a step, to warn of it.
-        ("gpt2", {"pad_token_id": 3}),
+        pytest.param("gpt2", {"pad_token_id": 3}, marks=pytest.mark.long),
         *(pytest.param("llama", {field: HARMLESS[field]}, marks=pytest.mark.long) for field in HARMLESS),
     ],
 )
