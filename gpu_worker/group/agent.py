@@ -173,7 +173,7 @@ class Agent:
         codes = [failure.exitcode for failure in result.failures.values()]
         log.debug("exit codes of the failed ranks: %s", codes)
         for rank, failure in result.failures.items():
-            # A rank that the kernel kills because memory ran out says nothing itself. The agent sends SIGTERM to the rest.
+            # A rank that the kernel kills because memory ran out says nothing. The agent sends SIGTERM to the rest.
             if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
                 log.warning("rank %d was ended by %s", rank, failure.signal_name())
         refused = [code for code in codes if code in REFUSED_CODES]
