@@ -176,33 +176,38 @@ class NamesOfRow:
         if after.any():
             own.extended.add(name)
             return
-        last = next((end for end in range(len(name) - 1, len(begun) - 1, -1) if self._branches(own, name[:end])), None)
+        ends = range(len(name) - 1, len(begun) - 1, -1)
+        last = next((end for end in ends if self._branches(own, matcher, begun, name[:end])), None)
         if last is not None:
             for end in range(last + 1, len(name) + 1):
                 yield self._texts.equal_to(name[len(begun) : end])
 
-    def _branches(self, own: _Object, begun: bytes) -> bool:
-        """Whether a name may go on from here that is on the way to none of the object's."""
-        mask = own.masks[begun].copy()
-        for name in own.names:
-            if name.startswith(begun):
-                rest = name[len(begun) :] + b'"'
-                _clear(mask, [self._texts.beginning_with(rest)])
-                _clear(mask, [self._texts.equal_to(rest[:end]) for end in range(1, len(rest))])
-        return bool(mask.any())
+    def _branches(self, own: _Object, matcher: LLMatcher, begun: bytes, so_far: bytes) -> bool:
+        """Whether a name may go on from `so_far` that is none of the object's."""
+        mask, names = self._mask_at(own, matcher, begun, so_far).copy(), [n for n in own.names if n.startswith(so_far)]
+        for name in names:
+            rest = name[len(so_far) :] + b'"'
+            _clear(mask, [self._texts.beginning_with(rest)])
+            _clear(mask, [self._texts.equal_to(rest[:end]) for end in range(1, len(rest))])
+        # If not right here, then further on the way to one of these.
+        longer = sorted({name[: len(so_far) + 1] for name in names if len(name) > len(so_far)})
+        return bool(mask.any()) or any(self._branches(own, matcher, begun, one) for one in longer)
 
     def _mask_at(self, own: _Object, matcher: LLMatcher, begun: bytes, name: bytes) -> Mask:
         """The mask after a whole name, before the quote that ends it. Keeps the masks on the way."""
-        copy: LLMatcher | None = None
+        after: LLMatcher | None = None
+        is_way = True
         for end in range(len(begun), len(name) + 1):
-            if name[:end] in own.masks and copy is None:
+            if name[:end] in own.masks and after is None:
                 continue
-            if copy is None:
-                copy = matcher.deep_copy()
-                copy.consume_tokens(self._bytes_of(name[len(begun) : end]))
+            if after is None:
+                after = matcher.deep_copy()
+                is_way = after.consume_tokens(self._bytes_of(name[len(begun) : end]))
             elif end > len(begun):
-                copy.consume_tokens(self._bytes_of(name[end - 1 : end]))
-            own.masks[name[:end]] = np.frombuffer(copy.compute_bitmask(), np.uint32)
+                is_way = is_way and after.consume_tokens(self._bytes_of(name[end - 1 : end]))
+            # A listed name is none of a pattern.
+            mask = np.frombuffer(after.compute_bitmask(), np.uint32)
+            own.masks[name[:end]] = mask if is_way else np.zeros_like(mask)
         return own.masks[name]
 
     def _bytes_of(self, text: bytes) -> list[int]:

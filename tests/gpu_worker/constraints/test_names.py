@@ -100,6 +100,37 @@ def test_no_object_has_a_name_twice(name: str) -> None:
     assert num_ended > 20
 
 
+FEW = {"type": "object", "patternProperties": {"^[a-c]{4}$": {"enum": [1]}}, "additionalProperties": False}
+
+
+def test_a_name_never_begins_where_all_that_follow_are_taken() -> None:
+    """Also if all letters before lead to names that are taken, and if a name is a listed one."""
+    found = matchers()
+    for more in ({}, {"required": ["aaaa"]}):
+        found.define(1, found.compiled(json_grammar("schema", json.dumps({**FEW, **more})).encode()))
+        row = found.row(1, len(more), 1)
+        text = "{" + "".join(f'"{name}": 1, ' for name in ("aaaa", "aaab", "aaac", "aaba", "aaca")) + '"aa'
+        found.take(row, [TOKENS.index(bytes([byte])) for byte in text.encode()])
+        words = np.zeros(-(-len(ALL) // 32), np.int32)
+        found.fill(row, words.ctypes.data)
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+        assert {ALL[one] for one in allowed} == {b"b", b"c"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [{}, {"minProperties": 81}, {"required": ["aaaa"], "maxProperties": 90}])
+def test_an_object_may_use_up_the_names_of_a_pattern(more: dict[str, object]) -> None:
+    """A model that always goes on gets to the end of the object all the same."""
+    draw = random.Random(1)
+
+    def choose(texts: list[bytes]) -> int:
+        others = [i for i, text in enumerate(texts) if b"}" not in text and text]
+        return draw.choice(others or list(range(len(texts))))
+
+    text = output(matchers(), {**FEW, **more}, choose, 2_000)
+    assert text is not None and len(json.loads(text)) == 81
+
+
 def objects(text: str) -> list[list[str]]:
     found: list[list[str]] = []
 
