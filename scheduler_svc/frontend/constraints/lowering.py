@@ -5,7 +5,7 @@ refused by name. Every target of a reference stands in `$defs` afterwards, becau
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from scheduler_svc.frontend.constraints import numbers
 from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError, too_large
 from scheduler_svc.frontend.constraints.names import MOST_NAMES, UnreadError, names_of
 from scheduler_svc.frontend.constraints.references import References, within
+from scheduler_svc.frontend.constraints.repetition import after_class
 from scheduler_svc.frontend.constraints.unions import Unions
 
 BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
@@ -24,6 +25,8 @@ ENFORCED = frozenset((*BOUNDS, *LISTS_OF_SCHEMAS, *MAPS_OF_SCHEMAS, *SCHEMAS, *_
 # Of properties and required names that patterns with more names are compared with.
 _MOST_KNOWN = 256
 _MOST_NAMES_OF_PATTERNS = 1_024
+# An output may use up the names of a pattern that are no more than these.
+_MOST_COUNTED = 1_024
 _IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 
 _FORMATS = frozenset(
@@ -41,6 +44,9 @@ _CLASS = re.compile(r"\\\\|\[(?:\\.|[^\]\\])*+(?:\]|\Z)", re.DOTALL)
 _CONTROL = re.compile(
     r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[Ff]|[va0]|c[A-Za-z])"
 )
+# A class with these may have no other characters, of which llguidance would find only in an output that none is left.
+_MAY_BE_CONTROL = re.compile(_CONTROL.pattern + r"|\\[pP]|\[:|\[\^(?!\])")
+_WRITABLE = r"[^\x00-\x07\x0b\x0e-\x1f\x7f]"
 _UNKEPT_PARTS = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")
 _PART = r"(?:\d+(?:[.,]\d+)?S)"
 _TIME = rf"T(?:\d+H(?:\d+M)?{_PART}?|\d+M{_PART}?|{_PART})"
@@ -141,13 +147,13 @@ class _Lowering:
         if name == "properties":
             return {key: self._schema(one, within(here, key)) for key, one in value.items()}
         if name == "patternProperties":
-            return {self._pattern(key, here): self._schema(one, within(here, key)) for key, one in value.items()}
+            return {self._name_pattern(key, here): self._schema(one, within(here, key)) for key, one in value.items()}
         if name in BOUNDS:
             return int(value)
         if name in ("const", "enum"):
             return self._value(value, here)
         if name == "pattern":
-            return self._pattern(value, here)
+            return _writable(self._pattern(value, here))
         return self._format(value, place) if name == "format" else value
 
     def _reference(self, reference: str, place: str) -> str:
@@ -175,6 +181,12 @@ class _Lowering:
         if isinstance(same, str) and (char := _CONTROL.search(_CLASS.sub("", same))):
             raise self._unsupported(f"the control character {char[0]!r} in a pattern; leave it out", here)
         return same
+
+    def _name_pattern(self, pattern: Any, here: str) -> Any:
+        """A pattern of names. llguidance finds only in an output that it has no name."""
+        if isinstance(pattern, str) and (kept := next(filter(_is_control, _parts(pattern)), None)):
+            raise self._unsupported(f"the control characters {kept[:64]!r} in a pattern of names; leave them out", here)
+        return self._pattern(pattern, here)
 
     def _format(self, name: Any, place: str) -> Any:
         if name in _UNKEPT_FORMATS:
@@ -205,13 +217,15 @@ class _Lowering:
         """The keywords of an object, by the names that it may have."""
         if "propertyNames" in fields:
             self._property_names(fields["propertyNames"], out, place)
-        for pattern in list(out.get("patternProperties", ())):
-            self._expand(pattern, out, place)
+        counted = [self._expand(pattern, out, place) for pattern in list(out.get("patternProperties", ()))]
         if not out.get("patternProperties", True):
             del out["patternProperties"]
         listed, required = out.get("properties", {}), set(out.get("required", ()))
         is_free = bool(out.get("patternProperties")) or out.get("additionalProperties", True) is not False
         optional = [name for name, one in listed.items() if name not in required and one is not False]
+        if out.get("additionalProperties", True) is False and None not in counted and "patternProperties" in out:
+            names = required.union(optional, *filter(None, counted))
+            self._use_up(out, len(names), place, has_optional=bool(optional))
         self._count(out, len(required), len(optional), place, is_free=is_free)
         if is_free and not (out.keys() & {"const", "enum"}) and (not out or not out.keys() <= _IN_PLACE):
             self._has_free_names = True
@@ -232,18 +246,30 @@ class _Lowering:
             name = "minProperties" if least else "maxProperties"
             raise self._unsupported(f"{name} beside optional properties; list all properties in required", place)
 
-    def _expand(self, pattern: str, out: dict[str, Any], place: str) -> None:
-        """Makes properties of a pattern with few names, which other names could use up."""
+    def _use_up(self, out: dict[str, Any], num_names: int, place: str, *, has_optional: bool) -> None:
+        """Lets an object have no more properties than there are names."""
+        if (least := out.get("minProperties", 0)) > num_names:
+            what = f"minProperties is {least}, and the patterns and properties have {num_names} names"
+            raise self._refused(place, what)
+        if not has_optional:
+            out["maxProperties"] = min(out.get("maxProperties", num_names), num_names)
+
+    def _expand(self, pattern: str, out: dict[str, Any], place: str) -> list[str] | None:
+        """Makes properties of a pattern with few names, which other names could use up.
+
+        Returns the names; None if they are many.
+        """
         known = dict.fromkeys((*out.get("properties", ()), *out.get("required", ())))
         try:
-            names = names_of(pattern, max(MOST_NAMES, min(len(known), _MOST_KNOWN)))
+            names = names_of(pattern, _MOST_COUNTED)
         except UnreadError:
             if known:
                 what = f"the pattern {pattern[:64]!r} of names beside other names; write a simpler one"
                 raise self._unsupported(what, place) from None
-            return
-        if names is None or (len(names) > MOST_NAMES and not known.keys() >= set(names)):
-            return
+            return None
+        most = max(MOST_NAMES, min(len(known), _MOST_KNOWN))
+        if names is None or len(names) > most or (len(names) > MOST_NAMES and not known.keys() >= set(names)):
+            return names
         self._num_names += len(names)
         if self._num_names > _MOST_NAMES_OF_PATTERNS:
             what = "the patterns of names match"
@@ -251,6 +277,7 @@ class _Lowering:
         schema, properties = self._shared(out["patternProperties"].pop(pattern)), out.setdefault("properties", {})
         for name in names:
             properties[name] = {"allOf": [properties[name], schema]} if name in properties else schema
+        return names
 
     def _property_names(self, names: Any, out: dict[str, Any], place: str) -> None:
         """Writes propertyNames with other keywords."""
@@ -273,7 +300,7 @@ class _Lowering:
             most = str(int(rules["maxLength"])) if "maxLength" in rules else ""
             self._only_matching(f"^(?s:.{{{int(rules.get('minLength', 0))},{most}}})$", out, place)
         elif rules.keys() == {"pattern"}:
-            self._only_matching(self._pattern(rules["pattern"], f"{here}.pattern"), out, place)
+            self._only_matching(self._name_pattern(rules["pattern"], f"{here}.pattern"), out, place)
         elif rules:
             raise self._unsupported("propertyNames with these keywords; write patternProperties", place)
 
@@ -332,6 +359,32 @@ _ADVICE = {
 def advised(keyword: str) -> str:
     """A keyword, with what to write instead."""
     return f"{keyword}; {_ADVICE[keyword]}" if keyword in _ADVICE else keyword
+
+
+def _writable(pattern: str) -> str:
+    """The pattern without the characters of its classes that llguidance cannot write. It finds classes without any."""
+    if not _MAY_BE_CONTROL.search(pattern):
+        return pattern
+    return "".join(
+        f"[{part}&&{_WRITABLE}]" if part[0] == "[" and _MAY_BE_CONTROL.search(part) else part
+        for part in _parts(pattern)
+    )
+
+
+def _parts(pattern: str) -> Iterator[str]:
+    """The classes of a pattern, and what stands between them."""
+    at = 0
+    while at < len(pattern):
+        end = after_class(pattern, at) if pattern[at] == "[" else at + (2 if pattern[at] == "\\" else 1)
+        yield pattern[at:end]
+        at = end
+
+
+def _is_control(part: str) -> bool:
+    """Whether part of a pattern is a class with characters that llguidance does not write, or may have only those."""
+    if part[0] != "[" or part.startswith("[^"):
+        return False
+    return _CONTROL.search(part) is not None or ("&&" in part and re.search(r"\\[pP]|\[:", part) is not None)
 
 
 def _types(schema: Mapping[str, Any]) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def repetition(field: str, pattern: str) -> int:
                 last[-1] = inner
             elif char not in "*+?":
                 last[-1] = 1
-            position = _after_class(pattern, position) if char == "[" else position + (2 if char == "\\" else 1)
+            position = after_class(pattern, position) if char == "[" else position + (2 if char == "\\" else 1)
         groups[-1] = max(groups[-1], last[-1])
         largest = max(largest, last[-1])
         if largest > MAX_REPETITION:
@@ -55,7 +55,7 @@ def repetition(field: str, pattern: str) -> int:
     return largest
 
 
-def _after_class(pattern: str, position: int) -> int:
+def after_class(pattern: str, position: int) -> int:
     """The position behind a class such as [a-z], [[:alpha:]] or [a&&[b]]."""
     depth = 0
     while position < len(pattern):

@@ -16,9 +16,24 @@ _SAID: tuple[Schema, ...] = (
     {"readOnly": True}, {"externalDocs": {"url": "u"}}, {"xml": {}}, {"contentMediaType": "text/html"},
     {"contentEncoding": "base64"}, {"uniqueItems": False}, {"id": "i"},
 )  # fmt: skip
-_NAMES = ("^[a-z]$", "^[ab]$", "^(x|y)$", "^s[0-9]$", "^[0-9]{2}$", "^n", "^id$", "^(id|name)$", "a+")
+_NAMES = (
+    r"^[\x01-\x03]$",
+    "^[\x01]",
+    r"^[\x01c]{1,2}$",
+    "^[a-d]{4}$",
+    "^[a-z]$",
+    "^[ab]$",
+    "^(x|y)$",
+    "^s[0-9]$",
+    "^[0-9]{2}$",
+    "^n",
+    "^id$",
+    "^(id|name)$",
+    "a+",
+)
 _WORDS = ("id", "name", "age", "tags", "city", "x", "y", "größe", "is ok", "last-seen", "日付")
-_PATTERNS = ("^[a-z]{1,6}$", "^[A-Z][a-z]+-[0-9]{2}$", "^(red|green|blue)$", r"^\d{3}\.\d{1,2}$", "^a.b$")
+_PATTERNS = ("^[a-z]{1,6}$", "^[A-Z][a-z]+-[0-9]{2}$", "^(red|green|blue)$", r"^\d{3}\.\d{1,2}$", "^a.b$",
+             r"^[\x01]$", "^[\x02-\x04]+$", r"^[\x01a]{1,3}$", "^[a&&b]$")  # fmt: skip
 _FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email", "hostname")
 _VALUES: tuple[Any, ...] = ("on", "off", "a b", 'quo"te', "ü", 0, -7, 2.5, True, None, [], {}, [1, "two"], {"k": "v"})
 # How deep lists and objects nest.

@@ -148,6 +148,48 @@ def test_a_refusal_names_the_field_the_number_and_the_limit(sentence: str) -> No
     assert str(refused.value).startswith("constraint") and "\n" not in str(refused.value)
 
 
+# No value of these strings and names can be written, which llguidance finds late if nobody looks.
+LATE = {
+    "a class": {"pattern": r"^[\x01]$"},
+    "a class as it is": {"pattern": "^[\x01-\x05]+$"},
+    "a class of others": {"pattern": r"^[^ -\x{10ffff}\t\n\f\r\x08]$"},
+    "a class in classes": {"pattern": r"^a?[\p{Cc}&&[\x00-\x05]]$"},
+    "a named class": {"pattern": r"^[[:cntrl:]&&[^\x08-\x0d]]$"},
+    "of a length": {"pattern": r"^[\x01]?$", "minLength": 1},
+    "longer than its pattern": {"pattern": "^a{1,3}$", "minLength": 4},
+    "both patterns": {"allOf": [{"pattern": r"^[\x01a]$"}, {"pattern": r"^[\x01b]$"}]},
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_string_that_llguidance_cannot_write_is_refused_before_the_output_comes_to_it(name: str) -> None:
+    value = {"type": "string", **LATE[name]}
+    object_ = {"type": "object", "properties": {"b": {"type": "integer"}, "a": value}, "required": ["b", "a"]}
+    compiled = llguidance.LLMatcher(TOKENIZER, grammar_of(schema(object_)), log_level=0)
+    assert "Unsatisfiable schema" in compiled.get_error()
+    # Where it need not come, everything else may.
+    del object_["required"]
+    assert not llguidance.LLMatcher(TOKENIZER, grammar_of(schema(object_)), log_level=0).get_error()
+
+
+@pytest.mark.parametrize("pattern", [r"^[\x01]$", "^[\x01-\x05]+$", r"^[\p{Cc}&&[\x00-\x05]]+$", r"^a[\x00]$"])
+def test_a_pattern_of_names_that_llguidance_cannot_write_is_refused(pattern: str) -> None:
+    for given in ({"patternProperties": {pattern: {}}}, {"propertyNames": {"pattern": pattern}}):
+        with pytest.raises(GrammarError, match="control character"):
+            grammar_of(schema({"type": "object", **given}))
+
+
+def test_a_pattern_of_names_with_a_negated_class_stays_beside_other_names() -> None:
+    names = {"patternProperties": {"^[^a]+$": {}}, "properties": {"ab": {}}}
+    assert "[^a]+" in grammar_of(schema({"type": "object", **names, "additionalProperties": False}))
+
+
+def test_more_properties_than_names_are_refused() -> None:
+    few = {"type": "object", "patternProperties": {"^[a-e]{3}$": {}}, "additionalProperties": False}
+    with pytest.raises(GrammarError, match="minProperties is 126, and the patterns and properties have 125 names"):
+        grammar_of(schema({**few, "minProperties": 126}))
+
+
 def test_nested_json_is_refused_at_the_limit() -> None:
     def nested(depth: int) -> Constraint:
         return Constraint(json_schema='{"items":' * depth + "true" + "}" * depth)
