@@ -64,7 +64,10 @@ def liked_and_marks() -> tuple[set[int], set[int]]:
 
 def row_of(name: str, *, content: str | None = None, tagged: object = INSIDE, **fields: object) -> FollowedRow:
     """A row of an answer to a chat with these fields, without tools if there is a content."""
-    served = Mock(spec=ServedChat, form=choose_form([FAMILIES[name].literals], "", None))
+    form = choose_form([FAMILIES[name].literals], "", None)
+    assert form is not None
+    served = Mock(spec=ServedChat, form=form)
+    served.reasoning.return_value = form.reasoning
     served.renderer.marks, served.prefix.return_value = tokens()[2], ""
     schemas = {"inside": tagged} if FAMILIES[name].is_tagged else {"free": FREE, "pattern": PATTERN}
     functions = [{"name": name, "parameters": schema, "strict": True} for name, schema in schemas.items()]
