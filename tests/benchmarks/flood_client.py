@@ -94,11 +94,18 @@ async def burst(address: str, seconds: float) -> dict[str, Any]:
     while time.perf_counter() < end:
         calls = [stubs[idx % NUM_CHANNELS].Generate(request, timeout=TIMEOUT_SECONDS) for idx in range(NUM_CALLS)]
         num_bursts += 1
-        for call in calls:
-            codes[(await call.code()).name] += 1
+        codes.update(await asyncio.gather(*map(_ended, calls)))
     for channel in channels:
         await channel.close()
     return {"bursts": num_bursts, "calls_per_second": codes.total() / seconds, "codes": codes}
+
+
+async def _ended(call: Any) -> str:
+    """Reads a stream to its end, without which its status does not come. Returns the status."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        async for _ in call:
+            pass
+    return str((await call.code()).name)
 
 
 ATTACKS: dict[str, Callable[[str, float], Any]] = {"watches": watches, "resets": resets, "burst": burst}
