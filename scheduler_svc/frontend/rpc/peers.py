@@ -6,6 +6,7 @@ give out its sockets, so they are found by their addresses, and a duplicate is h
 
 import contextlib
 import fcntl
+import functools
 import ipaddress
 import os
 import socket
@@ -19,6 +20,7 @@ MAX_FILES = 8_192
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
+@functools.lru_cache(maxsize=4096)
 def network_of(peer: str) -> Network | None:
     """Whom a peer belongs to, as far as one can tell: its host, or of IPv6 its network of 64 bits."""
     host, _ = _split(peer)
@@ -37,8 +39,11 @@ def sockets_to(peers: Collection[str], max_files: int = MAX_FILES) -> dict[str, 
         # gRPC listens on IPv6 sockets and writes an IPv4 peer without this prefix.
         with contextlib.suppress(OSError):
             host, port = one.getpeername()[:2]
-            if (peer := wanted.get((host.removeprefix("::ffff:"), str(port)))) is not None:
+            # Other files of the connection are duplicates, such as those of `corks`.
+            if (peer := wanted.pop((host.removeprefix("::ffff:"), str(port)), None)) is not None:
                 found[peer] = one
+                if not wanted:
+                    break
                 continue
         one.close()
     return found

@@ -14,7 +14,6 @@ mind have sent the message with the call, and it is read.
 
 import asyncio
 import contextlib
-import functools
 import json
 import logging
 import socket
@@ -46,8 +45,6 @@ _MAX_CLOSED = 4096
 # How gRPC names a connection, before the peer.
 _NAME = "chttp2 "
 _grpc = cast(Any, cygrpc)
-
-_network_of = functools.lru_cache(maxsize=4096)(network_of)
 
 
 class Resets:
@@ -89,7 +86,7 @@ class Resets:
         resets, now = self._resets[peer], self._clock()
         if peer in self._closed or resets < WORTH_A_LOOK or resets < MAX_SHARE * self._calls[peer]:
             return
-        host = _network_of(peer)
+        host = network_of(peer)
         if resets == MAX_RESETS:
             self._close([peer])
         elif now >= self._next_look and host not in self._watched and self._look(host).get(peer, 0) >= MAX_WAITING:
@@ -122,12 +119,15 @@ class Resets:
             self._watched.pop(host, None)
 
     def _close(self, peers: Collection[str]) -> None:
-        for peer, found in sockets_to(peers).items():
-            with found:
-                if (network := _network_of(peer)) is not None:
-                    self._barred.bar(network, found.getsockname()[1])
-                _close(found)
-            self._num_closed += 1
+        found = sockets_to(peers)
+        # First, because the next connection comes at once; and each host once, because that looks at all files.
+        for network, port in {(network_of(peer), one.getsockname()[1]) for peer, one in found.items()}:
+            if network is not None:
+                self._barred.bar(network, port)
+        for one in found.values():
+            with one:
+                _close(one)
+        self._num_closed += len(found)
         self._closed.update(dict.fromkeys(peers))
         while len(self._closed) > _MAX_CLOSED:
             del self._closed[next(iter(self._closed))]
@@ -140,7 +140,7 @@ def _open_calls(host: Network | None) -> dict[str, int]:
         # All of a server's connections fit in one answer: options.MAX_CONNECTIONS.
         listed = _told(_grpc.channelz_get_server_sockets, int(server["ref"]["serverId"]), 0, 1 << 20)
         sockets = {one["name"].removeprefix(_NAME): int(one["socketId"]) for one in listed.get("socketRef", [])}
-        for peer in [one for one in sockets if _network_of(one) == host][-_MAX_LOOKED_AT:]:
+        for peer in [one for one in sockets if network_of(one) == host][-_MAX_LOOKED_AT:]:
             if one := _told(_grpc.channelz_get_socket, sockets[peer]):
                 data = one["socket"]["data"]
                 ended = int(data["streamsSucceeded"]) + int(data["streamsFailed"])

@@ -61,3 +61,13 @@ def test_nothing_is_found_among_too_many_files():
 )
 def test_whom_a_peer_belongs_to(peer: str, network: str):
     assert str(network_of(peer)) == network
+
+
+def test_a_connection_with_duplicates_is_found_once_and_nothing_stays_open():
+    listener, server, client, peer = connection("127.0.0.1")
+    with listener, server, client, server.dup():
+        before = len(os.listdir("/proc/self/fd"))
+        with sockets_to([peer])[peer] as found:
+            assert found.getpeername() == server.getpeername()
+            assert len(os.listdir("/proc/self/fd")) == before + 1
+        assert len(os.listdir("/proc/self/fd")) == before
