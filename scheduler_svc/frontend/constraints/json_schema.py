@@ -16,8 +16,8 @@ from scheduler_svc.frontend.constraints.limits import (
     MAX_ITEM_CHARS,
     MAX_REPETITION,
     GrammarError,
-    UnsupportedError,
     too_large,
+    wrong,
 )
 from scheduler_svc.frontend.constraints.lowering import (
     BOUNDS,
@@ -25,8 +25,8 @@ from scheduler_svc.frontend.constraints.lowering import (
     LISTS_OF_SCHEMAS,
     MAPS_OF_SCHEMAS,
     Lowered,
-    advised,
     lowered,
+    unsupported,
 )
 from scheduler_svc.frontend.constraints.references import References, within
 from scheduler_svc.frontend.constraints.repetition import repetition
@@ -186,7 +186,7 @@ class _Check:
     def _check_keywords(self, schema: dict[str, Any], place: str) -> None:
         for name in schema:
             if name not in _KNOWN and not name.startswith("x-"):
-                raise self._unsupported(advised(name[:100]), place)
+                raise self._unsupported(name[:100], place)
         for name in ("exclusiveMinimum", "exclusiveMaximum"):
             if isinstance(schema.get(name), bool):
                 raise self._unsupported(f"{name} with a boolean; write the number", place)
@@ -215,12 +215,10 @@ class _Check:
         return self._measure(*found)
 
     def _unsupported(self, what: str, place: str) -> GrammarError:
-        path = self._field + place
-        return UnsupportedError(f"{path}: llguidance does not support {what}", path)
+        return unsupported(self._field + place, what)
 
     def _wrong(self, what: str, place: str) -> GrammarError:
-        path = self._field + place
-        return GrammarError(f"{path}: {what}", path)
+        return wrong(self._field + place, what)
 
 
 def _keys(schema: dict[str, Any], name: str) -> list[str]:

@@ -28,6 +28,11 @@ class UnsupportedError(GrammarError):
     """The constraint has a part that has no effect or none that is known."""
 
 
+def wrong(path: str, what: str) -> GrammarError:
+    """The refusal of what stands at this path."""
+    return GrammarError(f"{path}: {what}", path)
+
+
 def too_large(field: str, what: str, number: int, limit: int, where: str = "") -> GrammarError:
     """The refusal of a number beyond its limit."""
-    return GrammarError(f"{field}: {what} {number}{where}; the limit is {limit}", field)
+    return wrong(field, f"{what} {number}{where}; the limit is {limit}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from scheduler_svc.frontend.constraints import numbers
-from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError, too_large
+from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError, too_large, wrong
 from scheduler_svc.frontend.constraints.names import MOST_NAMES, UnreadError, names_of
 from scheduler_svc.frontend.constraints.references import References, within
 from scheduler_svc.frontend.constraints.repetition import after_class
@@ -333,12 +333,10 @@ class _Lowering:
         return int(fields[name]) if name in fields else None
 
     def _unsupported(self, what: str, place: str) -> GrammarError:
-        path = self._field + place
-        return UnsupportedError(f"{path}: llguidance does not support {advised(what)}", path)
+        return unsupported(self._field + place, what)
 
     def _refused(self, place: str, what: str) -> GrammarError:
-        path = self._field + place
-        return GrammarError(f"{path}: {what}", path)
+        return wrong(self._field + place, what)
 
 
 _ADVICE = {
@@ -356,9 +354,10 @@ _ADVICE = {
 }
 
 
-def advised(keyword: str) -> str:
-    """A keyword, with what to write instead."""
-    return f"{keyword}; {_ADVICE[keyword]}" if keyword in _ADVICE else keyword
+def unsupported(path: str, what: str) -> UnsupportedError:
+    """The refusal of what stands at this path, with what to write instead of a keyword."""
+    advised = f"{what}; {_ADVICE[what]}" if what in _ADVICE else what
+    return UnsupportedError(f"{path}: llguidance does not support {advised}", path)
 
 
 def _writable(pattern: str) -> str:

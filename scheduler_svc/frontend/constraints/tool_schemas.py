@@ -4,6 +4,7 @@ A strict tool whose schema cannot be enforced is refused by name. Any other tool
 arguments are any JSON object. The grammar is tried with all schemas first; if it is refused, each tool by itself.
 """
 
+import functools
 from collections.abc import Awaitable, Callable
 
 from scheduler_svc.frontend.chat.grammars import AnswerGrammar
@@ -27,6 +28,8 @@ class ToolSchemas:
     def __init__(self, answer: AnswerGrammar, judge: Callable[[str], Awaitable[Verdict]]) -> None:
         """`judge` tries a grammar."""
         self._answer, self._judge = answer, judge
+        # The grammar that is accepted was tried before, and to write its schemas takes milliseconds.
+        self._written = functools.lru_cache(maxsize=1)(functools.partial(with_written_schemas, ANSWER))
         # Why arguments of a tool are any JSON object, by its name.
         self._loose = dict[str, str]()
 
@@ -46,7 +49,7 @@ class ToolSchemas:
         while (grammar := self._answer.whole(self._loose)) is not None:
             verdict = await self._verdict(grammar)
             if not verdict.refusal or not await self._loosen_more(verdict.refusal):
-                return with_written_schemas(ANSWER, grammar)
+                return self._written(grammar)
         return None
 
     def warnings(self) -> tuple[str, ...]:
@@ -82,7 +85,7 @@ class ToolSchemas:
 
     async def _verdict(self, grammar: str) -> Verdict:
         try:
-            written = with_written_schemas(ANSWER, grammar)
+            written = self._written(grammar)
             within_limit(ANSWER, written)
         except GrammarError as error:
             return Verdict(refusal=str(error))
