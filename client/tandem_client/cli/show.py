@@ -152,7 +152,7 @@ def _table(name: str, start: int, token_ids: Sequence[int], logprobs: Iterable[T
     yield f"{name}: position, {'token, ' if token_ids else ''}logprob, most probable"
     for idx, entry in enumerate(logprobs):
         token = f"{token_ids[idx]:>8}" if token_ids else ""
-        text = "" if entry.piece is None else f"  {entry.piece.text!r}"
+        own = "" if entry.piece is None else f"  {entry.piece.text!r}"
         texts = [repr(piece.text) for piece in entry.top_pieces] or [""] * len(entry.top)
         top = "".join(f"  {other}{text}={logprob:.3f}" for (other, logprob), text in zip(entry.top, texts, strict=True))
-        yield f"{start + idx:>8}{token}{entry.logprob:>10.3f}{text}{top}"
+        yield f"{start + idx:>8}{token}{entry.logprob:>10.3f}{own}{top}"

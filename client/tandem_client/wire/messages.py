@@ -88,21 +88,20 @@ def _logprobs(message: inference_pb2.Logprobs) -> tuple[types.TokenLogprob, ...]
             f" {len(message.top_token_ids)} token ids and {len(message.top_logprobs)} logprobs of alternatives"
         )
     top = list(zip(message.top_token_ids, message.top_logprobs, strict=True))
-    if not message.pieces:
-        return tuple(
-            types.TokenLogprob(logprob=logprob, top=tuple(top[idx * top_k : (idx + 1) * top_k]))
-            for idx, logprob in enumerate(message.logprobs)
-        )
     pieces, others = (tuple(map(_piece, each)) for each in (message.pieces, message.top_pieces))
-    if (len(pieces), len(others)) != (count, len(top)):
+    if pieces and (len(pieces), len(others)) != (count, len(top)):
         raise ProtocolError(
             f"{count} logprobs with {top_k} alternatives each have {len(pieces)} pieces of text, and {len(others)} of"
             " alternatives"
         )
     return tuple(
-        types.TokenLogprob(logprob=logprob, top=tuple(top[of]), piece=piece, top_pieces=others[of])
-        for idx, (logprob, piece) in enumerate(zip(message.logprobs, pieces, strict=True))
-        for of in [slice(idx * top_k, (idx + 1) * top_k)]
+        types.TokenLogprob(
+            logprob=logprob,
+            top=tuple(top[idx * top_k : (idx + 1) * top_k]),
+            piece=pieces[idx] if pieces else None,
+            top_pieces=others[idx * top_k : (idx + 1) * top_k] if pieces else (),
+        )
+        for idx, logprob in enumerate(message.logprobs)
     )
 
 
