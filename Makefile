@@ -235,7 +235,7 @@ $(TRL_INSTALLED): .ci/constraints.txt
 	@touch $@
 
 test-trl: $(INSTALLED) $(STUBS) $(TRL_INSTALLED) ## Train the bundled model with TRL and a service: 3 seeds, 40 steps each
-	PYTHONPATH=.:client:.stubs TANDEM_PYTHON=$(abspath $(BIN))/python $(TRL_VENV)/bin/python -m tests.trl $(ARGS)
+	PYTHONPATH=.:client:protos:.stubs TANDEM_PYTHON=$(abspath $(BIN))/python $(TRL_VENV)/bin/python -m tests.trl $(ARGS)
 
 # Programs that nobody here wrote, each in an environment of its own below .clients: they need each other's rivals.
 CLIENTS ?= instructor pydantic-ai litellm langchain-openai lm-eval guidellm vllm
@@ -315,7 +315,7 @@ gpu-wheels: $(INSTALLED) $(STUBS) ## Collect the packages for a GPU machine with
 	mv .wheels.new .wheels
 	@du -sh .wheels .stubs
 
-GPU_PATH = PYTHONPATH=$(CURDIR):$(CURDIR)/client:$(CURDIR)/.stubs:$(CURDIR)/.wheels
+GPU_PATH = PYTHONPATH=$(CURDIR):$(CURDIR)/client:$(CURDIR)/protos:$(CURDIR)/.stubs:$(CURDIR)/.wheels
 
 test-gpu: ## Run the worker's tests on CUDA (PYTHON=, PARTS="forward-1 census-1")
 	@$(call needs-wheels,$@)

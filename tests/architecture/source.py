@@ -1,4 +1,4 @@
-"""The source files of the three programs, for the architecture tests."""
+"""The source files of the three programs and of what they share, for the architecture tests."""
 
 import ast
 import functools
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = ("scheduler_svc", "gpu_worker", "client")
+PROGRAMS = ("scheduler_svc", "gpu_worker", "client", "protos/tandem_contract")
 
 
 def files(*packages: str) -> list[Path]:
@@ -19,8 +19,8 @@ def files(*packages: str) -> list[Path]:
 def module_name(path: Path) -> str:
     """Returns the dotted name that imports the file."""
     parts = path.with_suffix("").parts
-    if parts[0] == "client":
-        # The folder `client` belongs to the distribution; the imported package is inside.
+    if parts[0] in ("client", "protos"):
+        # These folders belong to the distribution; the imported package is inside.
         parts = parts[1:]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -157,4 +157,4 @@ def test_the_check_finds_each_form(source: str, is_wrong: bool) -> None:
 
 
 def test_the_check_reads_all_programs() -> None:
-    assert {Path(path).parts[0] for path in files(*PROGRAMS)} == set(PROGRAMS)
+    assert {Path(path).parts[0] for path in files(*PROGRAMS)} == {Path(each).parts[0] for each in PROGRAMS}

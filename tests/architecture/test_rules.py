@@ -93,7 +93,7 @@ def test_every_folder_of_tests_is_a_package() -> None:
 def test_the_top_level_contains_only_the_design_folders() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     visible = {Path(line).parts[0] for line in listed.splitlines()}
-    folders = {"protos", *PROGRAMS, "tests"}
+    folders = {*(Path(program).parts[0] for program in PROGRAMS), "tests"}
     assert {name for name in visible if not name.startswith(".")} == folders | {
         "LICENSE",
         "Makefile",

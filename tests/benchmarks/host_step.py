@@ -120,7 +120,7 @@ def compare(folder: Path, arguments: Sequence[str], num_repeats: int) -> list[di
     for _ in range(num_repeats):
         for root, runs in found.items():
             # The other checkout may have no generated stubs; the protocol is the same.
-            paths = (root, root / "client", root / ".stubs", own / ".stubs")
+            paths = (root, root / "client", root / "protos", root / ".stubs", own / ".stubs")
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
             command = [sys.executable, "-m", "tests.benchmarks.host_step", "--json", *arguments]
             done = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, check=True, text=True)

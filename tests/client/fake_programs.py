@@ -41,7 +41,7 @@ def write_programs(folder: Path, *, scheduler: str, worker: str) -> None:
 
 def environment(folder: Path) -> dict[str, str]:
     """The environment in which the fakes hide the real programs and the client can be imported."""
-    path = [folder, ROOT, ROOT / "client", ROOT / ".stubs"]
+    path = [folder, ROOT, ROOT / "client", ROOT / "protos", ROOT / ".stubs"]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
 
 

@@ -67,7 +67,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_wheel_holds_only_the_client_and_the_public_stubs(wheel: Path) -> None:
+def test_the_wheel_holds_only_the_client_the_contract_and_the_public_stubs(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     info = next(name.split("/")[0] for name in names if name.endswith(".dist-info/METADATA"))
     stubs = {
@@ -80,9 +80,16 @@ def test_the_wheel_holds_only_the_client_and_the_public_stubs(wheel: Path) -> No
         "tandem/py.typed",
         "tandem/v1/__init__.py",
     }
-    rest = {name for name in names if not name.startswith(("tandem/", "tandem_client/", f"{info}/"))}
+    rest = {
+        name for name in names if not name.startswith(("tandem/", "tandem_client/", "tandem_contract/", f"{info}/"))
+    }
     assert rest == set()
-    assert {"tandem_client/__init__.py", "tandem_client/py.typed", "tandem_client/cli/__main__.py"} <= names
+    assert {
+        "tandem_contract/__init__.py",
+        "tandem_client/__init__.py",
+        "tandem_client/py.typed",
+        "tandem_client/cli/__main__.py",
+    } <= names
     assert f"{info}/licenses/LICENSE" in names
     assert not [name for name in names if name.startswith("tandem_client/demo") or "__pycache__" in name]
 

@@ -18,7 +18,14 @@ from tests.mutations.mutation import Mutation
 ROOT = Path(__file__).resolve().parents[2]
 # The files that the checks below import.
 _COPIED = (
-    *("scheduler_svc", "tests/__init__.py", "tests/rigs", "tests/simulation", "tests/scheduler_svc"),
+    *(
+        "scheduler_svc",
+        "protos/tandem_contract",
+        "tests/__init__.py",
+        "tests/rigs",
+        "tests/simulation",
+        "tests/scheduler_svc",
+    ),
     *("tests/system/__init__.py", "tests/system/asks.py"),
 )
 # A mutated core may run forever; the checks of the unchanged core need far less.
@@ -92,7 +99,7 @@ def _make_copy(copy: Path) -> None:
 
 
 def _judge(copy: Path, checks: tuple[Check, ...]) -> Verdict:
-    environment = os.environ | {"PYTHONPATH": f"{copy}:{copy / '.stubs'}", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": f"{copy}:{copy / 'protos'}:{copy / '.stubs'}", "OMP_NUM_THREADS": "1"}
     which = _run(copy, environment, ("-c", _WHICH))
     if which.returncode or not which.stdout.startswith(f"{copy}/"):
         return Verdict(caught_by="import", detail=_last_line(which.stderr), seconds=0.0)

@@ -26,7 +26,7 @@ from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService, bad_request, retry_info, waits_first
 
 ROOT = Path(__file__).resolve().parents[3]
-PATH = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / ".stubs")])
+PATH = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / "protos"), str(ROOT / ".stubs")])
 
 
 @pytest.fixture

@@ -82,8 +82,9 @@ def test_a_wrong_argument_prints_one_line_that_names_the_help_command(arguments:
 def test_serve_and_simulate_are_listed_only_if_their_programs_are_installed(tmp_path: Path) -> None:
     listed = tandem("--help").stdout
     assert "│ serve " in listed and "│ simulate " in listed
-    # The files of the wheel: the client and the stubs, without a checkout. -S leaves out editable installs.
+    # The files of the wheel: client, contract and stubs, without a checkout. -S leaves out editable installs.
     (tmp_path / "tandem_client").symlink_to(ROOT / "client" / "tandem_client")
+    (tmp_path / "tandem_contract").symlink_to(ROOT / "protos" / "tandem_contract")
     path = [str(tmp_path), str(ROOT / ".stubs"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 

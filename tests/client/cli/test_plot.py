@@ -26,7 +26,7 @@ def run(*arguments: str | Path) -> Result:
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / ".stubs")])
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / "protos"), str(ROOT / ".stubs")])
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,

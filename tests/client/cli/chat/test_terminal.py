@@ -28,7 +28,7 @@ PROMPT = r"\x1b\[\?2004h[^\n]*>"
 
 
 def environment(service: FakeService, home: Path, **others: str) -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / ".stubs")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / "protos"), str(ROOT / ".stubs")])
     kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
     own = {
         "PYTHONPATH": path,
