@@ -80,7 +80,7 @@ class WorkerSettings(BaseModel):
     keep_free_bytes: Size | None = Field(
         None, description="memory that the KV pool leaves free; default: 1GiB on a GPU"
     )
-    host_pool_bytes: Size = Field(0, description="host memory for pages of preempted requests; default: none")
+    host_pool_bytes: Size = Field(ByteSize(0), description="host memory for pages of preempted requests; default: none")
     max_rows: PositiveInt | None = Field(
         None, description="sequences that run at once; default: 32 on a CPU, 256 on a GPU"
     )

@@ -199,7 +199,8 @@ def warm_runner(
             runner.on_device.share_tokens(together.share_tokens)
     pool_bytes = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     # Torch does not count a shared pool.
-    tables = None if before is None else _allocated(device) - before - (pool_bytes if pool is None else 0)
+    after = _allocated(device)
+    tables = None if before is None or after is None else after - before - (pool_bytes if pool is None else 0)
     # A step that is not padded compiles nothing else.
     if runner.shapes.is_padded or fused:
         log.info("compiling kernels in %s", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder"))

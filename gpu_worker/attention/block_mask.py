@@ -87,10 +87,10 @@ class DecodeMask:
         """
         self.num_blocks.view(-1).copy_(blocks.num_blocks)
         self._list_blocks(blocks, table, slots)
-        if blocks.gap_start is not None:
+        if blocks.gap_start is not None and blocks.gap_end is not None:
             self.gap_start.copy_(blocks.gap_start)
             self.gap_end.copy_(blocks.gap_end)
-        if blocks.sink_gap_start is not None:
+        if blocks.sink_gap_start is not None and blocks.sink_gap_end is not None:
             self.sink_gap_start.copy_(blocks.sink_gap_start)
             self.sink_gap_end.copy_(blocks.sink_gap_end)
 

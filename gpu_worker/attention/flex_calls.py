@@ -32,9 +32,11 @@ class DecodeAttention:
             options=decode_options(Card.of(device), Call.of(kind, blocks, bucket=slots, dtype=dtype)),
         )
 
-    def __call__(self, query_THD: Tensor, places: None, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+    def __call__(
+        self, query_THD: Tensor, places: Tensor | None, key: Tensor, value: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         """Output [B, H, value dimension] of queries [B, H, key dimension], one for each slot in order; key and value
-        [K, N, D]; sinks [H]."""
+        [K, N, D]; sinks [H]. places: None, because every slot has a query."""
         grouped = query_THD.shape[0], *self.query.shape[1:3], self.kind.key_dim
         query = self.query
         if self.kind.key_dim < self.kind.head_dim:

@@ -57,12 +57,14 @@ class FlexKernel:
         *,
         learned_sink_slot: int | None,
         rows_are_heads: bool,
-        options: dict[str, Any],
+        options: Any,
     ) -> None:
-        """rows_are_heads: query rows are the heads of one KV head, and learned sinks are [K, G]; otherwise [H]."""
+        """options: FlexAttention's `kernel_options`.
+
+        rows_are_heads: query rows are the heads of one KV head, and learned sinks are [K, G]; otherwise [H]."""
         softcap, scale = kind.softcap, kind.scale
         grouped = not rows_are_heads and kind.group > 1
-        sink_of = _sink_of_row if rows_are_heads else _sink_of_head
+        sink_of: Any = _sink_of_row if rows_are_heads else _sink_of_head
 
         def call(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
             if not torch.compiler.is_dynamo_compiling():

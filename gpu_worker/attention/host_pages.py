@@ -14,6 +14,8 @@ between pool and buffers, at the speed of device memory; copies over the bus run
 Knows nothing of sequences.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -122,7 +124,8 @@ def _host_zeros(num_pages: int, page_elements: int, like: Tensor) -> Tensor:
     # Locking memory takes time for each page of the system, and huge ones are 512 times fewer.
     pages = huge_zeros((num_pages, page_elements), like.dtype)
     if like.is_cuda:
-        code = torch.cuda.cudart().cudaHostRegister(pages.data_ptr(), pages.nbytes, 0)
+        library: Any = torch.cuda.cudart()
+        code = library.cudaHostRegister(pages.data_ptr(), pages.nbytes, 0)
         if code != 0:
             raise ValueError(
                 f"host_pool_bytes: {pages.nbytes} bytes of host memory cannot be locked for the GPU "

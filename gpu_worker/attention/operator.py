@@ -11,7 +11,7 @@ Library.define is used because its operators cost 4 us per call, those of `torch
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -103,11 +103,13 @@ def attend(
     query_THD = query[0].transpose(0, 1)
     num_decode, num_chunk = context.num_decode, context.prefill_places.shape[0]
     num_tokens, num_attending = query_THD.shape[0], num_decode + num_chunk
-    decode = None if context.decode is None else context.decode[layer]
-    prefill = None if context.prefill is None else context.prefill[layer]
+    # Any: `in_place` says which of the two kinds they are.
+    decode: Any = None if context.decode is None else context.decode[layer]
+    prefill: Any = None if context.prefill is None else context.prefill[layer]
     if not context.in_place and num_attending == num_tokens and (prefill is None or decode is None):
         # One kernel has all tokens: its output needs no copy if it is in their order.
         if prefill is None:
+            assert decode is not None, "a step has tokens"
             return decode(query_THD, None, keys, values, sinks).contiguous().unsqueeze(0)
         rows = prefill(query_THD, context.prefill_places, keys, values, sinks)
         return rows.index_select(0, context.prefill_places).unsqueeze(0)

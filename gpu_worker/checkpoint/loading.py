@@ -69,7 +69,7 @@ def load_weights(
         # It imports torch.distributed, which a single process does not need.
         from gpu_worker.checkpoint.shared_layers import plain_layers
 
-        model = model.to(device)
+        model = model.to(device)  # type: ignore[arg-type]
         log.info("%d layers are shared by the ranks", plain_layers(model))
     return prepare(model, device=device, dtype=dtype, merged=merged)
 
@@ -90,7 +90,7 @@ def load_plain(
     progress = Progress.of_this_process("weights", files.weights.num_bytes)
     try:
         with _quiet_transformers() as warnings, _reporting_to(progress, files.weights.tensor_bytes):
-            model, found = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 files.folder,
                 config=files.config,
                 dtype=dtype,
@@ -105,6 +105,7 @@ def load_plain(
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
+            model, found = loaded
     except SafetensorError as error:
         raise ModelRefused(f"the weights in {files.folder} cannot be read: {error}; download them again") from error
     except RuntimeError as error:
@@ -140,7 +141,7 @@ def prepare(
     model: PreTrainedModel, *, device: torch.device, dtype: torch.dtype, merged: Groups = ()
 ) -> PreTrainedModel:
     """Puts a loaded model in the state that the runner needs; merged: groups of linear layers."""
-    model = model.to(device).eval()
+    model = model.to(device).eval()  # type: ignore[arg-type]
     model.requires_grad_(False)
     merge_linears(model, merged)
     if can_pack(device, dtype):
@@ -153,11 +154,11 @@ def prepare(
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of the weights, a tied one counted once, packed ones where they now are."""
     packed = sum(module.num_bytes for module in model.modules() if isinstance(module, PackedLinear))
-    return packed + sum(_own_part(parameter).nbytes for parameter in model.parameters())
+    return packed + sum(own_part(parameter).nbytes for parameter in model.parameters())
 
 
-def _own_part(parameter: nn.Parameter) -> Tensor:
-    """What this process stores of a parameter that the ranks of a group share."""
+def own_part(parameter: Any) -> Tensor:
+    """What this process stores of a parameter, which the ranks of a group may share (a DTensor)."""
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 

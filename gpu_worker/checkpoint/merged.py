@@ -6,6 +6,8 @@ tensor computes its own part. Changing that tensor in place between the calls wo
 a run of the model, and its self-check would fail. Knows nothing of models.
 """
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor, nn
 
@@ -73,7 +75,7 @@ class MergedLinear(nn.Module):
         return output[..., self._begin : self._begin + self.out_features]
 
 
-def is_plain_linear(module: nn.Module) -> bool:
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether the module is an nn.Linear with the class's own forward."""
     return type(module) is nn.Linear and "forward" not in vars(module)
 
@@ -86,8 +88,8 @@ def merge_linears(model: nn.Module, groups: Groups) -> int:
     """
     count = 0
     for names in groups:
-        linears = [model.get_submodule(name) for name in names]
-        if all(map(is_plain_linear, linears)):
+        linears = [module for name in names if is_plain_linear(module := model.get_submodule(name))]
+        if len(linears) == len(names):
             merged, product = _merged(linears), _Product([linear.out_features for linear in linears])
             for idx, name in enumerate(names):
                 parent, _, child = name.rpartition(".")
@@ -96,7 +98,7 @@ def merge_linears(model: nn.Module, groups: Groups) -> int:
     return count
 
 
-def _merged(linears: list[nn.Module]) -> nn.Linear:
+def _merged(linears: list[nn.Linear]) -> nn.Linear:
     """One layer with the weights of all, one after another."""
     weights = [linear.weight for linear in linears]
     out = nn.Linear(1, 1, bias=linears[0].bias is not None, device="meta")

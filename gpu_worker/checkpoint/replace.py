@@ -9,6 +9,7 @@ Knows nothing of pages, plans or sockets.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -161,7 +162,7 @@ def replace_weights(model: nn.Module, weights: NewWeights, ranks: Ranks = SINGLE
         raise RuntimeError("files of the new weights changed while they were copied; the worker has a mixture and ends")
 
 
-def _local(target: Tensor, tensor: Tensor) -> tuple[Tensor, Tensor]:
+def _local(target: Any, tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Of a target that Transformers shares among ranks (a DTensor), this rank's memory, and its part of the tensor."""
     if not hasattr(target, "to_local"):
         return target, tensor

@@ -125,7 +125,7 @@ def _look_up_rows(embedding: nn.Embedding) -> bool:
     embedding.weight = nn.Parameter(_local(embedding.weight), requires_grad=False)
     # It names a row of the whole, and matters to gradients only.
     embedding.padding_idx = None
-    embedding.forward = SummedLookup(embedding, min(begin, whole), ranks)
+    embedding.forward = SummedLookup(embedding, min(begin, whole), ranks)  # type: ignore[method-assign]
     return True
 
 

@@ -45,7 +45,7 @@ def computation_of(meta_model: PreTrainedModel, layers: LayerMap) -> str:
     for length in (2, *lengths):
         pin(meta_model, length)
         for name, table in _tables(meta_model):
-            add(name, tuple(table.shape), hashlib.sha256(table.flatten().view(torch.uint8).numpy()).digest())
+            add(name, tuple(table.shape), hashlib.sha256(table.flatten().view(torch.uint8).numpy().data).digest())
     return digest.hexdigest()
 
 
@@ -89,11 +89,11 @@ class _Operators(TorchDispatchMode):
 def _make_tables(meta_model: PreTrainedModel) -> None:
     """Gives the model's tables (buffers that no checkpoint has) their values, as Transformers does at a load."""
     for module in meta_model.modules():
-        names = [name for name, buffer in module._buffers.items() if buffer is not None]
-        for name in names:
-            module._buffers[name] = torch.zeros_like(module._buffers[name], device="cpu")
-        if names:
-            module._is_hf_initialized = False
+        tables = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+        for name, buffer in tables.items():
+            module._buffers[name] = torch.zeros_like(buffer, device="cpu")
+        if tables:
+            setattr(module, "_is_hf_initialized", False)  # noqa: B010, its type has only tensors and modules
     meta_model.initialize_weights()
 
 

@@ -109,7 +109,7 @@ def place_of(frame: traceback.FrameSummary) -> str:
 @contextmanager
 def attending(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Runs the model with this implementation of attention for the duration, and without compiled layers."""
-    before = model.config._attn_implementation
+    before: Any = model.config._attn_implementation
     model.set_attn_implementation(implementation)
     try:
         # Compiled layers would ask for a compilation with the other implementation, and call no hooks of modules.

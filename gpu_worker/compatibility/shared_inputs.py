@@ -29,9 +29,9 @@ def shared_inputs(meta_model: PreTrainedModel) -> Groups:
         if type(module) is nn.Linear
     }
     used_twice = _used_twice(meta_model)
-    calls: list[tuple[nn.Module, Tensor]] = []
+    calls: list[tuple[nn.Linear, Tensor]] = []
 
-    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def note(module: Any, args: tuple[Any, ...]) -> None:
         calls.append((module, args[0]))
 
     hooks = [module.register_forward_pre_hook(note) for module in places]

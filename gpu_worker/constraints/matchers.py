@@ -102,7 +102,7 @@ class Matchers:
     def take(self, own: FollowedRow, tokens: Sequence[int]) -> None:
         """Lets the row take tokens. Raises MatcherError, and whatever llguidance raises."""
         matcher = own.matcher
-        if not (matcher.consume_token(tokens[0]) if len(tokens) == 1 else matcher.consume_tokens(tokens)):
+        if not (matcher.consume_token(tokens[0]) if len(tokens) == 1 else matcher.consume_tokens(list(tokens))):
             _check(matcher)
             raise MatcherError("the constraint does not allow a token of the output")
         own.num_tokens += len(tokens)

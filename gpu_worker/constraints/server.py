@@ -37,7 +37,7 @@ class MaskServer:
         self._slowness = slowness
         self._connection, self._area, self._matchers = connection, area, matchers
         # Python reads and writes memoryviews faster than numpy's elements.
-        self._progress = memoryview(area.progress)
+        self._progress = area.progress.data
         self._tokens = [memoryview(tokens) for tokens in area.tokens]
         self._wanted: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         # Ids that wait for the thread, or are in it, and were not dropped meanwhile.

@@ -63,7 +63,7 @@ class _Calls:
 
 def native_gate(module: nn.Module) -> NativeGate | None:
     """The module's native forward; None if it computes something else."""
-    linears = [child for child in module.children() if hasattr(child, "in_features")]
+    linears: list[Any] = [child for child in module.children() if hasattr(child, "in_features")]
     if len(linears) not in (2, 3) or any(True for _ in module.parameters(recurse=False)):
         return None
     down = linears[-1]
@@ -89,7 +89,7 @@ def _forms() -> Iterator[tuple[bool, Activation]]:
     return ((is_swapped, activation) for activation in _ACTIVATIONS for is_swapped in (False, True))
 
 
-def _run(module: nn.Module, linears: list[nn.Module], calls: _Calls) -> tuple[Tensor | None, Tensor]:
+def _run(module: nn.Module, linears: list[Any], calls: _Calls) -> tuple[Tensor | None, Tensor]:
     """The result of one run, and its input [1, n, features]; None if the module does not take one tensor."""
     first = linears[0]
     dtype = first.weight.dtype

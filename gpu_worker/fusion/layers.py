@@ -50,6 +50,11 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
+def _kernels_of(layer: nn.Module) -> tuple[int, ...]:
+    attention: list[Any] = [module for module in layer.modules() if hasattr(module, "paged_layer")]
+    return tuple(module.paged_layer.kernel_idx for module in attention)
+
+
 class FusedLayers:
     """The decoder layers of one model. Each compiles at its first calls; if one cannot, all stay eager."""
 
@@ -62,7 +67,7 @@ class FusedLayers:
         self.why_eager = "" if self.layers else "no list of modules contains attention"
         compiled: dict[object, Callable[..., Any]] = {}
         for layer in self.layers:
-            own = tuple(module.paged_layer.kernel_idx for module in layer.modules() if hasattr(module, "paged_layer"))
+            own = _kernels_of(layer)
             if (type(layer), own) not in compiled:
                 compiled[type(layer), own] = _compiled_layer()
             run = compiled[type(layer), own]

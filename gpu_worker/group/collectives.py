@@ -31,6 +31,8 @@ class Collectives:
         assert all(name in os.environ for name in _PORT_VARIABLES), "torchrun sets MASTER_ADDR and MASTER_PORT"
         self.ranks, self._device = ranks, device
         timeout = timedelta(seconds=START_SECONDS)
+        # Torch names some groups by numbers.
+        self._hosts: Any
         place: dict[str, Any] = {}
         if path := os.environ.get(STORE_VARIABLE):
             place = {"store": dist.FileStore(path, ranks.size), "rank": ranks.rank, "world_size": ranks.size}

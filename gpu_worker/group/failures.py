@@ -15,7 +15,7 @@ from gpu_worker.wire.fields import PlanError
 _OF_PEERS = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "ProcessGroup")
 
 
-def refusal_in_group(error: Exception, step: int) -> tuple["pb.StepStatus", str]:
+def refusal_in_group(error: Exception, step: int) -> tuple["pb.StepStatus.ValueType", str]:
     """As `refusal_of`, for errors that all ranks have. Raises RankLost for others."""
     if is_lost_peer(error):
         raise RankLost(f"another rank ended in step {step}") from error

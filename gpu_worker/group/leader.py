@@ -54,7 +54,7 @@ class LeadingRunner:
         missing, until = set(range(1, self._ranks.size)), time.monotonic() + _CONNECT_SECONDS
         while missing:
             left = until - time.monotonic()
-            if left <= 0 or not self._socket.poll(left * 1e3):
+            if left <= 0 or not self._socket.poll(round(left * 1e3)):
                 raise RankLost(f"ranks {sorted(missing)} have not connected in {_CONNECT_SECONDS:g} s")
             missing.discard(rank_of(self._socket.recv_multipart()[0]) or 0)
 

@@ -111,7 +111,7 @@ class Pulse:
         """Reads signs for SIGN_SECONDS. Returns why a rank is lost, "" if none is."""
         until = time.monotonic() + SIGN_SECONDS
         while (left := until - time.monotonic()) > 0 and not self._stopping.is_set():
-            if not socket.poll(min(left, 0.1) * 1e3):
+            if not socket.poll(round(min(left, 0.1) * 1e3)):
                 continue
             *name, sign = socket.recv_multipart()
             rank = rank_of(name[0]) if name else 0

@@ -106,7 +106,7 @@ def _penalties(
         repeats=bool((repetition != 1).any()),
         counts=bool(((presence != 0) | (frequency != 0)).any()),
         missing=(
-            np.concatenate([row * width + np.arange(tables.num_tokens[row]) for row in fresh]),
+            np.concatenate([row * width + np.arange(int(tables.num_tokens[row])) for row in fresh]),
             np.concatenate([tables.tokens[row] for row in fresh]).astype(np.int64),
         )
         if fresh

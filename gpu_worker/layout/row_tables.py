@@ -3,8 +3,6 @@
 `RowTables` has the tables and their incremental checksum (worker.proto), and checks plans against the state of rows.
 """
 
-import functools
-import operator
 from dataclasses import dataclass
 from typing import Generic
 
@@ -64,9 +62,7 @@ class RowTables:
         self.page_table = np.zeros((num, geometry.pages_per_row), np.int32)
         # log2 of the page size, as an array without dimensions.
         self.page_shift = np.array(geometry.page_size.bit_length() - 1)
-        self.sampling: dict[str, NDArray[np.generic]] = {
-            name: np.zeros(num, setting.dtype) for name, setting in SETTINGS.items()
-        }
+        self.sampling: dict[str, HostArray] = {name: np.zeros(num, setting.dtype) for name, setting in SETTINGS.items()}
         self.sampling["sample_idx"] = np.zeros(num, np.int64)
         self.features = RowFeatures(num)
         self.reset()
@@ -139,7 +135,7 @@ class RowTables:
         """Returns the row and the logical page of each entry that the page table has for `rows`."""
         counts = self.num_pages[rows]
         ends = np.cumsum(counts)
-        return np.repeat(rows, counts), np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        return np.repeat(rows, counts), np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
 
     def _sum_over(self, rows: NDArray[np.int64]) -> int:
         all_rows, cols = self._entries(rows)
@@ -226,7 +222,10 @@ def _require(rows: NDArray[np.int64], *rules: _Rule) -> None:
 
     A rule is, for each row, whether it holds, and the problem if it does not.
     """
-    if _all(functools.reduce(operator.and_, [holds for holds, _ in rules])):
+    all_hold = rules[0][0]
+    for holds, _ in rules[1:]:
+        all_hold = all_hold & holds
+    if _all(all_hold):
         return
     for holds, problem in rules:
         if not _all(holds):

@@ -67,7 +67,7 @@ def join_message(
         model=model_name(settings, files),
         logit_rows=geometry.logit_rows,
         eos_token_ids=files.eos_token_ids,
-        defaults=pb.GenerationDefaults(**files.generation.defaults),
+        defaults=pb.GenerationDefaults(**dict[str, Any](files.generation.defaults)),
         **texts(files),
         pid=pid_of(ranks),
         standby=settings.standby,

@@ -96,9 +96,9 @@ def check_same_computation(own: PreTrainedConfig, new: PreTrainedConfig, *, dtyp
     differing = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
     trials = differing[:_MOST_TRIALS] if len(differing) > 1 else ()
     guilty = [name for name in trials if not _computes(own, {name: theirs.get(name)}, before, dtype)]
-    named = ({name: each.get(name) for name in guilty or differing} for each in (ours, theirs))
+    ours, theirs = ({name: each.get(name) for name in guilty or differing} for each in (ours, theirs))
     raise ModelRefused(
-        f"{why}: {'; '.join(list(differences(*named))[:_MOST_NAMED])}; start the worker with this folder instead"
+        f"{why}: {'; '.join(list(differences(ours, theirs))[:_MOST_NAMED])}; start the worker with this folder instead"
     )
 
 
@@ -135,7 +135,8 @@ def _code_of(config: PreTrainedConfig) -> list[object]:
     """The file of the model's class, its size and time: an installation may be edited within one version."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return []
-    path = getfile(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    path = getfile(model_class)
     about = Path(path).stat()
     return [path, about.st_size, about.st_mtime_ns]
 

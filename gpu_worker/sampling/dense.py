@@ -143,7 +143,7 @@ def _operator(
         tokens = greedy_tokens(logits)
         usable = tokens >= 0
     floors = logits.new_full((logits.shape[0],), -torch.inf, dtype=torch.float32)
-    columns = (temperature, top_p, min_p, top_k, seed, sample_idx, position)
+    columns: Any = (temperature, top_p, min_p, top_k, seed, sample_idx, position)
     if temperature is not None:
         own = _inputs_of(columns if at is None else [column.index_select(0, at) for column in columns])
         drawn, floors = _drawn(logits, own)

@@ -47,7 +47,7 @@ def plan_for(model: PreTrainedModel, layers: LayerMap, size: int) -> Distributed
     """The plan by which `size` ranks share the model, whose attention layers are `layers`. Raises ModelRefused."""
     name = type(model).__name__
     added = _ADDED.get(model.config.model_type, _Added())
-    styles = dict(model.tp_plan or {}) | added.styles
+    styles = dict(model.tp_plan or {}) | dict(added.styles)
     if not styles:
         raise ModelRefused(f"{name} has no tensor-parallel plan in Transformers; set ranks to 1")
     overrides = dict(added.styles)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from transformers.distributed.utils import TransformersDeviceMesh
 from gpu_worker.attention.kv_cache import pool_bytes
 from gpu_worker.attention.layers import AttentionLayer, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
+from gpu_worker.checkpoint.loading import own_part
 from gpu_worker.compatibility.check_model import meta_model_of
 from gpu_worker.compatibility.probe import Recorded, calls_without_masks
 from gpu_worker.failures import first_line
@@ -103,7 +105,8 @@ def sharded_model(
     dense = init_device_mesh("cpu", (1, 1, 1, ranks.size), mesh_dim_names=names[0])
     experts = init_device_mesh("cpu", (1, 1, plan.efsdp_size, plan.ep_size or 1), mesh_dim_names=names[1])
     try:
-        return type(model).maybe_distribute_model(model, plan, TransformersDeviceMesh(dense, experts)), plan
+        shared: Any = type(model).maybe_distribute_model(model, plan, TransformersDeviceMesh(dense, experts))
+        return shared, plan
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelRefused(
             f"{type(model).__name__} cannot be shared by {ranks.size} ranks: {_in_short(error)}; set ranks to 1"
@@ -119,7 +122,7 @@ def _weight_elements(model: PreTrainedModel, config: PreTrainedConfig, *, packs:
         if tied and module is head and not packs:
             continue
         for parameter in module.parameters(recurse=False):
-            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            local = own_part(parameter)
             kept, total = kept + local.numel(), total + parameter.numel()
     return kept, total
 

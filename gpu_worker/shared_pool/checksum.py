@@ -92,7 +92,7 @@ def _words_of(pools: Sequence[Tensor], page_size: int) -> NDArray[np.uint64]:
     num_bytes = page_size * first.shape[2] * first.element_size()
     assert num_bytes % 8 == 0, "a page has at least 16 tokens"
     distance = pools[1].data_ptr() - first.data_ptr() if len(pools) > 1 else first.nbytes
-    whole = (ctypes.c_char * (distance * (len(pools) - 1) + first.nbytes)).from_address(first.data_ptr())
+    whole: Any = (ctypes.c_char * (distance * (len(pools) - 1) + first.nbytes)).from_address(first.data_ptr())
     num_pages = first.shape[1] // page_size
     return np.lib.stride_tricks.as_strided(
         np.frombuffer(whole, np.uint64),

@@ -16,7 +16,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 from gpu_worker.arrays import HostArray
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.step_layout import StepLayout
-from gpu_worker.shared_pool.pool import WorkerPool
+from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
 from gpu_worker.step.constrained import ConstrainedSteps, constrained_steps
 from gpu_worker.step.device_step import DeviceStep
 from gpu_worker.step.in_flight import InFlight
@@ -31,7 +31,7 @@ class Execution:
     def __init__(
         self,
         on_device: DeviceStep,
-        pool: WorkerPool,
+        pool: WorkerPool | PrivatePool,
         geometry: Geometry,
         *,
         is_padded: bool,

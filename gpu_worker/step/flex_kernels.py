@@ -47,7 +47,7 @@ class FlexDecode:
 
     def update(self, part: DecodePart[Tensor]) -> None:
         """Updates the masks; requires that the page tables are those of the step."""
-        assert part.last_slot is not None and part.block_end is not None
+        assert part.last_slot is not None and part.block_end is not None and part.list_slots is not None
         self._ends[part.bucket].update(part.last_slot, part.block_end)
         for mask, blocks in zip(self._masks[part.bucket], part.blocks, strict=True):
             mask.update(blocks, self._tables.pages, part.list_slots)

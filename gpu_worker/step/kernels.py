@@ -4,7 +4,7 @@
 only if it is chosen, because that takes seconds; nothing else needs a compiler.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from torch import Tensor
@@ -30,8 +30,8 @@ class Kernels:
     """Every kernel that steps of this geometry may need; those of FlexAttention compile at their first call."""
 
     # For each bucket, the kernel of each layer. Layers of one kind share a kernel.
-    decode: dict[int, Sequence[QueryKernel] | Sequence[InPlaceKernel]]
-    prefill: dict[int, Sequence[QueryKernel] | Sequence[InPlaceKernel]]
+    decode: Mapping[int, Sequence[QueryKernel] | Sequence[InPlaceKernel]]
+    prefill: Mapping[int, Sequence[QueryKernel] | Sequence[InPlaceKernel]]
 
     def __init__(
         self,

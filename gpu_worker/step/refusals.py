@@ -15,7 +15,7 @@ class OutOfSync(Exception):
     """Plans have a gap, or the row tables of the scheduler and of the worker differ."""
 
 
-def refusal_of(error: Exception, step: int) -> tuple["pb.StepStatus", str]:
+def refusal_of(error: Exception, step: int) -> tuple["pb.StepStatus.ValueType", str]:
     """Returns the status and the detail for people. Logs an error that nobody expected."""
     if isinstance(error, PlanError):
         return pb.STEP_STATUS_FAILED, str(error)

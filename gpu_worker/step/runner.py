@@ -175,7 +175,7 @@ class Runner:
         return refused
 
     def _refused(
-        self, message: "pb.StepPlan | Outcome", status: "pb.StepStatus", detail: str, damaged_pages: int = 0
+        self, message: "pb.StepPlan | Outcome", status: "pb.StepStatus.ValueType", detail: str, damaged_pages: int = 0
     ) -> InFlight:
         if message.generation == self._generation:
             self._failed = True

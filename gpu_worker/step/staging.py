@@ -131,7 +131,7 @@ class Staging:
         assert inputs is placed.on_host, "the inputs are not those of this step"
         others = leaves(extras)
         if not others:
-            if placed.source is not None:
+            if placed.source is not None and placed.target is not None:
                 self._copy(placed.source, placed.target)
             return placed.on_device, extras
         return placed.on_device, self._uploaded_with(placed, extras, others)
@@ -142,7 +142,7 @@ class Staging:
         end = begin + num_words(arrays)
         host, buffer = self._hosts[self._next], self._buffer
         if end > self._buffer.numel():
-            if placed.source is not None:
+            if placed.source is not None and placed.target is not None:
                 self._copy(placed.source, placed.target)
                 self._wait_for_buffer()
             begin, end = 0, end - begin

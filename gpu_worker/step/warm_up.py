@@ -72,19 +72,11 @@ def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
         [ones[:1]] * num_rows,
         sampling=[drawing if row % 2 else GREEDY for row in rows.tolist()],
     )
-    running = {
-        "chunk_rows": rows,
-        "chunk_starts": zeros,
-        "chunk_counts": ones,
-        "chunk_samples": ones.astype(np.bool_),
-    }
-    return Plan(
-        generation=0,
-        step=1,
-        checksum=0,
-        started=started,
-        **(running if chunk else {"decode_rows": rows}),
-    )
+    plan = Plan(generation=0, step=1, checksum=0, started=started)
+    if not chunk:
+        return replace(plan, decode_rows=rows)
+    samples = ones.astype(np.bool_)
+    return replace(plan, chunk_rows=rows, chunk_starts=zeros, chunk_counts=ones, chunk_samples=samples)
 
 
 def full_prompts_plan(geometry: Geometry) -> Plan:
@@ -124,7 +116,7 @@ def full_plan(geometry: Geometry) -> Plan:
     ones, zeros = np.ones(num_rows, np.int32), np.zeros(num_rows, np.int32)
     lengths = ones.copy()
     lengths[: counts.size] = counts
-    num_pages = align_up(lengths, geometry.page_size) // geometry.page_size
+    num_pages = -(-lengths // geometry.page_size)
     # The first row's prompt has as many logprobs as the limit on logits allows besides one sample per row.
     logprobs_from = zeros.copy()
     logprobs_from[0] = max(lengths[0] - (geometry.logit_rows - num_rows), 1) if lengths[0] > 1 else 0

@@ -4,12 +4,14 @@ Owns the wording of these errors: field, value, limit. Knows nothing of the mean
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
+Number = TypeVar("Number", bound=np.generic)
 
 
 class PlanError(ValueError):
@@ -55,6 +57,6 @@ def are_distinct(limit: int, *parts: NDArray[np.integer]) -> bool:
     return np.count_nonzero(occurs) == sum([part.size for part in parts])
 
 
-def split(values: NDArray[np.generic], counts: Int32Array) -> Sequence[NDArray[np.generic]]:
+def split(values: NDArray[Number], counts: Int32Array) -> Sequence[NDArray[Number]]:
     """`values` cut into one part per count."""
     return np.split(values, np.cumsum(counts)[:-1]) if counts.size else ()

@@ -62,7 +62,7 @@ class Outcome:
 
     generation: int
     step: int
-    status: "pb.StepStatus"
+    status: "pb.StepStatus.ValueType"
     detail: str = ""
     tokens: Int32Array = field(default_factory=lambda: NO_TOKENS)
     # Indices into `tokens` of rows with logits that were not finite.

@@ -33,7 +33,7 @@ class PageOrders(Generic[Array]):
     loaded_pages: Array = field(default_factory=lambda: _EMPTY)
     loaded_slots: Array = field(default_factory=lambda: _EMPTY)
 
-    def __bool__(self) -> bool:
+    def __bool__(self: "PageOrders[HostArray]") -> bool:
         """Whether there is at least one operation."""
         return bool(self.saved_pages.size or self.zeroed.size or self.copied_to.size or self.loaded_pages.size)
 

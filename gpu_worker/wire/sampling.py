@@ -4,8 +4,9 @@ Owns the settings that every row has, and their ranges. The front end makes the 
 ask for. The ranges here only keep a malformed plan from breaking the worker. Knows nothing of rows' state or torch.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -59,7 +60,8 @@ class RowSampling:
         """Returns a copy with these settings changed."""
         changed = pb.SamplingParams()
         changed.CopyFrom(self.settings)
-        changed.MergeFrom(pb.SamplingParams(**settings))
+        for name, value in settings.items():
+            setattr(changed, name, value)
         return replace(self, settings=changed)
 
 
@@ -109,16 +111,17 @@ def read_sampling(data: bytes, name: str, vocab_size: int) -> RowSampling:
     params.DiscardUnknownFields()
     if params.ByteSize() != num_bytes:
         raise PlanError(f"{name} has a field that this worker does not know")
+    has: Callable[[str], bool] = params.HasField  # type: ignore[assignment]
     for setting, limits in SETTINGS.items():
         value = getattr(params, setting)
-        if not params.HasField(setting):
+        if not has(setting):
             raise PlanError(f"{name}.{setting} is missing")
         if not limits.low <= value <= limits.high:
             raise PlanError(f"{name}.{setting} is {value}; it must be {limits.low} to {limits.high}")
     return RowSampling(settings=params, **_read_lists(params, name, vocab_size))
 
 
-def _read_lists(params: pb.SamplingParams, name: str, vocab_size: int) -> dict[str, NDArray[np.int64 | np.float64]]:
+def _read_lists(params: pb.SamplingParams, name: str, vocab_size: int) -> dict[str, NDArray[Any]]:
     """Returns `biased`, `biases` and `allowed`, or nothing for the many rows that have none of them."""
     restricts = params.HasField("allowed_token_ids")
     if not (restricts or params.logit_bias or params.banned_token_ids):

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import error_details_pb2, status_pb2  # pyright: ignore[reportMissingTypeStubs]
 
 from tandem_client import errors
 from tandem_client.wire.field_names import name_of, with_names

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 import grpc
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2  # pyright: ignore[reportMissingTypeStubs]
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 

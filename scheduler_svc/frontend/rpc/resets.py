@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, cast
 
-from grpc._cython import cygrpc
+from grpc._cython import cygrpc  # pyright: ignore[reportMissingTypeStubs]
 
 from scheduler_svc.frontend.rpc.barred_hosts import BAR_SECONDS, BarredHosts
 from scheduler_svc.frontend.rpc.peers import Network, network_of, sockets_to

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf import duration_pb2
 from google.protobuf.message import Message
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2  # pyright: ignore[reportMissingTypeStubs]
 from grpc_status import rpc_status
 from tandem.internal.v1 import frontend_pb2
 
