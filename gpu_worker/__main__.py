@@ -29,11 +29,11 @@ from gpu_worker.link.runtime_dir import KeyFile, worker_endpoint
 from gpu_worker.native.build import build_ahead
 from gpu_worker.preflight import check_before_imports
 from gpu_worker.process.lean_imports import import_transformers, keep_objects, without_collections
-from gpu_worker.process.parent import die_with_parent
 from gpu_worker.process.priority import at_low_priority
 from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_of
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
+from tandem_contract.parent import die_with_parent
 
 if TYPE_CHECKING:
     from tandem.internal.v1.worker_pb2 import Join

@@ -35,7 +35,6 @@ from scheduler_svc.metrics.listener import MetricsListener
 from scheduler_svc.processes.address import ListenError, missing_flags
 from scheduler_svc.processes.frontend_process import FrontendFailed
 from scheduler_svc.processes.frontends import FrontendProcesses
-from scheduler_svc.processes.parent import die_with_parent
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.worker_key import NAME as KEY_NAME
 from scheduler_svc.processes.workers import WorkerProcesses
@@ -47,6 +46,7 @@ from scheduler_svc.shell.peers import Credentials
 from scheduler_svc.shell.router_link import RouterLink
 from scheduler_svc.shell.served_model import ServedModel
 from scheduler_svc.shell.worker_links import WorkersLink, with_remote
+from tandem_contract.parent import die_with_parent
 
 log = logging.getLogger("tandem.core")
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gpu_worker.process.parent import PARENT, die_with_parent
+from tandem_contract.parent import PARENT, die_with_parent
 
 
 def main(arguments: Sequence[str]) -> int:

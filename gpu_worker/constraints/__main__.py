@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from gpu_worker.constraints.area import SharedArea, Sizes
 from gpu_worker.constraints.words import MAX_PACKET
-from gpu_worker.process.parent import die_with_parent
+from tandem_contract.parent import die_with_parent
 
 if TYPE_CHECKING:
     from gpu_worker.constraints.matchers import Matchers

@@ -22,8 +22,8 @@ from gpu_worker.holder.pools import Pools
 from gpu_worker.holder.server import Holder, HolderRuns
 from gpu_worker.link.runtime_dir import own_runtime_dir
 from gpu_worker.process.cgroups import CGROUPS, PROC, memory_groups
-from gpu_worker.process.parent import die_with_parent
 from gpu_worker.settings import ENV_PREFIX, OLD_PREFIX, default_runtime_dir
+from tandem_contract.parent import die_with_parent
 
 log = logging.getLogger("gpu_worker.holder")
 

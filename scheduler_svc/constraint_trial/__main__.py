@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scheduler_svc.constraint_trial.frames import MAX_ERROR_CHARS
-from scheduler_svc.processes.parent import die_with_parent
+from tandem_contract.parent import die_with_parent
 
 if TYPE_CHECKING:
     from scheduler_svc.constraint_trial.trial import Trial

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NoReturn
 from scheduler_svc import logs
 from scheduler_svc.frontend import memory
 from scheduler_svc.processes.frontend_process import ALIVE, FAILED, READY
-from scheduler_svc.processes.parent import die_with_parent
 from scheduler_svc.recording.flight import folder
+from tandem_contract.parent import die_with_parent
 
 if TYPE_CHECKING:
     from scheduler_svc.frontend.chat.forms import AnswerForm

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler_svc.processes.parent import PARENT
+from tandem_contract.parent import PARENT
 
 log = logging.getLogger("tandem.core")
 

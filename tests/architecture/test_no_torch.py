@@ -32,7 +32,10 @@ def offenders(package: str, forbidden: list[str]) -> dict[str, list[str]]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / ".stubs")])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in ("", "client", "protos", ".stubs")),
+        },
         check=False,
     )
     assert process.returncode == 0, process.stderr

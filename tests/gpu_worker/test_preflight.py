@@ -40,7 +40,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*arguments: str, **environment: str) -> tuple[int, list[str], str, str]:
     """(exit code, heavy modules that were loaded, stdout before the probe's line, stderr)."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / ".stubs")])
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "protos"), str(ROOT / ".stubs")])
     own = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
     process = subprocess.run(
         [sys.executable, "-c", PROBE, *arguments],

@@ -6,7 +6,6 @@ Violations go to the file given by --violations, a line each, flushed at once.
 
 import argparse
 import contextlib
-import ctypes
 import hashlib
 import os
 import secrets
@@ -19,6 +18,7 @@ from pathlib import Path
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
+from tandem_contract.parent import die_with_parent
 from tests.rigs import byte_tokenizer
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
@@ -26,7 +26,6 @@ from tests.rigs.in_flight import InFlightWriter
 from tests.rigs.lateness import Lateness
 from tests.rigs.worker_session import Phase, WorkerSession
 
-_PR_SET_PDEATHSIG = 1
 _MAX_MESSAGE_BYTES = 64 << 20
 _KEY_BYTES = 32
 _HIGH_WATER_MARK = 1000
@@ -296,10 +295,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Serves until SIGTERM (0), a refusal for good (3), or an ordered fault."""
     args = parse(sys.argv[1:] if arguments is None else arguments)
     if args.exit_with_parent:
-        parent = os.getppid()
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            return 1
+        die_with_parent()
     wake, waker = socket.socketpair()
     waker.setblocking(False)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -16,8 +16,8 @@ from tandem.internal.v1 import worker_pb2 as pb
 from gpu_worker import logs
 from gpu_worker.link.link import Link
 from gpu_worker.link.remote import NoKey, read_keys
-from gpu_worker.process.parent import die_with_parent
 from gpu_worker.wire.frames import Outcome
+from tandem_contract.parent import die_with_parent
 from tests.rigs import checking_worker
 from tests.rigs.executor import Executor
 

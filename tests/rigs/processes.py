@@ -29,7 +29,7 @@ _LISTENING = re.compile(r"frontend listening on (\S+:\d+)")
 def child_environment() -> dict[str, str]:
     """The environment of a test's child, without any of Tandem's settings. What PYTHONPATH names now comes last."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
-    ours = [str(REPOSITORY), str(REPOSITORY / "client"), str(REPOSITORY / ".stubs")]
+    ours = [str(REPOSITORY), str(REPOSITORY / "client"), str(REPOSITORY / "protos"), str(REPOSITORY / ".stubs")]
     kept["PYTHONPATH"] = os.pathsep.join([*ours, *filter(None, [kept.get("PYTHONPATH")])])
     kept["PYTHONUNBUFFERED"] = "1"
     return kept

@@ -44,7 +44,7 @@ OTHERS = (
         "click",
         "rich",
     ),
-    *("prompt_toolkit", "tandem_client", "gpu_worker", "scheduler_svc", "tandem"),
+    *("prompt_toolkit", "tandem_client", "gpu_worker", "scheduler_svc", "tandem", "tandem_contract"),
 )
 SHADOW = """
 import os, sys

@@ -9,8 +9,8 @@ import sys
 from importlib.util import find_spec
 
 from tandem_client.gateway.running import log_lines
-from tandem_client.gateway.running.leash import exit_with_parent
 from tandem_client.gateway.settings import SettingsError, load, variable_warnings
+from tandem_contract.parent import die_with_parent
 
 log = logging.getLogger("tandem.gateway")
 
@@ -28,7 +28,7 @@ def main() -> int:
         from tandem_client.gateway.running import processes, server
 
         if settings.exit_with_parent:
-            exit_with_parent()
+            die_with_parent()
         log_lines.start(settings.log_level, as_json=settings.log_format == "json")
         # One process among several leaves the lines to their parent.
         for line in variable_warnings(os.environ) if settings.table is None else ():

@@ -13,11 +13,10 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from tandem_contract.parent import PARENT
+
 # Takes the name of the child and one line of its output.
 OnLine = Callable[[str, str], None]
-# The variable that tells a program with --exit-with-parent who its parent is. When it asks the system, the parent may
-# be dead already, and another process in its place.
-PARENT = "_TANDEM_PARENT"
 # Enough for the stacks of a process that ends by a fatal signal, before which the signal is named.
 _KEPT_LINES = 200
 # The time for the last output after a child has ended.
