@@ -27,6 +27,7 @@ from gpu_worker.group.words import GROUP_LOST, RankLost
 from gpu_worker.link.remote import NoKey, read_keys
 from gpu_worker.link.runtime_dir import KeyFile, worker_endpoint
 from gpu_worker.native.build import build_ahead
+from gpu_worker.phases import begin_phase, log_phase
 from gpu_worker.preflight import check_before_imports
 from gpu_worker.process.lean_imports import import_transformers, keep_objects, without_collections
 from gpu_worker.process.priority import at_low_priority
@@ -177,14 +178,14 @@ def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks)
         from gpu_worker.startup import start
 
     logs.adopt_libraries()
-    logs.log_phase("imports", time.perf_counter() - begun)
+    log_phase("imports", time.perf_counter() - begun)
     if on_cpu and settings.native_kernels == "auto":
         write_last_line()
     runner, join, together = start(settings, folder, ranks)
     runner.execution.take_constraints(join, is_leader=ranks.is_leader)
     keep_objects()
-    logs.log_phase("whole start", time.perf_counter() - begun)
-    logs.begin_phase("serving")
+    log_phase("whole start", time.perf_counter() - begun)
+    begin_phase("serving")
     return runner, join, together
 
 

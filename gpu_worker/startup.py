@@ -33,7 +33,6 @@ from gpu_worker.group.failures import refusal_in_group
 from gpu_worker.group.start import Together, device_of_rank, least_sizes, meet, part_of_rank, threads_of_rank
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.link.join_message import identity_of, join_message, texts
-from gpu_worker.logs import log_slow_phase, phase
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, resident_growth
 from gpu_worker.memory.host_memory import check_host_memory
@@ -44,6 +43,7 @@ from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizes import Sizes
 from gpu_worker.memory.sizing import choose_sizes
 from gpu_worker.native.library import leave_out_kernels
+from gpu_worker.phases import log_slow_phase, phase
 from gpu_worker.process.ranks import SINGLE, Ranks
 from gpu_worker.process.threads import choose_or_follow, set_threads
 from gpu_worker.settings import WorkerSettings

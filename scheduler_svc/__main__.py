@@ -19,7 +19,6 @@ from types import FrameType
 
 import zmq
 
-from scheduler_svc import logs
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, root_name
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.door import tls_files
@@ -30,7 +29,6 @@ from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.flags import SettingError
 from scheduler_svc.journal.opened import OpenedJournal
 from scheduler_svc.journal.writer import Sync
-from scheduler_svc.logs import announce
 from scheduler_svc.metrics.listener import MetricsListener
 from scheduler_svc.processes.address import ListenError, missing_flags
 from scheduler_svc.processes.frontend_process import FrontendFailed
@@ -46,6 +44,8 @@ from scheduler_svc.shell.peers import Credentials
 from scheduler_svc.shell.router_link import RouterLink
 from scheduler_svc.shell.served_model import ServedModel
 from scheduler_svc.shell.worker_links import WorkersLink, with_remote
+from tandem_contract import logs
+from tandem_contract.logs import announce
 from tandem_contract.parent import die_with_parent
 
 log = logging.getLogger("tandem.core")

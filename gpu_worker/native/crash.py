@@ -10,6 +10,7 @@ import sys
 
 from gpu_worker import logs
 from gpu_worker.native.library import native_library
+from gpu_worker.phases import on_phase
 
 _HINT = "--native-kernels off serves without the C++ kernels, more slowly"
 # Those of crash.h.
@@ -34,7 +35,7 @@ def write_last_line() -> None:
             cause = f'native code was ended by {number.name} in the phase "{phase}", or right after it; {hint}'
             library.functions.tandem_set_crash_line(number.value, logs.closing_line(cause).encode())
 
-    logs.on_phase(follow)
+    on_phase(follow)
     # Faulthandler hands a signal on to the handler before it: after its stacks, or at once if it meets a fault of its
     # own, because the stack that it reads was overwritten.
     faulthandler.disable()

@@ -18,10 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from scheduler_svc import logs
 from scheduler_svc.frontend import memory
 from scheduler_svc.processes.frontend_process import ALIVE, FAILED, READY
 from scheduler_svc.recording.flight import folder
+from tandem_contract import logs
 from tandem_contract.parent import die_with_parent
 
 if TYPE_CHECKING:

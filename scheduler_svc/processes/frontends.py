@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Sequence
 
-from scheduler_svc.logs import announce
 from scheduler_svc.processes.address import NOTHING_GIVEN, HeldAddress, ListenError, hold
 from scheduler_svc.processes.frontend_process import READY, SILENCE_SECONDS, STOP_SECONDS, FrontendProcess
+from tandem_contract.logs import announce
 
 SECRET_BYTES = 32
 

@@ -12,7 +12,6 @@ from tandem.internal.v1 import frontend_pb2, worker_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.reports import StepReport
 from scheduler_svc.door.ready_command import ReadyCommand
-from scheduler_svc.logs import announce
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.router_link import PeerLostError, RouterLink
@@ -22,6 +21,7 @@ from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.constraints import order_frame
 from scheduler_svc.wire.weights import load_frame
+from tandem_contract.logs import announce
 
 log = logging.getLogger("tandem.core")
 

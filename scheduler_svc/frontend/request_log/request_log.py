@@ -12,7 +12,7 @@ from scheduler_svc.frontend.request_log.call_record import CallRecord
 from scheduler_svc.frontend.request_log.fields import outcome_of, request_fields
 from scheduler_svc.frontend.request_log.refusals import REPORT_SECONDS, RefusalCounts
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.logs import log_fields
+from tandem_contract.logs import log_fields
 
 # Whether lines are written, and whether they have the caller's address.
 LogRequests = Literal["on", "off", "address"]

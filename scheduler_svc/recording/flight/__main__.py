@@ -8,8 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from scheduler_svc.logs import escaped
 from scheduler_svc.recording.flight.timeline import FlightFileError, lines
+from tandem_contract.logs import escaped
 
 
 def main() -> None:

@@ -15,14 +15,14 @@ from tests.rigs.processes import REPOSITORY
 # One child for each signal and format of the log: they share the imports.
 _EACH_SIGNAL = """
 import faulthandler, os, signal
-from gpu_worker import logs
+from gpu_worker import logs, phases
 from gpu_worker.native.crash import HINTS, write_last_line
 
 faulthandler.enable()
 for log_format in ("text", "json"):
     logs.start("error", log_format)
     write_last_line()
-    logs.begin_phase("a \\"phase\\"")
+    phases.begin_phase("a \\"phase\\"")
     for number in HINTS:
         if not (child := os.fork()):
             signal.raise_signal(number)
@@ -34,9 +34,9 @@ for log_format in ("text", "json"):
 _CRASHING_WORKER = """
 import ctypes, runpy
 from pathlib import Path
-from gpu_worker import logs
+from gpu_worker import phases
 
-begin = logs.begin_phase
+begin = phases.begin_phase
 
 def crashes(name):
     begin(name)
@@ -45,7 +45,7 @@ def crashes(name):
         end = int(line.split()[0].split("-")[1], 16)
         ctypes.memset(end - (1 << 17), 255, 1 << 18)
 
-logs.begin_phase = crashes
+phases.begin_phase = crashes
 runpy.run_module("gpu_worker", run_name="__main__", alter_sys=True)
 """
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc import logs
-from scheduler_svc.logs import Formatter, QueuedStderr, escaped
+from tandem_contract import logs
+from tandem_contract.logs import Formatter, QueuedStderr, escaped
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 ESCAPES = "\x1b[2J\r\n2026-11-22 core INFO forged\x00\x9b\u2028\u202e\udc80"
@@ -144,7 +144,7 @@ def test_close_returns_although_stderr_is_not_read(pipe: Pipe) -> None:
 
 PROGRAM = """
 import logging, sys, threading
-from scheduler_svc import logs
+from tandem_contract import logs
 logs.open_closed_streams()
 file = open(sys.argv[1], "w")
 logs.start("core", level="error", log_format="text")
