@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from scheduler_svc import flags
 from scheduler_svc.flags import SettingError
 from scheduler_svc.version import version
-from tandem_contract.logs import LogFormat
+from tandem_contract.log_lines import LogFormat
 
 ENV_PREFIX = "TANDEM_SCHEDULER_"
 OLD_PREFIX = "TANDEM_"

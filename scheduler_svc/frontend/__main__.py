@@ -22,6 +22,7 @@ from scheduler_svc.frontend import memory
 from scheduler_svc.processes.frontend_process import ALIVE, FAILED, READY
 from scheduler_svc.recording.flight import folder
 from tandem_contract import logs
+from tandem_contract.log_lines import escaped
 from tandem_contract.parent import die_with_parent
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def read_secret(descriptor: int | None) -> bytes:
 
 def _fail(reason: str, code: int) -> int:
     """Prints the reason for the parent, which logs it."""
-    print(f"{FAILED}{logs.escaped(reason)}", flush=True)
+    print(f"{FAILED}{escaped(reason)}", flush=True)
     return code
 
 

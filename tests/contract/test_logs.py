@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem_contract import logs
-from tandem_contract.logs import Formatter, QueuedStderr, escaped
+from tandem_contract.log_lines import Formatter, LogFormat, escaped
+from tandem_contract.logs import QueuedStderr
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 ESCAPES = "\x1b[2J\r\n2026-11-22 core INFO forged\x00\x9b\u2028\u202e\udc80"
@@ -50,7 +50,7 @@ def test_a_json_line_is_one_object_with_the_parts_of_a_text_line() -> None:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_control_characters_of_a_peer_are_escaped(log_format: logs.LogFormat) -> None:
+def test_control_characters_of_a_peer_are_escaped(log_format: LogFormat) -> None:
     formatter = Formatter("core", log_format)
     line = formatter.format(record("worker %s", ESCAPES))
     shown = json.loads(line)["message"] if log_format == "json" else line

@@ -9,10 +9,10 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from tandem_client.services.log_lines import parse
 from tandem_client.services.pair import ServicePair
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import ServiceEnded
+from tandem_contract.log_lines import parse
 
 # A cold start compiles kernels.
 _READY_SECONDS = 240.0

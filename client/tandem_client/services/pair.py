@@ -13,12 +13,12 @@ from typing import Any, NoReturn, TypeVar
 from tandem_client.errors import TandemError
 from tandem_client.services.child import Child
 from tandem_client.services.gateway import Gateway
-from tandem_client.services.log_lines import parse
 from tandem_client.services.probe import Probe, with_probe
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import Supervisor
 from tandem_client.services.workers import Workers
 from tandem_client.types import Load, WaitReason
+from tandem_contract.log_lines import parse
 
 PROGRAMS = ("scheduler_svc", "gpu_worker")
 _HOLDER = "gpu_worker.holder"

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from tandem_client.services.child import Child
-from tandem_client.services.log_lines import parse
 from tandem_client.services.restarts import GiveUp, RestartPolicy
+from tandem_contract.log_lines import parse
 
 # How often a pause asks whether it may end early.
 _LOOK_SECONDS = 0.2

@@ -14,9 +14,9 @@ import pytest
 
 from tandem_client.services.child import Child, missing_programs
 from tandem_client.services.line_writer import LineWriter
-from tandem_client.services.log_lines import LogLine, as_json, parse
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import ServiceEnded, Supervisor
+from tandem_contract.log_lines import LogLine, as_json, parse
 from tests.client.fake_programs import STAYS, quick_policy
 from tests.client.fake_service import WAIT_SECONDS
 
