@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_worker import logs
 from gpu_worker.command_line import load_settings, variable_warnings
 from gpu_worker.failures import explain, is_expected
 from gpu_worker.group.failures import is_lost_peer
@@ -34,6 +33,7 @@ from gpu_worker.process.priority import at_low_priority
 from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_of
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
+from tandem_contract import logs
 from tandem_contract.parent import die_with_parent
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 after a signal, 1 if the worker cannot serve, 2 for settings."""
     begun = time.perf_counter()
+    logs.open_closed_streams()
     try:
         settings = load_settings(arguments)
     except SettingsRefused as error:
@@ -97,7 +98,7 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
             time.sleep(_LEADER_FIRST_SECONDS)
         if not is_expected(error):
             log.exception("the worker stops because of an unexpected error")
-        logs.draw(logs.closing_line(explain(error)))
+        logs.draw(logs.closing_line("gpu_worker", explain(error)))
         return 2 if isinstance(error, SettingsRefused) else 1
     log.info("stopped")
     return 0
@@ -194,7 +195,7 @@ def start_log(settings: WorkerSettings) -> None:
     ranks = ranks_of(settings.ranks) if settings.ranks > 1 and is_rank() else SINGLE
     process = "worker" if ranks.is_leader else f"worker rank {ranks.rank}"
     level = "warning" if ranks.local_rank and settings.log_level == "info" else settings.log_level
-    logs.start(level, settings.log_format, process=process)
+    logs.start(process, level=level, log_format=settings.log_format, package="gpu_worker")
     # The ranks of a host have the same variables and files.
     logging.getLogger("gpu_worker.checkpoint").setLevel(logging.ERROR if ranks.local_rank else logging.NOTSET)
     for line in () if ranks.local_rank else variable_warnings(os.environ):

@@ -71,7 +71,7 @@ def main() -> int:
                 with suppress(OSError):
                     print(f"scheduler_svc: {prefix}{line}", file=sys.stderr)
             return 2
-        logs.start("core", level=settings.log_level, log_format=settings.log_format)
+        logs.start("core", level=settings.log_level, log_format=settings.log_format, package="scheduler_svc")
         for line in variable_warnings(os.environ):
             log.warning("%s", line)
         try:

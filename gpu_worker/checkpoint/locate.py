@@ -8,8 +8,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from gpu_worker import logs
 from gpu_worker.checkpoint.weights import ModelRefused, find_weights
+from tandem_contract import logs
 
 log = logging.getLogger(__name__)
 

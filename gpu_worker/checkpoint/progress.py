@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from gpu_worker import logs
+from tandem_contract import logs
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ import zmq.auth.thread
 from gpu_worker.group.words import HIGH_WATER_MARK, PURPOSES, name_of
 from gpu_worker.link.connection import MAX_FRAME_BYTES
 from gpu_worker.link.remote import CurveKeys
-from gpu_worker.logs import is_worth_a_line
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.settings import SettingsRefused
+from tandem_contract.logs import is_worth_a_line
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from gpu_worker import logs
 from gpu_worker.holder.pools import Pools
 from gpu_worker.holder.server import Holder, HolderRuns
 from gpu_worker.link.runtime_dir import own_runtime_dir
 from gpu_worker.process.cgroups import CGROUPS, PROC, memory_groups
 from gpu_worker.settings import ENV_PREFIX, OLD_PREFIX, default_runtime_dir
+from tandem_contract import logs
 from tandem_contract.parent import die_with_parent
 
 log = logging.getLogger("gpu_worker.holder")
@@ -33,10 +33,11 @@ _SHARE_OF_MEMORY = 0.8
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 after a signal, 1 if another holder serves or the folder is wrong, 2 for flags."""
+    logs.open_closed_streams()
     settings = _parse(arguments)
     if settings.exit_with_parent:
         die_with_parent()
-    logs.start("info", settings.log_format, process="holder")
+    logs.start("holder", level="info", log_format=settings.log_format, package="gpu_worker")
     try:
         return _serve(settings)
     finally:

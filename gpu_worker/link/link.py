@@ -22,8 +22,8 @@ from gpu_worker.link.remote import CurveKeys, NoKey
 from gpu_worker.link.runtime_dir import KeyFile
 from gpu_worker.link.signals import signals_wake
 from gpu_worker.link.waits import HEARTBEAT_SECONDS, idle_ms
-from gpu_worker.logs import is_worth_a_line
 from gpu_worker.wire.frames import FrameError, join_frame, parse_frame, result_frame
+from tandem_contract.logs import is_worth_a_line
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ Owns their text and when each is logged. `tandem serve` reads them.
 
 import logging
 
-from gpu_worker.logs import announce
+from tandem_contract.logs import announce
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class ReadyLines:
     def step_succeeded(self) -> None:
         """Logs the line that is due."""
         if self._line:
-            announce(log, self._line)
+            announce("%s", self._line)
             self._line = ""
 
     def _serving_line(self) -> str:

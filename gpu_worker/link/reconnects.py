@@ -2,7 +2,7 @@
 
 import logging
 
-from gpu_worker.logs import is_worth_a_line
+from tandem_contract.logs import is_worth_a_line
 
 log = logging.getLogger(__name__)
 

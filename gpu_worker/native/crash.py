@@ -8,9 +8,9 @@ import faulthandler
 import signal
 import sys
 
-from gpu_worker import logs
 from gpu_worker.native.library import native_library
 from gpu_worker.phases import on_phase
+from tandem_contract import logs
 
 _HINT = "--native-kernels off serves without the C++ kernels, more slowly"
 # Those of crash.h.
@@ -33,7 +33,7 @@ def write_last_line() -> None:
     def follow(phase: str) -> None:
         for number, hint in HINTS.items():
             cause = f'native code was ended by {number.name} in the phase "{phase}", or right after it; {hint}'
-            library.functions.tandem_set_crash_line(number.value, logs.closing_line(cause).encode())
+            library.functions.tandem_set_crash_line(number.value, logs.closing_line("gpu_worker", cause).encode())
 
     on_phase(follow)
     # Faulthandler hands a signal on to the handler before it: after its stacks, or at once if it meets a fault of its

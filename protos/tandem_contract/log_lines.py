@@ -17,7 +17,7 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff
 # The values of fields that a text line shows without quotation marks.
 _PLAIN = re.compile(r"[\w.:/@+,-]+", re.ASCII)
 # 2026-11-22 02:12:58.026 core INFO message
-_TEXT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (?P<process>\S+) (?P<level>[A-Z]+) (?P<message>.*)")
+_TEXT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (?P<process>\S.*?) (?P<level>[A-Z]+) (?P<message>.*)")
 
 
 def escaped(text: str) -> str:
@@ -31,7 +31,7 @@ class Formatter(logging.Formatter):
     def __init__(self, process: str, log_format: LogFormat) -> None:
         super().__init__()
         self._process = process
-        self._is_json = log_format == "json"
+        self.is_json = log_format == "json"
         # The last second, as a Unix time and as text, and the offset of local time: what each line needs costs much.
         self._second = (0, "", "")
 
@@ -45,7 +45,7 @@ class Formatter(logging.Formatter):
         if second != self._second[0]:
             self._second = (second, *_texts(second))
         _, time, zone = self._second
-        if self._is_json:
+        if self.is_json:
             fields: dict[str, object] = {
                 "time": f"{time.replace(' ', 'T')}.{millisecond:03d}{zone}",
                 "process": self._process,

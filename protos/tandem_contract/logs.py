@@ -1,7 +1,7 @@
-"""One log format for every process of the service, written to stderr by a separate thread.
+"""The log of a program: its records and those of its libraries, written to stderr by a separate thread.
 
-Owns the queue of lines, the writer thread and the format. Logging never waits for stderr: if stderr is not read, the
-queue fills, further records are dropped and counted, and one line reports the number when there is room again.
+Owns the queue of lines and the writer thread. Logging never waits for stderr: if stderr is not read, the queue fills,
+further records are dropped and counted, and one line reports the number when there is room again.
 """
 
 import contextlib
@@ -12,10 +12,11 @@ import select
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from types import TracebackType
 
-from tandem_contract.log_lines import Formatter, LogFormat
+from tandem_contract.log_lines import Formatter, LogFormat, escaped
 
 log = logging.getLogger("tandem")
 
@@ -29,13 +30,22 @@ _PAUSE_SECONDS = 5e-3
 _WRITE_CHARS = 2048
 
 
-def start(process: str, *, level: str, log_format: LogFormat) -> None:
-    """Sends all records of this process to stderr; `process` is its name in every line.
+def start(process: str, *, level: str, log_format: LogFormat, package: str = log.name) -> None:
+    """Sends the records of this process to stderr: its own from `level` on, those of libraries from WARNING on.
 
-    When the interpreter exits, `logging.shutdown` writes the waiting lines, for at most a second.
+    process: its name in every line. package: its loggers are the process's own, like those of `tandem`. When the
+    interpreter exits, `logging.shutdown` writes the waiting lines, for at most a second.
     """
-    handler = QueuedStderr(Formatter(process, log_format))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    global _handler
+    stop()
+    _handler = QueuedStderr(Formatter(process, log_format))
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    root = logging.getLogger()
+    root.addHandler(_handler)
+    root.setLevel(max(threshold, logging.WARNING))
+    for name in (log.name, package):
+        logging.getLogger(name).setLevel(threshold)
+    warnings.formatwarning = _one_line
     logging.captureWarnings(True)
     # No line has them, and each record would ask for them.
     logging.logThreads = logging.logMultiprocessing = False
@@ -47,9 +57,27 @@ def start(process: str, *, level: str, log_format: LogFormat) -> None:
     )
 
 
+def stop() -> None:
+    """Writes the waiting lines, for at most a second. Later records are dropped."""
+    global _handler
+    if _handler is not None:
+        handler, _handler = _handler, None
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+def adopt_libraries() -> None:
+    """Sends loggers that write to stderr directly through this log. Call it once the libraries are imported."""
+    for logger in logging.root.manager.loggerDict.values():
+        for handler in logger.handlers[:] if isinstance(logger, logging.Logger) else ():
+            if type(handler) is logging.StreamHandler:
+                logger.removeHandler(handler)
+                logger.propagate = True
+
+
 def announce(message: str, *arguments: object) -> None:
     """Logs a line at every log level, because programs wait for it."""
-    log.handle(log.makeRecord(log.name, logging.INFO, "", 0, message, arguments, None))
+    log.handle(_record(logging.INFO, message, *arguments))
 
 
 def log_fields(logger: logging.Logger, level: int, message: str, fields: Mapping[str, object]) -> None:
@@ -62,6 +90,29 @@ def log_fields(logger: logging.Logger, level: int, message: str, fields: Mapping
         record = logger.makeRecord(logger.name, level, "", 0, message, (), None)
         record.fields = fields
         logger.handle(record)
+
+
+def is_worth_a_line(count: int) -> bool:
+    """Whether to log the `count`-th event of a kind: the 1st, 2nd, 4th, 8th, so that a peer cannot fill the log."""
+    return count & (count - 1) == 0
+
+
+def can_draw() -> bool:
+    """Whether a progress bar may be drawn: stderr is a terminal and the log is text."""
+    return _handler is not None and not _handler.is_json and os.isatty(_handler.descriptor)
+
+
+def draw(text: str) -> None:
+    """Writes `text` unformatted, in order with the records."""
+    if _handler is not None:
+        _handler.put(text)
+
+
+def closing_line(program: str, cause: str) -> str:
+    """Returns the last line of a program that ends for this cause: `program: cause`, or an object of a JSON log."""
+    if _handler is None or not _handler.is_json:
+        return f"{program}: {escaped(cause)}\n"
+    return f"{_handler.format(_record(logging.CRITICAL, cause))}\n"
 
 
 def open_closed_streams() -> None:
@@ -79,14 +130,15 @@ def open_closed_streams() -> None:
 
 
 class QueuedStderr(logging.Handler):
-    """Passes lines to a thread that writes them to `descriptor`, whole lines in each write."""
+    """Formats records on the caller's thread; another thread writes them to `descriptor`, whole lines in each write."""
 
-    def __init__(self, formatter: logging.Formatter, descriptor: int = 2, capacity: int = _CAPACITY) -> None:
+    def __init__(self, formatter: Formatter, descriptor: int = 2, capacity: int = _CAPACITY) -> None:
         super().__init__()
         self.setFormatter(formatter)
-        self._descriptor = descriptor
+        self.is_json = formatter.is_json
+        self.descriptor = descriptor
         self._room_again = capacity // 2
-        self._lines: queue.Queue[str | None] = queue.Queue(capacity)
+        self._texts: queue.Queue[str | None] = queue.Queue(capacity)
         self._num_dropped = 0
         self._counting = threading.Lock()
         self._is_closing = False
@@ -95,43 +147,54 @@ class QueuedStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queues the record's line, or counts it as dropped if the queue is full."""
-        try:
-            if self._lines.full():
-                raise queue.Full
-            self._lines.put_nowait(self.format(record))
-        except queue.Full:
+        if self._texts.full():
             self._count(1)
+            return
+        try:
+            line = self.format(record)
+        except Exception as error:  # arguments that do not fit the message must not stop the program
+            line = self.format(_record(logging.WARNING, "a record of %s cannot be formatted: %r", record.name, error))
+        if not self.put(f"{line}\n"):
+            self._count(1)
+
+    def put(self, text: str) -> bool:
+        """Queues text, such as a line or a progress bar. Returns False if the queue is full."""
+        try:
+            self._texts.put_nowait(text)
+        except queue.Full:
+            return False
+        return True
 
     def close(self) -> None:
         """Waits until the lines are written, for at most a second."""
         self._is_closing = True
         with contextlib.suppress(queue.Full):
-            self._lines.put_nowait(None)
+            self._texts.put_nowait(None)
         self._writer.join(_FLUSH_SECONDS)
         super().close()
 
     def _write_all(self) -> None:
-        while lines := self._next_lines():
-            if not self._write("\n".join(lines)):
-                self._count(len(lines))
-            if self._lines.qsize() <= self._room_again:
+        while texts := self._next_texts():
+            if not self._write("".join(texts)):
+                self._count(len(texts))
+            if self._texts.qsize() <= self._room_again:
                 self._report_dropped()
             if not self._is_closing:
                 time.sleep(_PAUSE_SECONDS)
-            elif self._lines.empty():
+            elif self._texts.empty():
                 return
 
-    def _next_lines(self) -> list[str]:
-        """Waits for a line, and returns it with those behind it that fit one write. Empty at the end."""
-        lines: list[str] = []
+    def _next_texts(self) -> list[str]:
+        """Waits for a text, and returns it with those behind it that fit one write. Empty at the end."""
+        texts: list[str] = []
         num_chars = 0
-        while not lines or (num_chars < _WRITE_CHARS and not self._lines.empty()):
-            if (line := self._lines.get()) is None:
+        while not texts or (num_chars < _WRITE_CHARS and not self._texts.empty()):
+            if (text := self._texts.get()) is None:
                 self._is_closing = True
                 break
-            lines.append(line)
-            num_chars += len(line)
-        return lines
+            texts.append(text)
+            num_chars += len(text)
+        return texts
 
     def _report_dropped(self) -> None:
         with self._counting:
@@ -139,27 +202,40 @@ class QueuedStderr(logging.Handler):
         if not num_dropped:
             return
         text = "%s log records were dropped because stderr was not read fast enough"
-        record = log.makeRecord(log.name, logging.WARNING, "", 0, text, (f"{num_dropped:,}",), None)
-        if not self._write(self.format(record)):
+        if not self._write(f"{self.format(_record(logging.WARNING, text, f'{num_dropped:,}'))}\n"):
             self._count(num_dropped)
 
     def _count(self, number: int) -> None:
         with self._counting:
             self._num_dropped += number
 
-    def _write(self, line: str) -> bool:
-        """Returns whether the line was written; a closed pipe or a full disk does not end this process."""
-        data = f"{line}\n".encode(errors="backslashreplace")
+    def _write(self, text: str) -> bool:
+        """Returns whether the text was written; a closed pipe or a full disk does not end this process."""
+        data = text.encode(errors="backslashreplace")
         try:
             while data:
                 try:
-                    data = data[os.write(self._descriptor, data) :]
+                    data = data[os.write(self.descriptor, data) :]
                 except BlockingIOError:
-                    select.select([], [self._descriptor], [])
+                    select.select([], [self.descriptor], [])
         except OSError:
             return False
         return True
 
 
+_handler: QueuedStderr | None = None
+
+
+def _record(level: int, message: str, *arguments: object) -> logging.LogRecord:
+    return log.makeRecord(log.name, level, "", 0, message, arguments, None)
+
+
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     log.critical("uncaught exception", exc_info=(kind, error, trace))
+
+
+def _one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Formats one of Python's warnings; replaces `warnings.formatwarning`."""
+    return f"{category.__name__}: {' '.join(str(message).split())} ({filename}:{lineno})"

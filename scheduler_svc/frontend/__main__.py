@@ -41,9 +41,7 @@ def main() -> int:
         flags = parse_flags(sys.argv[1:])
         die_with_parent()
         memory.use_one_heap()
-        logs.start(flags.name, level=flags.log_level, log_format=flags.log_format)
-        # gRPC logs useless debug lines at every call.
-        logging.getLogger("grpc").setLevel(logging.INFO)
+        logs.start(flags.name, level=flags.log_level, log_format=flags.log_format, package="scheduler_svc")
         if flags.flight_dir is not None:
             folder.catch_fatal_signals(flags.flight_dir, flags.name)
         serve(flags)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_contract.log_lines import Formatter, LogFormat, escaped
+from tandem_contract.log_lines import Formatter, LogFormat, LogLine, as_json, escaped, parse
 from tandem_contract.logs import QueuedStderr
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
@@ -71,6 +71,21 @@ def test_a_long_message_is_cut() -> None:
     line = Formatter("core", "text").format(record("x" * 1_000_000))
     assert len(line) < 5000
     assert line.endswith("x… (995,904 characters more)")
+
+
+def test_a_record_that_cannot_be_formatted_is_reported(pipe: "Pipe") -> None:
+    handler = QueuedStderr(Formatter("core", "text"), descriptor=pipe.writing)
+    handler.handle(record("%d", "three"))
+    assert "core WARNING a record of tandem.core cannot be formatted: TypeError" in pipe.read_until("TypeError")[0]
+    handler.close()
+
+
+@pytest.mark.parametrize("process", ["core", "frontend-2", "worker rank 3"])
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_line_is_read_as_it_was_made(process: str, log_format: LogFormat) -> None:
+    line = Formatter(process, log_format).format(record("IN UPPER case: %s", "a\nb"))
+    assert parse(line) == LogLine(process, "INFO", "IN UPPER case: a\\nb")
+    assert json.loads(as_json("serve", line))["message"] == (line if log_format == "text" else "IN UPPER case: a\\nb")
 
 
 class Pipe:
@@ -143,17 +158,26 @@ def test_close_returns_although_stderr_is_not_read(pipe: Pipe) -> None:
 
 
 PROGRAM = """
-import logging, sys, threading
+import logging, sys, threading, warnings
 from tandem_contract import logs
 logs.open_closed_streams()
 file = open(sys.argv[1], "w")
-logs.start("core", level="error", log_format="text")
-logging.getLogger("a").info("below the level")
+library = logging.getLogger("library_with_its_own_stderr")
+library.addHandler(logging.StreamHandler())
+library.propagate = False
+logs.start(sys.argv[2], level=sys.argv[3], log_format="text", package="mine")
+logs.adopt_libraries()
+library.warning("deprecated")
+logging.getLogger("some.library").info("not this")
+logging.getLogger("mine.part").info("from %s on", "info")
 logs.announce("ready: %s", "at every level")
+logs.draw("50 %\\r100 %\\n")
+warnings.warn("old\\n  thing")
 thread = threading.Thread(target=lambda: 1 / 0)
 thread.start()
 thread.join()
-raise SystemExit("the end") if sys.argv[2:] else ValueError("the end")
+logs.draw(logs.closing_line("program", "cause\\nof the end"))
+raise SystemExit("the end") if sys.argv[4:] else ValueError("the end")
 """
 
 
@@ -164,10 +188,26 @@ def started(tmp_path: Path, *words: str, shell: str = "") -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
 
 
-def test_announcements_and_uncaught_exceptions_are_logged_at_every_level(tmp_path: Path) -> None:
-    done = started(tmp_path)
+def test_own_records_pass_from_the_level_on_and_those_of_libraries_from_warning_on(tmp_path: Path) -> None:
+    done = started(tmp_path, "core", "info", "exits")
     lines = [line for line in done.stderr.splitlines() if not line.startswith("    ")]
-    assert [line.split(" core ")[1] for line in lines] == [
+    assert [line.rpartition(" core ")[2] for line in lines] == [
+        "WARNING deprecated",
+        "INFO from info on",
+        "INFO ready: at every level",
+        "50 %",
+        "100 %",
+        "WARNING UserWarning: old thing (<string>:16)",
+        "CRITICAL uncaught exception",
+        r"program: cause\nof the end",
+        "the end",
+    ]
+
+
+def test_announcements_and_uncaught_exceptions_are_logged_at_every_level(tmp_path: Path) -> None:
+    done = started(tmp_path, "core", "error")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("    ")]
+    assert [line.split(" core ")[1] for line in lines if " core " in line] == [
         "INFO ready: at every level",
         "CRITICAL uncaught exception",
         "CRITICAL uncaught exception",
@@ -177,6 +217,26 @@ def test_announcements_and_uncaught_exceptions_are_logged_at_every_level(tmp_pat
 
 
 def test_no_line_is_written_into_a_file_that_got_the_number_of_a_closed_stderr(tmp_path: Path) -> None:
-    done = started(tmp_path, shell="0<&- 1>&- 2>&-")
+    done = started(tmp_path, "core", "error", shell="0<&- 1>&- 2>&-")
     assert done.returncode == 1
     assert (tmp_path / "file").read_text() == ""
+
+
+CHATTERER = """
+import logging
+from tandem_contract import logs
+logs.start("core", level="info", log_format="text")
+for number in range(20_000):
+    logging.getLogger("tandem").info("line %d %s", number, "x" * 100)
+print("done", flush=True)
+"""
+
+
+def test_a_process_with_unread_stderr_continues() -> None:
+    """The pipe holds 1 MiB at most, the queue 1,024 lines; the process logs 3 MB and ends."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CHATTERER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "done\n"
+        assert process.wait(TIMEOUT_SECONDS) == 0

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker import logs
 from gpu_worker.link.link import Link
 from gpu_worker.link.remote import NoKey, read_keys
 from gpu_worker.wire.frames import Outcome
+from tandem_contract import logs
 from tandem_contract.parent import die_with_parent
 from tests.rigs import checking_worker
 from tests.rigs.executor import Executor
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
     args = checking_worker.parse(arguments)
     if args.exit_with_parent:
         die_with_parent()
-    logs.start("info", "text")
+    logs.start("worker", level="info", log_format="text", package="gpu_worker")
     executor = Executor(checking_worker.shape_of(args), on_violation=_recorder(args.violations))
     runner = ExecutorRunner(executor, args.step_ms / 1e3)
     curve = read_keys(args.keys, args.connect)

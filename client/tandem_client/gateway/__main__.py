@@ -8,8 +8,8 @@ import os
 import sys
 from importlib.util import find_spec
 
-from tandem_client.gateway.running import log_lines
 from tandem_client.gateway.settings import SettingsError, load, variable_warnings
+from tandem_contract import logs
 from tandem_contract.parent import die_with_parent
 
 log = logging.getLogger("tandem.gateway")
@@ -17,6 +17,7 @@ log = logging.getLogger("tandem.gateway")
 
 def main() -> int:
     """Runs the gateway."""
+    logs.open_closed_streams()
     arguments = sys.argv[1:]
     try:
         settings = load(arguments, os.environ)
@@ -29,7 +30,9 @@ def main() -> int:
 
         if settings.exit_with_parent:
             die_with_parent()
-        log_lines.start(settings.log_level, as_json=settings.log_format == "json")
+        logs.start("gateway", level=settings.log_level, log_format=settings.log_format)
+        # It reports what clients do wrong, and its own start and end.
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         # One process among several leaves the lines to their parent.
         for line in variable_warnings(os.environ) if settings.table is None else ():
             log.warning("%s", line)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from tandem_client.connection import DEFAULT_ADDRESS, dialled, is_local
 from tandem_client.credentials import TlsSettings
 from tandem_client.version import version
+from tandem_contract.log_lines import LogFormat
 
 PREFIX = "TANDEM_GATEWAY_"
 # The client's variable.
@@ -115,7 +116,7 @@ class Settings:
     idle_seconds: float = 75.0
     grace_seconds: float = 30.0
     log_level: str = "info"
-    log_format: str = "text"
+    log_format: LogFormat = "text"
     exit_with_parent: bool = False
     table: Path | None = None
     row: int = 0

@@ -15,12 +15,13 @@ from tests.rigs.processes import REPOSITORY
 # One child for each signal and format of the log: they share the imports.
 _EACH_SIGNAL = """
 import faulthandler, os, signal
-from gpu_worker import logs, phases
+from gpu_worker import phases
 from gpu_worker.native.crash import HINTS, write_last_line
+from tandem_contract import logs
 
 faulthandler.enable()
 for log_format in ("text", "json"):
-    logs.start("error", log_format)
+    logs.start("worker", level="error", log_format=log_format)
     write_last_line()
     phases.begin_phase("a \\"phase\\"")
     for number in HINTS:
