@@ -24,7 +24,6 @@ from gpu_worker.group.hosts import check_keys, meeting_of
 from gpu_worker.group.launch import launch
 from gpu_worker.group.words import GROUP_LOST, RankLost
 from gpu_worker.link.remote import NoKey, read_keys
-from gpu_worker.link.runtime_dir import KeyFile, worker_endpoint
 from gpu_worker.native.build import build_ahead
 from gpu_worker.phases import begin_phase, log_phase
 from gpu_worker.preflight import check_before_imports
@@ -35,6 +34,7 @@ from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
 from tandem_contract import logs
 from tandem_contract.parent import die_with_parent
+from tandem_contract.runtime_dir import WORKER_SOCKET, KeyFile, endpoint_of
 
 if TYPE_CHECKING:
     from tandem.internal.v1.worker_pb2 import Join
@@ -120,7 +120,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
     from gpu_worker.link.link import Link
     from gpu_worker.step.runner import MAX_IN_FLIGHT
 
-    endpoint = settings.connect or worker_endpoint(settings.runtime_dir)
+    endpoint = settings.connect or endpoint_of(settings.runtime_dir, WORKER_SOCKET)
     curve = read_keys(settings.keys, endpoint) if settings.connect else None
     key = NoKey() if settings.connect else KeyFile(settings.runtime_dir)
     # Its sockets have threads, which get this thread's priority.

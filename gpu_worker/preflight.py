@@ -10,10 +10,10 @@ from gpu_worker.checkpoint.generation import read_generation
 from gpu_worker.checkpoint.locate import check_folder, locate
 from gpu_worker.geometry import Geometry, default_chunk_align
 from gpu_worker.link.remote import check_address, read_keys
-from gpu_worker.link.runtime_dir import KeyFile, own_runtime_dir
 from gpu_worker.memory.sizing import default_max_rows
 from gpu_worker.settings import SettingsRefused, WorkerSettings
 from gpu_worker.windows import check_window
+from tandem_contract.runtime_dir import KeyFile, own_runtime_dir
 
 
 def check_before_imports(settings: WorkerSettings) -> Path:

@@ -3,12 +3,13 @@
 Owns `WorkerSettings`. `command_line.py` reads them from flags, environment and file.
 """
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
+
+from tandem_contract.runtime_dir import default_runtime_dir
 
 ENV_PREFIX = "TANDEM_WORKER_"
 OLD_PREFIX = "TANDEM_"
@@ -48,12 +49,6 @@ DeviceName = Annotated[str, AfterValidator(_device_name)]
 
 class SettingsRefused(ValueError):
     """Settings are invalid; the message names each of them."""
-
-
-def default_runtime_dir() -> Path:
-    """Returns the default folder of the sockets: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "tandem" if base else Path(f"/tmp/tandem-{os.getuid()}")
 
 
 class WorkerSettings(BaseModel):

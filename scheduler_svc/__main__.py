@@ -34,7 +34,6 @@ from scheduler_svc.processes.address import ListenError, missing_flags
 from scheduler_svc.processes.frontend_process import FrontendFailed
 from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.runtime_dir import RuntimeDir
-from scheduler_svc.processes.worker_key import NAME as KEY_NAME
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.opened import Recordings, flight_dir
 from scheduler_svc.remote.listener import listener_of
@@ -47,6 +46,7 @@ from scheduler_svc.shell.worker_links import WorkersLink, with_remote
 from tandem_contract import logs
 from tandem_contract.logs import announce
 from tandem_contract.parent import die_with_parent
+from tandem_contract.runtime_dir import KEY_NAME
 
 log = logging.getLogger("tandem.core")
 

@@ -18,6 +18,7 @@ from scheduler_svc import flags
 from scheduler_svc.flags import SettingError
 from scheduler_svc.version import version
 from tandem_contract.log_lines import LogFormat
+from tandem_contract.runtime_dir import default_runtime_dir
 
 ENV_PREFIX = "TANDEM_SCHEDULER_"
 OLD_PREFIX = "TANDEM_"
@@ -43,12 +44,6 @@ _DESCRIPTION = f"""\
 Runs Tandem's scheduler service: the scheduler and its gRPC front ends. Each flag is also an environment variable
 ({ENV_PREFIX}MAX_WAITING) and a key of the TOML file (max_waiting); flags win over variables, variables over the
 file. {", ".join(f"{OLD_PREFIX}{name.upper()}" for name in sorted(SHARED_SETTINGS))} set the worker too."""
-
-
-def default_runtime_dir() -> Path:
-    """Returns the default folder of the sockets: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "tandem" if base else Path(f"/tmp/tandem-{os.getuid()}")
 
 
 def _absolute_folders(text: str) -> str:

@@ -19,11 +19,11 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from gpu_worker.holder.pools import Pools
 from gpu_worker.holder.server import Holder, HolderRuns
-from gpu_worker.link.runtime_dir import own_runtime_dir
 from gpu_worker.process.cgroups import CGROUPS, PROC, memory_groups
-from gpu_worker.settings import ENV_PREFIX, OLD_PREFIX, default_runtime_dir
+from gpu_worker.settings import ENV_PREFIX, OLD_PREFIX
 from tandem_contract import logs
 from tandem_contract.parent import die_with_parent
+from tandem_contract.runtime_dir import default_runtime_dir, own_runtime_dir
 
 log = logging.getLogger("gpu_worker.holder")
 

@@ -19,11 +19,11 @@ from gpu_worker.link.plan_runner import PlanRunner
 from gpu_worker.link.ready_lines import ReadyLines
 from gpu_worker.link.reconnects import FIRST_PAUSE_SECONDS, Reconnects
 from gpu_worker.link.remote import CurveKeys, NoKey
-from gpu_worker.link.runtime_dir import KeyFile
 from gpu_worker.link.signals import signals_wake
 from gpu_worker.link.waits import HEARTBEAT_SECONDS, idle_ms
 from gpu_worker.wire.frames import FrameError, join_frame, parse_frame, result_frame
 from tandem_contract.logs import is_worth_a_line
+from tandem_contract.runtime_dir import KeyFile
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scheduler_svc.flags import SettingError
-from scheduler_svc.processes import worker_key
+from tandem_contract.runtime_dir import SOCKETS, KeyFile, endpoint_of, own_runtime_dir
 
 log = logging.getLogger("tandem.core")
 
-# Linux keeps socket paths in 108 bytes, the closing zero included.
-_MAX_SOCKET_PATH = 107
-_SOCKETS = ("worker.sock", "frontend.sock")
-_LONGEST_NAME = max(_SOCKETS, key=len)
 _LOCK = "scheduler.lock"
 # The listener of a removed socket stays open, because its connections would end with it. So this is not done for ever.
 _MAX_MENDED = 64
@@ -31,14 +27,16 @@ class RuntimeDir:
     def __init__(self, path: Path) -> None:
         """Raises SettingError if the folder cannot be used or another scheduler holds it."""
         self.path = path.absolute()
-        _check_length(self.path)
+        self._key = KeyFile(self.path)
         self._lock: int | None = None
         try:
             self._hold()
-            self.worker_key = worker_key.read_or_create(self.path)
+            self.worker_key = self._key.read()
         except OSError as error:
             raise SettingError(f"runtime_dir {self.path} cannot be used: {error.strerror}") from None
-        self.worker_endpoint, self.frontend_endpoint = (f"ipc://{self.path}/{name}" for name in _SOCKETS)
+        except ValueError as error:
+            raise SettingError(str(error)) from None
+        self.worker_endpoint, self.frontend_endpoint = (endpoint_of(self.path, name) for name in SOCKETS)
         self._binds: dict[Path, Callable[[], None]] = {}
         self._marks: dict[Path, tuple[int, ...] | None] = {}
         self._num_mended = 0
@@ -51,7 +49,7 @@ class RuntimeDir:
         The functions bind a socket again, in addition: its connections stay. They raise OSError.
         """
         binds = bind_worker, bind_frontend
-        self._binds = {self.path / name: bind for name, bind in zip(_SOCKETS, binds, strict=True)}
+        self._binds = {self.path / name: bind for name, bind in zip(SOCKETS, binds, strict=True)}
         self._remember()
 
     def watch(self) -> None:
@@ -65,7 +63,7 @@ class RuntimeDir:
             return
         try:
             self._mend(changed)
-        except (OSError, SettingError) as error:
+        except (OSError, ValueError, SettingError) as error:
             problem = getattr(error, "strerror", None) or str(error)
             if problem != self._problem:
                 self._problem = problem
@@ -84,7 +82,7 @@ class RuntimeDir:
         if self._num_mended == _MAX_MENDED:
             raise SettingError(f"this happened {_MAX_MENDED} times; restart the service")
         self._hold()
-        worker_key.restore(self.path, self.worker_key)
+        self._key.restore()
         self._num_mended += 1
         for path in changed:
             if (bind := self._binds.get(path)) is not None:
@@ -92,16 +90,15 @@ class RuntimeDir:
         self._remember()
 
     def _remember(self) -> None:
-        files = (*self._binds, self.path / worker_key.NAME, self.path / _LOCK)
+        files = (*self._binds, self._key.path, self.path / _LOCK)
         self._marks = {path: _mark(path) for path in (self.path, *files)}
 
     def _hold(self) -> None:
         """Makes the folder unless it is there, and takes its lock unless this process has it.
 
-        Raises SettingError, OSError.
+        Raises SettingError, ValueError, OSError.
         """
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_access(self.path)
+        own_runtime_dir(self.path)
         lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if self._lock is not None and os.path.sameopenfile(lock, self._lock):
             os.close(lock)
@@ -116,26 +113,6 @@ class RuntimeDir:
         if self._lock is not None:
             os.close(self._lock)
         self._lock = lock
-
-
-def _check_length(path: Path) -> None:
-    length = len(os.fsencode(path / _LONGEST_NAME))
-    if length > _MAX_SOCKET_PATH:
-        raise SettingError(
-            f"runtime_dir {path} is too long for a socket: with /{_LONGEST_NAME} it has {length} bytes; the limit is "
-            f"{_MAX_SOCKET_PATH}"
-        )
-
-
-def _check_access(path: Path) -> None:
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise SettingError(f"runtime_dir {path} is not a folder of this user")
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise SettingError(
-            f"runtime_dir {path} has mode {stat.S_IMODE(status.st_mode):04o}; it must be 0700, because others could "
-            "connect to the worker's socket"
-        )
 
 
 def _mark(path: Path) -> tuple[int, ...] | None:

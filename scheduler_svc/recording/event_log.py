@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 from tandem.internal.v1 import record_pb2 as pb
 
-from scheduler_svc import private_file
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
@@ -31,6 +30,7 @@ from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
 from scheduler_svc.wire.weights import restored_of
+from tandem_contract import private_file
 
 log = logging.getLogger("tandem.core")
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scheduler_svc import private_file
 from scheduler_svc.core.messages.reports import StepReport
+from tandem_contract import private_file
 
 log = logging.getLogger("tandem.core")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import zmq
 
-from scheduler_svc import private_file
 from scheduler_svc.flags import SettingError
+from tandem_contract import private_file
 
 SCHEDULER_SECRET, SCHEDULER_PUBLIC, WORKER_SECRET = "scheduler.secret", "scheduler.public", "worker.secret"
 ADMITTED, WORKERS, PUBLIC_SUFFIX = "admitted", "workers", ".public"

@@ -177,7 +177,7 @@ thread = threading.Thread(target=lambda: 1 / 0)
 thread.start()
 thread.join()
 logs.draw(logs.closing_line("program", "cause\\nof the end"))
-raise SystemExit("the end") if sys.argv[4:] else ValueError("the end")
+raise SystemExit(logs.stop() or "the end") if sys.argv[4:] else ValueError("the end")
 """
 
 

@@ -5,7 +5,6 @@ Violations go to the file given by --violations, a line each, flushed at once.
 """
 
 import argparse
-import contextlib
 import hashlib
 import os
 import secrets
@@ -19,6 +18,7 @@ import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
 from tandem_contract.parent import die_with_parent
+from tandem_contract.runtime_dir import KeyFile
 from tests.rigs import byte_tokenizer
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
@@ -27,7 +27,6 @@ from tests.rigs.lateness import Lateness
 from tests.rigs.worker_session import Phase, WorkerSession
 
 _MAX_MESSAGE_BYTES = 64 << 20
-_KEY_BYTES = 32
 _HIGH_WATER_MARK = 1000
 
 
@@ -122,20 +121,8 @@ def join_message(args: argparse.Namespace) -> pb.Join:
         max_frame_bytes=_MAX_MESSAGE_BYTES,
         device="none (content checking)",
         dtype="uint64",
-        key=b"" if args.without_key or args.connect else worker_key(Path(args.runtime_dir)),
+        key=b"" if args.without_key or args.connect else KeyFile(Path(args.runtime_dir)).read(),
     )
-
-
-def worker_key(runtime_dir: Path) -> bytes:
-    """The content of worker.key, which this process creates if it starts before the scheduler."""
-    path = runtime_dir / "worker.key"
-    draft = runtime_dir / f".worker.key-{secrets.token_hex(8)}"
-    draft.touch(0o600, exist_ok=False)
-    draft.write_bytes(secrets.token_bytes(_KEY_BYTES))
-    with contextlib.suppress(FileExistsError):
-        os.link(draft, path)
-    draft.unlink()
-    return path.read_bytes()
 
 
 def _say(line: str) -> None:

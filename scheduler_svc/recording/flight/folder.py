@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from scheduler_svc import private_file
+from tandem_contract import private_file
 
 log = logging.getLogger("tandem.flight")
 

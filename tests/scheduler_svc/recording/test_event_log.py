@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
 
-from scheduler_svc import private_file
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.messages.page_hash import hash_pages
@@ -23,6 +22,7 @@ from scheduler_svc.recording.replay import replay
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
+from tandem_contract import private_file
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.sampling import Settings
 from tests.rigs.waiting import TIMEOUT_SECONDS

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc import private_file
 from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
 from scheduler_svc.recording.steps_file import HEADER, StepsFile
+from tandem_contract import private_file
 
 
 class Clock:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -11,10 +10,10 @@ import pytest
 import zmq
 
 from scheduler_svc.flags import SettingError
-from scheduler_svc.processes import worker_key
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.shell.peers import Credentials, DroppedFrames
 from scheduler_svc.shell.router_link import RouterLink
+from tandem_contract.runtime_dir import KeyFile
 
 SOCKETS = ("worker.sock", "frontend.sock")
 
@@ -53,60 +52,10 @@ def test_peers_that_change_their_names_are_counted_together(caplog: pytest.LogCa
     assert len(caplog.messages) == 17
 
 
-def test_concurrent_programs_create_one_key_and_read_the_same(tmp_path: Path) -> None:
-    keys: list[bytes] = []
-    begin = threading.Barrier(8)
-
-    def read() -> None:
-        begin.wait()
-        keys.append(worker_key.read_or_create(tmp_path))
-
-    threads = [threading.Thread(target=read) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(keys) == 8
-    assert len(set(keys)) == 1
-    assert len(keys[0]) == 32
-    [path] = tmp_path.iterdir()
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
 def test_the_key_stays_after_the_scheduler_ends(tmp_path: Path) -> None:
     before = RuntimeDir(tmp_path / "run").worker_key
     os.close(os.open(tmp_path / "run" / "scheduler.lock", os.O_RDONLY))
-    assert worker_key.read_or_create(tmp_path / "run") == before
-
-
-@pytest.mark.parametrize("bad", ["mode-0644", "link", "folder", "pipe"])
-def test_a_key_that_another_user_could_have_written_is_refused(tmp_path: Path, bad: str) -> None:
-    path = tmp_path / "worker.key"
-    if bad == "mode-0644":
-        path.write_bytes(b"k" * 32)
-        path.chmod(0o644)
-        with pytest.raises(SettingError, match=r"with mode 0600; it belongs to user \d+ and has mode 0644"):
-            worker_key.read_or_create(tmp_path)
-        return
-    if bad == "pipe":
-        os.mkfifo(path, 0o600)
-        with pytest.raises(SettingError, match=r"must be a file of user"):
-            worker_key.read_or_create(tmp_path)
-        return
-    if bad == "link":
-        (tmp_path / "elsewhere").write_bytes(b"k" * 32)
-        path.symlink_to(tmp_path / "elsewhere")
-    else:
-        path.mkdir()
-    with pytest.raises(OSError):
-        worker_key.read_or_create(tmp_path)
-
-
-def test_an_empty_key_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_key, "_PAUSE_SECONDS", 0)
-    (tmp_path / "worker.key").touch(0o600)
-    with pytest.raises(SettingError, match=r"worker\.key does not have 32 bytes; remove it"):
-        worker_key.read_or_create(tmp_path)
+    assert KeyFile(tmp_path / "run").read() == before
 
 
 class Bound:
@@ -145,7 +94,7 @@ def test_what_is_removed_of_the_folder_is_made_again_and_logged_once(
         assert {each.name for each in folder.path.iterdir()} == {*SOCKETS, "worker.key", "scheduler.lock"}
         assert folder.path.stat().st_mode & 0o777 == 0o700
         # Workers that have the key keep it, and another scheduler finds the folder taken.
-        assert worker_key.read_or_create(folder.path) == folder.worker_key
+        assert KeyFile(folder.path).read() == folder.worker_key
         with pytest.raises(SettingError, match="another scheduler holds"):
             RuntimeDir(folder.path)
     # A socket that is there is not bound again: its listener of before would stay open for nothing.
@@ -161,9 +110,9 @@ def test_a_folder_that_a_worker_or_another_scheduler_made_meanwhile(
     # A worker that starts makes folder and key.
     shutil.rmtree(folder.path)
     folder.path.mkdir(mode=0o700)
-    assert worker_key.read_or_create(folder.path) != folder.worker_key
+    assert KeyFile(folder.path).read() != folder.worker_key
     folder.watch()
-    assert worker_key.read_or_create(folder.path) == folder.worker_key
+    assert KeyFile(folder.path).read() == folder.worker_key
     assert [message.split(" was ")[2].split(":")[0] for message in caplog.messages] == ["made again"]
     # Another scheduler has it: nothing of it is touched.
     shutil.rmtree(folder.path)

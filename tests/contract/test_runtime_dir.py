@@ -1,11 +1,12 @@
 """The runtime folder and its key: created once, private, and refused otherwise."""
 
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from gpu_worker.link.runtime_dir import KEY_NAME, KeyFile, own_runtime_dir, worker_endpoint
+from tandem_contract.runtime_dir import KEY_NAME, WORKER_SOCKET, KeyFile, endpoint_of, own_runtime_dir
 
 
 def test_the_folder_is_created_private(tmp_path: Path) -> None:
@@ -17,7 +18,7 @@ def test_the_folder_is_created_private(tmp_path: Path) -> None:
 def test_a_folder_that_others_may_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o750)
-    with pytest.raises(ValueError, match="has mode 750; it must be 700"):
+    with pytest.raises(ValueError, match="has mode 0750; it must be 0700"):
         own_runtime_dir(tmp_path / "open")
 
 
@@ -38,12 +39,18 @@ def test_a_path_too_long_for_a_socket_is_refused_with_the_limit() -> None:
 
 def test_workers_connect_below_the_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert worker_endpoint(Path("run")) == f"ipc://{tmp_path}/run/worker.sock"
+    assert endpoint_of(Path("run"), WORKER_SOCKET) == f"ipc://{tmp_path}/run/worker.sock"
 
 
 def test_the_first_reader_creates_the_key_and_others_read_it(tmp_path: Path) -> None:
     keys: list[bytes] = []
-    threads = [threading.Thread(target=lambda: keys.append(KeyFile(tmp_path).read())) for _ in range(8)]
+    begin = threading.Barrier(8)
+
+    def read() -> None:
+        begin.wait()
+        keys.append(KeyFile(tmp_path).read())
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -65,29 +72,38 @@ def test_a_key_that_is_still_being_written_is_waited_for(tmp_path: Path, monkeyp
         pauses.append(seconds)
         path.write_bytes(b"k" * 32)
 
-    monkeypatch.setattr("gpu_worker.link.runtime_dir.time.sleep", pause)
+    monkeypatch.setattr("tandem_contract.runtime_dir.time.sleep", pause)
     assert KeyFile(tmp_path).read() == b"k" * 32
     assert len(pauses) == 1
 
 
 def test_a_key_of_another_length_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_worker.link.runtime_dir.time.sleep", lambda _: None)
+    monkeypatch.setattr("tandem_contract.runtime_dir.time.sleep", lambda _: None)
     (tmp_path / KEY_NAME).touch(0o600)
     (tmp_path / KEY_NAME).write_bytes(b"k" * 33)
-    with pytest.raises(ValueError, match=rf"{tmp_path}/{KEY_NAME} does not contain a key of 32 bytes; delete it"):
+    with pytest.raises(ValueError, match=rf"{tmp_path}/{KEY_NAME} does not have a key of 32 bytes; remove it"):
         KeyFile(tmp_path).read()
 
 
-def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    KeyFile(tmp_path).read()
-    (tmp_path / KEY_NAME).chmod(0o640)
-    with pytest.raises(ValueError, match=rf"{tmp_path}/{KEY_NAME} has mode 640; it must be 600"):
+@pytest.mark.parametrize("bad", ["mode-0644", "mode-0640", "link", "folder", "pipe"])
+def test_a_key_that_another_user_could_read_or_write_is_refused(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / KEY_NAME
+    if bad.startswith("mode-"):
         KeyFile(tmp_path).read()
-
-
-def test_a_key_file_that_is_a_link_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").write_bytes(b"k" * 32)
-    (tmp_path / KEY_NAME).symlink_to(tmp_path / "elsewhere")
+        path.chmod(int(bad[5:], 8))
+        with pytest.raises(ValueError, match=f"it belongs to user {os.getuid()} and has {bad.replace('-', ' ')}"):
+            KeyFile(tmp_path).read()
+        return
+    if bad == "pipe":
+        os.mkfifo(path, 0o600)
+        with pytest.raises(ValueError, match=r"must be a file of user"):
+            KeyFile(tmp_path).read()
+        return
+    if bad == "link":
+        (tmp_path / "elsewhere").write_bytes(b"k" * 32)
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.mkdir()
     with pytest.raises(OSError):
         KeyFile(tmp_path).read()
 
@@ -101,3 +117,14 @@ def test_a_replaced_or_missing_key_counts_as_changed(tmp_path: Path) -> None:
     (tmp_path / KEY_NAME).unlink()
     assert key.has_changed()
     assert key.read() not in (first, b"n" * 32)
+
+
+def test_a_key_that_was_replaced_is_restored(tmp_path: Path) -> None:
+    key = KeyFile(tmp_path)
+    first = key.read()
+    key.restore()
+    for spoil in (key.path.unlink, lambda: key.path.write_bytes(b"n" * 32), lambda: key.path.chmod(0o666)):
+        spoil()
+        key.restore()
+        assert KeyFile(tmp_path).read() == first and not key.has_changed()
+        assert [path.name for path in tmp_path.iterdir()] == [KEY_NAME]
