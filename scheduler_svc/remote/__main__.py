@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler_svc.remote.key_files import ADMITTED, PUBLIC_SUFFIX, SCHEDULER_SECRET, WORKERS, KeyFileError, make
+from scheduler_svc.remote.key_files import ADMITTED, PUBLIC_SUFFIX, WORKERS, make
+from tandem_contract.curve_keys import SCHEDULER_SECRET, KeyFileError
 
 _DESCRIPTION = """\
 Make the CURVE keys with which workers on other hosts prove who they are, and with which both sides encrypt. The

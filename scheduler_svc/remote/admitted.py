@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scheduler_svc.flags import SettingError
-from scheduler_svc.remote.key_files import HOW_TO_MAKE, NAME, PUBLIC_SUFFIX, KeyFileError, check_owner, public_key
+from scheduler_svc.remote.key_files import HOW_TO_MAKE, NAME, PUBLIC_SUFFIX
+from tandem_contract.curve_keys import KeyFileError, check_owner, read_key
 
 log = logging.getLogger("tandem.core")
 
@@ -65,7 +66,7 @@ class AdmittedKeys:
             try:
                 if not NAME.fullmatch(name):
                     raise KeyFileError(f"{path} is not named like a worker")
-                names[public_key(path)] = name
+                names[read_key(path, is_secret=False).decode("ascii")] = name
             except KeyFileError as error:
                 log.warning("workers_keys: %s; it admits nobody", error)
         self.names = names

@@ -12,9 +12,8 @@ from scheduler_svc.flags import SettingError
 from scheduler_svc.remote.admitted import AdmittedKeys
 from scheduler_svc.remote.key_check import KeyCheck
 from scheduler_svc.remote.key_files import ADMITTED, HOW_TO_MAKE, scheduler_keys
+from tandem_contract.curve_keys import HANDSHAKE_MS, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
 
-# Milliseconds. A peer that answers no heartbeat, because its cable is pulled, is found after 500 + 2,000.
-_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS, _HANDSHAKE_MS = 500, 2000, 3000
 _ADDRESS = re.compile(r"tcp://(?P<host>[^\s:/]+|\*|\[[0-9A-Fa-f:.%]+\]):(?P<port>\d{1,5})")
 
 
@@ -59,8 +58,8 @@ class RemoteListener:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, b"workers")
-        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)

@@ -91,8 +91,8 @@ def _missing(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (_open_to_all, r"worker.secret belongs to user \d+ and has mode 644; .* have mode 600"),
-        (_without_a_key, r"worker.secret has no key; it must have one of 40 characters, Z85; `tandem keys DIR NAME`"),
+        (_open_to_all, r"worker.secret belongs to user \d+ and has mode 0644; .* have mode 0600"),
+        (_without_a_key, r"worker.secret has no key; it must have one key: 40 characters, Z85; `tandem keys DIR NAME`"),
         (_missing, r"scheduler.public cannot be read: No such file or directory; `tandem keys DIR NAME`"),
     ],
 )
