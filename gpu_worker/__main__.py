@@ -33,6 +33,7 @@ from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_o
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
 from tandem_contract import logs
+from tandem_contract.cache_dir import cache_dir
 from tandem_contract.parent import die_with_parent
 from tandem_contract.runtime_dir import WORKER_SOCKET, KeyFile, endpoint_of
 
@@ -204,8 +205,7 @@ def start_log(settings: WorkerSettings) -> None:
 
 def keep_compiled_kernels() -> None:
     """Keeps compiled kernels after the process ends: in the user's cache folder, or in TORCHINDUCTOR_CACHE_DIR."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "inductor"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir("inductor")))
 
 
 def choose_allocator() -> None:

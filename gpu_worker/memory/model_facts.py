@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import platform
-import stat
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from gpu_worker.compatibility.computation import computation_of
 from gpu_worker.compatibility.shared_inputs import shared_inputs
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.estimate import estimate
+from tandem_contract.cache_dir import cache_dir, is_private
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def model_facts(config: PreTrainedConfig, *, dtype: torch.dtype, packs: bool, fo
 
     packs: the model's linear layers will be packed. folder: of the files, by default in the user's cache.
     """
-    folder = cache_folder() if folder is None else folder
+    folder = cache_dir("models") if folder is None else folder
     path = folder / f"{_key(config, dtype, packs)}.json"
     known = _read(path)
     if known is not None:
@@ -113,11 +113,6 @@ def _computes(own: PreTrainedConfig, changes: dict[str, Any], computation: str, 
         return False
 
 
-def cache_folder() -> Path:
-    """The folder of the files: $XDG_CACHE_HOME/tandem/models, by default in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "models"
-
-
 def _key(config: PreTrainedConfig, dtype: torch.dtype, packs: bool) -> str:
     facts = {
         "config": config.to_dict(),
@@ -152,7 +147,7 @@ def _sum(data: bytes) -> str:
 def _read(path: Path) -> ModelFacts | None:
     """The facts in a file: its checksum, then JSON. None if it is missing or not as it was written."""
     try:
-        if not _is_own(path.parent) or not _is_own(path) or path.stat().st_size > _MOST_BYTES:
+        if not is_private(path.parent) or not is_private(path) or path.stat().st_size > _MOST_BYTES:
             return None
         data = path.read_bytes()
         if data[:_SUM_BYTES] != _sum(data[_SUM_BYTES:]).encode():
@@ -165,7 +160,7 @@ def _read(path: Path) -> ModelFacts | None:
 def _write(path: Path, facts: ModelFacts) -> None:
     """Writes the file under another name first, and removes the oldest if there are too many."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _is_own(path.parent):
+    if not is_private(path.parent):
         return
     data = TypeAdapter(ModelFacts).dump_json(facts)
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=".facts-")
@@ -175,10 +170,3 @@ def _write(path: Path, facts: ModelFacts) -> None:
     files = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime_ns)
     for old in files[:-_MOST_FILES]:
         old.unlink(missing_ok=True)
-
-
-def _is_own(path: Path) -> bool:
-    """Whether only this user can have written the file or folder."""
-    found = path.lstat()
-    is_known = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
-    return is_known and found.st_uid == os.getuid() and not found.st_mode & 0o022

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
 
+from tandem_contract.cache_dir import cache_dir, is_private
+
 log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent
@@ -99,7 +101,7 @@ def built_library(instructions: InstructionSet, folder: Path | None = None) -> P
     """
     compiler = _compiler()
     command = [*compiler, *_FLAGS, *instructions.compiler_flags]
-    folder = cache_folder() if folder is None else folder
+    folder = cache_dir("native") if folder is None else folder
     path = folder / f"kernels-{instructions.name}-{_key(command)}.so"
     try:
         _own(folder)
@@ -109,11 +111,6 @@ def built_library(instructions: InstructionSet, folder: Path | None = None) -> P
     except OSError as error:
         raise NotBuilt(f"{folder} cannot hold the kernels: {error.strerror or error}; set XDG_CACHE_HOME") from error
     return path
-
-
-def cache_folder() -> Path:
-    """The folder of compiled kernels: $XDG_CACHE_HOME/tandem/native, by default in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "native"
 
 
 def source_files() -> list[Path]:
@@ -183,11 +180,7 @@ def _own(folder: Path) -> None:
 
 
 def _is_own_file(path: Path) -> bool:
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return path.is_file() and is_private(path)
 
 
 def _cpu_info(name: str) -> str:

@@ -5,7 +5,6 @@ Owns the workloads' definitions and the model's files. Making the model needs to
 """
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tandem_contract.cache_dir import cache_dir
 from tests.rigs.byte_tokenizer import byte_characters, byte_level_json
 
 # Small enough for a CPU core, shaped like real models.
@@ -124,7 +124,7 @@ def quick() -> Workload:
 
 def model_folder() -> Path:
     """Returns the model's folder; the first call makes the model."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "benchmarks"
+    cache = cache_dir("benchmarks")
     folder = cache / "qwen3-512x8-2048-seed0"
     if not (folder / "complete").exists():
         subprocess.run([sys.executable, "-m", "tests.benchmarks.workload", str(folder)], check=True)

@@ -10,8 +10,9 @@ import pytest
 import torch
 from filelock import FileLock
 
-from gpu_worker.native.build import INSTRUCTION_SETS, InstructionSet, built_library, cache_folder, cpu_flags
+from gpu_worker.native.build import INSTRUCTION_SETS, InstructionSet, built_library, cpu_flags
 from gpu_worker.native.library import NativeLibrary
+from tandem_contract.cache_dir import cache_dir
 from tests.gpu_worker.rig import Rig, RigSpec
 from tests.gpu_worker.rig_specs import LONG
 
@@ -79,7 +80,7 @@ def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shared = shared.parent
     with FileLock(shared / "kernels.lock"):
         _build_kernels()
-    return cache_folder()
+    return cache_dir("native")
 
 
 def _build_kernels() -> None:

@@ -153,7 +153,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Facts are kept for this module only."""
     folder = tmp_path_factory.mktemp("facts")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_facts, "cache_folder", lambda: folder)
+        patch.setattr(model_facts, "cache_dir", lambda _: folder)
         # They do not change meanwhile.
         patch.setattr(model_facts, "_sources", list)
         yield
