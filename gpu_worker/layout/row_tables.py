@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from gpu_worker.arrays import Array, HostArray
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_features import RowFeatures
-from gpu_worker.wire.checksum import MASK_64, row_weights, sum_of_pages, sum_of_positions
 from gpu_worker.wire.fields import Int32Array, PlanError
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.sampling import SETTINGS
 from gpu_worker.wire.started import StartedRows
+from tandem_contract.row_checksum import MASK_64, row_weights, sum_of_pages, sum_of_positions
 
 _Rule = tuple[NDArray[np.bool_], str]
 _NONE = np.zeros(0, np.int64)

@@ -16,8 +16,8 @@ from scheduler_svc.core.state.audit import audit_constraints
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.state.rows import Rows
-from scheduler_svc.core.state.splitmix import mix
 from scheduler_svc.core.suspicion.quarantine import MAX_ENTRIES
+from tandem_contract.row_checksum import mix
 
 
 def audit(core: Scheduler) -> None:

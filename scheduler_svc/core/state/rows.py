@@ -33,13 +33,12 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.splitmix import MASK, mix, mix_one
+from tandem_contract.row_checksum import MASK_64, mix, mix_one, row_weights
 
 # A row's new tokens collect in `_tail` until it is full, so the loop over requests runs once in about 64 steps.
 TAIL_TOKENS = 64
 
 _MANY_PAGES = 16  # from here on, array operations take less time than a loop
-_POSITION_TAG = 0xFFFFF
 
 
 class Rows:
@@ -92,7 +91,7 @@ class Rows:
         self._flat_tail = self._tail.reshape(-1)
         # Tokens that are in the row's request. The later ones are in `_tail`, at their position modulo `_width`.
         self._flushed = np.zeros(n, np.int32)
-        self._weight = mix(np.arange(n, dtype=np.uint64) << np.uint64(40) ^ np.uint64(_POSITION_TAG)) | np.uint64(1)
+        self._weight = row_weights(n)
         self._page_sum, self._checksum = np.zeros(n, np.uint64), 0
         self.ones = np.ones(n, np.int32)
         """A one for each row: the numbers of positions of decode rows. Nobody changes it."""
@@ -197,8 +196,8 @@ class Rows:
         term = mix_one(row << 40 ^ len(pages) << 20 ^ page)
         pages.append(page)
         self.num_pages[row] += 1
-        self._page_sum[row] = (int(self._page_sum[row]) + term) & MASK
-        self._checksum = (self._checksum + term) & MASK
+        self._page_sum[row] = (int(self._page_sum[row]) + term) & MASK_64
+        self._checksum = (self._checksum + term) & MASK_64
 
     def append_pages(self, rows: list[int], pages: list[int]) -> None:
         """Appends `pages[i]` to the page list of `rows[i]`. The rows are distinct."""
@@ -211,7 +210,7 @@ class Rows:
         terms = mix(index.astype(np.uint64) << np.uint64(40) ^ page_idx << np.uint64(20) ^ np.array(pages, np.uint64))
         self.num_pages[index] += 1
         self._page_sum[index] += terms
-        self._checksum = (self._checksum + int(terms.sum())) & MASK
+        self._checksum = (self._checksum + int(terms.sum())) & MASK_64
         tables = self.pages
         for row, page in zip(rows, pages, strict=True):
             tables[row].append(page)
@@ -223,7 +222,7 @@ class Rows:
         self.plans_in_flight[rows] += 1
         self.tokens_in_flight[rows if len(sampled) == len(rows) else rows[sampled]] += 1
         moved = np.dot(self._weight[rows], counts.astype(np.uint64))
-        self._checksum = (self._checksum + int(moved)) & MASK
+        self._checksum = (self._checksum + int(moved)) & MASK_64
         return planned
 
     def confirm(self, rows: npt.NDArray[np.int64], ends: Int32Array) -> None:
@@ -275,12 +274,12 @@ class Rows:
         weight = int(self._weight[row])
         old = int(self.planned[row]) * weight + int(self._page_sum[row])
         if len(pages) < _MANY_PAGES:
-            page_sum = sum(mix_one(row << 40 ^ i << 20 ^ page) for i, page in enumerate(pages)) & MASK
+            page_sum = sum(mix_one(row << 40 ^ i << 20 ^ page) for i, page in enumerate(pages)) & MASK_64
         else:
             index = np.arange(len(pages), dtype=np.uint64) << np.uint64(20)
             words = np.array(pages, np.uint64) ^ index ^ np.uint64(row << 40)
-            page_sum = int(mix(words).sum()) & MASK
+            page_sum = int(mix(words).sum()) & MASK_64
         self._page_sum[row] = page_sum
         new = first_position * weight + page_sum
-        self._checksum = (self._checksum - old + new) & MASK
+        self._checksum = (self._checksum - old + new) & MASK_64
         self.planned[row] = first_position
