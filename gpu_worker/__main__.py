@@ -31,11 +31,11 @@ from gpu_worker.process.lean_imports import import_transformers, keep_objects, w
 from gpu_worker.process.priority import at_low_priority
 from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_of
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
-from gpu_worker.version import version_line
 from tandem_contract import logs
 from tandem_contract.cache_dir import cache_dir
 from tandem_contract.parent import die_with_parent
 from tandem_contract.runtime_dir import WORKER_SOCKET, KeyFile, endpoint_of
+from tandem_contract.version import version
 
 if TYPE_CHECKING:
     from tandem.internal.v1.worker_pb2 import Join
@@ -77,11 +77,11 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
         folder = check_before_imports(settings)
         model = "the bundled model" if settings.model == str(BUNDLED_MODEL) else settings.model
         if settings.ranks > 1 and not is_rank():
-            log.info("%s: %d ranks start with %s", version_line(), settings.ranks, model)
+            log.info("tandem %s: %d ranks start with %s", version(), settings.ranks, model)
             return launch(settings.ranks, arguments, meeting_of(settings))
         ranks = ranks_of(settings.ranks)
         check_keys(settings, ranks)
-        log.info("%s: worker %d starts with %s", version_line(), os.getpid(), model)
+        log.info("tandem %s: worker %d starts with %s", version(), os.getpid(), model)
         keep_compiled_kernels()
         choose_allocator()
         serve(settings, folder, begun, ranks)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from gpu_worker.settings import ENV_PREFIX, OLD_PREFIX, SHARED_SETTINGS, SettingsRefused, WorkerSettings
-from gpu_worker.version import version_line
+from tandem_contract.version import version
 
 # Variables of the scheduler service, the gateway and the client.
 _OTHER_PROGRAMS = ("TANDEM_SCHEDULER_", "TANDEM_GATEWAY_", "TANDEM_ADDRESS", "TANDEM_TLS", "TANDEM_TOKEN")
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
             group.add_argument(_flag(name), help=help_line, **kind)
     other = parser.add_argument_group("Information")
     other.add_argument("-h", "--help", action="help", help="print this and exit")
-    other.add_argument("--version", action="version", version=version_line(), help="print the version and exit")
+    other.add_argument("--version", action="version", version=f"tandem {version()}", help="print the version and exit")
     return parser
 
 

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from scheduler_svc.version import version
+from tandem_contract.version import version
 
 Fields = Mapping[str, FieldInfo]
 _Model = TypeVar("_Model", bound=BaseModel)

@@ -16,9 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from scheduler_svc import flags
 from scheduler_svc.flags import SettingError
-from scheduler_svc.version import version
 from tandem_contract.log_lines import LogFormat
 from tandem_contract.runtime_dir import default_runtime_dir
+from tandem_contract.version import version
 
 ENV_PREFIX = "TANDEM_SCHEDULER_"
 OLD_PREFIX = "TANDEM_"

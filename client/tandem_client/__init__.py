@@ -22,7 +22,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> str:
         # Found at first use: an import reads no files.
         if name == "__version__":
-            from tandem_client.version import version
+            from tandem_contract.version import version
 
             return version()
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_worker.holder.pools import PoolRefused, Pools, User
-from gpu_worker.link.runtime_dir import own_runtime_dir
 from gpu_worker.shared_pool.messages import (
     MAX_BYTES,
     MAX_DESCRIPTORS,
@@ -27,6 +26,7 @@ from gpu_worker.shared_pool.messages import (
     number,
     pool_id,
 )
+from tandem_contract.runtime_dir import own_runtime_dir
 
 # From asm-generic/socket.h; Python has no names for them before 3.14. Linux 6.5 has the second one.
 _PEER_CREDENTIALS, _PEER_PIDFD = struct.Struct("3i"), 77

@@ -15,8 +15,6 @@ from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.step.runner import Runner
 from gpu_worker.timings import Timings
 
-PROTOCOL = 9
-
 
 def identity_of(settings: WorkerSettings, files: ModelFiles, geometry: Geometry) -> str:
     """The identity of the model with these settings, as in Join."""
@@ -62,7 +60,7 @@ def join_message(
     geometry = runner.geometry
     card = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
     return pb.Join(
-        protocol=PROTOCOL,
+        protocol=pb.PROTOCOL_CURRENT,
         identity=identity,
         model=model_name(settings, files),
         logit_rows=geometry.logit_rows,

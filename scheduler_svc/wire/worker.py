@@ -18,8 +18,6 @@ from scheduler_svc.wire import weights as weights_wire
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 from scheduler_svc.wire.page_labels import fill_labels, kept_pages_of
 
-PROTOCOL = 9
-
 # The members of both enums have the same names.
 _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status in ev.StepStatus}
 # The fields that a Join and a WorkerInfo share, with the same values.
@@ -54,8 +52,8 @@ def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
 
 
 def _info(join: pb.Join) -> WorkerInfo:
-    if join.protocol != PROTOCOL:
-        raise WireError(f"it speaks protocol {join.protocol}; this scheduler speaks {PROTOCOL}")
+    if join.protocol != pb.PROTOCOL_CURRENT:
+        raise WireError(f"it speaks protocol {join.protocol}; this scheduler speaks {pb.PROTOCOL_CURRENT}")
     bounds = {
         "vocab_size": (join.vocab_size, 1, 1 << 24),
         "page_size": (join.page_size, 1, 1 << 16),

@@ -11,11 +11,11 @@ import pytest
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.checkpoint.weights import ModelRefused
-from gpu_worker.link.runtime_dir import KEY_NAME
 from gpu_worker.preflight import check_before_imports, check_threads
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from scheduler_svc.wire.arrays import WireError
-from scheduler_svc.wire.worker import PROTOCOL, event_of
+from scheduler_svc.wire.worker import event_of
+from tandem_contract.runtime_dir import KEY_NAME
 from tests.architecture.source import ROOT
 from tests.gpu_worker.saved_model import changed, save_model
 from tests.rigs.waiting import TIMEOUT_SECONDS
@@ -120,7 +120,9 @@ def test_numbers_that_cannot_work_are_refused_by_name(
 
 @pytest.mark.parametrize("name", ["page_size", "num_pages", "max_rows", "max_length", "token_budget"])
 def test_what_the_scheduler_refuses_in_a_join_is_refused_before_torch(name: str, tmp_path: Path) -> None:
-    join = pb.Join(protocol=PROTOCOL, vocab_size=9, num_pages=9, max_rows=3, max_length=32, page_size=16, chunk_align=2)
+    join = pb.Join(
+        protocol=pb.PROTOCOL_CURRENT, vocab_size=9, num_pages=9, max_rows=3, max_length=32, page_size=16, chunk_align=2
+    )
     join.token_budget = join.logit_rows = 1 << 20
     setattr(join, name, (1 << 32) - 1)
     with pytest.raises(WireError) as refused:

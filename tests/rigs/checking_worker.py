@@ -51,7 +51,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="checking")
     parser.add_argument("--identity", help="default: a hash of what is served")
     parser.add_argument("--without-key", action="store_true", help="join as a stray process would")
-    parser.add_argument("--protocol", type=int, default=9)
+    parser.add_argument("--protocol", type=int, default=pb.PROTOCOL_CURRENT)
     parser.add_argument("--standby", action="store_true", help="wait without requests until a worker is lost")
     shape = Shape()
     for name in _SHAPE_FLAGS:

@@ -13,7 +13,7 @@ import pytest
 from scheduler_svc import settings
 from scheduler_svc.flags import SettingError
 from scheduler_svc.processes.runtime_dir import RuntimeDir
-from scheduler_svc.version import version
+from tandem_contract.version import version
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 

@@ -20,7 +20,7 @@ from tandem_client.cli.commands.token import new
 from tandem_client.cli.commands.update_weights import update_weights
 from tandem_client.cli.program import CheckoutCommand, TandemCommand, TandemGroup
 from tandem_client.cli.reporting import Exit
-from tandem_client.version import version
+from tandem_contract.version import version
 
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _TEXT, _SERVICE, _LOCAL = "Generate", "Look at a service", "Run and analyse"

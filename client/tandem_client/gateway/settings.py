@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from tandem_client.connection import DEFAULT_ADDRESS, dialled, is_local
 from tandem_client.credentials import TlsSettings
-from tandem_client.version import version
 from tandem_contract.log_lines import LogFormat
+from tandem_contract.version import version
 
 PREFIX = "TANDEM_GATEWAY_"
 # The client's variable.

@@ -14,7 +14,7 @@ from tandem_client.gateway.openai.fields import Fields, text_of
 from tandem_client.gateway.openai.names import CHAT, COMPLETION
 from tandem_client.gateway.openai.options import token_ids
 from tandem_client.gateway.upstream.service import Service
-from tandem_client.version import version
+from tandem_contract.version import version
 
 # A probe of an orchestrator waits for a second or more.
 _HEALTH_SECONDS = 1.0

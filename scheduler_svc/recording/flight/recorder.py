@@ -18,7 +18,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.recording.flight import folder
 from scheduler_svc.recording.flight.ring import Entry, Ring, members
-from scheduler_svc.version import version
+from tandem_contract.version import version
 
 log = logging.getLogger("tandem.flight")
 

@@ -11,7 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from tandem_client.cli.__main__ import app
-from tandem_client.version import version
+from tandem_contract.version import version
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]

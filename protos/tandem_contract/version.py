@@ -1,4 +1,4 @@
-"""The version of this distribution, for `--version` and for programs.
+"""The version of Tandem, for `--version` and for programs.
 
 Owns the search for the number. Reads no file at import.
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tandem_client
-from tandem_client import version
+from tandem_contract import version
 
 
 def test_the_version_is_that_of_the_installed_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
