@@ -8,7 +8,6 @@ a program (TANDEM_MAX_ROWS) are old names: they work, with a warning.
 import argparse
 import difflib
 import os
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,16 +16,11 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from gpu_worker.settings import ENV_PREFIX, OLD_PREFIX, SHARED_SETTINGS, SettingsRefused, WorkerSettings
+from tandem_contract.service_links import service_link_warnings, without_service_links
 from tandem_contract.version import version
 
 # Variables of the scheduler service, the gateway and the client.
 _OTHER_PROGRAMS = ("TANDEM_SCHEDULER_", "TANDEM_GATEWAY_", "TANDEM_ADDRESS", "TANDEM_TLS", "TANDEM_TOKEN")
-# What Kubernetes sets for a Service in the environment of every container, as NAME=VALUE: its host, its ports, and one
-# group for each port.
-_SERVICE_LINK = re.compile(
-    r"TANDEM_(\w+_)?(SERVICE_HOST=[\da-f.:]+|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://\S+"
-    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO=(tcp|udp|sctp)|PORT=\d+|ADDR=[\da-f.:]+))"
-)
 # The settings in each part of --help, with the placeholders of their values; a setting without one is a switch.
 _GROUPS = {
     "Model": "model=NAME served_name=NAME device=DEVICE ranks=N dtype=TYPE graphs=WHEN fused_layers=WHEN "
@@ -127,7 +121,7 @@ def variable_warnings(environ: Mapping[str, str]) -> list[str]:
     programs = (ENV_PREFIX, *_OTHER_PROGRAMS)
     given = {
         name: name.removeprefix(OLD_PREFIX).lower()
-        for name, value in sorted(_without_service_links(environ).items())
+        for name, value in sorted(without_service_links(environ).items())
         if value and name.startswith(OLD_PREFIX) and not name.startswith(programs)
     }
     known = WorkerSettings.model_fields.keys()
@@ -138,20 +132,12 @@ def variable_warnings(environ: Mapping[str, str]) -> list[str]:
     ]
     if ignored := [name for name, setting in given.items() if setting not in known]:
         warnings.append(f"ignored {', '.join(ignored)}: variables of this program begin with {ENV_PREFIX}")
-    links = sorted(environ.keys() - _without_service_links(environ).keys())
-    if named := [name for name in links if not name.startswith(_OTHER_PROGRAMS)]:
-        warnings.append(f"ignored what Kubernetes sets for Services: {', '.join(named)}")
-    return warnings
-
-
-def _without_service_links(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables without those that Kubernetes sets for Services such as tandem-worker."""
-    return {name: value for name, value in environ.items() if not _SERVICE_LINK.fullmatch(f"{name}={value}")}
+    return warnings + service_link_warnings(environ, OLD_PREFIX, _OTHER_PROGRAMS)
 
 
 def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
     known = [name.upper() for name in WorkerSettings.model_fields]
-    for name in sorted(_without_service_links(environ)):
+    for name in sorted(without_service_links(environ)):
         setting = name.removeprefix(ENV_PREFIX)
         if name.startswith(ENV_PREFIX) and setting not in known:
             near = difflib.get_close_matches(setting, known, n=1)

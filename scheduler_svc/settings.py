@@ -6,7 +6,6 @@ worker has a prefix of its own, so one environment can serve both programs. Vari
 """
 
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from scheduler_svc import flags
 from scheduler_svc.flags import SettingError
 from tandem_contract.log_lines import LogFormat
 from tandem_contract.runtime_dir import default_runtime_dir
+from tandem_contract.service_links import service_link_warnings, without_service_links
 from tandem_contract.version import version
 
 ENV_PREFIX = "TANDEM_SCHEDULER_"
@@ -32,12 +32,6 @@ _WITHOUT_OLD_NAME = frozenset((
 # Variables of the worker, the gateway and the client.
 _OTHER_PROGRAMS = ("TANDEM_WORKER_", "TANDEM_GATEWAY_", "TANDEM_ADDRESS", "TANDEM_TLS_")
 _OF_CLIENT = ("TANDEM_TLS", "TANDEM_TOKEN", "TANDEM_TOKEN_FILE")
-# What Kubernetes sets for a Service in the environment of every container, as NAME=VALUE: its host, its ports, and one
-# group for each port.
-_SERVICE_LINK = re.compile(
-    r"TANDEM_(\w+_)?(SERVICE_HOST=[\da-f.:]+|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://\S+"
-    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO=(tcp|udp|sctp)|PORT=\d+|ADDR=[\da-f.:]+))"
-)
 
 _PROGRAM = "python -m scheduler_svc"
 _DESCRIPTION = f"""\
@@ -227,7 +221,7 @@ def variable_warnings(environ: Mapping[str, str]) -> list[str]:
     programs = (ENV_PREFIX, *_OTHER_PROGRAMS)
     given = {
         name: name.removeprefix(OLD_PREFIX).lower()
-        for name, value in sorted(_without_service_links(environ).items())
+        for name, value in sorted(without_service_links(environ).items())
         if value and name.startswith(OLD_PREFIX) and not name.startswith(programs) and name not in _OF_CLIENT
     }
     known = SchedulerSettings.model_fields.keys() - _WITHOUT_OLD_NAME
@@ -238,22 +232,14 @@ def variable_warnings(environ: Mapping[str, str]) -> list[str]:
     ]
     if ignored := [name for name, setting in given.items() if setting not in known]:
         warnings.append(f"ignored {', '.join(ignored)}: variables of this program begin with {ENV_PREFIX}")
-    links = sorted(environ.keys() - _without_service_links(environ).keys())
-    if named := [name for name in links if not name.startswith(_OTHER_PROGRAMS)]:
-        warnings.append(f"ignored what Kubernetes sets for Services: {', '.join(named)}")
-    return warnings
-
-
-def _without_service_links(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables without those that Kubernetes sets for Services such as tandem-scheduler."""
-    return {name: value for name, value in environ.items() if not _SERVICE_LINK.fullmatch(f"{name}={value}")}
+    return warnings + service_link_warnings(environ, OLD_PREFIX, _OTHER_PROGRAMS)
 
 
 def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
     known = [name.upper() for name in SchedulerSettings.model_fields]
     problems = [
         f"there is no environment variable {name}{flags.suggestion(name, known, ENV_PREFIX)}"
-        for name in sorted(_without_service_links(environ))
+        for name in sorted(without_service_links(environ))
         if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX) not in known
     ]
     if problems:

@@ -6,7 +6,6 @@ Ray, and the worker ends with it.
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -21,15 +20,13 @@ import gpu_worker
 from gpu_worker.cluster.fleet import Fleet
 from gpu_worker.cluster.reports import Report, State
 from gpu_worker.cluster.restarts import GiveUp, Restarts
+from tandem_contract.log_lines import last_line, may_have_cause
 
 _KEPT_LINES, _MAX_LINE = 20, 500
 # The time for the last output after a worker has ended.
 _LAST_OUTPUT_SECONDS = 1.0
 # What a worker logs when the scheduler has admitted it.
 _JOINED = "joined the scheduler"
-# Lines without a cause: the stacks that Python writes at a fatal signal, after the name of the signal. The client's
-# supervisor, of another program, leaves out the same ones.
-_OF_STACKS = re.compile(r"\s*$|  |(Thread|Current thread) 0x|Extension modules: ")
 _FOLDER = Path(gpu_worker.__file__).parents[1]
 
 
@@ -168,7 +165,7 @@ class Supervisor:
             return
         with contextlib.suppress(OSError, ValueError):
             print(f"worker {self._number}: {line}", file=self._output, flush=True)
-        if _OF_STACKS.match(line):
+        if not may_have_cause(line):
             return
         with self._changed:
             self._lines.append(line)
@@ -184,7 +181,7 @@ class Supervisor:
     def _ending(self, status: int) -> str:
         """How the worker ended, with its own last line."""
         ended = f"killed by {_name_of(-status)}" if status < 0 else f"exit code {status}"
-        return f"{ended}: {self._lines[-1] if self._lines else 'it printed nothing'}"
+        return f"{ended}: {last_line(self._lines)}"
 
 
 def _name_of(number: int) -> str:

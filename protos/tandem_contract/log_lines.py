@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -16,6 +17,8 @@ _MAX_MESSAGE = 4096
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # The values of fields that a text line shows without quotation marks.
 _PLAIN = re.compile(r"[\w.:/@+,-]+", re.ASCII)
+# Lines without a cause: empty ones, tracebacks, and the stacks that Python writes at a fatal signal, after its name.
+_OF_STACKS = re.compile(r"\s*$|  |(Thread|Current thread) 0x|Extension modules: ")
 # 2026-11-22 02:12:58.026 core INFO message
 _TEXT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (?P<process>\S.*?) (?P<level>[A-Z]+) (?P<message>.*)")
 
@@ -100,6 +103,17 @@ def parse(line: str) -> LogLine:
         except (ValueError, KeyError):
             pass  # This is not a line of the log.
     return LogLine("", "", line)
+
+
+def may_have_cause(line: str) -> bool:
+    """Whether a line of a program's output may tell why it ended; those of stacks do not."""
+    return not _OF_STACKS.match(line)
+
+
+def last_line(lines: Iterable[str]) -> str:
+    """Returns the message of the last line of a program's output that may have the cause of its end."""
+    causes = list(filter(may_have_cause, lines))
+    return parse(causes[-1]).message.strip() if causes else "it printed nothing"
 
 
 def as_json(process: str, line: str, *, level: str = "INFO") -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_contract.log_lines import Formatter, LogFormat, LogLine, as_json, escaped, parse
+from tandem_contract.log_lines import Formatter, LogFormat, LogLine, as_json, escaped, last_line, parse
 from tandem_contract.logs import QueuedStderr
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
@@ -86,6 +86,16 @@ def test_a_line_is_read_as_it_was_made(process: str, log_format: LogFormat) -> N
     line = Formatter(process, log_format).format(record("IN UPPER case: %s", "a\nb"))
     assert parse(line) == LogLine(process, "INFO", "IN UPPER case: a\\nb")
     assert json.loads(as_json("serve", line))["message"] == (line if log_format == "text" else "IN UPPER case: a\\nb")
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_the_last_line_of_a_program_is_the_last_that_may_have_the_cause(log_format: LogFormat) -> None:
+    formatter = Formatter("core", log_format)
+    failed = formatter.format(record("failed", error=raised("cause"))).split("\n")
+    stacks = ["", "  File x", "Thread 0x1 (most recent call first):", "Current thread 0x2", "Extension modules: a"]
+    assert last_line([formatter.format(record("before")), *failed, *stacks]) == "failed"
+    assert last_line(["before", "Fatal Python error: Aborted", *stacks]) == "Fatal Python error: Aborted"
+    assert last_line(stacks) == last_line([]) == "it printed nothing"
 
 
 class Pipe:

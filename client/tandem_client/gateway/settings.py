@@ -5,7 +5,6 @@ Owns names, defaults, bounds and their help. Reads no file.
 
 import argparse
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +13,12 @@ from typing import Any, NoReturn
 from tandem_client.connection import DEFAULT_ADDRESS, dialled, is_local
 from tandem_client.credentials import TlsSettings
 from tandem_contract.log_lines import LogFormat
+from tandem_contract.service_links import service_link_warnings, without_service_links
 from tandem_contract.version import version
 
 PREFIX = "TANDEM_GATEWAY_"
 # The client's variable.
 _ADDRESS = "TANDEM_ADDRESS"
-# What Kubernetes sets for a Service in the environment of every container, as NAME=VALUE: its host, its ports, and one
-# group for each port.
-_SERVICE_LINK = re.compile(
-    r"TANDEM_(\w+_)?(SERVICE_HOST=[\da-f.:]+|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://\S+"
-    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO=(tcp|udp|sctp)|PORT=\d+|ADDR=[\da-f.:]+))"
-)
 _DESCRIPTION = f"""\
 Runs the OpenAI-compatible HTTP gateway of a Tandem service. Each flag is also a variable ({PREFIX}LISTEN).
 Callers' bearer tokens go on to the service, whose token file is the only one."""
@@ -181,8 +175,8 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
 
 def _variables(environ: Mapping[str, str], fields: Mapping[str, object]) -> dict[str, Any]:
     found: dict[str, Any] = {"address": environ[_ADDRESS]} if environ.get(_ADDRESS) else {}
-    for variable, value in environ.items():
-        if variable.startswith(PREFIX) and not _is_service_link(variable, value):
+    for variable, value in without_service_links(environ).items():
+        if variable.startswith(PREFIX):
             name = variable.removeprefix(PREFIX).lower()
             if name not in fields:
                 raise SettingsError(f"there is no setting {variable} (--help lists the flags)")
@@ -192,13 +186,7 @@ def _variables(environ: Mapping[str, str], fields: Mapping[str, object]) -> dict
 
 def variable_warnings(environ: Mapping[str, str]) -> list[str]:
     """Returns one line if there are variables of Kubernetes that begin as this program's do."""
-    named = [name for name in sorted(environ) if name.startswith(PREFIX) and _is_service_link(name, environ[name])]
-    return [f"ignored what Kubernetes sets for Services: {', '.join(named)}"] if named else []
-
-
-def _is_service_link(name: str, value: str) -> bool:
-    """Whether Kubernetes sets this variable, for a Service such as tandem-gateway."""
-    return _SERVICE_LINK.fullmatch(f"{name}={value}") is not None
+    return service_link_warnings(environ, PREFIX)
 
 
 def _value(name: str, field: "dataclasses.Field[Any]", given: object) -> object:

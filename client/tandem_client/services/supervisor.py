@@ -5,7 +5,6 @@ Owns the child's state over all its restarts. `restarts` decides whether and whe
 
 import asyncio
 import contextlib
-import re
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -14,7 +13,7 @@ from typing import NoReturn
 
 from tandem_client.services.child import Child
 from tandem_client.services.restarts import GiveUp, RestartPolicy
-from tandem_contract.log_lines import parse
+from tandem_contract.log_lines import last_line
 
 # How often a pause asks whether it may end early.
 _LOOK_SECONDS = 0.2
@@ -22,8 +21,6 @@ _LOOK_SECONDS = 0.2
 _NOT_STARTED = 1
 # Has a line with the number of processes that the kernel has killed because memory ran out, also that of a container.
 _KERNEL_COUNTS = Path("/proc/vmstat")
-# Lines without a cause: empty ones, and the stacks that Python writes at a fatal signal, after the name of the signal.
-_OF_STACKS = re.compile(r"\s*$|  |(Thread|Current thread) 0x|Extension modules: ")
 
 
 class ServiceEnded(Exception):
@@ -115,7 +112,7 @@ class Supervisor:
         ended = _how_it_ended(status)
         if status == -signal.SIGKILL and _num_killed_for_memory() > num_killed:
             ended += ", perhaps because memory ran out (the kernel has killed a process for that)"
-        return status, ended, _last_line(self.child)
+        return status, ended, last_line(self.child.last_lines)
 
 
 def _how_it_ended(status: int) -> str:
@@ -133,8 +130,3 @@ def _num_killed_for_memory() -> int:
             if name == "oom_kill":
                 return int(count)
     return 0
-
-
-def _last_line(child: Child) -> str:
-    lines = [line for line in child.last_lines if not _OF_STACKS.match(line)]
-    return parse(lines[-1]).message.strip() if lines else "it printed nothing"
