@@ -69,8 +69,11 @@ def stop() -> None:
 def adopt_libraries() -> None:
     """Sends loggers that write to stderr directly through this log. Call it once the libraries are imported."""
     for logger in logging.root.manager.loggerDict.values():
-        for handler in logger.handlers[:] if isinstance(logger, logging.Logger) else ():
-            if type(handler) is logging.StreamHandler:
+        if not isinstance(logger, logging.Logger):
+            continue
+        for handler in logger.handlers[:]:
+            kind: type = type(handler)
+            if kind is logging.StreamHandler:
                 logger.removeHandler(handler)
                 logger.propagate = True
 

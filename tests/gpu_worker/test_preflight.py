@@ -149,7 +149,7 @@ def test_preflight_creates_the_runtime_folder_and_its_key(tmp_path: Path) -> Non
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
     assert len((tmp_path / "run" / KEY_NAME).read_bytes()) == 32
     (tmp_path / "run" / KEY_NAME).chmod(0o644)
-    with pytest.raises(ValueError, match="has mode 644; it must be 600"):
+    with pytest.raises(ValueError, match=r"with mode 0600; it belongs to user .* has mode 0644"):
         check_before_imports(settings)
 
 
