@@ -179,7 +179,7 @@ def test_the_runtime_folder_is_private_and_held_by_one_scheduler(tmp_path: Path)
     with pytest.raises(SettingError, match="has mode 0755; it must be 0700"):
         RuntimeDir(tmp_path / "open")
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    with pytest.raises(SettingError, match="not a folder of this user"):
+    with pytest.raises(SettingError, match="is a link; it must be a folder"):
         RuntimeDir(tmp_path / "link")
     with pytest.raises(SettingError, match="the limit is 107"):
         RuntimeDir(tmp_path / ("x" * 120))
