@@ -1,8 +1,8 @@
 """The worker's command line: flags over environment (TANDEM_WORKER_<NAME>) over file (--config FILE, TOML).
 
 Owns the flags, --help and --version, and the messages about refused settings: one line for all of them, each named as
-it was given. Unknown flags, file keys and TANDEM_WORKER_ variables are refused by name. Variables without the name of
-a program (TANDEM_MAX_ROWS) are old names: they work, with a warning.
+it was given. Unknown flags, file keys and TANDEM_WORKER_ variables are refused by name. A few variables without the
+name of a program (TANDEM_LOG_LEVEL) set the scheduler service too.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from gpu_worker.settings import ENV_PREFIX, OLD_PREFIX, SHARED_SETTINGS, SettingsRefused, WorkerSettings
+from gpu_worker.settings import ENV_PREFIX, SHARED_PREFIX, SHARED_SETTINGS, SettingsRefused, WorkerSettings
 from tandem_contract.service_links import service_link_warnings, without_service_links
 from tandem_contract.version import version
 
@@ -59,17 +59,18 @@ def load_settings(arguments: Sequence[str]) -> WorkerSettings:
     """Returns the settings of this process. Raises SettingsRefused; --help and --version exit."""
     flags = {name: value for name, value in vars(_parser().parse_args(arguments)).items() if value is not None}
     _refuse_unknown_variables(os.environ)
-    values = _variables(OLD_PREFIX) | _variables(ENV_PREFIX) | flags
+    values = _variables(os.environ) | flags
     try:
         return WorkerSettings.model_validate(_file(values.get("config")) | values)
     except ValidationError as error:
         raise SettingsRefused("; ".join(_sentence(problem, flags) for problem in error.errors())) from error
 
 
-def _variables(prefix: str) -> dict[str, Any]:
-    """Returns the settings whose variables with this prefix are not empty."""
-    names = {name: f"{prefix}{name.upper()}" for name in WorkerSettings.model_fields}
-    return {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
+def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the settings whose variables are not empty; this program's own variables win over shared ones."""
+    names = {SHARED_PREFIX: SHARED_SETTINGS, ENV_PREFIX: WorkerSettings.model_fields}
+    every = ((name, environ.get(f"{prefix}{name.upper()}")) for prefix, each in names.items() for name in each)
+    return {name: value for name, value in every if value}
 
 
 def _file(path: str | None) -> dict[str, Any]:
@@ -114,25 +115,19 @@ def _flag(name: str) -> str:
 
 
 def variable_warnings(environ: Mapping[str, str]) -> list[str]:
-    """Returns a line for each old name in use, and one for TANDEM_ variables that this program does not read.
-
-    Another one is for those of Kubernetes.
-    """
-    programs = (ENV_PREFIX, *_OTHER_PROGRAMS)
-    given = {
-        name: name.removeprefix(OLD_PREFIX).lower()
-        for name, value in sorted(without_service_links(environ).items())
-        if value and name.startswith(OLD_PREFIX) and not name.startswith(programs)
-    }
-    known = WorkerSettings.model_fields.keys()
-    warnings = [
-        f"{name} is an old name and still works; use {ENV_PREFIX}{setting.upper()}"
-        for name, setting in given.items()
-        if setting in known - SHARED_SETTINGS
+    """Returns a line for the TANDEM_ variables that no program reads, and one for those of Kubernetes."""
+    own = without_service_links(environ)
+    read = (ENV_PREFIX, *_OTHER_PROGRAMS)
+    shared = {f"{SHARED_PREFIX}{name.upper()}" for name in SHARED_SETTINGS}
+    ignored = [
+        name
+        for name in sorted(own)
+        if own[name] and name.startswith(SHARED_PREFIX) and not name.startswith(read) and name not in shared
     ]
-    if ignored := [name for name, setting in given.items() if setting not in known]:
+    warnings: list[str] = []
+    if ignored:
         warnings.append(f"ignored {', '.join(ignored)}: variables of this program begin with {ENV_PREFIX}")
-    return warnings + service_link_warnings(environ, OLD_PREFIX, _OTHER_PROGRAMS)
+    return warnings + service_link_warnings(environ, SHARED_PREFIX, _OTHER_PROGRAMS)
 
 
 def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
@@ -155,7 +150,7 @@ def _sentence(problem: Any, flags: Mapping[str, object]) -> str:
     if name in flags:
         shown = _flag(name)
     else:
-        variables = (f"{prefix}{name.upper()}" for prefix in (ENV_PREFIX, OLD_PREFIX))
+        variables = (f"{prefix}{name.upper()}" for prefix in (ENV_PREFIX, SHARED_PREFIX))
         shown = next((variable for variable in variables if os.environ.get(variable)), name)
     if problem["type"] == "string_too_long":
         return f"{shown} has {len(problem['input'])} characters; the limit is {problem['ctx']['max_length']}"

@@ -12,9 +12,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Confi
 from tandem_contract.runtime_dir import default_runtime_dir
 
 ENV_PREFIX = "TANDEM_WORKER_"
-OLD_PREFIX = "TANDEM_"
+SHARED_PREFIX = "TANDEM_"
 SHARED_SETTINGS = frozenset({"exit_with_parent", "log_format", "log_level", "runtime_dir"})
-"""The scheduler service has these settings too: TANDEM_RUNTIME_DIR sets it for both programs, without a warning."""
+"""The scheduler service has these settings too: TANDEM_RUNTIME_DIR sets it for both programs."""
 BUNDLED_MODEL = Path(__file__).parent / "bundled" / "model"
 
 PositiveInt = Annotated[int, Field(ge=1)]

@@ -1,8 +1,8 @@
 """The scheduler service's settings: flags over environment (TANDEM_SCHEDULER_…) over a TOML file over defaults.
 
 Owns names, defaults and bounds. Unknown flags, file keys and TANDEM_SCHEDULER_ variables are refused by name. The
-worker has a prefix of its own, so one environment can serve both programs. Variables without the name of a program
-(TANDEM_MAX_WAITING) are old names: they work, with a warning.
+worker has a prefix of its own, so one environment can serve both programs; a few variables without the name of a
+program (TANDEM_LOG_LEVEL) set both.
 """
 
 import os
@@ -21,23 +21,18 @@ from tandem_contract.service_links import service_link_warnings, without_service
 from tandem_contract.version import version
 
 ENV_PREFIX = "TANDEM_SCHEDULER_"
-OLD_PREFIX = "TANDEM_"
+SHARED_PREFIX = "TANDEM_"
 SHARED_SETTINGS = frozenset({"exit_with_parent", "log_format", "log_level", "runtime_dir"})
-"""The worker has these settings too: TANDEM_RUNTIME_DIR sets it for both programs, without a warning."""
-# Younger than the prefix, so they have no old names. TANDEM_TLS_CERT is the client's.
-_WITHOUT_OLD_NAME = frozenset((
-    "tokens", "tls_cert", "tls_key", "tls_client_ca", "health_listen", "metrics_listen", "log_requests", "flight",
-    "flight_dir", "workers_listen", "workers_keys", "weights_folders", "response_template",
-))  # fmt: skip
+"""The worker has these settings too: TANDEM_RUNTIME_DIR sets it for both programs."""
 # Variables of the worker, the gateway and the client.
 _OTHER_PROGRAMS = ("TANDEM_WORKER_", "TANDEM_GATEWAY_", "TANDEM_ADDRESS", "TANDEM_TLS_")
-_OF_CLIENT = ("TANDEM_TLS", "TANDEM_TOKEN", "TANDEM_TOKEN_FILE")
+_OF_CLIENT = {"TANDEM_TLS", "TANDEM_TOKEN", "TANDEM_TOKEN_FILE"}
 
 _PROGRAM = "python -m scheduler_svc"
 _DESCRIPTION = f"""\
 Runs Tandem's scheduler service: the scheduler and its gRPC front ends. Each flag is also an environment variable
 ({ENV_PREFIX}MAX_WAITING) and a key of the TOML file (max_waiting); flags win over variables, variables over the
-file. {", ".join(f"{OLD_PREFIX}{name.upper()}" for name in sorted(SHARED_SETTINGS))} set the worker too."""
+file. {", ".join(f"{SHARED_PREFIX}{name.upper()}" for name in sorted(SHARED_SETTINGS))} set the worker too."""
 
 
 def _absolute_folders(text: str) -> str:
@@ -185,18 +180,18 @@ def load(arguments: list[str]) -> SchedulerSettings:
     fields = SchedulerSettings.model_fields
     _refuse_unknown_variables(os.environ)
     named = flags.parse(_PROGRAM, f"tandem {version()}", _DESCRIPTION, fields, arguments)
-    values = _variables(OLD_PREFIX) | _variables(ENV_PREFIX) | named
+    values = _variables(os.environ) | named
     try:
         return SchedulerSettings.model_validate(_file(values.get("config")) | values)
     except ValidationError as error:
         raise SettingError("\n".join(flags.message(problem, fields) for problem in error.errors())) from None
 
 
-def _variables(prefix: str) -> dict[str, object]:
-    """Returns the settings whose variables with this prefix are not empty."""
-    hidden = _WITHOUT_OLD_NAME if prefix == OLD_PREFIX else frozenset[str]()
-    names = {name: f"{prefix}{name.upper()}" for name in SchedulerSettings.model_fields if name not in hidden}
-    return {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
+def _variables(environ: Mapping[str, str]) -> dict[str, object]:
+    """Returns the settings whose variables are not empty; this program's own variables win over shared ones."""
+    names = {SHARED_PREFIX: SHARED_SETTINGS, ENV_PREFIX: SchedulerSettings.model_fields}
+    every = ((name, environ.get(f"{prefix}{name.upper()}")) for prefix, each in names.items() for name in each)
+    return {name: value for name, value in every if value}
 
 
 def _file(path: object) -> dict[str, object]:
@@ -214,25 +209,19 @@ def _file(path: object) -> dict[str, object]:
 
 
 def variable_warnings(environ: Mapping[str, str]) -> list[str]:
-    """Returns a line for each old name in use, and one for TANDEM_ variables that this program does not read.
-
-    Another one is for those of Kubernetes.
-    """
+    """Returns a line for the TANDEM_ variables that no program reads, and one for those of Kubernetes."""
+    own = without_service_links(environ)
     programs = (ENV_PREFIX, *_OTHER_PROGRAMS)
-    given = {
-        name: name.removeprefix(OLD_PREFIX).lower()
-        for name, value in sorted(without_service_links(environ).items())
-        if value and name.startswith(OLD_PREFIX) and not name.startswith(programs) and name not in _OF_CLIENT
-    }
-    known = SchedulerSettings.model_fields.keys() - _WITHOUT_OLD_NAME
-    warnings = [
-        f"{name} is an old name and still works; use {ENV_PREFIX}{setting.upper()}"
-        for name, setting in given.items()
-        if setting in known - SHARED_SETTINGS
+    known = {f"{SHARED_PREFIX}{name.upper()}" for name in SHARED_SETTINGS} | _OF_CLIENT
+    ignored = [
+        name
+        for name in sorted(own)
+        if own[name] and name.startswith(SHARED_PREFIX) and not name.startswith(programs) and name not in known
     ]
-    if ignored := [name for name, setting in given.items() if setting not in known]:
+    warnings: list[str] = []
+    if ignored:
         warnings.append(f"ignored {', '.join(ignored)}: variables of this program begin with {ENV_PREFIX}")
-    return warnings + service_link_warnings(environ, OLD_PREFIX, _OTHER_PROGRAMS)
+    return warnings + service_link_warnings(environ, SHARED_PREFIX, _OTHER_PROGRAMS)
 
 
 def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:

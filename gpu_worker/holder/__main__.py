@@ -20,7 +20,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from gpu_worker.holder.pools import Pools
 from gpu_worker.holder.server import Holder, HolderRuns
 from gpu_worker.process.cgroups import CGROUPS, PROC, memory_groups
-from gpu_worker.settings import ENV_PREFIX, OLD_PREFIX
+from gpu_worker.settings import ENV_PREFIX, SHARED_PREFIX
 from tandem_contract import logs
 from tandem_contract.parent import die_with_parent
 from tandem_contract.runtime_dir import default_runtime_dir, own_runtime_dir
@@ -72,7 +72,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _runtime_dir() -> Path:
     """The folder of the worker's settings: its own variable, the one of all programs, the default."""
-    names = f"{ENV_PREFIX}RUNTIME_DIR", f"{OLD_PREFIX}RUNTIME_DIR"
+    names = f"{ENV_PREFIX}RUNTIME_DIR", f"{SHARED_PREFIX}RUNTIME_DIR"
     return next((Path(value) for name in names if (value := os.environ.get(name))), default_runtime_dir())
 
 

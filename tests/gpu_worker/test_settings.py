@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.command_line import load_settings, variable_warnings
-from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
+from gpu_worker.settings import SettingsRefused, WorkerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -154,36 +154,13 @@ def test_a_shared_variable_sets_both_programs_without_a_warning(monkeypatch: pyt
     assert load_settings([]).log_level == "debug"
 
 
-def test_an_old_name_works_with_a_warning_that_gives_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {"TANDEM_MAX_ROWS": "3", "TANDEM_THREADS": "2", "TANDEM_WORKER_THREADS": "1", "TANDEM_MODEL": ""}
-    set_all(monkeypatch, variables)
-    settings = load_settings([])
-    assert (settings.max_rows, settings.threads, settings.model) == (3, 1, str(BUNDLED_MODEL))
-    assert variable_warnings(variables) == [
-        "TANDEM_MAX_ROWS is an old name and still works; use TANDEM_WORKER_MAX_ROWS",
-        "TANDEM_THREADS is an old name and still works; use TANDEM_WORKER_THREADS",
-    ]
-    monkeypatch.setenv("TANDEM_MAX_ROWS", "lots")
-    with pytest.raises(SettingsRefused, match=r"^TANDEM_MAX_ROWS is 'lots'; it must be a whole number$"):
-        load_settings([])
-
-
-def test_a_file_named_by_the_old_name_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "worker.toml"
-    file.write_text("threads = 3\n")
-    monkeypatch.setenv("TANDEM_CONFIG", str(file))
-    assert load_settings([]).threads == 3
-
-
-def test_old_style_names_that_the_worker_does_not_read_are_ignored_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The worker has no list of the scheduler's settings, so it cannot refuse them."""
-    variables = {"TANDEM_MAX_WAITING": "5", "TANDEM_MAX_COLUMS": "3"}
+def test_names_without_a_program_are_ignored_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of the worker's own settings."""
+    variables = {"TANDEM_MAX_WAITING": "5", "TANDEM_MAX_ROWS": "3", "TANDEM_MODEL": ""}
     set_all(monkeypatch, variables)
     assert load_settings([]).model_dump() == WorkerSettings().model_dump()
     assert variable_warnings(variables) == [
-        "ignored TANDEM_MAX_COLUMS, TANDEM_MAX_WAITING: variables of this program begin with TANDEM_WORKER_"
+        "ignored TANDEM_MAX_ROWS, TANDEM_MAX_WAITING: variables of this program begin with TANDEM_WORKER_"
     ]
 
 

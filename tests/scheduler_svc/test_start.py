@@ -85,31 +85,12 @@ def test_a_shared_variable_sets_both_programs_without_a_warning(monkeypatch: pyt
     assert load(monkeypatch, **variables, TANDEM_SCHEDULER_LOG_LEVEL="debug").log_level == "debug"
 
 
-def test_an_old_name_works_with_a_warning_that_gives_the_new_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "tandem.toml"
-    file.write_text("max_waiting = 1\nfrontends = 3\n")
-    variables = {
-        "TANDEM_CONFIG": str(file), "TANDEM_MAX_WAITING": "5", "TANDEM_GRACE_SECONDS": "6",
-        "TANDEM_SCHEDULER_GRACE_SECONDS": "7", "TANDEM_RECORD": "",
-    }  # fmt: skip
-    loaded = load(monkeypatch, **variables)
-    assert (loaded.max_waiting, loaded.grace_seconds, loaded.frontends, loaded.record) == (5, 7.0, 3, None)
-    assert settings.variable_warnings(variables) == [
-        f"TANDEM_{name} is an old name and still works; use TANDEM_SCHEDULER_{name}"
-        for name in ("CONFIG", "GRACE_SECONDS", "MAX_WAITING")
-    ]
-
-
-def test_old_style_names_that_the_scheduler_does_not_read_are_ignored_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The scheduler service has no list of the worker's settings, so it cannot refuse them."""
-    variables = {"TANDEM_MAX_WAITNG": "5", "TANDEM_MAX_ROWS": "3"}
+def test_names_without_a_program_are_ignored_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of the service's own settings."""
+    variables = {"TANDEM_MAX_WAITING": "5", "TANDEM_MAX_ROWS": "3", "TANDEM_RECORD": ""}
     assert load(monkeypatch, **variables).max_waiting == 1024
     assert settings.variable_warnings(variables) == [
-        "ignored TANDEM_MAX_ROWS, TANDEM_MAX_WAITNG: variables of this program begin with TANDEM_SCHEDULER_"
+        "ignored TANDEM_MAX_ROWS, TANDEM_MAX_WAITING: variables of this program begin with TANDEM_SCHEDULER_"
     ]
 
 
@@ -117,9 +98,9 @@ def test_warnings_about_variables_are_lines_of_the_log(tmp_path: Path) -> None:
     (tmp_path / "run" / "worker.sock").mkdir(parents=True)
     (tmp_path / "run").chmod(0o700)
     done = run(tmp_path, env={**os.environ, "TANDEM_MAX_WAITING": "5"})
-    [line] = [line for line in done.stderr.splitlines() if "old name" in line]
+    [line] = [line for line in done.stderr.splitlines() if "TANDEM_MAX_WAITING" in line]
     assert line.endswith(
-        " core WARNING TANDEM_MAX_WAITING is an old name and still works; use TANDEM_SCHEDULER_MAX_WAITING"
+        " core WARNING ignored TANDEM_MAX_WAITING: variables of this program begin with TANDEM_SCHEDULER_"
     )
 
 
