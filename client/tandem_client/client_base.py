@@ -10,13 +10,13 @@ from grpc_health.v1 import health_pb2
 from tandem.v1 import inference_pb2
 
 from tandem_client.cells.access import access_of
-from tandem_client.cells.affinity import METADATA_KEY, affinity_of
 from tandem_client.connection import DEFAULT_ADDRESS, Tries
 from tandem_client.credentials import Metadata, TlsSettings
 from tandem_client.errors import DeadlineExceeded, Unavailable
 from tandem_client.recovery import LINGER_SECONDS, Recovery
 from tandem_client.types import SampleOffset
 from tandem_client.wire.request import GenerateOptions, Prompt, generate_request, resume_request
+from tandem_client.wire.routing import AFFINITY_KEY, affinity_of
 from tandem_client.wire.rpc_errors import ErrorReader
 
 # The pause before another look at a service that stopped answering.
@@ -46,7 +46,7 @@ class ClientBase:
 
     def _metadata_of(self, request: inference_pb2.GenerateRequest, traceparent: str | None) -> Metadata:
         """Returns the metadata of a call in this trace. Raises ValueError if the traceparent is malformed."""
-        metadata = (*(self._metadata or ()), (METADATA_KEY, affinity_of(request)))
+        metadata = (*(self._metadata or ()), (AFFINITY_KEY, affinity_of(request)))
         if traceparent is None:
             return metadata
         if _TRACEPARENT.fullmatch(traceparent) is None:

@@ -11,13 +11,13 @@ from typing import Generic, Protocol, TypeVar
 import grpc
 from tandem.v1 import inference_pb2
 
-from tandem_client.cells.affinity import CELL_KEY
 from tandem_client.connection import Tries
 from tandem_client.credentials import Metadata
 from tandem_client.errors import NotFound
 from tandem_client.recovery import Recovery
 from tandem_client.types import Accepted, Finished, PromptInfo, SampleOffset, Summary, Waiting
 from tandem_client.wire import messages
+from tandem_client.wire.routing import SERVICE_KEY
 from tandem_client.wire.rpc_errors import ErrorReader
 from tandem_client.wire.transcript import Sample, Transcript
 
@@ -148,7 +148,9 @@ class StreamBase(Generic[_Call, _Event]):
 
     def _note_way_back(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
         """Reads the metadata of the first answer, in which a proxy before several cells names that of the request."""
-        self._way_back = tuple((name, value) for name, value in metadata if name == CELL_KEY and isinstance(value, str))
+        self._way_back = tuple(
+            (name, value) for name, value in metadata if name == SERVICE_KEY and isinstance(value, str)
+        )
 
     def _end(self) -> None:
         """The call has ended, or its connection was lost after the Summary: then nothing was missed."""

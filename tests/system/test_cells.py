@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from tandem_client import Client
-from tandem_client.cells.affinity import affinity_of
 from tandem_client.cells.router import Router
 from tandem_client.errors import Unavailable
 from tandem_client.sync_stream import GenerateStream
+from tandem_client.wire.routing import affinity_of
 from tests.rigs.processes import Rig, SchedulerProcess
 from tests.rigs.streams import Caller
 from tests.rigs.waiting import TIMEOUT_SECONDS

@@ -19,7 +19,7 @@ from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from tandem_client import Client
-from tandem_client.cells.affinity import CELL_KEY, METADATA_KEY
+from tandem_client.wire.routing import AFFINITY_KEY, SERVICE_KEY
 from tests.rigs.envoy import FILE, HOW_TO_INSTALL, Envoy, find_envoy, validated
 from tests.rigs.processes import Child, Rig, SchedulerProcess
 from tests.rigs.streams import Caller, Stream, code_of, details_of
@@ -80,7 +80,7 @@ class Fleet:
         scheduler.kill()
 
     def send(self, ask: Ask, key: str, *metadata: tuple[str, str]) -> Stream:
-        return self.front.generate(ask.request(), metadata=[(METADATA_KEY, key), *metadata])
+        return self.front.generate(ask.request(), metadata=[(AFFINITY_KEY, key), *metadata])
 
     def running(self) -> list[int]:
         return [caller.load().running for caller in self.callers]
@@ -89,7 +89,7 @@ class Fleet:
         """The cell that a request of this key goes to."""
         stream = self.send(SHORT, key)
         SHORT.check(stream.result())
-        return self.addresses.index(base64.b64decode(stream.metadata()[CELL_KEY]).decode())
+        return self.addresses.index(base64.b64decode(stream.metadata()[SERVICE_KEY]).decode())
 
     def key_of(self, cell: int) -> str:
         return next(key for key in map(str, itertools.count()) if self.home(key) == cell)
@@ -208,10 +208,10 @@ def test_resume_and_abort_reach_the_cell_that_the_answer_named(fleet: Fleet) -> 
         first = fleet.send(lingering, key)
         accepted = first.wait_tokens(5).accepted
         assert accepted is not None
-        names = [(CELL_KEY, first.metadata()[CELL_KEY])]
+        names = [(SERVICE_KEY, first.metadata()[SERVICE_KEY])]
         first.cancel()
         # Another beginning, so the way does not follow from the key.
-        elsewhere = (METADATA_KEY, keys[(cell + 1) % NUM_CELLS])
+        elsewhere = (AFFINITY_KEY, keys[(cell + 1) % NUM_CELLS])
         request = pb.ResumeRequest(request_id=accepted.request_id, resume_secret=accepted.resume_secret)
         lingering.check(fleet.front.resume(request, metadata=[*names, elsewhere]).result())
         stream = fleet.send(LONG, key)
@@ -237,7 +237,7 @@ def test_a_cell_that_is_stopping_gets_no_requests_but_aborts_of_its_own(fleet: F
     fleet.wait_healthy(home)
     assert fleet.home("one") != home
     stream.wait_tokens(len(stream.transcript.tokens) + 10)
-    names = [(CELL_KEY, stream.metadata()[CELL_KEY])]
+    names = [(SERVICE_KEY, stream.metadata()[SERVICE_KEY])]
     assert fleet.front.abort(accepted.request_id, metadata=names) == [control_pb2.ABORT_OUTCOME_ABORTED]
     stream.result()
     assert fleet.schedulers[home].wait() == 0

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from tandem.v1 import inference_pb2
 
-from tandem_client.cells.affinity import METADATA_KEY, affinity_of
 from tandem_client.cells.router import Router
 from tandem_client.errors import (
     AnswersTooSlowly,
@@ -17,6 +16,7 @@ from tandem_client.errors import (
     TandemError,
     Unavailable,
 )
+from tandem_client.wire.routing import AFFINITY_KEY, affinity_of
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -44,7 +44,7 @@ class GenerateWay:
         if not request.request_id:
             request.request_id = uuid.uuid4().hex
         self._router, self._id = router, request.request_id
-        self._key = dict(metadata).get(METADATA_KEY) or affinity_of(request)
+        self._key = dict(metadata).get(AFFINITY_KEY) or affinity_of(request)
         self._tried: list[int] = []
         # The cell that counts the request: one entry or none, so that two threads cannot take it twice.
         self._counted: list[int] = []

@@ -9,10 +9,10 @@ from google.rpc import error_details_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from tandem_client import AsyncClient, Client
-from tandem_client.cells.affinity import affinity_of
 from tandem_client.cells.router import Router
 from tandem_client.errors import InvalidArgument, NotFound, NothingAnswers, QueueFull, RateLimited, Unavailable
 from tandem_client.types import AbortOutcome
+from tandem_client.wire.routing import affinity_of
 from tests.client import fake_service
 from tests.client.fake_service import Behaviour, Ending, FakeService, fail, retry_info
 
@@ -283,17 +283,3 @@ def test_streams_that_are_left_early_count_no_longer(cells: list[FakeService]) -
         assert all(num_requests(others)), "twenty at once are more than the share of one cell"
         for stream in streams:
             stream.close()
-
-
-def test_every_client_sends_the_affinity(service: FakeService) -> None:
-    seen: list[str] = []
-
-    def watched(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        seen.append(dict(ending.context.invocation_metadata())["tandem-affinity"])
-        return fake_service.one_completion(request, ending)
-
-    service.behaviour = watched
-    with Client(service.address) as client:
-        for prompt in ("a", "a", "b"):
-            list(client.generate(prompt))
-    assert seen[0] == seen[1] != seen[2]

@@ -4,12 +4,9 @@ import random
 from collections import Counter
 
 import pytest
-from tandem.v1 import inference_pb2
 
 from tandem_client import AsyncClient, Client
-from tandem_client.cells.affinity import affinity_of
 from tandem_client.cells.router import LOOK_SECONDS, MAX_REMEMBERED, Router
-from tandem_client.wire.request import generate_request
 
 CELLS = ("a:1", "b:1", "c:1", "d:1")
 
@@ -22,21 +19,6 @@ def choose(router: Router, key: str, request_id: str = "r", now: float = 0.0, tr
     chosen = router.choose(key, request_id, now, tried)
     assert chosen is not None
     return chosen
-
-
-def of_text(text: str, salt: str = "") -> str:
-    request = inference_pb2.GenerateRequest(text=text)
-    request.cache.salt = salt
-    return affinity_of(request)
-
-
-def test_the_affinity_is_that_of_salt_and_beginning() -> None:
-    assert of_text("x" * 1024 + "a") == of_text("x" * 1024 + "b")
-    assert len({of_text("x"), of_text("y"), of_text("x", "s"), of_text("", "x")}) == 4
-    ids = [inference_pb2.TokenIds(ids=[*range(256), last]) for last in (7, 8)]
-    first, second = (affinity_of(inference_pb2.GenerateRequest(token_ids=each)) for each in ids)
-    assert first == second and len(first) == 16 and int(first, 16) >= 0
-    assert affinity_of(inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=range(255)))) != first
 
 
 def test_clients_choose_alike_and_spread_keys_over_cells() -> None:
@@ -149,21 +131,3 @@ def test_a_token_goes_to_no_other_machine_without_encryption() -> None:
 
 def test_a_client_shows_its_addresses() -> None:
     assert repr(AsyncClient(["a:1", "b:1"])) == "<AsyncClient a:1, b:1>"
-
-
-def test_all_turns_of_a_conversation_have_one_affinity() -> None:
-    first = [("system", "Be brief."), ("user", "Hello")]
-    turns = [first, [*first, ("assistant", "Hi"), ("user", "And?")], [*first, ("assistant", "x" * 5000)]]
-
-    def affinity(turn: list[tuple[str, str]], **options: object) -> str:
-        messages = [{"role": role, "content": text} for role, text in turn]
-        return affinity_of(generate_request(None, chat=messages, **options))
-
-    assert len({affinity(turn) for turn in turns}) == 1
-    others = [
-        affinity(first[1:]),
-        affinity([("system", "Be long."), first[1]]),
-        affinity(first, tools=[{"type": "x"}]),
-        affinity(first, cache_salt="s"),
-    ]
-    assert len({affinity(first), *others}) == 1 + len(others)

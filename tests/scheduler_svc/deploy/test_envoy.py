@@ -12,8 +12,8 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend.rpc.options import MAX_CALLS_PER_CONNECTION, MIN_PING_INTERVAL_MS
 from tandem_client.cells import router
-from tandem_client.cells.affinity import CELL_KEY, METADATA_KEY
 from tandem_client.cells.calls import OF_ANY_CELL
+from tandem_client.wire.routing import AFFINITY_KEY, SERVICE_KEY
 from tests.architecture.source import ROOT
 
 # Of Envoy's documentation of x-envoy-retry-on and x-envoy-retry-grpc-on: conditions under which no service can have
@@ -31,12 +31,12 @@ def envoy() -> Any:
 
 def test_requests_stick_to_a_cell_by_the_metadata_that_the_client_sends(envoy: Any) -> None:
     for route in routes(envoy):
-        assert route["route"]["hash_policy"] == [{"header": {"header_name": METADATA_KEY}}]
+        assert route["route"]["hash_policy"] == [{"header": {"header_name": AFFINITY_KEY}}]
     [cluster] = envoy["clusters"]
     factor = cluster["common_lb_config"]["consistent_hashing_lb_config"]["hash_balance_factor"]
     assert cluster["lb_policy"] == "MAGLEV" and factor == 100 * router.LOAD_FACTOR
     session = connections(envoy)["http_filters"][0]["typed_config"]["session_state"]["typed_config"]
-    assert session["name"] == CELL_KEY
+    assert session["name"] == SERVICE_KEY
 
 
 def test_every_route_has_its_cluster_and_no_time_limit(envoy: Any) -> None:

@@ -1,6 +1,7 @@
-"""The key by which requests that begin alike are kept together: a hash of the salt and of a prompt's beginning.
+"""What a call tells a proxy in front of several services, in metadata, and what its answer tells.
 
-Clients of several cells choose by it, and send it to proxies in the metadata `tandem-affinity`.
+Owns the names, and the affinity of a request: a hash of the salt and of a prompt's beginning, by which requests that
+begin alike reach one service.
 """
 
 import hashlib
@@ -8,9 +9,9 @@ from collections.abc import Iterator
 
 from tandem.v1 import chat_pb2, inference_pb2
 
-METADATA_KEY = "tandem-affinity"
-# A proxy names the cell of a request so, in the metadata of its answer; calls with that metadata go there.
-CELL_KEY = "tandem-cell"
+AFFINITY_KEY = "tandem-affinity"
+# A proxy names the service of a request so, in the metadata of its answer; calls with that metadata go there.
+SERVICE_KEY = "tandem-cell"
 # The beginning of a prompt: as much as system prompts have in common, and no more than the first turn of most chats.
 _CHARACTERS, _TOKEN_IDS = 1024, 256
 _KEY_BYTES = 8
