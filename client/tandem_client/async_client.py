@@ -6,7 +6,7 @@ reads a completion.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Self, TypeVar, Unpack
 
 import grpc
@@ -38,7 +38,7 @@ _Response = TypeVar("_Response")
 
 
 class AsyncClient(AsyncOperations, ClientBase):
-    """Talks to one service or several (cells/README.md), on the event loop that first uses it; may be made before.
+    """Talks to a service, on the event loop that first uses it; may be made before.
 
     A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
     Every call takes `timeout`, in seconds, for all its tries together; None: no end.
@@ -46,7 +46,7 @@ class AsyncClient(AsyncOperations, ClientBase):
 
     def __init__(
         self,
-        address: str | Sequence[str] = DEFAULT_ADDRESS,
+        address: str = DEFAULT_ADDRESS,
         *,
         max_retries: int = 3,
         token: str | None = None,

@@ -11,7 +11,6 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from tandem.v1 import control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-from tandem_client.cells.access import CellsAccess
 from tandem_client.credentials import Access
 from tandem_client.stream_base import Cancellable, StreamBase
 from tandem_client.types import Delta
@@ -126,7 +125,7 @@ class _Reading:
 class AsyncStubs:
     """A channel and the calls on it."""
 
-    def __init__(self, access: Access | CellsAccess) -> None:
+    def __init__(self, access: Access) -> None:
         self.channel = access.aio_channel()
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.control = control_pb2_grpc.ControlServiceStub(self.channel)

@@ -2,16 +2,15 @@
 
 import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2
 from tandem.v1 import inference_pb2
 
-from tandem_client.cells.access import access_of
 from tandem_client.connection import DEFAULT_ADDRESS, Tries
-from tandem_client.credentials import Metadata, TlsSettings
+from tandem_client.credentials import Access, Metadata, TlsSettings
 from tandem_client.errors import DeadlineExceeded, Unavailable
 from tandem_client.recovery import LINGER_SECONDS, Recovery
 from tandem_client.types import SampleOffset
@@ -26,18 +25,18 @@ _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class ClientBase:
-    """The address or addresses, the number of retries and the access, which all calls of a client share."""
+    """The address, the number of retries and the access, which all calls of a client share."""
 
     def __init__(
         self,
-        address: str | Sequence[str] = DEFAULT_ADDRESS,
+        address: str = DEFAULT_ADDRESS,
         *,
         max_retries: int = 3,
         token: str | None = None,
         tls: TlsSettings | None = None,
     ) -> None:
-        self._access = access_of(address, token, tls)
-        self.address = self._access.address
+        self._access = Access(address=address, token=token, tls=tls)
+        self.address = address
         self._metadata = self._access.metadata
         self._max_retries = max_retries
 

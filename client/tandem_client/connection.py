@@ -52,11 +52,10 @@ def dialled(address: str) -> str:
     return f"{'127.0.0.1' if found.version == 4 else 'localhost'}:{port}"
 
 
-def channel_options(address: str, connect_timeout_ms: int | None = None, *, proxy: bool) -> Sequence[tuple[str, int]]:
+def channel_options(address: str, *, proxy: bool) -> Sequence[tuple[str, int]]:
     """Returns limits of messages, quick reconnects and keepalive, and whether variables may name an HTTP proxy.
 
-    They may not for addresses of this machine, nor without `proxy`. One attempt to connect ends after
-    `connect_timeout_ms`, by default CONNECT_TIMEOUT_MS.
+    They may not for addresses of this machine, nor without `proxy`.
     """
     return [
         # Each client has its own connection; by default gRPC shares one among all channels of a process. Several front
@@ -66,7 +65,7 @@ def channel_options(address: str, connect_timeout_ms: int | None = None, *, prox
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_FIRST_MS),
         # Despite its name, this is the time limit of one attempt to connect.
-        ("grpc.min_reconnect_backoff_ms", connect_timeout_ms or CONNECT_TIMEOUT_MS),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_LAST_MS),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         # The first name is the documented one; grpcio 1.85.1 looks at the second alone, with a default of 60 s.

@@ -43,7 +43,6 @@ class Access:
     address: str
     token: str | None = None
     tls: TlsSettings | None = None
-    connect_timeout_ms: int | None = None
     # Whether http_proxy, https_proxy and grpc_proxy count. They do not for what belongs to the service itself.
     proxy: bool = True
 
@@ -81,7 +80,7 @@ class Access:
         return grpc.aio.secure_channel(self._target, self.tls.credentials(), options=self._options())
 
     def _options(self) -> Sequence[tuple[str, int | str]]:
-        found = channel_options(self._target, self.connect_timeout_ms, proxy=self.proxy)
+        found = channel_options(self._target, proxy=self.proxy)
         options: list[tuple[str, int | str]] = list(found)
         if self.tls is not None and self.tls.server_name is not None:
             options.append(("grpc.ssl_target_name_override", self.tls.server_name))

@@ -147,7 +147,7 @@ class StreamBase(Generic[_Call, _Event]):
             self._call = self._resume(resumption, self._tries.remaining(), self._way_back or ())
 
     def _note_way_back(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Reads the metadata of the first answer, in which a proxy before several cells names that of the request."""
+        """Reads the metadata of the first answer, in which a proxy names the service of the request."""
         self._way_back = tuple(
             (name, value) for name, value in metadata if name == SERVICE_KEY and isinstance(value, str)
         )

@@ -5,7 +5,7 @@ reads a completion.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Self, TypeVar, Unpack, cast
 
 import grpc
@@ -38,7 +38,7 @@ _Response = TypeVar("_Response")
 
 
 class Client(Operations, ClientBase):
-    """Talks to one service, or to several (`cells/README.md`). Threads may share it.
+    """Talks to a service. Threads may share it.
 
     A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
     Every call takes `timeout`, in seconds, for all its tries together; None: no end.
@@ -46,7 +46,7 @@ class Client(Operations, ClientBase):
 
     def __init__(
         self,
-        address: str | Sequence[str] = DEFAULT_ADDRESS,
+        address: str = DEFAULT_ADDRESS,
         *,
         max_retries: int = 3,
         token: str | None = None,

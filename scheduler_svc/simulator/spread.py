@@ -14,7 +14,7 @@ from enum import StrEnum
 from scheduler_svc.core.messages.arrays import Int32Array
 
 _FIRST_TOKENS = 256
-_LOAD_FACTOR = 1.25
+LOAD_FACTOR = 1.25
 _FEW_PER_WORKER = 8
 
 
@@ -42,7 +42,7 @@ class Router:
         least = min(range(self._num_cells), key=live.__getitem__)
         if self._spread is Spread.LEAST:
             return least
-        share = math.ceil(_LOAD_FACTOR * (sum(live) + 1) / self._num_cells)
+        share = math.ceil(LOAD_FACTOR * (sum(live) + 1) / self._num_cells)
         limit = max(share, _FEW_PER_WORKER * self._workers)
         return next((number for number in self._order(prompt, tenant) if live[number] < limit), least)
 

@@ -1,4 +1,4 @@
-"""Envoy's file: its names and limits are those of the client, the API and the server, and its parts name each other.
+"""Envoy's file: its names and limits are those of the client, API, server and simulator; its parts name each other.
 
 `tests/system/test_envoy.py` runs Envoy with it.
 """
@@ -11,14 +11,14 @@ import yaml
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend.rpc.options import MAX_CALLS_PER_CONNECTION, MIN_PING_INTERVAL_MS
-from tandem_client.cells import router
-from tandem_client.cells.calls import OF_ANY_CELL
+from scheduler_svc.simulator.spread import LOAD_FACTOR
 from tandem_client.wire.routing import AFFINITY_KEY, SERVICE_KEY
 from tests.architecture.source import ROOT
 
 # Of Envoy's documentation of x-envoy-retry-on and x-envoy-retry-grpc-on: conditions under which no service can have
 # accepted a request, because the retry comes before any part of an answer.
 SAFE_RETRIES = {"connect-failure", "refused-stream", "unavailable", "resource-exhausted"}
+OF_ANY_CELL = {"Generate", "Tokenize", "Detokenize", "RenderChat", "GetModelInfo"}
 OF_THE_CELL_THAT_HAS_IT = {"Resume", "Abort"}
 # The gateway asks it before it reads a body; the client never does.
 OF_GATEWAYS = {"GetCaller"}
@@ -34,7 +34,7 @@ def test_requests_stick_to_a_cell_by_the_metadata_that_the_client_sends(envoy: A
         assert route["route"]["hash_policy"] == [{"header": {"header_name": AFFINITY_KEY}}]
     [cluster] = envoy["clusters"]
     factor = cluster["common_lb_config"]["consistent_hashing_lb_config"]["hash_balance_factor"]
-    assert cluster["lb_policy"] == "MAGLEV" and factor == 100 * router.LOAD_FACTOR
+    assert cluster["lb_policy"] == "MAGLEV" and factor == 100 * LOAD_FACTOR
     session = connections(envoy)["http_filters"][0]["typed_config"]["session_state"]["typed_config"]
     assert session["name"] == SERVICE_KEY
 
@@ -56,7 +56,7 @@ def test_each_method_has_its_route_and_those_about_one_service_have_none(envoy: 
         for method in service.methods
     }
     assert {name for name, route in found.items() if route is not None} == (
-        OF_ANY_CELL | OF_THE_CELL_THAT_HAS_IT | OF_GATEWAYS | {"Generate"}
+        OF_ANY_CELL | OF_THE_CELL_THAT_HAS_IT | OF_GATEWAYS
     )
     assert route_of(envoy, "/grpc.health.v1.Health/Check") is not None
     for name, route in found.items():
