@@ -26,6 +26,8 @@ KEEPALIVE_MS = 6_000
 PING_TIMEOUT_MS = 8_000
 # How long a client that closes waits for the Aborts that it has sent.
 ABORT_SECONDS = 1.0
+# Targets of gRPC that may name several services. Calls take turns over all that answer; any other address is one.
+_TARGETS_OF_SEVERAL = ("dns:", "ipv4:", "ipv6:")
 
 
 def is_local(address: str) -> bool:
@@ -52,11 +54,13 @@ def dialled(address: str) -> str:
     return f"{'127.0.0.1' if found.version == 4 else 'localhost'}:{port}"
 
 
-def channel_options(address: str, *, proxy: bool) -> Sequence[tuple[str, int]]:
-    """Returns limits of messages, quick reconnects and keepalive, and whether variables may name an HTTP proxy.
+def channel_options(address: str, *, proxy: bool) -> Sequence[tuple[str, int | str]]:
+    """Returns limits of messages, quick reconnects and keepalive, and how calls are spread over several addresses.
 
-    They may not for addresses of this machine, nor without `proxy`.
+    Also whether variables may name an HTTP proxy. They may not for addresses of this machine, nor for several, to each
+    of which the client connects by itself, nor without `proxy`.
     """
+    names_several = address.startswith(_TARGETS_OF_SEVERAL)
     return [
         # Each client has its own connection; by default gRPC shares one among all channels of a process. Several front
         # ends may listen on one port, and a connection stays with the one that accepted it.
@@ -73,7 +77,8 @@ def channel_options(address: str, *, proxy: bool) -> Sequence[tuple[str, int]]:
         ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
         # A client that only reads sends no data between its pings.
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.enable_http_proxy", int(proxy and not is_local(address))),
+        ("grpc.enable_http_proxy", int(proxy and not names_several and not is_local(address))),
+        ("grpc.lb_policy_name", "round_robin" if names_several else "pick_first"),
     ]
 
 

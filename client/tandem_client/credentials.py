@@ -80,8 +80,7 @@ class Access:
         return grpc.aio.secure_channel(self._target, self.tls.credentials(), options=self._options())
 
     def _options(self) -> Sequence[tuple[str, int | str]]:
-        found = channel_options(self._target, proxy=self.proxy)
-        options: list[tuple[str, int | str]] = list(found)
+        options = [*channel_options(self._target, proxy=self.proxy)]
         if self.tls is not None and self.tls.server_name is not None:
             options.append(("grpc.ssl_target_name_override", self.tls.server_name))
         return options

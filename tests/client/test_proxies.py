@@ -114,6 +114,9 @@ def test_only_callers_of_another_machine_use_the_proxy() -> None:
     assert not uses(Probe("service.example:1")._access)
     assert uses(Client("service.example:1")._access) and uses(AsyncClient("service.example:1")._access)
     assert not uses(Client("0.0.0.0:1")._access)
+    # The client connects to each address of several by itself.
+    assert not uses(Client("ipv4:192.0.2.1:1,192.0.2.2:1")._access)
+    assert not uses(Client("dns:///service.example:1")._access)
 
 
 @pytest.mark.parametrize(

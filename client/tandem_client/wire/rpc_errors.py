@@ -37,8 +37,10 @@ _CLASSES: Mapping[grpc.StatusCode, type[errors.TandemError]] = {
 # deadline that passed in the client; a failed connection.
 _TOO_LARGE = re.compile(r"(?P<side>CLIENT|SERVER): (?P<way>Received|Sent) message larger than max \((\d+) vs\. (\d+)\)")
 _CLIENT_DEADLINE = "Deadline Exceeded"
-_NOT_CONNECTED = re.compile(r"failed to connect to all addresses|errors resolving|DNS resolution failed")
-_SLOW_CONNECTION = re.compile(r"failed to connect.*(timed out|timeout)", re.IGNORECASE | re.DOTALL)
+_NOT_CONNECTED = re.compile(
+    r"failed to connect to all addresses|connections to all backends failing|errors resolving|DNS resolution failed"
+)
+_SLOW_CONNECTION = re.compile(r"(failed to connect|connections to all backends).*(timed out|timeout)", re.I | re.DOTALL)
 _OTHER_PROTOCOL = re.compile(r"Failed parsing HTTP/2|Trying to connect an http1")
 # A connection on which nothing came any more.
 _SILENT = re.compile(r"(ping|keepalive) timeout")
