@@ -32,6 +32,7 @@ from tandem_client.wire.request import (
     render_chat_request,
     tokenize_request,
 )
+from tandem_client.wire.routing import to_service
 from tandem_client.wire.rpc_errors import ErrorReader
 
 _Response = TypeVar("_Response")
@@ -84,18 +85,20 @@ class AsyncClient(AsyncOperations, ClientBase):
         *,
         offsets: Iterable[types.SampleOffset] = (),
         linger_seconds: float = 0.0,
+        service: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerateStream:
         """Continues the stream of a request that lingers, which this or another program began; iterate over it.
 
         `request_id` and `secret` are those of its Accepted (`request_id`, `resume_secret`). `offsets` tells what was
         received of each sample (`stream.offsets`); the stream has only what lies beyond. A sample without an offset
-        is sent from its start. This reader replaces an earlier one, which gets Replaced. NotFound: no such request is
-        kept, or the secret is wrong. If the stream is lost, it is continued for `linger_seconds`; 0: it raises.
+        is sent from its start. `service` is the first stream's, by which a proxy in front of several finds it.
+        This reader replaces an earlier one, which gets Replaced. NotFound: no such request is kept, or the secret is
+        wrong. If the stream is lost, it is continued for `linger_seconds`; 0: it raises.
         Leaving it early aborts the request, as with `generate`.
         """
         request, resumption, recovery = resumed_request(request_id, secret, offsets, linger_seconds)
-        return self._stream(request, RESUME_KEYWORDS, timeout, recovery, self._metadata, resumption)
+        return self._stream(request, RESUME_KEYWORDS, timeout, recovery, self._metadata, resumption, service)
 
     def _stream(
         self,
@@ -103,14 +106,15 @@ class AsyncClient(AsyncOperations, ClientBase):
         keywords: Mapping[str, str],
         timeout: float | None,
         recovery: Recovery | None,
-        metadata: Metadata | None,
+        metadata: Metadata,
         resumption: inference_pb2.ResumeRequest | None = None,
+        service: str | None = None,
     ) -> AsyncGenerateStream:
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> AsyncCall:
             return self._stubs.inference.Generate(request, timeout=remaining, metadata=metadata)
 
-        def start_again(request: inference_pb2.ResumeRequest, remaining: float | None, way_back: Metadata) -> AsyncCall:
-            own = (*(metadata or ()), *way_back)
+        def start_again(request: inference_pb2.ResumeRequest, remaining: float | None, at: str | None) -> AsyncCall:
+            own = (*metadata, *to_service(at))
             return self._stubs.inference.Resume(request, timeout=remaining, metadata=own)
 
         return AsyncGenerateStream(
@@ -122,6 +126,7 @@ class AsyncClient(AsyncOperations, ClientBase):
             abort=self._abort_later,
             recovery=recovery,
             resumption=resumption,
+            service=service,
         )
 
     async def tokenize(
@@ -161,10 +166,15 @@ class AsyncClient(AsyncOperations, ClientBase):
         request = render_chat_request(chat, model=model, **options)
         return messages.rendered_chat(await self._call(self._stubs.inference.RenderChat, request, timeout))
 
-    async def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
-        """Cancels waiting or running requests of this client's tenant; the outcome for each id."""
-        request = abort_request(request_ids)
-        return messages.abort_outcomes(await self._call(self._stubs.control.Abort, request, timeout))
+    async def abort(
+        self, *request_ids: str, service: str | None = None, timeout: float | None = None
+    ) -> dict[str, types.AbortOutcome]:
+        """Cancels waiting or running requests of this client's tenant; the outcome for each id.
+
+        `service` is that of their streams, by which a proxy in front of several finds it.
+        """
+        request, more = abort_request(request_ids), to_service(service)
+        return messages.abort_outcomes(await self._call(self._stubs.control.Abort, request, timeout, more))
 
     async def model_info(self, *, timeout: float | None = None) -> types.ModelInfo:
         """The served model, its limits and default settings."""
@@ -212,13 +222,13 @@ class AsyncClient(AsyncOperations, ClientBase):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _abort_later(self, request_id: str, way_back: Metadata) -> None:
+    def _abort_later(self, request_id: str, service: str | None) -> None:
         """Sends an Abort without waiting, if a loop runs: a stream may be dropped after its loop has ended."""
 
         async def send() -> None:
             with contextlib.suppress(grpc.RpcError):
                 request = abort_request([request_id])
-                own = (*(self._metadata or ()), *way_back)
+                own = (*self._metadata, *to_service(service))
                 await self._stubs.control.Abort(request, timeout=ABORT_SECONDS, metadata=own)
 
         try:
@@ -236,12 +246,16 @@ class AsyncClient(AsyncOperations, ClientBase):
         return self._opened
 
     async def _call(
-        self, method: Callable[..., Awaitable[_Response]], request: object, timeout: float | None
+        self,
+        method: Callable[..., Awaitable[_Response]],
+        request: object,
+        timeout: float | None,
+        more: Metadata = (),
     ) -> _Response:
         tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
         while True:
             try:
-                return await method(request, timeout=tries.remaining(), metadata=self._metadata)
+                return await method(request, timeout=tries.remaining(), metadata=(*self._metadata, *more))
             except grpc.RpcError as rpc_error:
                 error = errors.read(rpc_error)
                 pause_seconds = tries.pause_seconds(error)

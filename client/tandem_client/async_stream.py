@@ -73,8 +73,8 @@ class AsyncGenerateStream(StreamBase[AsyncCall, asyncio.Event]):
         while not self._closed.is_set():
             try:
                 message = await anext(self._messages)
-                if self._way_back is None:
-                    self._note_way_back(await self._call.initial_metadata())
+                if self.accepted is None:
+                    self._note_service(await self._call.initial_metadata())
                 if self._is_new(message):
                     return message
             except StopAsyncIteration:

@@ -45,7 +45,7 @@ class ClientBase:
 
     def _metadata_of(self, request: inference_pb2.GenerateRequest, traceparent: str | None) -> Metadata:
         """Returns the metadata of a call in this trace. Raises ValueError if the traceparent is malformed."""
-        metadata = (*(self._metadata or ()), (AFFINITY_KEY, affinity_of(request)))
+        metadata = (*self._metadata, (AFFINITY_KEY, affinity_of(request)))
         if traceparent is None:
             return metadata
         if _TRACEPARENT.fullmatch(traceparent) is None:

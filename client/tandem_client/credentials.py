@@ -59,9 +59,9 @@ class Access:
             )
 
     @property
-    def metadata(self) -> Metadata | None:
+    def metadata(self) -> Metadata:
         """The metadata of each call."""
-        return None if self.token is None else (("authorization", f"Bearer {self.token}"),)
+        return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
 
     @property
     def _target(self) -> str:

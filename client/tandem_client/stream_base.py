@@ -12,12 +12,11 @@ import grpc
 from tandem.v1 import inference_pb2
 
 from tandem_client.connection import Tries
-from tandem_client.credentials import Metadata
 from tandem_client.errors import NotFound
 from tandem_client.recovery import Recovery
 from tandem_client.types import Accepted, Finished, PromptInfo, SampleOffset, Summary, Waiting
 from tandem_client.wire import messages
-from tandem_client.wire.routing import SERVICE_KEY
+from tandem_client.wire.routing import service_in
 from tandem_client.wire.rpc_errors import ErrorReader
 from tandem_client.wire.transcript import Sample, Transcript
 
@@ -45,16 +44,17 @@ class StreamBase(Generic[_Call, _Event]):
         start: Callable[[inference_pb2.GenerateRequest, float | None], _Call],
         tries: Tries,
         errors: ErrorReader,
-        resume: Callable[[inference_pb2.ResumeRequest, float | None, Metadata], _Call],
-        abort: Callable[[str, Metadata], object],
+        resume: Callable[[inference_pb2.ResumeRequest, float | None, str | None], _Call],
+        abort: Callable[[str, str | None], object],
         recovery: Recovery | None,
         resumption: inference_pb2.ResumeRequest | None = None,
+        service: str | None = None,
     ) -> None:
         """`abort` sends an Abort without waiting. A lost stream is continued if `recovery` is not None.
 
-        Both get the metadata by which a proxy finds the request's cell.
+        Both get the service of the request, if it is known.
 
-        With a `resumption` this call is sent instead of the request, of which only the id is known.
+        With a `resumption` this call is sent to `service` instead of the request, of which only the id is known.
         """
         self._request = request
         self._resume = resume
@@ -66,8 +66,7 @@ class StreamBase(Generic[_Call, _Event]):
         self._resumption = resumption
         self._transcript = Transcript(request, None if resumption is None else messages.offsets(resumption))
         self._closed = self._new_event()
-        # None before the first message.
-        self._way_back: Metadata | None = None
+        self._service = service
         self._begin()
 
     def __repr__(self) -> str:
@@ -81,6 +80,14 @@ class StreamBase(Generic[_Call, _Event]):
     def accepted(self) -> Accepted | None:
         """The first message; None before it has come."""
         return self._transcript.accepted
+
+    @property
+    def service(self) -> str | None:
+        """The service that has the request, for `resume` and `abort` in another process.
+
+        A proxy in front of several services names it. None without one, and before the first message.
+        """
+        return self._service
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -133,7 +140,7 @@ class StreamBase(Generic[_Call, _Event]):
         return self._send_abort() if was_open and self._lingers else None
 
     def _send_abort(self) -> object:
-        return self._abort(self._request.request_id, self._way_back or ())
+        return self._abort(self._request.request_id, self._service)
 
     @property
     def _lingers(self) -> bool:
@@ -144,13 +151,11 @@ class StreamBase(Generic[_Call, _Event]):
         if resumption is None:
             self._call = self._start(self._request, self._tries.remaining())
         else:
-            self._call = self._resume(resumption, self._tries.remaining(), self._way_back or ())
+            self._call = self._resume(resumption, self._tries.remaining(), self._service)
 
-    def _note_way_back(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Reads the metadata of the first answer, in which a proxy names the service of the request."""
-        self._way_back = tuple(
-            (name, value) for name, value in metadata if name == SERVICE_KEY and isinstance(value, str)
-        )
+    def _note_service(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Reads the metadata that came with the first message."""
+        self._service = service_in(metadata) or self._service
 
     def _end(self) -> None:
         """The call has ended, or its connection was lost after the Summary: then nothing was missed."""

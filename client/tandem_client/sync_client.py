@@ -31,6 +31,7 @@ from tandem_client.wire.request import (
     render_chat_request,
     tokenize_request,
 )
+from tandem_client.wire.routing import to_service
 from tandem_client.wire.rpc_errors import ErrorReader
 
 _Request = TypeVar("_Request")
@@ -87,18 +88,20 @@ class Client(Operations, ClientBase):
         *,
         offsets: Iterable[types.SampleOffset] = (),
         linger_seconds: float = 0.0,
+        service: str | None = None,
         timeout: float | None = None,
     ) -> GenerateStream:
         """Continues the stream of a request that lingers, which this or another program began; iterate over it.
 
         `request_id` and `secret` are those of its Accepted (`request_id`, `resume_secret`). `offsets` tells what was
         received of each sample (`stream.offsets`); the stream has only what lies beyond. A sample without an offset
-        is sent from its start. This reader replaces an earlier one, which gets Replaced. NotFound: no such request is
-        kept, or the secret is wrong. If the stream is lost, it is continued for `linger_seconds`; 0: it raises.
+        is sent from its start. `service` is the first stream's, by which a proxy in front of several finds it.
+        This reader replaces an earlier one, which gets Replaced. NotFound: no such request is kept, or the secret is
+        wrong. If the stream is lost, it is continued for `linger_seconds`; 0: it raises.
         Leaving it early aborts the request, as with `generate`.
         """
         request, resumption, recovery = resumed_request(request_id, secret, offsets, linger_seconds)
-        return self._stream(request, RESUME_KEYWORDS, timeout, recovery, self._metadata, resumption)
+        return self._stream(request, RESUME_KEYWORDS, timeout, recovery, self._metadata, resumption, service)
 
     def _stream(
         self,
@@ -106,17 +109,18 @@ class Client(Operations, ClientBase):
         keywords: Mapping[str, str],
         timeout: float | None,
         recovery: Recovery | None,
-        metadata: Metadata | None,
+        metadata: Metadata,
         resumption: inference_pb2.ResumeRequest | None = None,
+        service: str | None = None,
     ) -> GenerateStream:
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> Call:
             return self._inference.Generate(request, timeout=remaining, metadata=metadata)
 
-        def start_again(request: inference_pb2.ResumeRequest, remaining: float | None, way_back: Metadata) -> Call:
-            return self._inference.Resume(request, timeout=remaining, metadata=(*(metadata or ()), *way_back))
+        def start_again(request: inference_pb2.ResumeRequest, remaining: float | None, at: str | None) -> Call:
+            return self._inference.Resume(request, timeout=remaining, metadata=(*metadata, *to_service(at)))
 
-        def abort(request_id: str, way_back: Metadata) -> object:
-            own = (*(self._metadata or ()), *way_back)
+        def abort(request_id: str, at: str | None) -> object:
+            own = (*self._metadata, *to_service(at))
             aborting = self._control.Abort.future(abort_request([request_id]), timeout=ABORT_SECONDS, metadata=own)
             # A call whose future is dropped is cancelled.
             self._aborting.add(aborting)
@@ -132,6 +136,7 @@ class Client(Operations, ClientBase):
             abort=abort,
             recovery=recovery,
             resumption=resumption,
+            service=service,
         )
 
     def tokenize(
@@ -171,10 +176,15 @@ class Client(Operations, ClientBase):
         request = render_chat_request(chat, model=model, **options)
         return messages.rendered_chat(self._call(self._inference.RenderChat, request, timeout))
 
-    def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
-        """Cancels waiting or running requests of this client's tenant; the outcome for each id."""
+    def abort(
+        self, *request_ids: str, service: str | None = None, timeout: float | None = None
+    ) -> dict[str, types.AbortOutcome]:
+        """Cancels waiting or running requests of this client's tenant; the outcome for each id.
+
+        `service` is that of their streams, by which a proxy in front of several finds it.
+        """
         request = abort_request(request_ids)
-        return messages.abort_outcomes(self._call(self._control.Abort, request, timeout))
+        return messages.abort_outcomes(self._call(self._control.Abort, request, timeout, to_service(service)))
 
     def model_info(self, *, timeout: float | None = None) -> types.ModelInfo:
         """The served model, its limits and default settings."""
@@ -220,12 +230,16 @@ class Client(Operations, ClientBase):
         self.close()
 
     def _call(
-        self, method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]", request: _Request, timeout: float | None
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]",
+        request: _Request,
+        timeout: float | None,
+        more: Metadata = (),
     ) -> _Response:
         tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
         while True:
             try:
-                return method(request, timeout=tries.remaining(), metadata=self._metadata)
+                return method(request, timeout=tries.remaining(), metadata=(*self._metadata, *more))
             except grpc.RpcError as rpc_error:
                 error = errors.read(rpc_error)
                 pause_seconds = tries.pause_seconds(error)

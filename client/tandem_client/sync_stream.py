@@ -97,8 +97,8 @@ class GenerateStream(StreamBase[Call, threading.Event]):
         while not self._closed.is_set():
             try:
                 message = next(self._messages)
-                if self._way_back is None:
-                    self._note_way_back(self._call.initial_metadata())
+                if self.accepted is None:
+                    self._note_service(self._call.initial_metadata())
                 if self._is_new(message):
                     return message
             except StopIteration:

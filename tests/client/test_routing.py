@@ -1,10 +1,14 @@
-"""What a call tells a proxy in front of several services: the affinity of its request."""
+"""What a call tells a proxy in front of several services, and what the answer tells: affinity and service."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import grpc
+import pytest
 from tandem.v1 import inference_pb2
 
-from tandem_client import Client
+from tandem_client import AsyncClient, Client
 from tandem_client.wire.request import generate_request
 from tandem_client.wire.routing import affinity_of
 from tests.client import fake_service
@@ -56,3 +60,102 @@ def test_every_client_sends_the_affinity(service: FakeService) -> None:
         for prompt in ("a", "a", "b"):
             list(client.generate(prompt))
     assert seen[0] == seen[1] != seen[2]
+
+
+NAME = "MTI3LjAuMC4xOjUwMDUx"
+
+
+class Proxied(FakeService):
+    """A service behind a proxy, which names it; keeps the services that calls of each kind ask for."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, list[object]] = {"Generate": [], "Resume": [], "Abort": []}
+        self.name: str | None = NAME
+        super().__init__()
+        self.resumption = lambda request, ending: fake_service.one_completion(
+            inference_pb2.GenerateRequest(request_id=request.request_id), ending
+        )
+
+    def _pass(self, kind: str, context: grpc.ServicerContext) -> None:
+        self.asked[kind].append(dict(context.invocation_metadata()).get("tandem-cell"))
+        if self.name is not None:
+            context.send_initial_metadata((("tandem-cell", self.name),))
+
+    def Generate(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._pass("Generate", context)
+        return super().Generate(request, context)
+
+    def Resume(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._pass("Resume", context)
+        return super().Resume(request, context)
+
+    def Abort(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._pass("Abort", context)
+        return super().Abort(request, context)
+
+
+@pytest.fixture
+def proxied() -> Iterator[Proxied]:
+    made = Proxied()
+    yield made
+    made.stop()
+
+
+def elsewhere(address: str) -> list[object]:
+    """What a client says of a stream, then another client resumes and aborts it, at its service and anywhere."""
+    with Client(address) as client, Client(address) as other:
+        stream = client.generate("hi")
+        said = [stream.service, next(stream).text, stream.service]
+        for service in (stream.service, None):
+            resumed = other.resume("live", b"secret", service=service)
+            said += [resumed.service, "".join(delta.text for delta in resumed), resumed.service]
+            other.abort("live", service=service)
+        return said
+
+
+def elsewhere_async(address: str) -> list[object]:
+    async def main() -> list[object]:
+        async with AsyncClient(address) as client, AsyncClient(address) as other:
+            stream = client.generate("hi")
+            said = [stream.service, (await anext(stream)).text, stream.service]
+            for service in (stream.service, None):
+                resumed = other.resume("live", b"secret", service=service)
+                said += [resumed.service, "".join([delta.text async for delta in resumed]), resumed.service]
+                await other.abort("live", service=service)
+            return said
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("say", [elsewhere, elsewhere_async])
+def test_a_stream_tells_its_service_and_calls_elsewhere_go_there(
+    proxied: Proxied, say: Callable[[str], list[object]]
+) -> None:
+    assert say(proxied.address) == [None, "Ré", NAME, NAME, "Réturn", NAME, None, "Réturn", NAME]
+    assert proxied.asked == {"Generate": [None], "Resume": [NAME, None], "Abort": [NAME, None]}
+
+
+def test_leaving_a_stream_that_lingers_aborts_it_at_its_service(proxied: Proxied) -> None:
+    with Client(proxied.address) as client:
+        stream = client.generate("hi", resume=True)
+        next(stream)
+        stream.close()
+        # An answer without a name leaves the one that is known.
+        proxied.name = None
+        resumed = client.resume("live", b"secret", service=NAME)
+        next(resumed)
+        resumed.close()
+    assert (proxied.asked["Resume"], proxied.asked["Abort"]) == ([NAME], [NAME, NAME])
+
+
+def test_without_a_proxy_a_stream_has_no_service_to_tell(service: FakeService, client: Client) -> None:
+    stream = client.generate("hi")
+    assert list(stream) and stream.service is None
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\nb", "ä"])
+def test_what_is_no_name_of_a_service_is_refused(client: Client, name: str) -> None:
+    with pytest.raises(ValueError, match=r"service is .*; it must be a stream's `service`"):
+        client.abort("x", service=name)
+    with pytest.raises(ValueError, match=r"service is .*; it must be a stream's `service`"):
+        client.resume("x", b"secret", service=name)

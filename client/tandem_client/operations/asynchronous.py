@@ -18,7 +18,7 @@ class AsyncOperations:
     """A part of `AsyncClient`, which owns the channel."""
 
     address: str
-    _metadata: Metadata | None
+    _metadata: Metadata
     _stubs: Any
     _call: Any
 

@@ -20,7 +20,7 @@ class Operations:
     """A part of `Client`, which owns the channel."""
 
     address: str
-    _metadata: Metadata | None
+    _metadata: Metadata
     _control: Any
     _call: Any
 

@@ -5,7 +5,8 @@ begin alike reach one service.
 """
 
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from tandem.v1 import chat_pb2, inference_pb2
 
@@ -15,6 +16,7 @@ SERVICE_KEY = "tandem-cell"
 # The beginning of a prompt: as much as system prompts have in common, and no more than the first turn of most chats.
 _CHARACTERS, _TOKEN_IDS = 1024, 256
 _KEY_BYTES = 8
+_NAME = re.compile(r"[!-~]+")
 
 
 def affinity_of(request: inference_pb2.GenerateRequest) -> str:
@@ -29,6 +31,20 @@ def affinity_of(request: inference_pb2.GenerateRequest) -> str:
     for part in (request.cache.salt.encode(), start):
         hashed.update(len(part).to_bytes(8, "big") + part)
     return hashed.hexdigest()
+
+
+def to_service(service: str | None) -> tuple[tuple[str, str], ...]:
+    """Returns the metadata by which a proxy sends a call to this service. Raises ValueError for what names none."""
+    if service is None:
+        return ()
+    if _NAME.fullmatch(service) is None:
+        raise ValueError(f"service is {service!r:.60}; it must be a stream's `service`: printable ASCII without blanks")
+    return ((SERVICE_KEY, service),)
+
+
+def service_in(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """Returns the service that a proxy names in the metadata of an answer; None without one."""
+    return next((value for name, value in metadata if name == SERVICE_KEY and isinstance(value, str)), None)
 
 
 def _beginning(chat: chat_pb2.Chat) -> Iterator[str]:
