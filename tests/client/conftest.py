@@ -8,6 +8,7 @@ import pytest
 from tandem_client import Client, async_client, sync_client, sync_stream
 from tests.client import fake_programs
 from tests.client.fake_service import WAIT_SECONDS, FakeService
+from tests.client.proxied import Proxied
 
 
 @pytest.fixture
@@ -15,6 +16,13 @@ def service() -> Iterator[FakeService]:
     fake = FakeService()
     yield fake
     fake.stop()
+
+
+@pytest.fixture
+def proxied() -> Iterator[Proxied]:
+    made = Proxied()
+    yield made
+    made.stop()
 
 
 @pytest.fixture

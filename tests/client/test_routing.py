@@ -2,9 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import grpc
 import pytest
 from tandem.v1 import inference_pb2
 
@@ -13,6 +11,7 @@ from tandem_client.wire.request import generate_request
 from tandem_client.wire.routing import affinity_of
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService
+from tests.client.proxied import NAME, Proxied
 
 
 def of_text(text: str, salt: str = "") -> str:
@@ -60,45 +59,6 @@ def test_every_client_sends_the_affinity(service: FakeService) -> None:
         for prompt in ("a", "a", "b"):
             list(client.generate(prompt))
     assert seen[0] == seen[1] != seen[2]
-
-
-NAME = "MTI3LjAuMC4xOjUwMDUx"
-
-
-class Proxied(FakeService):
-    """A service behind a proxy, which names it; keeps the services that calls of each kind ask for."""
-
-    def __init__(self) -> None:
-        self.asked: dict[str, list[object]] = {"Generate": [], "Resume": [], "Abort": []}
-        self.name: str | None = NAME
-        super().__init__()
-        self.resumption = lambda request, ending: fake_service.one_completion(
-            inference_pb2.GenerateRequest(request_id=request.request_id), ending
-        )
-
-    def _pass(self, kind: str, context: grpc.ServicerContext) -> None:
-        self.asked[kind].append(dict(context.invocation_metadata()).get("tandem-cell"))
-        if self.name is not None:
-            context.send_initial_metadata((("tandem-cell", self.name),))
-
-    def Generate(self, request: Any, context: grpc.ServicerContext) -> Any:
-        self._pass("Generate", context)
-        return super().Generate(request, context)
-
-    def Resume(self, request: Any, context: grpc.ServicerContext) -> Any:
-        self._pass("Resume", context)
-        return super().Resume(request, context)
-
-    def Abort(self, request: Any, context: grpc.ServicerContext) -> Any:
-        self._pass("Abort", context)
-        return super().Abort(request, context)
-
-
-@pytest.fixture
-def proxied() -> Iterator[Proxied]:
-    made = Proxied()
-    yield made
-    made.stop()
 
 
 def elsewhere(address: str) -> list[object]:

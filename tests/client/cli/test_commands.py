@@ -24,6 +24,7 @@ from tandem_client.cli.flag_names import FLAGS
 from tandem_client.cli.values import parse_token_ids
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService, bad_request, retry_info, waits_first
+from tests.client.proxied import NAME, Proxied
 
 ROOT = Path(__file__).resolve().parents[3]
 PATH = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / "protos"), str(ROOT / ".stubs")])
@@ -424,6 +425,14 @@ def test_short_commands_print_text_and_json(tandem, service: FakeService) -> Non
     assert tandem("abort", "live-1").exit_code == 0
     assert tandem("flush").stdout == "12 pages\n"
     assert json.loads(tandem("flush", "--json").stdout) == {"pages": 12}
+
+
+def test_a_service_that_a_proxy_named_is_printed_and_taken(proxied: Proxied) -> None:
+    runner = CliRunner(env={"TANDEM_ADDRESS": proxied.address})
+    lines = runner.invoke(app, ["generate", "hi", "--json"]).stdout.splitlines()
+    assert [json.loads(line).get("service") for line in lines] == [NAME, None, None, None, None]
+    assert runner.invoke(app, ["abort", "live-1", "--service", NAME]).exit_code == 0
+    assert proxied.asked["Abort"] == [NAME]
 
 
 def test_serve_without_the_services_is_an_error(tandem, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,12 +84,20 @@ def abort(
         typer.Argument(metavar="ID", help="Request ids: those you set, or those in the `accepted` message."),
     ],
     service: Service,
+    held_by: Annotated[
+        str | None,
+        option(
+            CONNECTION,
+            "--service NAME",
+            "The service that has them, if a proxy is in front of several: `service` beside the `accepted` message.",
+        ),
+    ] = None,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
     """Cancel running or waiting requests; exit code 1 if an id is unknown."""
     with reported(timeout), service.client() as client:
-        outcomes = client.abort(*request_ids, timeout=timeout)
+        outcomes = client.abort(*request_ids, service=held_by, timeout=timeout)
         if as_json:
             print(json.dumps(outcomes))
         else:
