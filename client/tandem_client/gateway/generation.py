@@ -29,7 +29,7 @@ from tandem_client.gateway.upstream.service import Service
 
 # Characters of the caller's own id that are kept; the service takes 128.
 _KEPT_ID_CHARS = 80
-_ID_HEADER, _WARNING_HEADER = b"x-request-id", b"x-tandem-warning"
+_ID_HEADER, _WARNING_HEADER, _SERVICE_HEADER = b"x-request-id", b"x-tandem-warning", b"x-tandem-service"
 _LAST_WORD_SECONDS = 0.5
 
 
@@ -67,6 +67,10 @@ class Generation:
             # Only the service's answer to a chat has a warning, and a chat is one call.
             if warning := await calls[0].warning():
                 self._headers.append((_WARNING_HEADER, warning.encode()))
+            named = [name for call in calls if (name := await call.named_service()) is not None]
+            if named:
+                # Of several prompts, each service once.
+                self._headers.append((_SERVICE_HEADER, ", ".join(dict.fromkeys(named)).encode()))
             await (self._stream(frame, calls) if wanted.is_stream else self._whole(frame, calls))
             self._meter.add("prompt_tokens", tally.prompt_tokens)
             self._meter.add("output_tokens", tally.output_tokens)

@@ -19,6 +19,7 @@ from tests.client.fake_service import (
     endless,
     fail,
     finished,
+    one_completion,
     retry_info,
     summary,
 )
@@ -167,6 +168,20 @@ def test_a_warning_is_a_header_and_a_call_that_is_cut_is_incomplete(fronted: Fro
     assert (reason, content) == ("length", "")
     fronted.service.behaviour = thoughts_and_calls
     assert "x-tandem-warning" not in raw.create(**ask).headers
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_services_that_a_proxy_names_are_a_header(fronted: Fronted, is_stream: bool) -> None:
+    def named(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        ending.context.send_initial_metadata((("tandem-cell", request.text[0]),))
+        return one_completion(request, ending)
+
+    raw = fronted.client.completions.with_raw_response
+    fronted.service.behaviour = named
+    answer = raw.create(model="", prompt=["a1", "b1", "a2"], stream=is_stream)
+    assert answer.headers["x-tandem-service"] == "a, b"
+    fronted.service.behaviour = one_completion
+    assert "x-tandem-service" not in raw.create(model="", prompt="a1", stream=is_stream).headers
 
 
 def test_openais_helper_collects_a_chat_from_its_chunks(fronted: Fronted) -> None:

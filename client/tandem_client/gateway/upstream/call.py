@@ -10,6 +10,7 @@ from tandem.v1 import inference_pb2
 from tandem_client.credentials import Metadata
 from tandem_client.gateway.errors import HttpError, from_service
 from tandem_client.gateway.upstream.service import Service
+from tandem_client.wire.routing import service_in
 
 
 class ServiceCall:
@@ -47,6 +48,10 @@ class ServiceCall:
         if not self.accepted.warnings:
             return ""
         return str(dict(await self._call.initial_metadata()).get("x-tandem-warning", ""))
+
+    async def named_service(self) -> str | None:
+        """The service that has the request, as a proxy in front of several names it. After `begin`."""
+        return service_in(await self._call.initial_metadata())
 
     def end(self) -> None:
         """Cancels the call if it still runs."""
