@@ -170,6 +170,14 @@ def test_a_warning_is_a_header_and_a_call_that_is_cut_is_incomplete(fronted: Fro
     assert "x-tandem-warning" not in raw.create(**ask).headers
 
 
+def test_equal_beginnings_have_equal_affinity(fronted: Fronted) -> None:
+    seen: list[str | bytes] = []
+    for prompt in ("a", "a", "b"):
+        fronted.client.completions.create(model="", prompt=prompt)
+        seen += fronted.service.metadata("tandem-affinity")
+    assert seen[0] == seen[1] != seen[2] and len(seen) == 3
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_services_that_a_proxy_names_are_a_header(fronted: Fronted, is_stream: bool) -> None:
     def named(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:

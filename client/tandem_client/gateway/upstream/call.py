@@ -10,7 +10,7 @@ from tandem.v1 import inference_pb2
 from tandem_client.credentials import Metadata
 from tandem_client.gateway.errors import HttpError, from_service
 from tandem_client.gateway.upstream.service import Service
-from tandem_client.wire.routing import service_in
+from tandem_client.wire.routing import AFFINITY_KEY, affinity_of, service_in
 
 
 class ServiceCall:
@@ -23,7 +23,8 @@ class ServiceCall:
     ) -> None:
         """Sends the request."""
         self._service, self._names = service, names
-        self._call: Any = service.inference.Generate(request, metadata=metadata)
+        own = (*metadata, (AFFINITY_KEY, affinity_of(request)))
+        self._call: Any = service.inference.Generate(request, metadata=own)
         self._began = False
         self.accepted = inference_pb2.Accepted()
 
