@@ -5,8 +5,12 @@ Skipped where there is no Envoy: the program is found by the variable TANDEM_ENV
 
 import base64
 import itertools
+import json
 import math
 import signal
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,10 +23,13 @@ from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from tandem_client import Client
+from tandem_client.types import FinishReason
 from tandem_client.wire.routing import AFFINITY_KEY, SERVICE_KEY
+from tests.client.gateway.conftest import start_gateway
 from tests.rigs.envoy import FILE, HOW_TO_INSTALL, Envoy, find_envoy, validated
-from tests.rigs.processes import Child, Rig, SchedulerProcess
+from tests.rigs.processes import Child, Rig, SchedulerProcess, child_environment
 from tests.rigs.streams import Caller, Stream, code_of, details_of
+from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask
 
 pytestmark = [
@@ -34,6 +41,20 @@ NUM_CELLS = 3
 # Longer than any test needs.
 LONG = Ask(prompt=tuple(b"a long one"), max_new_tokens=4000)
 SHORT = Ask(prompt=tuple(b"a short one"), max_new_tokens=10)
+# A process that begins a request, tells what another one needs, and dies.
+BEGINS = """
+import json, os, sys
+from tandem_client import Client
+address, prompt, max_new_tokens = sys.argv[1:]
+stream = Client(address).generate(
+    json.loads(prompt), max_new_tokens=int(max_new_tokens), temperature=0.0, ignore_eos=True, linger_seconds=600.0
+)
+next(stream)
+accepted = stream.accepted
+print(json.dumps({"id": accepted.request_id, "secret": accepted.resume_secret.hex(), "service": stream.service}))
+sys.stdout.flush()
+os._exit(0)
+"""
 
 
 def envoy_program() -> str:
@@ -226,6 +247,65 @@ def test_resume_and_abort_reach_the_cell_that_the_answer_named(fleet: Fleet) -> 
     with pytest.raises(grpc.RpcError) as raised:
         fleet.front.abort("any", metadata=names)
     assert code_of(raised.value) == grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.fixture
+def slow_fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Its long requests outlast the start of a process."""
+    with ExitStack() as stack:
+        made = Fleet(stack, tmp_path, worker_flags=["--step-ms", "10"])
+        made.wait_healthy()
+        yield made
+
+
+def test_other_processes_resume_and_abort_by_the_service_that_a_stream_told(slow_fleet: Fleet) -> None:
+    address, homes = slow_fleet.envoy.address, set[str]()
+    for number in itertools.count():
+        ask = replace(LONG, prompt=(number, 1, 2))
+        found = json.loads(run("-c", BEGINS, address, json.dumps(ask.prompt), str(ask.max_new_tokens)))
+        with Client(address) as client:
+            resumed = client.resume(found["id"], bytes.fromhex(found["secret"]), service=found["service"])
+            next(resumed)
+            abort(address, found["id"], found["service"])
+            for _ in resumed:
+                pass
+        [sample] = resumed.samples
+        assert sample.finished is not None and sample.finished.reason == FinishReason.ABORTED
+        assert 0 < len(sample.token_ids) < ask.max_new_tokens
+        assert list(sample.token_ids) == ask.expected().tokens[: len(sample.token_ids)]
+        homes.add(found["service"])
+        if len(homes) == NUM_CELLS:
+            break
+    assert sorted(base64.b64decode(each).decode() for each in homes) == sorted(slow_fleet.addresses)
+
+
+def test_a_request_of_the_gateway_is_aborted_by_the_headers_of_its_answer(slow_fleet: Fleet) -> None:
+    gateway, url = start_gateway("--address", slow_fleet.envoy.address)
+    for number in range(4):
+        asked = {"prompt": [number, 2, 3], "max_tokens": LONG.max_new_tokens, "ignore_eos": True, "stream": True}
+        ask = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(asked).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(ask, timeout=TIMEOUT_SECONDS) as answer:
+            abort(slow_fleet.envoy.address, answer.headers["x-request-id"], answer.headers["x-tandem-service"])
+            assert b'"stop_reason": "aborted"' in answer.read()
+    assert gateway.terminate() == 0, gateway.output()
+
+
+def abort(address: str, request_id: str, service: str) -> None:
+    """Aborts a request by the command."""
+    said = run("-m", "tandem_client.cli", "abort", "-a", address, request_id, "--service", service)
+    assert said == f"{request_id} aborted\n"
+
+
+def run(*arguments: str) -> str:
+    """Runs Python in a process of its own. Returns its output."""
+    command = [sys.executable, "-P", *arguments]
+    done = subprocess.run(
+        command, env=child_environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_cell_that_is_stopping_gets_no_requests_but_aborts_of_its_own(fleet: Fleet) -> None:
