@@ -37,7 +37,7 @@ class Simulation:
         self._is_closed = concurrency > 0
         self._targets: dict[int, int] = {}
         self.cells = [Cell(setup, self._targets, tally, 1 + number * setup.workers) for number in range(setup.cells)]
-        self._router = Router(setup.spread, setup.cells, setup.workers, setup.seed)
+        self._router = Router(setup.spread, setup.cells, setup.seed)
         self._homes = [(number, name) for number, cell in enumerate(self.cells) for name in cell.workers]
         # When each cell has something to do. Only cells that did something have another time.
         self._moments = [math.inf] * setup.cells

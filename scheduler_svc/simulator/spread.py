@@ -1,8 +1,7 @@
 """Which of several cells a request goes to: by the beginning of its prompt, at random, or to the least loaded.
 
-Owns the choice, which the Python client's choice between services is a model for: cells are ordered by a hash of the
-beginning, and one with more than its share is passed over. It knows live requests exactly and at once; a client knows
-the reports of the last second.
+Owns the choice. That by the beginning is a model of Envoy's with `deploy/envoy.yaml`: a hash of the beginning orders
+the cells, and one with more than 1.25 times its share of the live requests is passed over.
 """
 
 import hashlib
@@ -15,7 +14,6 @@ from scheduler_svc.core.messages.arrays import Int32Array
 
 _FIRST_TOKENS = 256
 LOAD_FACTOR = 1.25
-_FEW_PER_WORKER = 8
 
 
 class Spread(StrEnum):
@@ -29,8 +27,8 @@ class Spread(StrEnum):
 class Router:
     """Chooses cells of equal size."""
 
-    def __init__(self, spread: Spread, num_cells: int, workers: int, seed: int) -> None:
-        self._spread, self._num_cells, self._workers = spread, num_cells, workers
+    def __init__(self, spread: Spread, num_cells: int, seed: int) -> None:
+        self._spread, self._num_cells = spread, num_cells
         self._rng = random.Random(seed)
 
     def choose(self, prompt: Int32Array, tenant: int, live: Sequence[int]) -> int:
@@ -42,9 +40,8 @@ class Router:
         least = min(range(self._num_cells), key=live.__getitem__)
         if self._spread is Spread.LEAST:
             return least
-        share = math.ceil(LOAD_FACTOR * (sum(live) + 1) / self._num_cells)
-        limit = max(share, _FEW_PER_WORKER * self._workers)
-        return next((number for number in self._order(prompt, tenant) if live[number] < limit), least)
+        slots = math.ceil(math.ceil(LOAD_FACTOR * (sum(live) + 1)) / self._num_cells)
+        return next((number for number in self._order(prompt, tenant) if live[number] <= slots), least)
 
     def _order(self, prompt: Int32Array, tenant: int) -> list[int]:
         beginning = hashlib.blake2b(prompt[:_FIRST_TOKENS].tobytes() + tenant.to_bytes(8, "little"), digest_size=8)

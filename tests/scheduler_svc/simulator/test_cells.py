@@ -49,7 +49,7 @@ def test_cells_chosen_by_the_beginning_hit_as_often_as_one_core() -> None:
 
 
 def test_the_least_loaded_cell_is_chosen_if_asked_for() -> None:
-    router = Router(Spread.LEAST, 3, 1, seed=0)
+    router = Router(Spread.LEAST, 3, seed=0)
     assert router.choose(np.arange(4, dtype=np.int32), 0, [2, 1, 1]) == 1
     # Ties go to the first.
     assert router.choose(np.arange(4, dtype=np.int32), 0, [2, 2, 2]) == 0
@@ -60,7 +60,7 @@ def test_a_router_is_repeatable_and_one_cell_takes_all(spread: Spread) -> None:
     prompts = [np.arange(each, each + 300, dtype=np.int32) for each in range(50)]
 
     def choices(cells: int, live: Sequence[int]) -> list[int]:
-        router = Router(spread, cells, 1, seed=3)
+        router = Router(spread, cells, seed=3)
         return [router.choose(prompt, 0, live) for prompt in prompts]
 
     assert choices(4, [0] * 4) == choices(4, [0] * 4)
@@ -68,15 +68,19 @@ def test_a_router_is_repeatable_and_one_cell_takes_all(spread: Spread) -> None:
 
 
 def test_equal_beginnings_and_tenants_stay_together_until_a_cell_has_more_than_its_share() -> None:
-    router = Router(Spread.HASH, 4, 1, seed=0)
+    router = Router(Spread.HASH, 4, seed=0)
     shared = np.arange(256, dtype=np.int32)
     prompts = [np.append(shared, last).astype(np.int32) for last in range(5)]
     [home] = {router.choose(prompt, 0, [0] * 4) for prompt in prompts}
     live = [0] * 4
+    # Of 9 requests with the new one, 1.25 times a quarter is 3.
     live[home] = 8
     assert router.choose(prompts[0], 0, live) != home
-    # With as many elsewhere, eight are less than its share.
-    assert router.choose(prompts[0], 0, [8] * 4) == home
+    live = [2] * 4
+    live[home] = 3
+    assert router.choose(prompts[0], 0, live) == home
+    live[home] = 5
+    assert router.choose(prompts[0], 0, live) != home
     assert len({router.choose(shared, tenant, [0] * 4) for tenant in range(40)}) == 4
 
 
