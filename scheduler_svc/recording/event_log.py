@@ -7,16 +7,12 @@ they came from.
 """
 
 import errno
-import hashlib
 import logging
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from tandem.internal.v1 import record_pb2 as pb
 
 from scheduler_svc.core.messages import effects as fx
@@ -25,6 +21,7 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.journal.restore import event_of as restored_event
 from scheduler_svc.journal.suspicion import quarantine_event
 from scheduler_svc.recording import core_config
+from scheduler_svc.recording.digest import VERSION, DigestOfVersion5, EffectsDigest
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
@@ -34,43 +31,9 @@ from tandem_contract import private_file
 
 log = logging.getLogger("tandem.core")
 
-_VERSION = 5
 _LENGTH = struct.Struct("<I")
 _MAX_ENTRY = 1 << 28
 _WITHOUT_FIELDS = {"tick": ev.Tick(), "drain_started": ev.DrainStarted(), "drain_ended": ev.DrainEnded()}
-
-
-class EffectsDigest:
-    """SHA-256 over every effect since the start, in order, field by field."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def add(self, effects: list[fx.Effect]) -> None:
-        """Adds the effects of one event."""
-        for effect in effects:
-            self._feed(effect)
-
-    def value(self) -> int:
-        """Returns the first 8 bytes as a number."""
-        return int.from_bytes(self._hash.copy().digest()[:8], "little")
-
-    def _feed(self, value: Any) -> None:
-        if isinstance(value, np.ndarray):
-            values = cast("npt.NDArray[Any]", value)
-            self._hash.update(f"{values.dtype.str}{values.shape}".encode())
-            self._hash.update(values.tobytes())
-        elif is_dataclass(value):
-            self._hash.update(type(value).__name__.encode())
-            for field in fields(value):
-                self._feed(getattr(value, field.name))
-        elif isinstance(value, tuple):
-            self._hash.update(b"(")
-            for item in value:  # pyright: ignore[reportUnknownVariableType]
-                self._feed(item)
-            self._hash.update(b")")
-        else:
-            self._hash.update(repr(value).encode() + b";")
 
 
 class Recorder:
@@ -81,7 +44,7 @@ class Recorder:
         self._file = private_file.create(path)
         self._is_broken = False
         self._digest = EffectsDigest()
-        header = pb.RecordedHeader(version=_VERSION, core_config=core_config.encode(config))
+        header = pb.RecordedHeader(version=VERSION, core_config=core_config.encode(config))
         self._write(header.SerializeToString())
 
     def add_event(self, entry: pb.RecordedEvent) -> None:
@@ -122,16 +85,26 @@ def _prefix(length: int) -> bytes:
     return _LENGTH.pack(length)
 
 
-def read(path: Path) -> tuple[CoreConfig, Iterator[pb.RecordedEvent]]:
-    """Returns the core's settings and the entries of a log, without a last entry that a crash cut short.
+class EventLog(NamedTuple):
+    """A log that is read: the core's settings, the empty digest of its version, and its entries."""
 
-    Raises OSError if the file cannot be read, WireError if it is not a log of this version.
+    config: CoreConfig
+    digest: EffectsDigest
+    entries: Iterator[pb.RecordedEvent]
+
+
+def read(path: Path) -> EventLog:
+    """Returns a log without a last entry that a crash cut short.
+
+    Raises OSError if the file cannot be read, WireError if it is not a log of version 5 or 6.
     """
     entries = _entries(path)
     header = parsed(pb.RecordedHeader, next(entries, b""))
-    if header.version != _VERSION:
-        raise WireError(f"it has version {header.version}; this program reads version {_VERSION} only")
-    return core_config.decode(header.core_config), (parsed(pb.RecordedEvent, data) for data in entries)
+    digests = {5: DigestOfVersion5, VERSION: EffectsDigest}
+    if header.version not in digests:
+        raise WireError(f"it has version {header.version}; this program reads versions 5 and {VERSION}")
+    events = (parsed(pb.RecordedEvent, data) for data in entries)
+    return EventLog(core_config.decode(header.core_config), digests[header.version](), events)
 
 
 def _entries(path: Path) -> Iterator[bytes]:

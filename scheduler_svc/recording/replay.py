@@ -1,12 +1,14 @@
 """`python -m scheduler_svc.recording.replay FILE`: passes a recorded event log to a new core and compares effects.
 
-Owns nothing. With --audit the core's invariants are checked after every event. Exit code 1 at the first difference.
+Owns nothing. With --audit the core's invariants are checked after every event. With --convert NEW a log of version 5
+that has the same effects is written in this version. Exit code 1 at the first difference.
 """
 
 import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 # isort: split
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 
 from scheduler_svc.core.invariants import audit
@@ -15,21 +17,31 @@ from scheduler_svc.recording import event_log
 from scheduler_svc.wire.arrays import WireError
 
 
-def replay(path: Path, *, audited: bool) -> int:
-    """Returns the number of events. Raises SystemExit if the effects differ from those recorded."""
-    config, entries = event_log.read(path)
-    core, digest = Scheduler(config), event_log.EffectsDigest()
-    count, before = 0, "start"
-    for entry in entries:
-        if digest.value() != entry.effects_digest:
-            raise SystemExit(f"event {count} (after {before}): the effects differ from those recorded")
-        before = entry.WhichOneof("event")
-        if before is None:
-            break
-        count += 1
-        digest.add(core.handle(event_log.event_of(entry), entry.now))
-        if audited:
-            audit(core)
+def replay(path: Path, *, audited: bool = False, converted: Path | None = None) -> int:
+    """Returns the number of events; writes the log to `converted` in this version.
+
+    Raises SystemExit if the effects differ from those recorded; `converted` then ends with the last equal event.
+    """
+    config, digest, entries = event_log.read(path)
+    core, count, before = Scheduler(config), 0, "start"
+    with ExitStack() as stack:
+        recorder = None if converted is None else event_log.Recorder(converted, config)
+        if recorder is not None:
+            stack.callback(recorder.close)
+        for entry in entries:
+            if digest.value() != entry.effects_digest:
+                raise SystemExit(f"event {count} (after {before}): the effects differ from those recorded")
+            before = entry.WhichOneof("event")
+            if before is None:
+                break
+            count += 1
+            effects = core.handle(event_log.event_of(entry), entry.now)
+            digest.add(effects)
+            if recorder is not None:
+                recorder.add_event(entry)
+                recorder.add_effects(effects)
+            if audited:
+                audit(core)
     return count
 
 
@@ -38,9 +50,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scheduler_svc.recording.replay", description=__doc__)
     parser.add_argument("file", type=Path, help="file that --record wrote")
     parser.add_argument("--audit", action="store_true", help="check the core's invariants after every event")
+    parser.add_argument("--convert", type=Path, metavar="NEW", help="write the log to this file in this version")
     arguments = parser.parse_args()
     try:
-        count = replay(arguments.file, audited=arguments.audit)
+        count = replay(arguments.file, audited=arguments.audit, converted=arguments.convert)
+    except FileExistsError as error:
+        raise SystemExit(f"replay: {error.filename} exists; choose another name") from None
     except (OSError, WireError) as error:
         raise SystemExit(f"replay: {arguments.file} cannot be read as an event log: {error}") from None
     print(f"{count} events gave the same effects")

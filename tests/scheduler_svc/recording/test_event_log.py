@@ -147,7 +147,7 @@ def test_the_log_has_every_setting_of_the_core(tmp_path: Path) -> None:
     for value, plain in ((config, CoreConfig()), (policy, Policy())):
         assert not [f.name for f in fields(value) if getattr(value, f.name) == getattr(plain, f.name)]
     event_log.Recorder(tmp_path / "log", config).close()
-    read, _ = event_log.read(tmp_path / "log")
+    read = event_log.read(tmp_path / "log").config
     assert read == config
     assert isinstance(read.policy.admission, Admission)
 
@@ -185,11 +185,11 @@ SETTINGS = json.loads(core_config.encode(CoreConfig()))
 )
 def test_a_log_with_other_settings_is_refused(tmp_path: Path, settings: dict[str, object] | str, problem: str) -> None:
     with pytest.raises(WireError, match=f"^the core's settings: {problem}"):
-        event_log.read(with_header(tmp_path / "log", 5, settings))
+        event_log.read(with_header(tmp_path / "log", 6, settings))
 
 
 def test_a_whole_number_of_seconds_is_read_as_a_float(tmp_path: Path) -> None:
-    config, _ = event_log.read(with_header(tmp_path / "log", 5, SETTINGS | {"step_timeout_seconds": 3}))
+    config, _, _ = event_log.read(with_header(tmp_path / "log", 6, SETTINGS | {"step_timeout_seconds": 3}))
     assert config == CoreConfig(step_timeout_seconds=3.0)
     assert isinstance(config.step_timeout_seconds, float)
 
@@ -199,7 +199,7 @@ def test_a_log_of_version_4_is_refused(tmp_path: Path) -> None:
     data = b"\x08\x04\x10\x80\x08\x28\x02\x52\x07horizon"
     path = tmp_path / "log"
     path.write_bytes(len(data).to_bytes(4, "little") + data)
-    with pytest.raises(WireError, match=r"^it has version 4; this program reads version 5 only$"):
+    with pytest.raises(WireError, match=r"^it has version 4; this program reads versions 5 and 6$"):
         event_log.read(path)
 
 

@@ -480,7 +480,7 @@ def test_a_worker_without_the_key_is_refused_and_changes_nothing(bench: Bench, t
     frontend.send(HELLO)
     assert frontend.next_of_frontend().model_state.info.model == "m"
     bench.recorder.flush()
-    events = list(event_log.read(log)[1])
+    events = list(event_log.read(log).entries)
     assert [entry.peer for entry in events if entry.HasField("worker")] == ["w-2"]
     assert not [secret for secret in (KEY, SECRET, b"x" * 32) if secret in log.read_bytes()]
 
@@ -585,6 +585,6 @@ def test_a_report_of_metrics_is_neither_an_event_nor_recorded(
     }
     assert (bench.metrics.fronts.backlog_bytes, bench.metrics.frontend_deaths) == (64, 0)
     bench.end()
-    _, entries = event_log.read(tmp_path / "log")
+    entries = event_log.read(tmp_path / "log").entries
     kinds = [entry.frontend.WhichOneof("message") for entry in entries if entry.HasField("frontend")]
     assert kinds == ["hello", "flush_cache"]
