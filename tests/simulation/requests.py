@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.wire.submit import core_id
 from tests.rigs.executor import Shape
 from tests.rigs.sampling import MINUS_INFINITY, Settings
+from tests.rigs.session_log import over_the_wire
 from tests.scheduler_svc.core.world import hashes_of
 from tests.simulation.lingering import SECRET_HASH
 from tests.simulation.setting import KILLER, LETHAL, POISON, Setting
@@ -62,10 +64,10 @@ def random_submit(
     # Logprobs are not kept.
     lingers = not num_logprobs and not prompt_logprobs_from and rng.random() < 0.4
     linger_seconds = rng.choice([0.3, 3.0, 1000.0]) if lingers else 0.0
-    return ev.Submit(
+    event = ev.Submit(
         frontend=frontend,
         stream=stream,
-        request_id=f"r{stream}",
+        request_id=core_id(tenant, f"r{stream}"),
         prompt=np.array(prompt, np.int32),
         sampling=Settings(
             temperature=rng.choice([0.0, 1.0]),
@@ -95,6 +97,7 @@ def random_submit(
         constraint_hash=sha256(constraint).digest() if constraint else b"",
         **hashes,
     )
+    return over_the_wire(event)
 
 
 def random_constraint(rng: random.Random) -> bytes:

@@ -52,9 +52,9 @@ class Setting:
     shares_pools: bool
 
 
-def draw_setting(rng: random.Random) -> Setting:
+def draw_setting(rng: random.Random, *, crowded: bool | None = None) -> Setting:
     """Draws small pools and vocabularies, so that collisions are frequent."""
-    crowded = rng.random() < _CROWDED_SHARE
+    crowded = rng.random() < _CROWDED_SHARE if crowded is None else crowded
     return Setting(
         shape=_draw_shape(rng, crowded),
         config=_draw_config(rng, crowded),
