@@ -1,4 +1,5 @@
-"""All test runs: a folder of their own for compiled kernels, and the order of files in a run of several processes.
+"""All test runs: a folder of their own for compiled kernels, the programs' default ports held, and the order of files
+in a run of several processes.
 
 Files are given to the processes one by one: first short ones, and those that nobody has measured, then the others from
 the longest to the shortest, so that the processes end together. `make test-order` writes `file_seconds.json`.
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.rigs.busy_loops import busy_loops
 from tests.rigs.cpu_quota import cpu_quota
+from tests.rigs.default_ports import held_ports
 
 # Before torch is imported. Inductor keeps kernels in the temporary folder otherwise, where other checkouts and users
 # have theirs, and its precompiled headers (150 MB each) only there. This folder is kept from run to run.
@@ -51,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(stack.close)
     if not hasattr(config, "workerinput"):
         stack.enter_context(busy_loops(config.getoption("--busy-loops")))
+        stack.enter_context(held_ports())
         if config.getoption("--save-file-seconds"):
             config.pluginmanager.register(_Watch())
     if config.getoption("--cores"):

@@ -1,6 +1,8 @@
 """One environment serves all programs: each reads variables with its own prefix, and a few that both share."""
 
+import ast
 import os
+import re
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +11,8 @@ from gpu_worker import command_line
 from gpu_worker import settings as worker
 from scheduler_svc import settings as scheduler
 from tandem_client.gateway import settings as gateway
+from tests.architecture import source
+from tests.rigs.default_ports import DEFAULT_PORTS
 
 SCHEDULER_SETTINGS = set(scheduler.SchedulerSettings.model_fields)
 WORKER_SETTINGS = set(worker.WorkerSettings.model_fields)
@@ -24,6 +28,19 @@ def test_both_programs_share_the_same_settings() -> None:
     assert scheduler.SHARED_SETTINGS == worker.SHARED_SETTINGS
     # Both programs have `config` too, but a file has the keys of one program.
     assert scheduler.SHARED_SETTINGS | {"config"} == SCHEDULER_SETTINGS & WORKER_SETTINGS
+
+
+def test_the_tests_hold_every_default_port() -> None:
+    """A port that a program names as an address of its own code is one at which a test might start it."""
+    address = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1?\]|0\.0\.0\.0)?:(\d+)")
+    texts = [
+        node.value
+        for path in source.files(*source.PROGRAMS)
+        for node in ast.walk(source.tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    ports = {int(found[1]) for text in texts if (found := address.fullmatch(text.removeprefix("tcp://")))}
+    assert ports - {0} == set(DEFAULT_PORTS)
 
 
 # Reads the settings, with the variables of the process; returns the warnings.
