@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from scheduler_svc.frontend.constraints import numbers
 from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError, too_large, wrong
-from scheduler_svc.frontend.constraints.names import MOST_NAMES, UnreadError, names_of
+from scheduler_svc.frontend.constraints.names import MOST_NAMES, names_of
+from scheduler_svc.frontend.constraints.patterns import UnreadError, parts
 from scheduler_svc.frontend.constraints.references import References, within
-from scheduler_svc.frontend.constraints.repetition import after_class
 from scheduler_svc.frontend.constraints.unions import Unions
 
 BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
@@ -37,9 +37,6 @@ _UNKEPT_FORMATS = frozenset(
     ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer",
      "relative-json-pointer", "regex")
 )  # fmt: skip
-# Escapes and classes hide what looks like a group. A class without end reaches to the end: nothing is read twice.
-_HIDDEN = re.compile(r"\\[^1-9k]|\[(?:\\.|[^\]\\])*+(?:\]|\Z)", re.DOTALL)
-_CLASS = re.compile(r"\\\\|\[(?:\\.|[^\]\\])*+(?:\]|\Z)", re.DOTALL)
 # Control characters without a short escape in JSON; other escapes are not written.
 _CONTROL = re.compile(
     r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[Ff]|[va0]|c[A-Za-z])"
@@ -47,6 +44,7 @@ _CONTROL = re.compile(
 # A class with these may have no other characters, of which llguidance would find only in an output that none is left.
 _MAY_BE_CONTROL = re.compile(_CONTROL.pattern + r"|\\[pP]|\[:|\[\^(?!\])")
 _WRITABLE = r"[^\x00-\x07\x0b\x0e-\x1f\x7f]"
+_HIDDEN = re.compile(r"\[|\\[^0-9A-Za-z]")
 _UNKEPT_PARTS = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")
 _PART = r"(?:\d+(?:[.,]\d+)?S)"
 _TIME = rf"T(?:\d+H(?:\d+M)?{_PART}?|\d+M{_PART}?|{_PART})"
@@ -173,18 +171,20 @@ class _Lowering:
             raise GrammarError(f"{self._field}{here} {error}", self._field + here) from None
         return numbers.plain(value)
 
-    def _pattern(self, pattern: Any, here: str) -> Any:
-        same = SAME_PATTERNS.get(pattern, pattern) if isinstance(pattern, str) else pattern
-        if isinstance(same, str) and (part := _UNKEPT_PARTS.search(_HIDDEN.sub("", same))):
+    def _pattern(self, pattern: str, here: str) -> str:
+        same = SAME_PATTERNS.get(pattern, pattern)
+        # Classes and escaped marks hide what looks like a group.
+        outside = "".join(" " if _HIDDEN.match(part) else part for part in parts(same))
+        if part := _UNKEPT_PARTS.search(outside):
             what = f"{part[0]} in a pattern; write the pattern without lookaround and references to groups"
             raise self._unsupported(what, here)
-        if isinstance(same, str) and (char := _CONTROL.search(_CLASS.sub("", same))):
+        if char := _CONTROL.search(outside):
             raise self._unsupported(f"the control character {char[0]!r} in a pattern; leave it out", here)
         return same
 
-    def _name_pattern(self, pattern: Any, here: str) -> Any:
+    def _name_pattern(self, pattern: str, here: str) -> str:
         """A pattern of names. llguidance finds only in an output that it has no name."""
-        if isinstance(pattern, str) and (kept := next(filter(_is_control, _parts(pattern)), None)):
+        if (kept := next(filter(_may_be_control, parts(pattern)), None)) is not None:
             raise self._unsupported(f"the control characters {kept[:64]!r} in a pattern of names; leave them out", here)
         return self._pattern(pattern, here)
 
@@ -366,23 +366,19 @@ def _writable(pattern: str) -> str:
         return pattern
     return "".join(
         f"[{part}&&{_WRITABLE}]" if part[0] == "[" and _MAY_BE_CONTROL.search(part) else part
-        for part in _parts(pattern)
+        for part in parts(pattern)
     )
 
 
-def _parts(pattern: str) -> Iterator[str]:
-    """The classes of a pattern, and what stands between them."""
-    at = 0
-    while at < len(pattern):
-        end = after_class(pattern, at) if pattern[at] == "[" else at + (2 if pattern[at] == "\\" else 1)
-        yield pattern[at:end]
-        at = end
-
-
-def _is_control(part: str) -> bool:
+def _may_be_control(part: str) -> bool:
     """Whether part of a pattern is a class with characters that llguidance does not write, or may have only those."""
-    if part[0] != "[" or part.startswith("[^"):
+    if not part.startswith("["):
         return False
+    if part.startswith("[^"):
+        try:
+            return names_of(f"^{part}$", 1) == []
+        except UnreadError:
+            return True
     return _CONTROL.search(part) is not None or ("&&" in part and re.search(r"\\[pP]|\[:", part) is not None)
 
 

@@ -7,6 +7,7 @@ reads only escapes, classes, groups and quantifiers. Whether the expression is v
 import re
 
 from scheduler_svc.frontend.constraints.limits import MAX_DEPTH, MAX_REPETITION, GrammarError, too_large
+from scheduler_svc.frontend.constraints.patterns import after_class
 
 # Possessive, because what follows one part can never be part of it: nothing is tried twice.
 _BOUNDS = re.compile(r"\{\s*+(\d*+)\s*+(,?+)\s*+(\d*+)\s*+\}")
@@ -53,18 +54,6 @@ def repetition(field: str, pattern: str) -> int:
         if largest > MAX_REPETITION:
             raise too_large(field, "nested repetitions make", largest, MAX_REPETITION)
     return largest
-
-
-def after_class(pattern: str, position: int) -> int:
-    """The position behind a class such as [a-z], [[:alpha:]] or [a&&[b]]."""
-    depth = 0
-    while position < len(pattern):
-        char = pattern[position]
-        depth += (char == "[") - (char == "]")
-        position += 2 if char == "\\" else 1
-        if depth == 0:
-            return position
-    return position
 
 
 def check_pattern(field: str, pattern: str) -> int:
