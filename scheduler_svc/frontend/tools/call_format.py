@@ -10,6 +10,8 @@ from typing import Self, cast
 # The parts of a format that may be left out.
 _EMPTY = {"calls_begin": "", "separator": "", "calls_end": "", "before_number": "", "quote": ""}
 
+# Among the names of tagged arguments: there may be others too.
+ANY_NAME = ""
 # What a schema says of all arguments together, which a rule for each of them cannot.
 _OF_ALL = frozenset(
     (

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-from scheduler_svc.frontend.tools.call_format import CallFormat
+from scheduler_svc.frontend.tools.call_format import ANY_NAME, CallFormat
 from scheduler_svc.frontend.tools.marks import Marks, json_words, string
 from scheduler_svc.frontend.tools.tool import Choice, Tool
 
@@ -27,8 +27,8 @@ class CallRules:
         self._choice, self._form, self._marks = choice, form, marks
         self._json_options, self._exact = json_options, exact
         self.lines = list[str]()
-        # Names of tagged arguments, by whether their values are JSON.
-        self._values = {True: set[str](), False: set[str]()}
+        # Of tagged arguments: the names whose values are JSON, and those whose values are text, by tool.
+        self.values = dict[str, tuple[set[str], set[str]]]()
         if form.quote:
             self.lines += [
                 *_BARE,
@@ -43,11 +43,6 @@ class CallRules:
         """
         return f"({' | '.join(self._tool(idx, tool, begin) for idx, tool in enumerate(self._choice.tools))})"
 
-    @property
-    def json_values(self) -> list[str]:
-        """The tagged arguments whose values are JSON in every tool."""
-        return sorted(self._values[True] - self._values[False])
-
     def _tool(self, idx: int, tool: Tool, begin: str) -> str:
         schema = tool.parameters if tool.name in self._exact else _ANY_OBJECT
         name, marks, form = f"tool_{idx}", self._marks, self._form
@@ -56,18 +51,18 @@ class CallRules:
         else:
             number = f"{marks.rule(form.before_number)} /[0-9]{{1,4}}/" if form.before_number else ""
             head = f"{string(tool.name)} {number} {marks.rule(form.middle)}"
-        self.lines.append(f"{name}: {head} {self._arguments(name, schema)} {marks.rule(form.call_end)}".rstrip())
+        self.lines.append(f"{name}: {head} {self._arguments(name, tool.name, schema)} {marks.rule(form.call_end)}".rstrip())
         return name
 
-    def _arguments(self, name: str, schema: Mapping[str, object]) -> str:
+    def _arguments(self, name: str, tool: str, schema: Mapping[str, object]) -> str:
         if self._form.quote:
             return "bare"
-        return self._json(schema) if self._form.tagged is None else self._tagged(name, schema)
+        return self._json(schema) if self._form.tagged is None else self._tagged(name, tool, schema)
 
     def _json(self, schema: Mapping[str, object]) -> str:
         return f"%json {json.dumps({**schema, **self._json_options}, separators=(',', ':'))}"
 
-    def _tagged(self, name: str, schema: Mapping[str, object]) -> str:
+    def _tagged(self, name: str, tool: str, schema: Mapping[str, object]) -> str:
         """The parts of a rule for arguments between marks, in the order of the schema."""
         tagged, marks = self._form.tagged, self._marks
         assert tagged is not None
@@ -75,6 +70,7 @@ class CallRules:
         if not properties:
             if schema.get("additionalProperties") is False:
                 return ""
+            self.values[tool] = (set(), {ANY_NAME})
             self.lines += [f"{name}_name: /[A-Za-z0-9_.-]{{1,64}}/", marks.until(f"{name}_any", tagged.after_value)]
             return f"({marks.rule(tagged.before_name)} {name}_name {marks.rule(tagged.after_name)} {name}_any)*"
         parts = list[str]()
@@ -85,7 +81,7 @@ class CallRules:
             begin = f"{marks.rule(tagged.before_name)} {string(key)} {marks.rule(tagged.after_name)}"
             lines, is_json = self._value(rule, begin, {**_of(dict, properties, key), **shared}, tagged.after_value)
             self.lines += lines
-            self._values[is_json].add(key)
+            self.values.setdefault(tool, (set(), set()))[not is_json].add(key)
             parts.append(rule if key in required else f"{rule}?")
         return " ".join(parts)
 

@@ -13,7 +13,7 @@ from typing import Any
 from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat, ReasoningState
 from scheduler_svc.frontend.tools.call_rules import CallRules
 from scheduler_svc.frontend.tools.marks import TEXT, Marks
-from scheduler_svc.frontend.tools.places import places_of
+from scheduler_svc.frontend.tools.places import Values, places_of
 from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
 
 UNKNOWN_CALLS = "the service does not know how the served model writes calls of tools"
@@ -79,7 +79,7 @@ class _Answer:
         self._reasoning = self._reasoning_of(form.reasoning, self._state)
         # None: the answer has no calls.
         self._calls: CallFormat | None = None
-        self._json_values: Collection[str] = ()
+        self._values: Values = {}
 
     def grammar(self, choice: Choice, loose: Collection[str]) -> str | None:
         if is_free(choice, self._content):
@@ -105,7 +105,7 @@ class _Answer:
             names, begin = rules.names(calls.call_begin), ""
         else:
             names, begin = rules.names(), marks.rule(calls.call_begin)
-        self._json_values = rules.json_values
+        self._values = rules.values
         self._lines += [*rules.lines, f"call: {begin} {names}"]
         again = f"({marks.rule(calls.separator)} call)*" if choice.calls in (Calls.ANY, Calls.AT_LEAST_ONE) else ""
         only_calls = f"{marks.rule(calls.calls_begin)} call {again} {marks.rule(calls.calls_end)}"
@@ -142,7 +142,7 @@ class _Answer:
         places = places_of(
             *(self._marks, self._form.reasoning, self._state, self._calls),
             has_json_content="json_schema" in (content or [{}])[0],
-            json_values=self._json_values,
+            values=self._values,
         )
         grammars: list[dict[str, Any]] = [{"name": "whole", "lark_grammar": lark, "json_places": places}]
         if content:

@@ -4,14 +4,22 @@ JSON stands in calls, and in content under a schema. Reasoning, free text and va
 whatever braces they have.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat, ReasoningState
+from scheduler_svc.frontend.tools.call_format import (
+    ANY_NAME,
+    CallFormat,
+    ReasoningFormat,
+    ReasoningState,
+    TaggedArguments,
+)
 from scheduler_svc.frontend.tools.marks import Marks
 
 # [mark, next state, JSON that the mark has]
 Step = list[Any]
+# The names of tagged arguments whose values are JSON, and of those whose values are text, by tool.
+Values = Mapping[str, tuple[Collection[str], Collection[str]]]
 
 
 def braces(state: int) -> list[Step]:
@@ -30,9 +38,9 @@ def places_of(
     calls: CallFormat | None,
     *,
     has_json_content: bool,
-    json_values: Collection[str],
+    values: Values,
 ) -> list[list[Step]]:
-    """The states of an answer. `json_values`: the tagged arguments whose values are JSON."""
+    """The states of an answer. `values`: the tagged arguments of each tool."""
     states = list[list[Step]]()
     if reasoning is not None and state.may_begin:
         states.append([[marks.parts(reasoning.open), 1, ""]])
@@ -50,26 +58,52 @@ def places_of(
             states.append(braces(answer))
         else:
             states.append([[marks.parts(calls.call_end), answer, ""]])
-            states += _tagged(marks, calls, states[-1], len(states) - 1, json_values)
+            if calls.tagged is not None:
+                _add_tagged(marks, calls, calls.tagged, states, answer, values)
     if reasoning is not None and state.may_begin:
         # It need not.
         states[0] += states[answer]
     return states
 
 
-def _tagged(
-    marks: Marks, calls: CallFormat, call: list[Step], number: int, json_values: Collection[str]
-) -> list[list[Step]]:
-    """The states of tagged arguments, which follow that of a call."""
-    if (tagged := calls.tagged) is None:
-        return []
-    name, text, value = number + 1, number + 2, number + 3
-    call.append([marks.parts(tagged.before_name), name, ""])
-    begins = {key: marks.parts(f"{tagged.before_name}{key}{tagged.after_name}") for key in json_values}
-    after = [marks.parts(tagged.after_value), number, ""]
-    return [
-        [[marks.parts(tagged.after_name), text, ""], *([begin, value, ""] for begin in begins.values())],
-        [after],
+def _add_tagged(
+    marks: Marks, calls: CallFormat, tagged: TaggedArguments, states: list[list[Step]], answer: int, values: Values
+) -> None:
+    """Adds the states of tagged arguments. Those of the first group follow in the state of a call, which is the last;
+    there, too, the name of a tool of another group leads to its own."""
+    call = states[-1]
+    for idx, (tools, names) in enumerate(_groups(values)):
+        if idx:
+            begins = [marks.parts(f"{calls.call_begin}{tool}{calls.middle}") for tool in tools]
+            call += [[begin, len(states), ""] for begin in begins]
+            states.append([[marks.parts(calls.call_end), answer, ""]])
+        own = len(states) - 1
+        name, text, value = own + 1, own + 2, own + 3
+        states[own].append([marks.parts(tagged.before_name), name, ""])
+        begun = [marks.parts(f"{tagged.before_name}{key}{tagged.after_name}") for key in names]
+        after = [marks.parts(tagged.after_value), own, ""]
         # The braces of a string are no JSON.
-        [*braces(number), [['"'], text, ""], after],
-    ]
+        states += [
+            [[marks.parts(tagged.after_name), text, ""], *([begin, value, ""] for begin in begun)],
+            [after],
+            [*braces(own), [['"'], text, ""], after],
+        ]
+
+
+def _groups(values: Values) -> list[tuple[list[str], list[str]]]:
+    """Tools of which no argument is JSON in one and text in another, with their arguments that are JSON."""
+    groups: list[tuple[list[str], set[str], set[str]]] = [([], set(), set())]
+    for tool, (json_names, text_names) in values.items():
+        for group in groups:
+            if not (_meet(json_names, group[2]) or _meet(group[1], text_names)):
+                break
+        else:
+            groups.append(group := ([], set(), set()))
+        group[0].append(tool)
+        group[1].update(json_names)
+        group[2].update(text_names)
+    return [(tools, sorted(json_names)) for tools, json_names, _ in groups]
+
+
+def _meet(json_names: Collection[str], text_names: Collection[str]) -> bool:
+    return bool(json_names) and (ANY_NAME in text_names or any(name in text_names for name in json_names))

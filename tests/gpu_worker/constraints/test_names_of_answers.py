@@ -62,15 +62,16 @@ def liked_and_marks() -> tuple[set[int], set[int]]:
     return {*ends, *(id_ for id_ in ids if set(inner.decode_bytes([id_])) <= set(b'ab": 1,{}'))}, ends
 
 
-def row_of(name: str, *, content: str | None = None, tagged: object = INSIDE, **fields: object) -> FollowedRow:
-    """A row of an answer to a chat with these fields, without tools if there is a content."""
+def row_of(name: str, *, content: str | None = None, tagged: object = INSIDE, more: dict[str, Any] | None = None, **fields: object) -> FollowedRow:
+    """A row of an answer to a chat with these fields, without tools if there is a content. `more`: more tools."""
     form = choose_form([FAMILIES[name].literals], "", None)
     assert form is not None
     served = Mock(spec=ServedChat, form=form)
     served.reasoning.return_value = form.reasoning
     served.renderer.marks, served.prefix.return_value = tokens()[2], ""
     schemas = {"inside": tagged} if FAMILIES[name].is_tagged else {"free": FREE, "pattern": PATTERN}
-    functions = [{"name": name, "parameters": schema, "strict": True} for name, schema in schemas.items()]
+    schemas = {**(more or {}), **schemas}
+    functions = [{"name": name, "parameters": schema, "strict": name != "text"} for name, schema in schemas.items()]
     tools = [json.dumps({"type": "function", "function": function}) for function in functions if content is None]
     asked = chat_pb2.Chat(messages=[chat_pb2.ChatMessage(role="user", content=["a"])], tools_json=tools, **fields)  # pyright: ignore[reportArgumentType]
     options = {"x-guidance": JSON_OPTIONS}
@@ -180,3 +181,27 @@ def test_the_name_is_taken_out_of_the_mask(name: str) -> None:
     assert quote not in allowed(row)
     matchers().take(row, [letter])
     assert quote in allowed(row)
+
+
+TEXT_HERE = {"type": "object", "properties": {"free": {"type": "string"}}, "required": ["free"]}
+
+
+@pytest.mark.parametrize("name", [name for name in JSON_FAMILIES if FAMILIES[name].is_tagged])
+@pytest.mark.parametrize("other", [TEXT_HERE, {"type": "object"}], ids=["text", "any name"])
+def test_an_argument_may_be_text_in_one_tool_and_json_in_another(name: str, other: object) -> None:
+    family, (tokenizer, _, _) = FAMILIES[name], tokens()
+    assert family.calls is not None
+    lure, args = 'x {"a": 1, "a": 1, "', {"a": 1, "b": 1}
+    calls = [("text", {"free": lure}), ("inside", {"text": "b", "free": args, "scalar": 1, "last": args})]
+    for order in (calls, [calls[1], calls[0], calls[1]]):
+        text = family.calls(order)
+        row = row_of(name, tagged=SHORT, more={"text": other}, tool_choice=REQUIRED)
+        place = text.rindex('"b": 1') + 1
+        matchers().take(row, tokenizer.encode(text[:place], add_special_tokens=False).ids)
+        matchers().take(row, [tokenizer.token_to_id("a")])
+        assert tokenizer.token_to_id('"') not in allowed(row)
+        # The braces of a text are none of JSON.
+        row = row_of(name, tagged=SHORT, more={"text": other}, tool_choice=REQUIRED)
+        place = text.index(lure) + len(lure)
+        matchers().take(row, [*tokenizer.encode(text[:place], add_special_tokens=False).ids, tokenizer.token_to_id("a")])
+        assert tokenizer.token_to_id('"') in allowed(row)
