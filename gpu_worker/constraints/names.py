@@ -1,8 +1,9 @@
 """Keeps the names of each JSON object of an output apart.
 
 llguidance forgets a name that a schema does not list, so it would let an object have it twice. Here a row remembers the
-names of its open objects, and tokens that complete one again leave the mask. The front end says where JSON stands
-(`places.py`). Escapes give each name one spelling (the front end's options), so bytes are compared.
+names of its open objects, and tokens that complete one again leave the mask, as do commas after the last name. The
+front end says where JSON stands (`places.py`). Escapes give each name one spelling (the front end's options), so bytes
+are compared.
 """
 
 from bisect import bisect_left
@@ -32,6 +33,8 @@ class TokenTexts:
         self.texts = [mark(id_) if tokenizer.is_special_token(id_) else tokenizer.decode_bytes([id_]) for id_ in ids]
         order = sorted(ids, key=self.texts.__getitem__)
         self._order, self._sorted = np.array(order, np.int64), [self.texts[id_] for id_ in order]
+        self.with_comma = np.array([id_ for id_ in ids if b"," in self.texts[id_]], np.int64)
+        self.with_quoted_comma = np.array([id_ for id_ in ids if b"," in self.texts[id_].partition(b'"')[2]], np.int64)
         # Those that may hold a whole name.
         self.with_two_quotes = np.array([id_ for id_ in ids if self.texts[id_].count(b'"') > 1], np.int64)
 
@@ -55,6 +58,8 @@ class _Object:
     names: set[bytes] = field(default_factory=set[bytes])
     # Names that others begin with.
     extended: set[bytes] = field(default_factory=set[bytes])
+    # With how many names another one was known to remain.
+    has_more: int = 0
     # The masks after the first bytes of a name.
     masks: dict[bytes, Mask] = field(default_factory=dict[bytes, Mask])
 
@@ -131,6 +136,8 @@ class NamesOfRow:
                 self._name.append(byte)
         else:
             self._is_in_string = False
+            if not self._open:
+                self._is_json, self._last = False, b""
             own = self._open[-1] if self._open else None
             if self._name is not None and own is not None:
                 has_twice = bytes(self._name) in own.names
@@ -151,17 +158,54 @@ class NamesOfRow:
             for name in [name for name in own.names if name.startswith(begun)]:
                 forbidden.append(self._texts.beginning_with(name[len(begun) :] + b'"'))
                 forbidden += self._blind(own, matcher, begun, name)
+        forbidden.append(np.array(self._beyond_last(matcher, mask), np.int64))
         _clear(mask, forbidden)
 
     def _whole_names(self, mask: Mask) -> list[int]:
-        ids = self._texts.with_two_quotes
-        return ids[(mask[ids >> 5] >> (ids & 31).astype(np.uint32) & 1).astype(bool)].tolist()
+        return _allowed(mask, self._texts.with_two_quotes)
+
+    def _beyond_last(self, matcher: LLMatcher, mask: Mask) -> list[int]:
+        """The tokens with a comma after which an object that has all its names would need another one."""
+        if all(own is None or own.has_more == len(own.names) for own in self._open):
+            return []
+        found = list[int]()
+        for token in _allowed(mask, self._texts.with_quoted_comma if self._is_in_string else self._texts.with_comma):
+            other = self._after(token)
+            depth, needs_name = len(other._open), other._is_name_next or other._name is not None
+            if not needs_name or not 0 < depth <= len(self._open):
+                continue
+            own, inner = self._open[depth - 1], other._open[-1]
+            if own is None or inner is None:
+                continue
+            if own.has_more != len(inner.names):
+                if self._is_more_after(token, other, inner, matcher):
+                    own.has_more = len(inner.names)
+                else:
+                    found.append(token)
+        return found
+
+    def _is_more_after(self, token: int, other: "NamesOfRow", own: _Object, matcher: LLMatcher) -> bool:
+        """Whether a name that the object has not may follow a token with a comma."""
+        after, begun = matcher.deep_copy(), bytes(other._name or b"")
+        after.consume_token(token)
+        quotes = [self._bytes_of(text) for text in ((b' "', b'"') if other._name is None else ())]
+        if quotes and not any(after.try_consume_tokens(ids) == len(ids) for ids in quotes):
+            return True
+        return other._branches(own, after, begun, begun)
 
     def _would_repeat(self, token: int) -> bool:
+        return self._copy()._follow(self._texts.texts[token])
+
+    def _after(self, token: int) -> "NamesOfRow":
+        other = self._copy()
+        other._follow(self._texts.texts[token])
+        return other
+
+    def _copy(self) -> "NamesOfRow":
         other = copy(self)
         other._open = [None if own is None else _Object(set(own.names)) for own in self._open]
         other._name = None if self._name is None else bytearray(self._name)
-        return other._follow(self._texts.texts[token])
+        return other
 
     def _blind(self, own: _Object, matcher: LLMatcher, begun: bytes, name: bytes) -> Iterator[NDArray[np.int64]]:
         """The tokens after which only a name that the object has can follow, on the way to `name`."""
@@ -185,6 +229,10 @@ class NamesOfRow:
     def _branches(self, own: _Object, matcher: LLMatcher, begun: bytes, so_far: bytes) -> bool:
         """Whether a name may go on from `so_far` that is none of the object's."""
         mask, names = self._mask_at(own, matcher, begun, so_far).copy(), [n for n in own.names if n.startswith(so_far)]
+        other = mask.copy()
+        _clear(other, [self._texts.beginning_with(first) for first in {(n + b'"')[len(so_far) :][:1] for n in names}])
+        if other.any():
+            return True
         for name in names:
             rest = name[len(so_far) :] + b'"'
             _clear(mask, [self._texts.beginning_with(rest)])
@@ -212,6 +260,10 @@ class NamesOfRow:
 
     def _bytes_of(self, text: bytes) -> list[int]:
         return [int(self._texts.equal_to(text[idx : idx + 1])[0]) for idx in range(len(text))]
+
+
+def _allowed(mask: Mask, ids: NDArray[np.int64]) -> list[int]:
+    return ids[(mask[ids >> 5] >> (ids & 31).astype(np.uint32) & 1).astype(bool)].tolist()
 
 
 def _clear(mask: Mask, ids: list[NDArray[np.int64]]) -> None:
