@@ -1,11 +1,12 @@
 """Owns the grammar of one chat's answer: what its tools, its tool_choice and its constraint demand. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from scheduler_svc.frontend.chat.conversation import Conversation
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.tools.call_rules import WriteSchema
 from scheduler_svc.frontend.tools.grammar import (
     UNKNOWN_CALLS,
     AnswerFormat,
@@ -27,10 +28,10 @@ class AnswerGrammar:
         rendered: Rendered,
         *,
         content: str | None,
-        json_options: Mapping[str, object],
+        write_schema: WriteSchema,
     ) -> None:
-        """`content` is the grammar of the request's constraint, and `json_options` the root keys for llguidance."""
-        self._chat, self._rendered, self._options = chat, rendered, json_options
+        """`content` is the grammar of the request's constraint."""
+        self._chat, self._rendered, self._write = chat, rendered, write_schema
         self._choice, self._tools = conversation.choice, conversation.tools
         self._reasoning = chat.reasoning(conversation)
         # Calls that the caller demands leave no place for content.
@@ -72,7 +73,7 @@ class AnswerGrammar:
             reasoning=self._reasoning,
             content_begin="" if form is None else form.content_begin,
             marks=renderer.marks,
-            json_options=self._options,
+            write_schema=self._write,
         )
         try:
             return answer_grammar(choice, written, prefix, content=content, loose=loose)

@@ -12,14 +12,14 @@ from scheduler_svc.frontend.chat.conversation import Conversation
 from scheduler_svc.frontend.chat.grammars import AnswerGrammar
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.constraints.grammar import (
-    JSON_OPTIONS,
+    WrittenSchemas,
     check_combination,
     grammar_of,
     hash_of,
     within_limit,
 )
 from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError
-from scheduler_svc.frontend.constraints.tool_schemas import ToolSchemas
+from scheduler_svc.frontend.constraints.tool_schemas import ANSWER, ToolSchemas
 from scheduler_svc.frontend.constraints.trial_process import TRIAL_SECONDS, TrialProcess, Verdict
 from scheduler_svc.frontend.constraints.trials import Trials
 from scheduler_svc.frontend.model import Model
@@ -70,9 +70,8 @@ class ConstraintDoor:
     ) -> AcceptedConstraint:
         """Returns the grammar of a chat's answer: of its constraint, tools and tool_choice. Raises Refusal."""
         content = await self._grammar(request, model) if request.HasField("constraint") else None
-        answer = AnswerGrammar(
-            model.chat, conversation, rendered, content=content, json_options={"x-guidance": JSON_OPTIONS}
-        )
+        write = WrittenSchemas(ANSWER)
+        answer = AnswerGrammar(model.chat, conversation, rendered, content=content, write_schema=write)
         kind = f"constraint.{request.constraint.WhichOneof('kind')}"
         if content is not None and not answer.has_content:
             # It is checked all the same.
@@ -85,7 +84,7 @@ class ConstraintDoor:
         except GrammarError as error:
             raise self._refused(_reason(error), str(error)) from None
         field = kind if answer.has_content else "chat.tools_json"
-        tools = ToolSchemas(answer, lambda grammar: self._verdict(field, grammar, model, tenant))
+        tools = ToolSchemas(answer, write, lambda grammar: self._verdict(field, grammar, model, tenant))
         try:
             grammar = await tools.settle()
             if grammar is None:

@@ -8,7 +8,7 @@ from typing import Any
 from tandem.v1 import constraint_pb2, inference_pb2
 
 from scheduler_svc.frontend.constraints.json_schema import check_schema, parsed
-from scheduler_svc.frontend.constraints.lark import checked_lark, written_lark
+from scheduler_svc.frontend.constraints.lark import checked_lark
 from scheduler_svc.frontend.constraints.limits import (
     MAX_BYTES,
     MAX_CHOICES,
@@ -44,7 +44,7 @@ def grammar_of(constraint: constraint_pb2.Constraint) -> str:
         case "choices":
             grammar = _choices(constraint.choices.choices)
         case "lark":
-            grammar = _lark(checked_lark("constraint.lark", constraint.lark, _inline))
+            grammar = _lark(*checked_lark("constraint.lark", constraint.lark, _inline))
     within_limit("constraint", grammar)
     return grammar
 
@@ -64,33 +64,31 @@ def _with_options(field: str, lowered: Lowered, options: Mapping[str, object]) -
     return {**({} if lowered.schema is True else lowered.schema), "x-guidance": options}
 
 
-def _inline(field: str, schema: Mapping[str, Any] | bool) -> dict[str, Any]:
-    """The schema of %json in a grammar of a caller, which has its own white space."""
-    return _with_options(field, check_schema(field, schema), _ESCAPES)
+def _inline(field: str, schema: Mapping[str, Any] | bool) -> tuple[dict[str, Any], bool]:
+    """The schema of %json in a grammar of a caller, which has its own white space, and whether it leaves names open."""
+    lowered = check_schema(field, schema)
+    return _with_options(field, lowered, _ESCAPES), lowered.has_free_names
 
 
-def with_written_schemas(field: str, grammar: str) -> str:
-    """A grammar of an answer of a chat, with the schemas in its rules as llguidance takes them. Raises GrammarError."""
-    if not grammar.startswith("{"):
-        return grammar
-    has_free_names = False
+class WrittenSchemas:
+    """The schemas of an answer of a chat as llguidance takes them: each is checked and written once."""
 
-    def own(field: str, schema: Mapping[str, Any] | bool) -> dict[str, Any]:
-        nonlocal has_free_names
-        options = JSON_OPTIONS if isinstance(schema, bool) else schema.get("x-guidance", JSON_OPTIONS)
-        lowered = check_schema(field, schema)
-        has_free_names |= lowered.has_free_names
-        return _with_options(field, lowered, options)
+    def __init__(self, field: str) -> None:
+        """`field`: how an error names a schema that has no field of its own."""
+        self._field = field
+        # By the id of a schema, which is kept so that no other one gets its id.
+        self._known = dict[int, tuple[Mapping[str, Any], str, bool]]()
 
-    first, *others = (whole := json.loads(grammar))["grammars"]
-    for one in (first, *others):
-        if "lark_grammar" in one:
-            one["lark_grammar"] = written_lark(field, one["lark_grammar"], own)
-    for one in others:
-        has_free_names |= one.pop("json_places", None) is not None
-    if "lark_grammar" in first and not has_free_names:
-        first.pop("json_places", None)
-    return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+    def __call__(self, schema: Mapping[str, Any], field: str = "") -> tuple[str, bool]:
+        """The text of a schema, and whether an object under it may have names that it does not list.
+
+        Raises GrammarError.
+        """
+        if id(schema) not in self._known:
+            lowered = check_schema(field or self._field, schema)
+            text = _compact(_with_options(field or self._field, lowered, JSON_OPTIONS))
+            self._known[id(schema)] = schema, text, lowered.has_free_names
+        return self._known[id(schema)][1:]
 
 
 def _choices(texts: Sequence[str]) -> str:
@@ -123,13 +121,19 @@ def _escaped(pattern: str) -> str:
     return "".join(out)
 
 
-def _lark(text: str) -> str:
+def _lark(text: str, has_free_names: bool = False) -> str:
+    if has_free_names:
+        return _text({"lark_grammar": text, "json_places": ONLY_JSON})
     # llguidance reads a text that begins with a brace as JSON.
     return _text({"lark_grammar": text}) if text.lstrip().startswith("{") else text
 
 
 def _text(grammar: dict[str, object]) -> str:
-    return json.dumps({"grammars": [grammar]}, ensure_ascii=False, separators=(",", ":"))
+    return _compact({"grammars": [grammar]})
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def within_limit(field: str, grammar: str) -> None:

@@ -17,7 +17,9 @@ from scheduler_svc.frontend.constraints.limits import (
     MAX_REPETITION,
     GrammarError,
     too_large,
+    wrong,
 )
+from scheduler_svc.frontend.constraints.patterns import UnreadError, characters, parts
 from scheduler_svc.frontend.constraints.repetition import bound_of, repetition
 
 # Possessive where a word can be long, and no `[` or `<` inside a bracket: the time grows as the text does.
@@ -32,14 +34,17 @@ _WORD = re.compile(
   | (?P<bounds> \{\s*+\d*+\s*+,?+\s*+\d*+\s*+\} | ~\s*+\d++(\s*\.\.\s*+\d++)?+ )
   | (?P<name> @?[A-Za-z_][\w\-]* )
   | (?P<token> <[^<>\n]*+> )
-  | (?P<mark> . )
+  | (?P<mark> %[a-z]+ | . )
     """,
     re.VERBOSE | re.DOTALL,
 )
 _DIGITS = re.compile(r"\d+")
 
-# Writes the schema of a field for llguidance. Raises GrammarError.
-WriteSchema = Callable[[str, Mapping[str, Any] | bool], Mapping[str, Any]]
+# Of a field and a schema: it for llguidance, and whether an object under it may have names that it does not list.
+# Raises GrammarError.
+WriteSchema = Callable[[str, Mapping[str, Any] | bool], tuple[Mapping[str, Any], bool]]
+# In a string: what begins an object, a list or a string of JSON, or may.
+_MAY_BEGIN_JSON = re.compile(r'[{\["]|\\[xu]')
 
 
 @dataclass(slots=True)
@@ -50,13 +55,18 @@ class _Rule:
     names: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
 
-def checked_lark(name: str, text: str, write: WriteSchema) -> str:
-    """Refuses a grammar with sizes beyond the limits. Returns it with its JSON schemas as llguidance keeps them.
+def checked_lark(name: str, text: str, write: WriteSchema) -> tuple[str, bool]:
+    """Refuses a grammar with sizes beyond the limits. Returns it with its JSON schemas as llguidance keeps them, and
+    whether an object in its output may have names that they do not list.
 
     `name` is the request's field. Raises GrammarError.
     """
     rules: dict[str, _Rule] = {}
-    words, whole = _words(name, text, write)
+    words, whole, has_free_names = _words(name, text, write)
+    if has_free_names and (word := next((word for kind, word in words if _may_begin_json(kind, word)), None)):
+        what = f"{word[:64]!r} may match a brace or a quote, and the schema of a %json does not list all names"
+        instead = 'list them with additionalProperties: false, or leave [, { and " out of the text outside of %json'
+        raise wrong(name, f"{what}, so one could come twice; {instead}")
     alternatives = sum(word == "|" for _, word in words)
     if alternatives + 1 > MAX_ALTERNATIVES:
         raise too_large(name, "the rules have", alternatives + 1, MAX_ALTERNATIVES, " alternatives")
@@ -72,16 +82,15 @@ def checked_lark(name: str, text: str, write: WriteSchema) -> str:
     measured: dict[str, int] = {}
     for rule in rules:
         _measure(name, rule, rules, measured, 0)
-    return whole
+    return whole, has_free_names
 
 
-def written_lark(name: str, text: str, write: WriteSchema) -> str:
-    """A grammar of our own with its JSON schemas as llguidance keeps them. Raises GrammarError."""
-    return _words(name, text, write)[1]
+def _words(name: str, text: str, write: WriteSchema) -> tuple[list[tuple[str, str]], str, bool]:
+    """The words that matter, in order, and the text with other schemas, which are left out of the words.
 
-
-def _words(name: str, text: str, write: WriteSchema) -> tuple[list[tuple[str, str]], str]:
-    """The words that matter, in order, and the text with other schemas, which are left out of the words."""
+    The last value says whether one of the schemas leaves names open.
+    """
+    has_free_names = False
     words: list[tuple[str, str]] = []
     pieces: list[str] = []
     position = copied = 0
@@ -91,12 +100,33 @@ def _words(name: str, text: str, write: WriteSchema) -> tuple[list[tuple[str, st
             begin = position
             position = _after_json(name, text, begin)
             if word == "%json":
-                schema = write(name, parsed(name, text[begin:position].strip()))
+                schema, is_free = write(name, parsed(name, text[begin:position].strip()))
+                has_free_names |= is_free
                 pieces += [text[copied:begin], " ", json.dumps(schema, ensure_ascii=False, separators=(",", ":"))]
                 copied = position
         elif kind != "comment" and not word.isspace():
             words.append((kind, word))
-    return words, "".join([*pieces, text[copied:]])
+    return words, "".join([*pieces, text[copied:]]), has_free_names
+
+
+def _may_begin_json(kind: str, word: str) -> bool:
+    """Whether a word may stand for text with a character that begins JSON."""
+    if kind == "rule":
+        # Where a lexeme stops.
+        return any(option in word.partition("[")[2] for option in ("stop", "suffix"))
+    if kind == "string":
+        return _MAY_BEGIN_JSON.search(word[1 : word.rindex('"')]) is not None
+    if kind != "regex":
+        # Tokens by number, other terminals, what a terminal is not, ranges, other grammars.
+        return kind != "bounds" and word != "%ignore" and word.startswith(("<[", "%", "~", ".", "@"))
+    try:
+        # A brace that stands for itself has a backslash.
+        found = [part for part in parts(word[1 : word.rindex("/")]) if part != "{"]
+        return "." in found or any(
+            first <= ord(char) <= last for part in found for first, last in characters(part) for char in '{["'
+        )
+    except UnreadError:
+        return True
 
 
 def _after_json(name: str, text: str, position: int) -> int:

@@ -8,8 +8,7 @@ import functools
 from collections.abc import Awaitable, Callable
 
 from scheduler_svc.frontend.chat.grammars import AnswerGrammar
-from scheduler_svc.frontend.constraints.grammar import with_written_schemas, within_limit
-from scheduler_svc.frontend.constraints.json_schema import check_schema
+from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, within_limit
 from scheduler_svc.frontend.constraints.limits import GrammarError
 from scheduler_svc.frontend.constraints.trial_process import Verdict
 from scheduler_svc.frontend.tools.tool import Tool
@@ -25,11 +24,11 @@ ANSWER = "the answer"
 class ToolSchemas:
     """The schemas of one answer's tools. `settle` once."""
 
-    def __init__(self, answer: AnswerGrammar, judge: Callable[[str], Awaitable[Verdict]]) -> None:
-        """`judge` tries a grammar."""
-        self._answer, self._judge = answer, judge
-        # The grammar that is accepted was tried before, and to write its schemas takes milliseconds.
-        self._written = functools.lru_cache(maxsize=1)(functools.partial(with_written_schemas, ANSWER))
+    def __init__(
+        self, answer: AnswerGrammar, write: WrittenSchemas, judge: Callable[[str], Awaitable[Verdict]]
+    ) -> None:
+        """`write` has the schemas of the answer, and `judge` tries a grammar."""
+        self._answer, self._write, self._judge = answer, write, judge
         # Why arguments of a tool are any JSON object, by its name.
         self._loose = dict[str, str]()
 
@@ -43,14 +42,16 @@ class ToolSchemas:
                 self._loosen(tool, why)
                 continue
             try:
-                check_schema(self._answer.field(tool) if tool.is_strict else "parameters", tool.parameters)
+                self._write(tool.parameters, self._answer.field(tool) if tool.is_strict else "parameters")
             except GrammarError as error:
                 self._loosen(tool, str(error), error.field)
-        while (grammar := self._answer.whole(self._loose)) is not None:
-            verdict = await self._verdict(grammar)
+        while True:
+            grammar, verdict = await self._tried(lambda: self._answer.whole(self._loose))
             if not verdict.refusal or not await self._loosen_more(verdict.refusal):
-                return self._written(grammar)
-        return None
+                break
+        if grammar is None and verdict.refusal:
+            raise GrammarError(verdict.refusal)
+        return grammar
 
     def warnings(self) -> tuple[str, ...]:
         """What the caller should know, a sentence each."""
@@ -74,7 +75,7 @@ class ToolSchemas:
         for tool in held:
             if num_killed == MAX_KILLED:
                 break
-            verdict = await self._verdict(self._answer.alone(tool))
+            _, verdict = await self._tried(functools.partial(self._answer.alone, tool))
             num_killed += verdict.was_killed
             if verdict.refusal:
                 self._loosen(tool, verdict.refusal)
@@ -83,10 +84,13 @@ class ToolSchemas:
             self._loose |= {tool.name: why for tool in held if not tool.is_strict and tool.name not in self._loose}
         return len(self._loose) > num_loose
 
-    async def _verdict(self, grammar: str) -> Verdict:
+    async def _tried(self, make: Callable[[], str | None]) -> tuple[str | None, Verdict]:
+        """A grammar and its verdict; None if any text is an answer, or if it cannot be made."""
+        grammar = None
         try:
-            written = self._written(grammar)
-            within_limit(ANSWER, written)
+            if (grammar := make()) is None:
+                return None, Verdict()
+            within_limit(ANSWER, grammar)
         except GrammarError as error:
-            return Verdict(refusal=str(error))
-        return await self._judge(written)
+            return grammar, Verdict(refusal=str(error))
+        return grammar, await self._judge(grammar)

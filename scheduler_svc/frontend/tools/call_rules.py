@@ -1,13 +1,14 @@
 """Owns the rules of single calls in a grammar: the name and the arguments, as the model's family writes them. Pure."""
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 from scheduler_svc.frontend.tools.call_format import ANY_NAME, CallFormat
 from scheduler_svc.frontend.tools.marks import Marks, json_words, string
 from scheduler_svc.frontend.tools.tool import Choice, Tool
 
+# The text of a schema for llguidance, and whether an object under it may have names that it does not list.
+WriteSchema = Callable[[Mapping[str, Any]], tuple[str, bool]]
 _ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 _BARE = (
     'bare: "{" (bare_pair ("," bare_pair)*)? "}"',
@@ -21,12 +22,14 @@ class CallRules:
     """The rules of all tools of a choice. `lines` has them after `names`."""
 
     def __init__(
-        self, choice: Choice, form: CallFormat, marks: Marks, json_options: Mapping[str, object], exact: Collection[str]
+        self, choice: Choice, form: CallFormat, marks: Marks, write: WriteSchema, exact: Collection[str]
     ) -> None:
-        """`json_options`: keys for the root of each JSON schema. `exact`: tools with arguments that match schemas."""
+        """`exact`: tools with arguments that match schemas."""
         self._choice, self._form, self._marks = choice, form, marks
-        self._json_options, self._exact = json_options, exact
+        self._write, self._exact = write, exact
         self.lines = list[str]()
+        # Whether an object in the arguments may have names that no schema lists.
+        self.has_free_names = False
         # Of tagged arguments: the names whose values are JSON, and those whose values are text, by tool.
         self.values = dict[str, tuple[set[str], set[str]]]()
         if form.quote:
@@ -51,7 +54,9 @@ class CallRules:
         else:
             number = f"{marks.rule(form.before_number)} /[0-9]{{1,4}}/" if form.before_number else ""
             head = f"{string(tool.name)} {number} {marks.rule(form.middle)}"
-        self.lines.append(f"{name}: {head} {self._arguments(name, tool.name, schema)} {marks.rule(form.call_end)}".rstrip())
+        self.lines.append(
+            f"{name}: {head} {self._arguments(name, tool.name, schema)} {marks.rule(form.call_end)}".rstrip()
+        )
         return name
 
     def _arguments(self, name: str, tool: str, schema: Mapping[str, object]) -> str:
@@ -60,7 +65,9 @@ class CallRules:
         return self._json(schema) if self._form.tagged is None else self._tagged(name, tool, schema)
 
     def _json(self, schema: Mapping[str, object]) -> str:
-        return f"%json {json.dumps({**schema, **self._json_options}, separators=(',', ':'))}"
+        text, is_free = self._write(schema)
+        self.has_free_names |= is_free
+        return f"%json {text}"
 
     def _tagged(self, name: str, tool: str, schema: Mapping[str, object]) -> str:
         """The parts of a rule for arguments between marks, in the order of the schema."""

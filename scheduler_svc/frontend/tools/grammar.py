@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat, ReasoningState
-from scheduler_svc.frontend.tools.call_rules import CallRules
+from scheduler_svc.frontend.tools.call_rules import CallRules, WriteSchema
 from scheduler_svc.frontend.tools.marks import TEXT, Marks
 from scheduler_svc.frontend.tools.places import Values, places_of
 from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
@@ -33,8 +33,7 @@ class AnswerFormat:
     content_begin: str = ""
     # The ids of the tokens that llguidance treats as marks, by their texts.
     marks: Mapping[str, int] = field(default_factory=dict[str, int])
-    # Keys for the root of each JSON schema: llguidance's options.
-    json_options: Mapping[str, object] = field(default_factory=dict[str, object])
+    write_schema: WriteSchema
 
 
 class UnknownFormatError(Exception):
@@ -80,6 +79,7 @@ class _Answer:
         # None: the answer has no calls.
         self._calls: CallFormat | None = None
         self._values: Values = {}
+        self._has_free_names = False
 
     def grammar(self, choice: Choice, loose: Collection[str]) -> str | None:
         if is_free(choice, self._content):
@@ -98,14 +98,14 @@ class _Answer:
     def _with_calls(self, choice: Choice, calls: CallFormat, exact: Collection[str]) -> str:
         """Adds the rules of calls, and returns what the answer is after its reasoning."""
         marks, self._calls = self._marks, calls
-        rules = CallRules(choice, calls, marks, self._form.json_options, exact)
+        rules = CallRules(choice, calls, marks, self._form.write_schema, exact)
         is_forced = choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE)
         if self._content is not None and not is_forced and not marks.are_in(calls.trigger):
             # Both begin with ordinary text. A lexer takes the longest word, so both have the words of JSON.
             names, begin = rules.names(calls.call_begin), ""
         else:
             names, begin = rules.names(), marks.rule(calls.call_begin)
-        self._values = rules.values
+        self._values, self._has_free_names = rules.values, rules.has_free_names
         self._lines += [*rules.lines, f"call: {begin} {names}"]
         again = f"({marks.rule(calls.separator)} call)*" if choice.calls in (Calls.ANY, Calls.AT_LEAST_ONE) else ""
         only_calls = f"{marks.rule(calls.calls_begin)} call {again} {marks.rule(calls.calls_end)}"
@@ -139,12 +139,17 @@ class _Answer:
         """The grammar: reasoning, then `answer`, in which @answer stands for the content."""
         lark = _HEAD + "\n".join([f"start: {self._reasoning}{answer}", *self._lines, TEXT])
         content = _parts(self._content) if "@answer" in answer and self._content is not None else []
-        places = places_of(
-            *(self._marks, self._form.reasoning, self._state, self._calls),
-            has_json_content="json_schema" in (content or [{}])[0],
-            values=self._values,
-        )
-        grammars: list[dict[str, Any]] = [{"name": "whole", "lark_grammar": lark, "json_places": places}]
+        whole: dict[str, Any] = {"name": "whole", "lark_grammar": lark}
+        # The worker reads only those of the first grammar.
+        own_places = [part.pop("json_places", None) for part in content]
+        has_free_content = any(own_places)
+        if has_free_content or self._has_free_names:
+            whole["json_places"] = places_of(
+                *(self._marks, self._form.reasoning, self._state, self._calls),
+                has_json_content=has_free_content or "json_schema" in (content or [{}])[0],
+                values=self._values,
+            )
+        grammars = [whole]
         if content:
             grammars += [{**content[0], "name": "answer"}, *content[1:]]
         return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))

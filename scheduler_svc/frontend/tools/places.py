@@ -23,8 +23,8 @@ Values = Mapping[str, tuple[Collection[str], Collection[str]]]
 
 
 def braces(state: int) -> list[Step]:
-    """JSON wherever a brace is opened; `state` follows."""
-    return [[[brace], state, brace] for brace in "{["]
+    """JSON wherever a brace or a quote is opened; `state` follows."""
+    return [[[begin], state, begin] for begin in '{["']
 
 
 # Of an output that is JSON.
@@ -82,11 +82,10 @@ def _add_tagged(
         states[own].append([marks.parts(tagged.before_name), name, ""])
         begun = [marks.parts(f"{tagged.before_name}{key}{tagged.after_name}") for key in names]
         after = [marks.parts(tagged.after_value), own, ""]
-        # The braces of a string are no JSON.
         states += [
             [[marks.parts(tagged.after_name), text, ""], *([begin, value, ""] for begin in begun)],
             [after],
-            [*braces(own), [['"'], text, ""], after],
+            [*braces(own), after],
         ]
 
 

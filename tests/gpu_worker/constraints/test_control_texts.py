@@ -21,7 +21,7 @@ from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.rows import Fate
 from scheduler_svc.constraint_trial.tokenizer import constraint_tokenizer
 from scheduler_svc.constraint_trial.trial import Trial
-from scheduler_svc.frontend.constraints.grammar import JSON_OPTIONS, grammar_of
+from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
 from scheduler_svc.frontend.tools.call_format import CallFormat
 from scheduler_svc.frontend.tools.grammar import AnswerFormat, answer_grammar
 from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
@@ -94,7 +94,7 @@ def _tool_grammar(text: str) -> str:
     form = AnswerFormat(
         calls=CallFormat(call_begin="CALL ", middle=" WITH ", call_end=" END", trigger="CALL "),
         reasoning=None,
-        json_options={"x-guidance": JSON_OPTIONS},
+        write_schema=WrittenSchemas("answer"),
     )
     choice = Choice(calls=Calls.EXACTLY_ONE, tools=(Tool(name="f", parameters=parameters, is_strict=True),))
     made = answer_grammar(choice, form, "", content=None)

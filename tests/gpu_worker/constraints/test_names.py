@@ -7,9 +7,10 @@ from collections.abc import Callable
 import llguidance
 import numpy as np
 import pytest
+from tandem.v1.constraint_pb2 import Constraint
 
 from gpu_worker.constraints.matchers import Matchers
-from scheduler_svc.frontend.constraints.grammar import json_grammar
+from scheduler_svc.frontend.constraints.grammar import grammar_of, json_grammar
 from tests.gpu_worker.constraints.rig import EOS, TOKENS, VOCAB_SIZE, own_tokenizer, text_of
 
 # Beside the rig's: tokens that hold the end of a name and the begin of the next, and a whole name.
@@ -115,6 +116,44 @@ def test_a_name_never_begins_where_all_that_follow_are_taken() -> None:
         found.fill(row, words.ctypes.data)
         allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
         assert {ALL[one] for one in allowed} == {b"b", b"c"}
+
+
+L = "abc"
+
+
+def test_an_object_that_has_all_names_of_a_pattern_ends() -> None:
+    """Beside names that need not come too, which llguidance does not count."""
+    beside = {"properties": {"z": {"enum": [1]}}, "patternProperties": {r"^[[ab]&&[abc]]{1,2}$": {"enum": [1]}}}
+    every = ("a", "b", "aa", "ab", "ba", "bb")
+    for schema, listed in (
+        ({**FEW, "properties": {"z": {"enum": [1]}}}, [f"{a}{b}{c}{d}" for a in L for b in L for c in L for d in L]),
+        ({**FEW, **beside, "properties": {}}, every),
+    ):
+        found = matchers()
+        found.define(1, found.compiled(json_grammar("schema", json.dumps(schema)).encode()))
+        row = found.row(1, 1000 + len(listed), 1)
+        for used, may_go_on in ((listed[:-1], True), (listed[-1:], False)):
+            text = ("{" if may_go_on else ", ") + ", ".join(f'"{name}": 1' for name in used)
+            found.take(row, [TOKENS.index(bytes([byte])) for byte in text.encode()])
+            words = np.zeros(-(-len(ALL) // 32), np.int32)
+            found.fill(row, words.ctypes.data)
+            allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+            texts = {ALL[one] for one in allowed}
+            assert b"}" in texts and (b"," in texts) == (b', "' in texts) == may_go_on, texts
+
+
+LARK = 'start: "call " /[a-z]+/ " " %json {"type": "object", "additionalProperties": {"enum": [1, "{"]}} /[^{\\["]*/'
+
+
+def test_names_in_a_grammar_of_a_caller_are_kept_apart() -> None:
+    found = matchers()
+    found.define(1, found.compiled(grammar_of(Constraint(lark=LARK)).encode()))
+    row = found.row(1, 2000, 1)
+    found.take(row, [TOKENS.index(bytes([byte])) for byte in b'call f {"a":"{","b": 1, "a'])
+    words = np.zeros(-(-len(ALL) // 32), np.int32)
+    found.fill(row, words.ctypes.data)
+    allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+    assert b'"' not in {ALL[one] for one in allowed} and b"a" in {ALL[one] for one in allowed}
 
 
 @pytest.mark.long

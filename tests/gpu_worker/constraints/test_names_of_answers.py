@@ -18,7 +18,7 @@ from scheduler_svc.frontend.chat.forms import choose_form
 from scheduler_svc.frontend.chat.grammars import AnswerGrammar
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
-from scheduler_svc.frontend.constraints.grammar import JSON_OPTIONS, json_grammar, with_written_schemas
+from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, json_grammar
 from tests.gpu_worker.constraints.test_names import objects
 from tests.scheduler_svc.frontend.chat.answers import FAMILIES
 from tests.scheduler_svc.frontend.chat.test_answer import calls_of, parsed, parser
@@ -62,7 +62,14 @@ def liked_and_marks() -> tuple[set[int], set[int]]:
     return {*ends, *(id_ for id_ in ids if set(inner.decode_bytes([id_])) <= set(b'ab": 1,{}'))}, ends
 
 
-def row_of(name: str, *, content: str | None = None, tagged: object = INSIDE, more: dict[str, Any] | None = None, **fields: object) -> FollowedRow:
+def row_of(
+    name: str,
+    *,
+    content: str | None = None,
+    tagged: object = INSIDE,
+    more: dict[str, Any] | None = None,
+    **fields: object,
+) -> FollowedRow:
     """A row of an answer to a chat with these fields, without tools if there is a content. `more`: more tools."""
     form = choose_form([FAMILIES[name].literals], "", None)
     assert form is not None
@@ -74,12 +81,13 @@ def row_of(name: str, *, content: str | None = None, tagged: object = INSIDE, mo
     functions = [{"name": name, "parameters": schema, "strict": name != "text"} for name, schema in schemas.items()]
     tools = [json.dumps({"type": "function", "function": function}) for function in functions if content is None]
     asked = chat_pb2.Chat(messages=[chat_pb2.ChatMessage(role="user", content=["a"])], tools_json=tools, **fields)  # pyright: ignore[reportArgumentType]
-    options = {"x-guidance": JSON_OPTIONS}
     rendered = Rendered(token_ids=[1], marked="x")
-    grammar = AnswerGrammar(served, read(asked), rendered, content=content, json_options=options).whole(())
+    grammar = AnswerGrammar(
+        served, read(asked), rendered, content=content, write_schema=WrittenSchemas("answer")
+    ).whole(())
     assert grammar is not None
     found, row_of.start = matchers(), getattr(row_of, "start", 0) + 1  # type: ignore[attr-defined]
-    found.define(1, found.compiled(with_written_schemas("answer", grammar).encode()))
+    found.define(1, found.compiled(grammar.encode()))
     return found.row(1, row_of.start, 1)  # type: ignore[attr-defined]
 
 
@@ -203,5 +211,7 @@ def test_an_argument_may_be_text_in_one_tool_and_json_in_another(name: str, othe
         # The braces of a text are none of JSON.
         row = row_of(name, tagged=SHORT, more={"text": other}, tool_choice=REQUIRED)
         place = text.index(lure) + len(lure)
-        matchers().take(row, [*tokenizer.encode(text[:place], add_special_tokens=False).ids, tokenizer.token_to_id("a")])
+        matchers().take(
+            row, [*tokenizer.encode(text[:place], add_special_tokens=False).ids, tokenizer.token_to_id("a")]
+        )
         assert tokenizer.token_to_id('"') in allowed(row)

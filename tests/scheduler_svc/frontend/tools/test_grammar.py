@@ -6,7 +6,9 @@ Answers are random walks through the masks, so they are whatever a model could w
 import json
 import random
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -32,7 +34,12 @@ WEATHER = {
 }
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS = (Tool("get-weather", WEATHER, True), Tool("now", NOTHING, True))
-COMPACT = {"x-guidance": {"whitespace_flexible": False}}
+
+
+def compact(schema: Mapping[str, Any]) -> tuple[str, bool]:
+    return json.dumps({**schema, "x-guidance": {"whitespace_flexible": False}}), False
+
+
 THINK = ReasoningFormat(open="<think>", close="</think>", after="\n\n")
 FORMATS = {
     "hermes": CallFormat(
@@ -76,7 +83,7 @@ LL_TOKENIZER = LLTokenizer(TOKENIZER.to_str(), n_vocab=TOKENIZER.get_vocab_size(
 
 
 def _form(name: str) -> AnswerFormat:
-    return AnswerFormat(calls=FORMATS[name], reasoning=THINK, marks=IDS, json_options=COMPACT)
+    return AnswerFormat(calls=FORMATS[name], reasoning=THINK, marks=IDS, write_schema=compact)
 
 
 def _grammar(
@@ -225,7 +232,7 @@ def test_arguments_are_any_object_where_a_loose_tool_has_a_schema_that_is_not_su
 
 
 def test_marks_that_are_no_tokens_of_their_own_are_text() -> None:
-    form = AnswerFormat(calls=FORMATS["bare"], reasoning=None, json_options=COMPACT)
+    form = AnswerFormat(calls=FORMATS["bare"], reasoning=None, write_schema=compact)
     grammar = answer_grammar(Choice(TOOLS, Calls.ANY), form, "", content=None)
     assert grammar is not None
     assert _accepts(grammar, 'Sure: {"name": "now", "arguments": {}}; {"name": "now", "arguments": {}} Done.')
@@ -273,7 +280,7 @@ MARKED = AnswerFormat(
     reasoning=ReasoningFormat(open="[TOOL_CALLS]analysis<|message|>", close="<|call|>[TOOL_CALLS]assistant"),
     content_begin="[TOOL_CALLS]final<|message|>",
     marks=IDS,
-    json_options=COMPACT,
+    write_schema=compact,
 )
 
 
@@ -315,7 +322,7 @@ def test_text_up_to_a_mark_ends_with_what_stands_before_the_mark() -> None:
 
 
 def test_an_unknown_format_is_refused_only_where_calls_are_needed() -> None:
-    form = AnswerFormat(calls=None, reasoning=None)
+    form = AnswerFormat(calls=None, reasoning=None, write_schema=compact)
     with pytest.raises(UnknownFormatError, match="does not know how the served model writes calls"):
         answer_grammar(Choice(TOOLS, Calls.EXACTLY_ONE), form, "", content=None)
     assert answer_grammar(Choice((), Calls.NONE), form, "", content=None) is None
