@@ -74,6 +74,7 @@ class Trial:
 
 def _reason(text: str) -> str:
     """The first line of llguidance's message, and the cause of a refused pattern; other lines show what was parsed."""
+    text = text.replace("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Write anyOf")
     first, *others = text.strip().splitlines() or [""]
     cause = next((line.removeprefix("error:") for line in others if line.startswith("error:")), "")
     return first.removesuffix(" regex parse error:") + cause

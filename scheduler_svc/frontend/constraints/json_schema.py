@@ -42,7 +42,7 @@ _ANNOTATIONS = (
     *("contentMediaType", "contentEncoding", "contentSchema"),
 )
 _KNOWN = ENFORCED.union(_DEFINITIONS, _WRITTEN, _ANNOTATIONS)
-_DRAFTS = ("draft/2020-12/schema", "draft/2019-09/schema", "draft-07/schema", "draft-06/schema")
+_DRAFTS = ("draft/2020-12/schema", "draft/2019-09/schema", "draft-07/schema", "draft-06/schema", "draft-04/schema")
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 # Schemas inside each other, also by references: each takes some frames of Python's stack.
@@ -70,6 +70,10 @@ _FORMS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "required": ("a list of strings", _are_texts),
     "enum": ("a list", lambda value: isinstance(value, list)),
     **dict.fromkeys(numbers.BOUNDS, ("a number", _is_number)),
+    **dict.fromkeys(
+        ("exclusiveMinimum", "exclusiveMaximum"),
+        ("a number or a boolean", lambda value: isinstance(value, bool) or _is_number(value)),
+    ),
     "multipleOf": ("a number", _is_number),
     **dict.fromkeys(("pattern", "format", "$ref"), ("a string", lambda value: isinstance(value, str))),
     **dict.fromkeys(LISTS_OF_SCHEMAS, ("a list of schemas", lambda value: isinstance(value, list))),
@@ -187,9 +191,6 @@ class _Check:
         for name in schema:
             if name not in _KNOWN and not name.startswith("x-"):
                 raise self._unsupported(name[:100], place)
-        for name in ("exclusiveMinimum", "exclusiveMaximum"):
-            if isinstance(schema.get(name), bool):
-                raise self._unsupported(f"{name} with a boolean; write the number", place)
         for name, (form, is_valid) in _FORMS.items():
             if name in schema and not is_valid(schema[name]):
                 raise self._wrong(f"{name} must be {form}", place)

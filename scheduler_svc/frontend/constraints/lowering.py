@@ -5,14 +5,14 @@ refused by name. Every target of a reference stands in `$defs` afterwards, becau
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from scheduler_svc.frontend.constraints import numbers
 from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError, too_large, wrong
 from scheduler_svc.frontend.constraints.names import MOST_NAMES, names_of
-from scheduler_svc.frontend.constraints.patterns import UnreadError, parts
+from scheduler_svc.frontend.constraints.patterns import UnreadError, parts, without_lookahead
 from scheduler_svc.frontend.constraints.references import References, within
 from scheduler_svc.frontend.constraints.unions import Unions
 
@@ -25,7 +25,7 @@ ENFORCED = frozenset((*BOUNDS, *LISTS_OF_SCHEMAS, *MAPS_OF_SCHEMAS, *SCHEMAS, *_
 # Of properties and required names that patterns with more names are compared with.
 _MOST_KNOWN = 256
 _MOST_NAMES_OF_PATTERNS = 1_024
-# An output may use up the names of a pattern that are no more than these.
+# minProperties is compared with the names of a pattern that are no more than these.
 _MOST_COUNTED = 1_024
 _IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 
@@ -51,9 +51,12 @@ _TIME = rf"T(?:\d+H(?:\d+M)?{_PART}?|\d+M{_PART}?|{_PART})"
 # Patterns that pydantic and zod write, and the same without what looks around.
 SAME_PATTERNS = {
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$",
-    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
-        r"^(?:[A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
-    ),
+    **{
+        rf"^(?!\.)(?!.*\.\.)([{a}0-9_'+\-\.]*)[{a}0-9_+-]@([{a}0-9][{a}0-9\-]*\.)+[{a}]{{2,}}$": (
+            rf"^(?:[{a}0-9_'+\-]+\.)*[{a}0-9_'+\-]*[{a}0-9_+\-]@(?:[{a}0-9][{a}0-9\-]*\.)+[{a}]{{2,}}$"
+        )
+        for a in ("A-Za-z", "a-zA-Z")
+    },
     r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": (
         rf"^P(?:\d+W|(?:\d+Y(?:\d+M)?(?:\d+D)?|\d+M(?:\d+D)?|\d+D)(?:{_TIME})?|{_TIME})$"
     ),
@@ -106,9 +109,13 @@ class _Lowering:
         if isinstance(schema, bool):
             self._has_free_names |= schema
             return schema
-        fields = cast("dict[str, Any]", schema)
+        fields: dict[str, Any] = schema
         if "not" in fields and self._refuses_all(fields["not"], f"{place}.not"):
             return False
+        *ahead, last = without_lookahead(fields["pattern"]) if "pattern" in fields else [None]
+        if ahead:
+            also = [{"pattern": one} for one in ahead]
+            fields = {**fields, "pattern": last, "allOf": [*fields.get("allOf", ()), *also]}
         out = {name: self._written(name, fields[name], place) for name in fields if name in ENFORCED}
         out = {name: value for name, value in out.items() if value is not None}
         if "oneOf" in out and self._unions.are_apart(fields["oneOf"]):
@@ -224,8 +231,10 @@ class _Lowering:
         is_free = bool(out.get("patternProperties")) or out.get("additionalProperties", True) is not False
         optional = [name for name, one in listed.items() if name not in required and one is not False]
         if out.get("additionalProperties", True) is False and None not in counted and "patternProperties" in out:
-            names = required.union(optional, *filter(None, counted))
-            self._use_up(out, len(names), place, has_optional=bool(optional))
+            num_names = len(required.union(optional, *filter(None, counted)))
+            if (least := out.get("minProperties", 0)) > num_names:
+                what = f"minProperties is {least}, and the patterns and properties have {num_names} names"
+                raise self._refused(place, what)
         self._count(out, len(required), len(optional), place, is_free=is_free)
         if is_free and not (out.keys() & {"const", "enum"}) and (not out or not out.keys() <= _IN_PLACE):
             self._has_free_names = True
@@ -246,16 +255,8 @@ class _Lowering:
             name = "minProperties" if least else "maxProperties"
             raise self._unsupported(f"{name} beside optional properties; list all properties in required", place)
 
-    def _use_up(self, out: dict[str, Any], num_names: int, place: str, *, has_optional: bool) -> None:
-        """Lets an object have no more properties than there are names."""
-        if (least := out.get("minProperties", 0)) > num_names:
-            what = f"minProperties is {least}, and the patterns and properties have {num_names} names"
-            raise self._refused(place, what)
-        if not has_optional:
-            out["maxProperties"] = min(out.get("maxProperties", num_names), num_names)
-
     def _expand(self, pattern: str, out: dict[str, Any], place: str) -> list[str] | None:
-        """Makes properties of a pattern with few names, which other names could use up.
+        """Makes properties of a pattern with few names, which llguidance could find used up.
 
         Returns the names; None if they are many.
         """
@@ -289,20 +290,22 @@ class _Lowering:
             if not names:
                 out["maxProperties"] = 0
             return
-        rules = {name: value for name, value in cast("dict[str, Any]", names).items() if name in ENFORCED}
-        if "string" not in _types(rules):
+        fields = cast("dict[str, Any]", names)
+        if "string" not in _types(fields):
             raise self._unsupported("propertyNames of another type than string", place)
-        rules.pop("type", None)
-        if rules.keys() <= {"enum", "const"} and rules and not out.get("patternProperties"):
-            allowed = rules.get("enum", [rules.get("const")])
-            self._only(out, [one for one in allowed if isinstance(one, str) and one == rules.get("const", one)])
+        rules = _rules(fields)
+        if "format" in rules and self._format(rules["format"], here) is None:
+            del rules["format"]
+        if (allowed := _values(rules)) is not None and not out.get("patternProperties"):
+            self._only(out, [one for one in allowed if isinstance(one, str)])
         elif rules.keys() <= {"minLength", "maxLength"} and rules:
             most = str(int(rules["maxLength"])) if "maxLength" in rules else ""
             self._only_matching(f"^(?s:.{{{int(rules.get('minLength', 0))},{most}}})$", out, place)
         elif rules.keys() == {"pattern"}:
             self._only_matching(self._name_pattern(rules["pattern"], f"{here}.pattern"), out, place)
         elif rules:
-            raise self._unsupported("propertyNames with these keywords; write patternProperties", place)
+            what = f"propertyNames with {' and '.join(rules)}"
+            raise self._unsupported(f"{what}; write patternProperties with one pattern", place)
 
     def _only(self, out: dict[str, Any], names: list[str]) -> None:
         """Lets an object have these names only."""
@@ -365,8 +368,7 @@ def _writable(pattern: str) -> str:
     if not _MAY_BE_CONTROL.search(pattern):
         return pattern
     return "".join(
-        f"[{part}&&{_WRITABLE}]" if part[0] == "[" and _MAY_BE_CONTROL.search(part) else part
-        for part in parts(pattern)
+        f"[{part}&&{_WRITABLE}]" if part[0] == "[" and _MAY_BE_CONTROL.search(part) else part for part in parts(pattern)
     )
 
 
@@ -380,6 +382,22 @@ def _may_be_control(part: str) -> bool:
         except UnreadError:
             return True
     return _CONTROL.search(part) is not None or ("&&" in part and re.search(r"\\[pP]|\[:", part) is not None)
+
+
+def _rules(schema: Any) -> dict[str, Any]:
+    """The keywords of a schema of names that have an effect."""
+    fields = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
+    return {name: value for name, value in fields.items() if name in ENFORCED and name != "type"}
+
+
+def _values(rules: dict[str, Any]) -> list[Any] | None:
+    """What the rules of names list; None if they say more, or nothing."""
+    if rules.keys() == {"anyOf"}:
+        listed = [_values(_rules(one)) for one in rules["anyOf"]]
+        return None if None in listed else [value for values in listed for value in values or ()]
+    if not rules or not rules.keys() <= {"enum", "const"}:
+        return None
+    return [one for one in rules.get("enum", [rules.get("const")]) if one == rules.get("const", one)]
 
 
 def _types(schema: Mapping[str, Any]) -> tuple[str, ...]:

@@ -77,6 +77,12 @@ def plain(value: Any) -> Any:
 def bounds(schema: Mapping[str, Any]) -> dict[str, int | float]:
     """The bounds of a schema as llguidance keeps them. Raises UnkeptError."""
     given = {name: schema[name] for name in BOUNDS if name in schema}
+    for inclusive, exclusive, _ in _SIDES:
+        # Draft 4 and OpenAPI 3.0 say with a boolean what the other bound is.
+        if isinstance(is_exclusive := given.get(exclusive), bool):
+            del given[exclusive]
+            if is_exclusive and inclusive in given:
+                given[exclusive] = given.pop(inclusive)
     if not given:
         return {}
     is_integer = schema.get("type") == "integer"

@@ -42,6 +42,34 @@ def after_class(pattern: str, position: int) -> int:
     return position
 
 
+def without_lookahead(pattern: str) -> list[str]:
+    """Patterns that match together what this one does: `^(?=a)b` is `^(?:a)` and `^b`."""
+    found, rest = list[str](), pattern
+    while rest.startswith("^(?="):
+        depth, end = 0, 1
+        for part in parts(rest, 1):
+            depth += (part == "(") - (part == ")")
+            end += len(part)
+            if not depth:
+                break
+        found.append(f"^(?:{rest[4 : end - 1]})")
+        rest = "^" + rest[end:]
+        if depth or rest.startswith(("^?", "^*", "^+", "^{")):
+            return [pattern]
+    is_whole = "(?=" not in "".join(found) + rest and not _has_alternatives(rest)
+    return [*found, rest] if is_whole else [pattern]
+
+
+def _has_alternatives(pattern: str) -> bool:
+    """Whether it has any outside of groups."""
+    depth = 0
+    for part in parts(pattern):
+        depth += (part == "(") - (part == ")")
+        if part == "|" and not depth:
+            return True
+    return False
+
+
 def characters(part: str) -> Ranges:
     """The characters that a part matches which is a class, an escape or a character. Raises UnreadError."""
     if not part.startswith("["):
@@ -66,12 +94,15 @@ def characters(part: str) -> Ranges:
 
 def without(ranges: Ranges, others: Ranges) -> Ranges:
     """The characters that are in none of the others."""
-    for low, high in others:
-        cut = [(first, min(last, low - 1)) for first, last in ranges] + [
-            (max(first, high + 1), last) for first, last in ranges
-        ]
-        ranges = [(first, last) for first, last in cut if first <= last]
-    return ranges
+    found, others = Ranges(), sorted(others)
+    for first, last in ranges:
+        for low, high in others:
+            if first <= min(last, low - 1):
+                found.append((first, min(last, low - 1)))
+            first = max(first, high + 1)
+        if first <= last:
+            found.append((first, last))
+    return found
 
 
 def _after_one(pattern: str, at: int) -> int:

@@ -183,6 +183,8 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+# Python reads && in a class as two letters.
+@pytest.mark.filterwarnings("ignore:Possible set:FutureWarning")
 @pytest.mark.parametrize(
     ("num_schemas", "seed"),
     [(250, 1), pytest.param(10_000, 2, marks=[pytest.mark.long, pytest.mark.timeout(1500)])],

@@ -107,7 +107,7 @@ REFUSED = {
         {"anyOf": [{}, {"type": "string", "maxLenght": 3}]}
     ),
     "does not support not; say what a value is": schema({"not": {"type": "string"}}),
-    "exclusiveMinimum with a boolean": schema({"minimum": 1, "exclusiveMinimum": True}),
+    "exclusiveMinimum must be a number or a boolean": schema({"minimum": 1, "exclusiveMinimum": "1"}),
     "the dialect 'http://json-schema.org/draft-03/schema#'": schema(
         {"$schema": "http://json-schema.org/draft-03/schema#"}
     ),
@@ -177,6 +177,59 @@ def test_a_pattern_of_names_that_llguidance_cannot_write_is_refused(pattern: str
     for given in ({"patternProperties": {pattern: {}}}, {"propertyNames": {"pattern": pattern}}):
         with pytest.raises(GrammarError, match="control character"):
             grammar_of(schema({"type": "object", **given}))
+
+
+@pytest.mark.parametrize(
+    "negated", [r"[^ -\x{10ffff}\t\n\f\r\x08]", r"[^\s\S]", r"[^\x00-\x{10FFFF}]", r"[^\P{Cc}\t\n\f\r\x08]", "[^[^a]b]"]
+)
+def test_a_negated_class_of_names_that_may_leave_control_characters_only_is_refused(negated: str) -> None:
+    for pattern in (f"^{negated}$", f"^a{negated}{{2}}", negated):
+        with pytest.raises(GrammarError, match="control character"):
+            grammar_of(schema({"type": "object", "patternProperties": {pattern: {}}, "minProperties": 1}))
+
+
+def test_a_negated_class_of_names_that_leaves_few_is_those() -> None:
+    value = {
+        "type": "object",
+        "patternProperties": {r"^[^\x20-\x{10ffff}]$": {"const": 1}},
+        "additionalProperties": False,
+    }
+    assert accepts(schema(value), r'{"\t": 1, "\n": 1}')
+
+
+FREE = '%json {"type": "object"}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"start: {FREE}", f'start: "a: " {FREE} /[^\\[{{"]*/',
+        f'start: <|x|> /[a-z]{{2,3}}\\s\\d/ {FREE}\n%ignore /[ \\n]+/',
+        f'start: a{{1,2}} | {FREE}\na: {FREE} ("x" | "y")*',
+    ],
+)  # fmt: skip
+def test_a_lark_grammar_says_where_its_json_stands(text: str) -> None:
+    grammar = json.loads(grammar_of(Constraint(lark=text)))["grammars"]
+    assert [sorted(one) for one in grammar] == [["json_places", "lark_grammar"]]
+    # Where all names are listed, it need not.
+    closed = text.replace('"object"', '"object", "additionalProperties": false')
+    assert "json_places" not in grammar_of(Constraint(lark=closed))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "/(.|\\n)*/", '"{"', '"\\""', r'"\x7b"', r"/\x7B/", r"/\u{5b}/",
+        "/[A-z]/", r"/[^a]/", r"/\S/", r"/\p{P}/", "/[a&&b]/",
+        "<[7]>",
+        "<[*]>", "~/a/", '"A".."z"', '%regex {"substring_chars": "a{"}',
+    ],
+)  # fmt: skip
+def test_json_with_open_names_beside_text_that_may_look_like_json_is_refused(word: str) -> None:
+    for text in (f"start: {word} {FREE}", f"start: X {FREE}\nX: {word}", f'start: x {FREE}\nx[suffix={word}]: "a"'):
+        with pytest.raises(GrammarError, match="list them with additionalProperties: false"):
+            grammar_of(Constraint(lark=text))
+    grammar_of(Constraint(lark=f'start: {word} %json {{"type": "null"}}'))
 
 
 def test_a_pattern_of_names_with_a_negated_class_stays_beside_other_names() -> None:
@@ -340,6 +393,8 @@ def test_attributes_of_rules_may_have_brackets() -> None:
     ("make", "size"),
     [
         (lambda n: schema({"pattern": "[" * n}), 4_000),
+        (lambda n: schema({"patternProperties": {f"^[^{''.join(map(chr, range(99, n)))}]+$": True}}), 2_000),
+        (lambda n: schema({"pattern": "^" + "(?=a)" * n}), 500),
         (lambda n: schema({"pattern": "\\" * (2 * n + 1) + "[" * n}), 2_000),
         (lambda n: schema({"patternProperties": {"^" + "[a-z]{1,2}" * n + "$": True}}), 500),
         (lambda n: schema({"patternProperties": {f"^[ab]{{9}}{i}$": True for i in range(n)}, "required": ["a"]}), 100),

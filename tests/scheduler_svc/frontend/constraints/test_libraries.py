@@ -1,6 +1,10 @@
 """Schemas as pydantic 2, zod 3 and 4 (toJSONSchema, zod-to-json-schema, OpenAI's helpers) and OpenAI's documentation
-write them: each is served, with the values that its author means, or refused with what to write instead."""
+write them: each is served, with the values that its author means, or refused with what to write instead.
 
+The rows of zod were made by it, in the versions that the table names; their names say the type and the options.
+"""
+
+import itertools
 import json
 import random
 import re
@@ -16,7 +20,8 @@ from tandem.v1.constraint_pb2 import Constraint
 from scheduler_svc.frontend.constraints.grammar import grammar_of
 from scheduler_svc.frontend.constraints.limits import GrammarError
 from scheduler_svc.frontend.constraints.lowering import SAME_PATTERNS
-from scheduler_svc.frontend.constraints.names import UnreadError, names_of
+from scheduler_svc.frontend.constraints.names import names_of
+from scheduler_svc.frontend.constraints.patterns import UnreadError, without_lookahead
 from tests.rigs import byte_tokenizer
 
 TOKENIZER = llguidance.LLTokenizer(
@@ -136,6 +141,24 @@ def test_a_refusal_names_the_place_and_what_to_write_instead(row: dict[str, Any]
     text = str(refused.value)
     assert row["words"] in text and text.startswith("constraint.json_schema") and "\n" not in text
     assert text.startswith(refused.value.field)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^(?=.*a)(?=.{2,3}$)[ab]+", "^(?=a|b)c*", "^(?=a)b|a", "^(?=a)?b", "(?=a)b", "^(?=a", "^(?=(a|b)c?)[a-c]{2}$",
+        "^a(?=b)",
+        "^(?=[(]|a)a", "^(?=a$)", r"^(?=\)|a)[a)]",
+    ],
+)  # fmt: skip
+def test_patterns_without_lookahead_match_together_the_same(pattern: str) -> None:
+    found, letters = without_lookahead(pattern), ["", "a", "b", "c", ")", "("]
+    if found == [pattern]:
+        assert pattern in ("^(?=a)b|a", "^(?=a)?b", "(?=a)b", "^(?=a", "^a(?=b)")
+        return
+    assert not any("(?=" in one for one in found)
+    for text in ("".join(some) for some in itertools.product(letters, repeat=4)):
+        assert all(re.search(one, text) for one in found) == (re.search(pattern, text) is not None), (found, text)
 
 
 @pytest.mark.parametrize("pattern", [DECIMAL, EMAIL, DURATION])
