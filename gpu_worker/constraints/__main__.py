@@ -41,8 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     try:
         from gpu_worker.constraints.matchers import Matchers
-        from gpu_worker.constraints.speed import slowness
-        from gpu_worker.constraints.tokenizer import constraint_tokenizer
+        from tandem_contract.grammar_process import constraint_tokenizer, slowness
 
         with open(given.tokenizer, "rb") as file:
             text = file.read().decode()

@@ -1,10 +1,11 @@
 """The limits of constraints in a worker, and how a refusal tells them.
 
-Limits are in CPU time of the thread that computes, in seconds of the reference machine (`speed.py`): a machine that is
-busy or slow refuses nothing that a quiet one takes. Wall time only ends what sleeps.
+Limits are in CPU time of the thread that computes. Wall time only ends what sleeps.
 """
 
 from dataclasses import dataclass
+
+from tandem_contract.grammar_limits import COMPILE_SECONDS, MASK_SECONDS, START_SECONDS, limit_words, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,17 +13,17 @@ class Limits:
     """What a mask server may take, in seconds."""
 
     # CPU time of one mask, and of the tokens that the row takes before it.
-    mask: float = 0.25
+    mask: float = MASK_SECONDS
     # CPU time of a constraint: compiling it, and its first mask.
-    prepare: float = 2.0
+    prepare: float = COMPILE_SECONDS
     # The same for one that was within the limit before, while rows wait for it.
     define: float = 4.0
     # Wall time, as a multiple of each of these limits: a server that does not get so little CPU time is replaced.
     patience: float = 10.0
     # Wall time of a server that rows wait for and that computes nothing.
     idle: float = 5.0
-    # Wall time of the start of the process: imports, and the tokenizer of the largest vocabularies.
-    start: float = 60.0
+    # Wall time of the start of the process.
+    start: float = START_SECONDS
 
 
 DEFAULT_LIMITS = Limits()
@@ -46,14 +47,7 @@ class Excess:
     @property
     def words(self) -> str:
         """What was measured, and the limit."""
-        limit = (
-            f"{_shown(self.limit * self.slowness)} of CPU time ({_shown(self.limit)} x {self.slowness:g}, for the speed"
-        )
-        took = f"took {_shown(self.cpu)} of CPU time"
+        took = f"took {shown(self.cpu)} of CPU time"
         if not self.is_of_cpu:
-            took += f" in {_shown(self.wall)} and was not done, because the machine is busy"
-        return f"{took}; the limit is {limit} of this machine)"
-
-
-def _shown(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.3g} s"
+            took += f" in {shown(self.wall)} and was not done, because the machine is busy"
+        return f"{took}; {limit_words(self.limit, self.slowness)}"

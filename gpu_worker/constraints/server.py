@@ -33,7 +33,7 @@ class MaskServer:
     """Serves one worker."""
 
     def __init__(self, connection: socket.socket, area: SharedArea, matchers: Matchers, slowness: float = 1.0) -> None:
-        """connection: a socket of packets. slowness: of this machine (`speed.py`)."""
+        """connection: a socket of packets. slowness: of this machine."""
         self._slowness = slowness
         self._connection, self._area, self._matchers = connection, area, matchers
         # Python reads and writes memoryviews faster than numpy's elements.

@@ -67,7 +67,7 @@ class Watch:
         self._begun = self._clock()
 
     def begin(self, process: int, preparing_thread: int, slowness: float) -> None:
-        """The process says that it serves. slowness: that of its machine (`speed.py`)."""
+        """The process says that it serves. slowness: that of its machine."""
         self.is_serving, self._process, self._preparing_thread = True, process, preparing_thread
         self._slowness = slowness
 

@@ -38,9 +38,8 @@ def main(arguments: Sequence[str]) -> int:
     _give_way()
     control = socket.socket(fileno=given.control)
     try:
-        from scheduler_svc.constraint_trial.speed import slowness
-        from scheduler_svc.constraint_trial.tokenizer import constraint_tokenizer
         from scheduler_svc.constraint_trial.trial import Trial
+        from tandem_contract.grammar_process import constraint_tokenizer, slowness
 
         text = Path(f"/proc/self/fd/{given.tokenizer}").read_bytes().decode()
         trial = Trial(constraint_tokenizer(text, given.vocab_size, given.eos), given.eos, slowness())

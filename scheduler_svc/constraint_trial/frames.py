@@ -23,11 +23,3 @@ def unpacked(packet: bytes) -> tuple[int, str]:
     if len(packet) < _NUMBER.size:
         raise ValueError(f"a packet has {len(packet)} bytes; at least {_NUMBER.size} belong to it")
     return _NUMBER.unpack_from(packet)[0], packet[_NUMBER.size :].decode()
-
-
-def limit_words(seconds: float, slowness: float) -> str:
-    """How a refusal tells a limit of CPU time, which a machine `slowness` times as slow as the reference multiplies."""
-    limit, of_reference = (
-        f"{each * 1e3:.0f} ms" if each < 1 else f"{each:.3g} s" for each in (seconds * slowness, seconds)
-    )
-    return f"the limit is {limit} of CPU time ({of_reference} x {slowness:g}, for the speed of this machine)"

@@ -12,18 +12,16 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from scheduler_svc.constraint_trial.frames import limit_words
+from tandem_contract.grammar_limits import MASK_SECONDS, limit_words
 
 NUM_MASKS = 64
-# The worker's limit for a mask: CPU time, in seconds of the reference machine.
-MASK_SECONDS = 0.25
 
 
 class Trial:
     """Tries grammars with one tokenizer."""
 
     def __init__(self, tokenizer: LLTokenizer, eos_token_ids: Sequence[int], slowness: float = 1.0) -> None:
-        """`eos_token_ids` are the model's. `slowness` multiplies limits (`speed.py`)."""
+        """`eos_token_ids` are the model's. `slowness` multiplies limits."""
         self._tokenizer, self.slowness = tokenizer, slowness
         self._eos = frozenset(eos_token_ids)
         # What llguidance takes for the end although it is not the model's.

@@ -23,7 +23,8 @@ from typing import Any
 import grpc
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend.constraints.trial_process import TRIAL_SECONDS, TrialProcess
+from scheduler_svc.frontend.constraints.trial_process import TrialProcess
+from tandem_contract.grammar_limits import COMPILE_SECONDS
 from tests.benchmarks.machine import description
 from tests.benchmarks.percentiles import percentiles
 from tests.rigs import byte_tokenizer
@@ -153,7 +154,7 @@ async def _trials(rounds: int) -> dict[str, Any]:
 
     try:
         await process.judge("start: /x/")
-        limit = TRIAL_SECONDS * process.slowness
+        limit = COMPILE_SECONDS * process.slowness
         for _ in range(rounds):
             number += 1
             await timed("running", f'start: "a{number}" | "b"')

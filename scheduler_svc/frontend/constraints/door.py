@@ -20,11 +20,12 @@ from scheduler_svc.frontend.constraints.grammar import (
 )
 from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError
 from scheduler_svc.frontend.constraints.tool_schemas import ANSWER, ToolSchemas
-from scheduler_svc.frontend.constraints.trial_process import TRIAL_SECONDS, TrialProcess, Verdict
+from scheduler_svc.frontend.constraints.trial_process import TrialProcess, Verdict
 from scheduler_svc.frontend.constraints.trials import Trials
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.metrics.front_meter import FrontMeter
+from tandem_contract.grammar_limits import COMPILE_SECONDS
 
 # A larger constraint is checked in a thread, so that the event loop goes on.
 LONG_BYTES = 4_096
@@ -127,7 +128,7 @@ class ConstraintDoor:
             raise
         if verdict.is_unknown:
             self._count("busy")
-            raise status.overloaded(f"{field}: {verdict.refusal}", TRIAL_SECONDS)
+            raise status.overloaded(f"{field}: {verdict.refusal}", COMPILE_SECONDS)
         return verdict
 
     def close(self) -> None:

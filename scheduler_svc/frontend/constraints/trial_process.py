@@ -14,14 +14,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from scheduler_svc.constraint_trial.frames import HELLO, MAX_PACKET, limit_words, packed, unpacked
+from scheduler_svc.constraint_trial.frames import HELLO, MAX_PACKET, packed, unpacked
+from tandem_contract.grammar_limits import COMPILE_SECONDS, START_SECONDS, limit_words
 
-# A grammar that needs more is refused: CPU time, in seconds of the reference machine (`constraint_trial/speed.py`).
-TRIAL_SECONDS = 2.0
 # Wall time after which nothing is known about the grammar, because the machine is busy.
 PATIENCE_SECONDS = 10.0
-# Wall time for the imports and the largest tokenizers.
-START_SECONDS = 60.0
 # Between two looks at the CPU clock.
 _SLICE_SECONDS = 0.05
 # CPUCLOCK_SCHED of Linux.
@@ -61,7 +58,7 @@ class TrialProcess:
         *,
         vocab_size: int,
         eos_token_ids: Sequence[int],
-        cpu_seconds: float = TRIAL_SECONDS,
+        cpu_seconds: float = COMPILE_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """`cpu_seconds` and `patience_seconds` are the limits of a trial."""

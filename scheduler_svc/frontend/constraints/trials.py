@@ -10,8 +10,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler_svc.frontend.constraints.trial_process import TRIAL_SECONDS, TrialProcess, TrialUnusable, Verdict
+from scheduler_svc.frontend.constraints.trial_process import TrialProcess, TrialUnusable, Verdict
 from scheduler_svc.frontend.rpc import status
+from tandem_contract.grammar_limits import COMPILE_SECONDS
 
 MAX_KEPT = 1_024
 # Of one tenant.
@@ -74,7 +75,7 @@ class Trials:
         waiting = self._waiting.get(tenant, ())
         if len(waiting) >= MAX_WAITING:
             what = f"{len(waiting)} new constraints of the caller wait for their trial; the limit is {MAX_WAITING}"
-            raise status.overloaded(what, TRIAL_SECONDS)
+            raise status.overloaded(what, COMPILE_SECONDS)
         done: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         entry = self._by_name[name] = _Entry(name=name, grammar=grammar, tenant=tenant, done=done)
         if tenant not in self._waiting:

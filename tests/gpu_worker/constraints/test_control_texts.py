@@ -19,12 +19,12 @@ from gpu_worker.bundled.recipe.evaluate import MODEL_DIR
 from gpu_worker.constraints.area import Sizes
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.rows import Fate
-from scheduler_svc.constraint_trial.tokenizer import constraint_tokenizer
 from scheduler_svc.constraint_trial.trial import Trial
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
 from scheduler_svc.frontend.tools.call_format import CallFormat
 from scheduler_svc.frontend.tools.grammar import AnswerFormat, answer_grammar
 from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
+from tandem_contract.grammar_process import constraint_tokenizer
 from tests.gpu_worker.constraints.rig import hash_of, prepare
 from tests.gpu_worker.constraints.test_schemas import EOS, VOCAB, Sampler
 from tests.rigs.byte_tokenizer import byte_characters, byte_level_json

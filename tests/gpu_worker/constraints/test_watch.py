@@ -5,11 +5,10 @@ import socket
 import struct
 import threading
 from collections import Counter
-from typing import Any
 
 import pytest
 
-from gpu_worker.constraints import area, server, speed
+from gpu_worker.constraints import area, server
 from gpu_worker.constraints.area import (
     MAX_ENTRIES,
     MAX_NUMBER,
@@ -26,7 +25,7 @@ from gpu_worker.constraints.limits import Excess, Limits
 from gpu_worker.constraints.matchers import MatcherError
 from gpu_worker.constraints.server import MaskServer
 from gpu_worker.constraints.watch import Watch, cpu_seconds
-from scheduler_svc.constraint_trial import speed as trial_speed
+from tandem_contract import grammar_process
 from tests.gpu_worker.constraints.rig import SIZES
 from tests.rigs.instructions import at_every_instruction
 
@@ -225,11 +224,10 @@ def test_a_refusal_tells_what_was_measured_and_the_limit(excess: Excess, words: 
     assert excess.words == words
 
 
-@pytest.mark.parametrize("module", [speed, trial_speed])
-def test_the_speed_of_a_machine_is_bounded(module: Any) -> None:
+def test_the_speed_of_a_machine_is_bounded() -> None:
     ratios = {0.2: 1.0, 1.0: 1.0, 1.266: 1.27, 3.999: 4.0, 70.0: 4.0}
-    assert {ratio: module.bounded(ratio) for ratio in ratios} == ratios
-    assert module.LEAST <= module.slowness() <= module.MOST
+    assert {ratio: grammar_process.bounded(ratio) for ratio in ratios} == ratios
+    assert grammar_process.LEAST <= grammar_process.slowness() <= grammar_process.MOST
 
 
 def test_the_cpu_clock_is_that_of_one_thread() -> None:

@@ -1,0 +1,68 @@
+"""What the processes of llguidance, a front end's trial and a worker's mask server, load alike: tokenizer and speed.
+
+Only they import this module. llguidance tokenizes forced text with the model's tokenizer, which takes the text of a
+control token for that token. Then a literal with `<|im_end|>` in it would end the output there, or fail. Control tokens
+are here those that llguidance never matches as text (special ones, and those that look like <this>), and the model's
+EOS tokens.
+
+Limits of CPU time are in seconds of the reference machine. The unit is the CPU time of one piece of work of the same
+kind: `_GRAMMAR` is compiled with a tokenizer of single bytes, and its first mask is computed. It is measured once, at
+the start of the process.
+"""
+
+import time
+from collections.abc import Sequence
+
+from llguidance import LLMatcher, LLTokenizer
+
+_GRAMMAR = "start: /(x{100}){100}/"
+# Of the reference machine: one core of an AMD EPYC, of which a virtual machine has two.
+REFERENCE_MS = 9.0
+# A limit is never shorter than on the reference machine, and never longer than four times that.
+LEAST, MOST = 1.0, 4.0
+# The shortest time counts; in the others the CPU had other work too.
+_NUM_TRIES = 3
+
+
+class _Ordinary:
+    """The tokenizer for texts, as llguidance calls it (its `TokenizerWrapper`)."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, inner: LLTokenizer) -> None:
+        self._inner = inner
+        ids, self.eos_token_id = range(inner.vocab_size), inner.eos_token
+        self.special_token_ids = sorted({*filter(inner.is_special_token, ids), *inner.eos_tokens})
+        self._control = frozenset(self.special_token_ids)
+        self.tokens = [inner.decode_bytes([token]) for token in ids]
+        self.whole = LLTokenizer(self, n_vocab=inner.vocab_size, eos_token=inner.eos_tokens)  # type: ignore[arg-type]
+        # It was copied.
+        self.tokens = []
+
+    def __call__(self, text: str) -> list[int]:
+        tokens = self._inner.tokenize_str(text)
+        # The longest tokens of the trie, where control tokens are no text.
+        return tokens if self._control.isdisjoint(tokens) else self.whole.greedy_tokenize(text)
+
+
+def constraint_tokenizer(tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    """The tokenizer of a model; without EOS tokens llguidance takes one itself. Raises what llguidance raises."""
+    return _Ordinary(LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)).whole
+
+
+def slowness() -> float:
+    """By what limits are multiplied: LEAST to MOST. Takes some 30 ms."""
+    tokenizer = LLTokenizer("byte")
+    return bounded(min(_seconds(tokenizer) for _ in range(_NUM_TRIES)) * 1e3 / REFERENCE_MS)
+
+
+def bounded(ratio: float) -> float:
+    """A measured ratio within its bounds, in steps of 0.01."""
+    return round(min(max(ratio, LEAST), MOST), 2)
+
+
+def _seconds(tokenizer: LLTokenizer) -> float:
+    begun = time.thread_time()
+    LLMatcher(tokenizer, _GRAMMAR, log_level=0).compute_bitmask()
+    return time.thread_time() - begun
