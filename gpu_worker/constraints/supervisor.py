@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 # Servers that may end one after another without a mask.
 _MOST_DEATHS = 5
+_NOT_STARTED = "no mask server can be started"
 
 
 class Supervisor:
@@ -152,6 +153,8 @@ class Supervisor:
         except ServerUnusable as reason:
             self._refusal = f"the model's tokenizer does not serve constraints: {reason}"
             self._give_up(self._refusal)
+        except OSError as error:
+            self._give_up(f"{_NOT_STARTED}: {error}")
         except (ServerGone, FrameError, LookupError, ValueError) as reason:
             self._died(str(reason))
 
@@ -184,7 +187,7 @@ class Supervisor:
         try:
             self._server.replace()
         except OSError as error:
-            self._give_up(f"no mask server can be started: {error}")
+            self._give_up(f"{_NOT_STARTED}: {error}")
             return
         self._is_running = True
         for known in self._known.unanswered():

@@ -4,30 +4,16 @@ Owns the time; what is computed is in the shared memory (`area.py`). Wall time c
 pause of this process, or of the machine, replaces no server.
 """
 
-import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpu_worker.constraints.area import PREPARED, WORK, SharedArea, Stage, Work
 from gpu_worker.constraints.limits import Excess, Limits
+from tandem_contract.fork_server import cpu_seconds
 
 # The longest wait between two looks; more of the time between them was not spent waiting.
 SLICE_SECONDS, _MOST_SECONDS = 0.02, 0.05
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_seconds(process: int, thread: int) -> float:
-    """CPU time that a thread of another process has used; 0 if it is gone. It may be some milliseconds old."""
-    folder = Path(f"/proc/{process}/task/{thread}")
-    with suppress(OSError, ValueError, IndexError):
-        return int((folder / "schedstat").read_text().split()[0]) / 1e9
-    with suppress(OSError, ValueError, IndexError):
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
-    return 0.0
 
 
 @dataclass(slots=True)

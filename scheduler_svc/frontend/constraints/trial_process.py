@@ -7,24 +7,18 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from scheduler_svc.constraint_trial.frames import HELLO, MAX_PACKET, packed, unpacked
+from tandem_contract.fork_server import ForkServer, cpu_seconds
 from tandem_contract.grammar_limits import COMPILE_SECONDS, START_SECONDS, limit_words
 
 # Wall time after which nothing is known about the grammar, because the machine is busy.
 PATIENCE_SECONDS = 10.0
 # Between two looks at the CPU clock.
 _SLICE_SECONDS = 0.05
-# CPUCLOCK_SCHED of Linux.
-_CPU_CLOCK = 2
-
-
 # One death may be another's doing, such as the kernel's when memory is short.
 MAX_DEATHS = 2
 
@@ -63,9 +57,11 @@ class TrialProcess:
     ) -> None:
         """`cpu_seconds` and `patience_seconds` are the limits of a trial."""
         self._cpu_limit, self._patience, self.slowness = cpu_seconds, patience_seconds, 1.0
-        self._tokenizer_json, self._vocab_size, self._eos = tokenizer_json, vocab_size, tuple(eos_token_ids)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._forks = ForkServer(
+            "scheduler_svc.constraint_trial",
+            {"vocab_size": vocab_size, "eos": list(eos_token_ids)},
+            files={"tokenizer": tokenizer_json},
+        )
         self._connection: socket.socket | None = None
         self._child = self._number = 0
 
@@ -77,14 +73,14 @@ class TrialProcess:
             try:
                 return await self._judge(grammar)
             except _Died:
-                self._kill_child()
+                self._leave_child()
         why = f"its trial ended the process that tries it, {MAX_DEATHS} times, perhaps out of memory"
         return Verdict(refusal=why, was_killed=True)
 
     async def _judge(self, grammar: str) -> Verdict:
         assert self._connection is not None
         self._number += 1
-        cpu_before = _cpu_seconds(self._child)
+        cpu_before = cpu_seconds(self._child)
         try:
             await asyncio.get_running_loop().sock_sendall(self._connection, packed(self._number, grammar))
             verdict, packet = await self._wait(self._connection, cpu_before)
@@ -105,15 +101,8 @@ class TrialProcess:
 
     def close(self) -> None:
         """Ends the process."""
-        self._kill_child()
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-            self._process.wait()
-            self._process = None
+        self._leave_child()
+        self._forks.kill()
 
     async def _wait(self, connection: socket.socket, cpu_before: float) -> tuple[Verdict | None, bytes]:
         """Returns the child's answer, or the verdict if it takes too long."""
@@ -123,9 +112,9 @@ class TrialProcess:
         try:
             while not answer.done():
                 await asyncio.wait([answer], timeout=_SLICE_SECONDS)
-                used = _cpu_seconds(self._child) - cpu_before
                 if answer.done():
                     break
+                used = cpu_seconds(self._child) - cpu_before
                 if used > self._cpu_limit * self.slowness:
                     words = limit_words(self._cpu_limit, self.slowness)
                     return Verdict(refusal=f"its trial took {used:.3g} s of CPU time; {words}", was_killed=True), b""
@@ -146,8 +135,7 @@ class TrialProcess:
         for _ in range(MAX_DEATHS):
             try:
                 packet = await self._fork()
-            except ConnectionError:
-                packet = b""
+                words = "" if packet else self._forks.last_words()
             except OSError as error:
                 self.close()
                 raise TrialUnusable(f"{type(error).__name__}: {error}") from None
@@ -157,66 +145,28 @@ class TrialProcess:
                 process, slowness = text.split()
                 self._child, self.slowness = int(process), float(slowness)
                 return
-            words = self._last_words()
             self.close()
             if words:
                 raise TrialUnusable(words)
         raise TrialUnusable("its process has ended")
 
     async def _fork(self) -> bytes:
-        """The first packet of a new child; empty if the process has ended."""
-        if self._control is None:
-            await asyncio.to_thread(self._spawn)
-        assert self._control is not None
-        self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection.setblocking(False)
-        with other:
-            socket.send_fds(self._control, [b"fork"], [other.fileno()])
-        async with asyncio.timeout(START_SECONDS):
-            return await asyncio.get_running_loop().sock_recv(self._connection, MAX_PACKET)
-
-    def _spawn(self) -> None:
-        """Starts the process, which reads the tokenizer from memory."""
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        tokenizer = os.memfd_create("tandem-tokenizer", os.MFD_CLOEXEC)
-        with theirs, os.fdopen(tokenizer, "wb") as file:
-            file.write(self._tokenizer_json)
-            file.flush()
-            inherited = theirs.fileno(), tokenizer
-            command = [sys.executable, "-P", "-m", "scheduler_svc.constraint_trial"]
-            command += ["--control", str(inherited[0]), "--tokenizer", str(inherited[1])]
-            command += ["--vocab-size", str(self._vocab_size), "--eos", *map(str, self._eos)]
-            nothing = subprocess.DEVNULL
-            # The front end is the only writer of the log; the process says on its socket why it cannot serve.
-            self._process = subprocess.Popen(command, pass_fds=inherited, stdin=nothing, stdout=nothing, stderr=nothing)
-
-    def _last_words(self) -> str:
-        """Why the process has ended; empty if it did not say."""
-        assert self._control is not None
-        self._control.setblocking(False)
-        # The first error says that the process has not read what was sent to it.
-        for _ in range(2):
-            with suppress(OSError):
-                if words := self._control.recv(MAX_PACKET):
-                    return words.decode("utf-8", "replace")
-        return ""
+        """The first packet of a new child; empty if it has ended."""
+        self._connection = self._forks.fork()
+        with suppress(ConnectionError):
+            async with asyncio.timeout(START_SECONDS):
+                return await asyncio.get_running_loop().sock_recv(self._connection, MAX_PACKET)
+        return b""
 
     def _kill_child(self) -> None:
-        """Kills the child at once; the process that forked it may wait long for its turn."""
+        """Kills the child, which has just been seen alive. The process that forked it may wait long for its turn."""
+        if self._child:
+            with suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGKILL)
+        self._leave_child()
+
+    def _leave_child(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        if self._child:
-            # It is not reaped before the next child, so the number is still its own.
-            with suppress(ProcessLookupError):
-                os.kill(self._child, signal.SIGKILL)
-            self._child = 0
-
-
-def _cpu_seconds(process: int) -> float:
-    """CPU time that a process has used; 0 if it is gone."""
-    try:
-        # clock_getcpuclockid(3): the clock of a process.
-        return time.clock_gettime((~process << 3) | _CPU_CLOCK)
-    except OSError:
-        return 0.0
+        self._child = 0

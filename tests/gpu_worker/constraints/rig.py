@@ -5,6 +5,9 @@ Owns a driver that follows rows of `Constraints` and, beside it, matchers in thi
 
 import hashlib
 import json
+import os
+import select
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +23,7 @@ from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.limits import DEFAULT_LIMITS, Limits
 from gpu_worker.constraints.rows import ConstrainedRow, Fate
 from tests.rigs.byte_tokenizer import byte_characters, byte_level_json
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 # As of the models of the worker's rigs.
 VOCAB_SIZE = 131
@@ -111,10 +115,19 @@ def serving(limits: Limits = DEFAULT_LIMITS, eos: Sequence[int] = (EOS,)) -> Ite
 
 def serving_process(constraints: Constraints) -> int:
     """The child of the process that forks."""
-    process = constraints._supervisor._server._process
-    assert process is not None
-    [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    pid = constraints._supervisor._server._forks.pid
+    [child] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(child)
+
+
+def kill_server(constraints: Constraints, *, everything: bool) -> None:
+    """Kills the serving process, or the one that forks it, and waits until it is gone."""
+    pid = constraints._supervisor._server._forks.pid if everything else serving_process(constraints)
+    assert pid is not None
+    process = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([process], [], [], TIMEOUT_SECONDS)[0]
+    os.close(process)
 
 
 def prepare(constraints: Constraints, *sources: str) -> dict[str, str]:

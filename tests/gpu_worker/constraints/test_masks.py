@@ -1,12 +1,8 @@
 """The masks of the mask server are llguidance's own, whatever happens to the server in between."""
 
-import os
 import re
-import select
-import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import llguidance
 import numpy as np
@@ -27,11 +23,11 @@ from tests.gpu_worker.constraints.rig import (
     Walk,
     allowed,
     hash_of,
+    kill_server,
     mask_of,
     own_tokenizer,
     prepare,
     serving,
-    serving_process,
     text_of,
 )
 
@@ -66,9 +62,7 @@ def test_a_server_that_is_killed_between_steps_changes_no_mask(everything: bool)
         walk = Walk(constraints=constraints, sources=[*ALL, *ALL], seed=9)
         for _ in range(8):
             walk.run(3)
-            process = constraints._supervisor._server._process
-            assert process is not None
-            os.kill(process.pid if everything else serving_process(constraints), signal.SIGKILL)
+            kill_server(constraints, everything=everything)
         walk.run(100)
         assert not [own for own in map(constraints.row, walk.outputs) if own.fate is Fate.FAILED]
 
@@ -192,27 +186,6 @@ def test_a_tokenizer_that_llguidance_cannot_read_refuses_every_constraint() -> N
             assert "tokenizer" in prepare(constraints, WORD)[WORD]
     finally:
         constraints.close()
-
-
-def test_both_processes_end_with_the_worker(tmp_path: Path) -> None:
-    """It is killed, so nothing of it can end them."""
-    program = (
-        "import os, sys, time\n"
-        "from tests.gpu_worker.constraints.rig import serving, serving_process, prepare, WORD\n"
-        "with serving() as constraints:\n"
-        "    prepare(constraints, WORD)\n"
-        "    print(constraints._supervisor._server._process.pid, serving_process(constraints), flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert worker.stdout is not None
-    pids = [os.pidfd_open(int(pid)) for pid in worker.stdout.readline().split()]
-    worker.kill()
-    worker.wait()
-    worker.stdout.close()
-    for pid in pids:
-        assert select.select([pid], [], [], 10)[0] == [pid]
-        os.close(pid)
 
 
 def test_no_module_of_the_server_loads_torch() -> None:

@@ -1,9 +1,7 @@
 """Constrained rows in the worker's steps: their outputs satisfy the constraints, and other rows notice nothing."""
 
 import json
-import os
 import re
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,8 +25,8 @@ from tests.gpu_worker.constraints.rig import (
     SUM,
     WORD,
     hash_of,
+    kill_server,
     prepare,
-    serving_process,
     text_of,
     tokenizer_json,
 )
@@ -198,9 +196,7 @@ def test_a_mask_server_that_is_killed_changes_no_token(
     run = run_of(rig, SOURCES)
     for _ in range(4):
         run.go([1, 2, 3], 2)
-        process = constraints._supervisor._server._process
-        assert process is not None
-        os.kill(process.pid if whole else serving_process(constraints), signal.SIGKILL)
+        kill_server(constraints, everything=whole)
     run.go([1, 2, 3], 100)
     assert (run.outputs, run.ends) == (expected.outputs, expected.ends)
 

@@ -106,15 +106,11 @@ async def test_only_a_grammar_that_ends_its_process_twice_is_blamed(victim: str,
 
 def kill(trial: TrialProcess, victim: str) -> None:
     """Kills the child, or the process that forks it, and waits until it is gone."""
-    assert trial._process is not None
-    if victim == "parent":
-        trial._process.kill()
-        trial._process.wait()
-    else:
-        child = os.pidfd_open(trial._child)
-        os.kill(trial._child, signal.SIGKILL)
-        assert select.select([child], [], [], 100.0)[0]
-        os.close(child)
+    pid = trial._forks.pid if victim == "parent" else trial._child
+    process = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([process], [], [], 100.0)[0]
+    os.close(process)
 
 
 @in_loop
