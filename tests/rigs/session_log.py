@@ -23,7 +23,6 @@ from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire.arrays import packed
 from scheduler_svc.wire.page_labels import fill_labels
 from scheduler_svc.wire.submit import TENANT_END
-from scheduler_svc.wire.worker import PROTOCOL
 
 
 class SessionLog:
@@ -119,8 +118,8 @@ def _update(event: ev.UpdateWeights) -> tuple[str, Any]:
 
 def _joined(event: ev.WorkerJoined) -> tuple[str, Any]:
     info = event.info
-    defaults = _same(info.defaults, worker_pb2.GenerationDefaults)
-    join = _same(info, worker_pb2.Join, protocol=PROTOCOL, standby=info.is_standby, defaults=defaults)
+    defaults, protocol = _same(info.defaults, worker_pb2.GenerationDefaults), worker_pb2.PROTOCOL_CURRENT
+    join = _same(info, worker_pb2.Join, protocol=protocol, standby=info.is_standby, defaults=defaults)
     if event.kept is not None:
         join.kept.page_root, join.kept.generation = bytes.fromhex(event.kept.page_root), event.kept.generation
         fill_labels(join.kept.labels, event.kept.labels)
