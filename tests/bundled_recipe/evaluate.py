@@ -14,10 +14,11 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from gpu_worker.bundled.recipe.corpus import Corpus, build_corpus
-from gpu_worker.bundled.recipe.tokenizer import EOS_ID
+from gpu_worker.settings import BUNDLED_MODEL
+from tests.bundled_recipe.corpus import Corpus, build_corpus
+from tests.bundled_recipe.tokenizer import EOS_ID
 
-MODEL_DIR = Path(__file__).parents[1] / "model"
+MODEL_DIR = BUNDLED_MODEL
 PROVENANCE = "provenance.json"
 WINDOW = 1_024
 TOLERANCE = 0.02

@@ -4,13 +4,10 @@ Owns the candidates (hand_written_prompts.txt, and beginnings of held-out paragr
 greedy decoding in f32 has a clear winner at each of NUM_NEW_TOKENS steps, continues for a while, differs from the
 completions of other prompts, and repeats less than that of a rejected candidate.
 
-    python -m gpu_worker.bundled.recipe.prompts            check prompts.txt against the model
-    python -m gpu_worker.bundled.recipe.prompts --choose   write prompts.txt again (after training)
+    python -m tests.bundled_recipe.prompts            check prompts.txt against the model
+    python -m tests.bundled_recipe.prompts --choose   write prompts.txt again (after training)
 """
 
-import gpu_worker.process.import_path  # noqa: F401
-
-# isort: split
 import argparse
 import re
 import sys
@@ -22,12 +19,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from gpu_worker.bundled.recipe.corpus import build_corpus
-from gpu_worker.bundled.recipe.evaluate import MODEL_DIR, load_f32
-from gpu_worker.bundled.recipe.tokenizer import EOS_ID
+from tests.bundled_recipe.corpus import build_corpus
+from tests.bundled_recipe.evaluate import MODEL_DIR, load_f32
+from tests.bundled_recipe.tokenizer import EOS_ID
 
-PROMPTS_FILE = Path(__file__).parents[1] / "prompts.txt"
-HAND_WRITTEN_FILE = Path(__file__).parents[1] / "hand_written_prompts.txt"
+PROMPTS_FILE = Path(__file__).parent / "prompts.txt"
+HAND_WRITTEN_FILE = Path(__file__).parent / "hand_written_prompts.txt"
 NUM_PROMPTS = 112
 MIN_WORDS, MAX_WORDS = 4, 60
 NUM_NEW_TOKENS = 64
@@ -111,7 +108,7 @@ def choose(model: PreTrainedModel, tokenizer: Tokenizer) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m gpu_worker.bundled.recipe.prompts")
+    parser = argparse.ArgumentParser(prog="python -m tests.bundled_recipe.prompts")
     parser.add_argument("--model", type=Path, default=MODEL_DIR)
     parser.add_argument("--choose", action="store_true")
     arguments = parser.parse_args()

@@ -3,13 +3,10 @@
 Owns the optimiser loop, its log and checkpoint, provenance.json and the command line. Step n draws the same documents
 and the same dropout noise on every run, so an interrupted run continues with the same results.
 
-    python -m gpu_worker.bundled.recipe.train --out DIR      the whole recipe
-    python -m gpu_worker.bundled.recipe.train --verify       measure the committed model again
+    python -m tests.bundled_recipe.train --out DIR      the whole recipe
+    python -m tests.bundled_recipe.train --verify       measure the committed model again
 """
 
-import gpu_worker.process.import_path  # noqa: F401
-
-# isort: split
 import argparse
 import json
 import platform
@@ -25,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 
-from gpu_worker.bundled.recipe.chat_tokens import add_chat
-from gpu_worker.bundled.recipe.corpus import build_corpus
-from gpu_worker.bundled.recipe.evaluate import (
+from tests.bundled_recipe.chat_tokens import add_chat
+from tests.bundled_recipe.corpus import build_corpus
+from tests.bundled_recipe.evaluate import (
     MODEL_DIR,
     PROVENANCE,
     encode_documents,
@@ -38,9 +35,9 @@ from gpu_worker.bundled.recipe.evaluate import (
     say_if_other_corpus,
     verify,
 )
-from gpu_worker.bundled.recipe.recipe import Recipe, batches, build_model, build_optimizers
-from gpu_worker.bundled.recipe.tokenizer import EOS_ID, TRAINED_TOKENS, save_tokenizer, train_tokenizer
-from gpu_worker.bundled.recipe.unlikelihood import unlikelihood
+from tests.bundled_recipe.recipe import Recipe, batches, build_model, build_optimizers
+from tests.bundled_recipe.tokenizer import EOS_ID, TRAINED_TOKENS, save_tokenizer, train_tokenizer
+from tests.bundled_recipe.unlikelihood import unlikelihood
 
 PRECISIONS = ("auto", "bf16", "f32")
 LOG_EVERY, MEASURE_EVERY = 25, 500
@@ -221,7 +218,7 @@ def run(recipe: Recipe, out: Path, *, threads: int, precision: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m gpu_worker.bundled.recipe.train", description="The bundled model's recipe in one command."
+        prog="python -m tests.bundled_recipe.train", description="The bundled model's recipe in one command."
     )
     parser.add_argument("--out", type=Path, help="folder for the new model; an interrupted run continues there")
     parser.add_argument(

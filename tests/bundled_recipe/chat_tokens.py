@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
-from gpu_worker.bundled.recipe.evaluate import MODEL_DIR
-from gpu_worker.bundled.recipe.tokenizer import EOS_ID, TRAINED_TOKENS, VOCAB_SIZE
+from tests.bundled_recipe.evaluate import MODEL_DIR
+from tests.bundled_recipe.tokenizer import EOS_ID, TRAINED_TOKENS, VOCAB_SIZE
 
 TEMPLATE = "chat_template.jinja"
 # In the order of their ids. Those that begin and end a turn are special: they are left out of texts.

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from gpu_worker.bundled.recipe.tokenizer import EOS_ID, TRAINED_TOKENS
+from tests.bundled_recipe.tokenizer import EOS_ID, TRAINED_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
