@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if any(argument.split("=")[0] == "--memory" for argument in argv):
             # Imported only here, because the simulator does not need the lab.
-            from scheduler_svc.kv_lab import command as lab
+            from scheduler_svc.simulator.memory import command as lab
 
             return lab.run(options.PROGRAM, argv)
         return command.run(options.read(argv))

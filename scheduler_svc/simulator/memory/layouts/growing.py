@@ -7,10 +7,10 @@ holds both places. With a window an extent as long as the window becomes a ring 
 
 from dataclasses import dataclass
 
-from scheduler_svc.kv_lab.layouts.holes import Holes
-from scheduler_svc.kv_lab.layouts.layout import Layout
-from scheduler_svc.kv_lab.settings import Settings
-from scheduler_svc.kv_lab.workload import Sequence
+from scheduler_svc.simulator.memory.layouts.holes import Holes
+from scheduler_svc.simulator.memory.layouts.layout import Layout
+from scheduler_svc.simulator.memory.settings import Settings
+from scheduler_svc.simulator.memory.workload import Sequence
 
 
 @dataclass(slots=True)

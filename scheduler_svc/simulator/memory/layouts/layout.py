@@ -7,8 +7,8 @@ Memory is counted in token slots. One slot holds the K/V of one token, in all la
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from scheduler_svc.kv_lab.settings import Settings
-from scheduler_svc.kv_lab.workload import Sequence
+from scheduler_svc.simulator.memory.settings import Settings
+from scheduler_svc.simulator.memory.workload import Sequence
 
 
 class Layout(ABC):

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from scheduler_svc.kv_lab.charts.figures import Figures
-from scheduler_svc.kv_lab.comparison import Comparison
-from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.settings import Settings
+from scheduler_svc.simulator.memory.charts.figures import Figures
+from scheduler_svc.simulator.memory.comparison import Comparison
+from scheduler_svc.simulator.memory.geometry import Geometry
+from scheduler_svc.simulator.memory.settings import Settings
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _THOUSANDS = ("", "k", "M", "G", "T", "P", "E")

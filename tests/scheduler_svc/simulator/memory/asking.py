@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from scheduler_svc.kv_lab.layouts.growing import Growing
-from scheduler_svc.kv_lab.layouts.layout import Layout
-from scheduler_svc.kv_lab.layouts.paged import Paged
-from scheduler_svc.kv_lab.settings import Settings
-from scheduler_svc.kv_lab.workload import Sequence
+from scheduler_svc.simulator.memory.layouts.growing import Growing
+from scheduler_svc.simulator.memory.layouts.layout import Layout
+from scheduler_svc.simulator.memory.layouts.paged import Paged
+from scheduler_svc.simulator.memory.settings import Settings
+from scheduler_svc.simulator.memory.workload import Sequence
 
 
 def sequence(index: int, tokens: list[int], *, prompt: int = 1, request: int | None = None) -> Sequence:

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from scheduler_svc.kv_lab.settings import Settings
-from scheduler_svc.kv_lab.workload import draw
-from tests.scheduler_svc.kv_lab.asking import settings
+from scheduler_svc.simulator.memory.settings import Settings
+from scheduler_svc.simulator.memory.workload import draw
+from tests.scheduler_svc.simulator.memory.asking import settings
 
 
 def test_the_default_has_100_sequences_of_100_to_3000_tokens():

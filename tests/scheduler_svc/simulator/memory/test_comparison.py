@@ -1,11 +1,11 @@
 """The lengths and windows that are compared, and their costs."""
 
-from scheduler_svc.kv_lab.comparison import compare
-from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.recompute import generate, next_token
-from scheduler_svc.kv_lab.workload import Workload
 from scheduler_svc.simulator.cost.hardware import MODELS
-from tests.scheduler_svc.kv_lab.asking import sequence, settings
+from scheduler_svc.simulator.memory.comparison import compare
+from scheduler_svc.simulator.memory.geometry import Geometry
+from scheduler_svc.simulator.memory.recompute import generate, next_token
+from scheduler_svc.simulator.memory.workload import Workload
+from tests.scheduler_svc.simulator.memory.asking import sequence, settings
 
 GEOMETRY = Geometry(model=MODELS["qwen-3-0.6b"])
 # Three tokens are generated. They attend to 3 + 4 + 5 keys, or to 3 + 3 + 3 with a window of three.

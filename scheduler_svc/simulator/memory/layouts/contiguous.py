@@ -3,9 +3,9 @@
 With a window a reservation is a ring buffer of its length.
 """
 
-from scheduler_svc.kv_lab.layouts.growing import Growing
-from scheduler_svc.kv_lab.layouts.holes import Holes
-from scheduler_svc.kv_lab.settings import Settings
+from scheduler_svc.simulator.memory.layouts.growing import Growing
+from scheduler_svc.simulator.memory.layouts.holes import Holes
+from scheduler_svc.simulator.memory.settings import Settings
 
 
 class Contiguous(Growing):

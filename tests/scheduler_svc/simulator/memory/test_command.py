@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from scheduler_svc.flags import SettingError
-from scheduler_svc.kv_lab.charts import chart
-from scheduler_svc.kv_lab.command import run
+from scheduler_svc.simulator.memory.charts import chart
+from scheduler_svc.simulator.memory.command import run
 
 SMALL = {
     "--sequences": "8", "--lives": "2", "--min-length": "4", "--max-length": "40", "--reserve": "64",
@@ -147,8 +147,8 @@ def test_without_matplotlib_the_error_names_what_to_install(
 ):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "scheduler_svc.kv_lab.charts.chart")
-    monkeypatch.delattr("scheduler_svc.kv_lab.charts.chart")
+    monkeypatch.delitem(sys.modules, "scheduler_svc.simulator.memory.charts.chart")
+    monkeypatch.delattr("scheduler_svc.simulator.memory.charts.chart")
     assert main("--png", str(tmp_path / "lab.png")) == 1
     printed = capsys.readouterr()
     assert printed.out == "" and re.fullmatch(r"error: matplotlib\S* is missing: make install\n", printed.err)

@@ -7,9 +7,9 @@ writes into a page held by several sequences copies it first.
 """
 
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
-from scheduler_svc.kv_lab.layouts.paged import Paged, Table
-from scheduler_svc.kv_lab.settings import Settings
-from scheduler_svc.kv_lab.workload import Sequence
+from scheduler_svc.simulator.memory.layouts.paged import Paged, Table
+from scheduler_svc.simulator.memory.settings import Settings
+from scheduler_svc.simulator.memory.workload import Sequence
 
 
 class Shared(Paged):

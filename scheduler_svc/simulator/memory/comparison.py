@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.recompute import Cost, generate, next_token, read_tokens
-from scheduler_svc.kv_lab.settings import Settings
-from scheduler_svc.kv_lab.workload import Workload
+from scheduler_svc.simulator.memory.geometry import Geometry
+from scheduler_svc.simulator.memory.recompute import Cost, generate, next_token, read_tokens
+from scheduler_svc.simulator.memory.settings import Settings
+from scheduler_svc.simulator.memory.workload import Workload
 
 _WINDOWS = (256, 512, 1024, 2048)
 

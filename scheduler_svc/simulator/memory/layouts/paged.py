@@ -7,9 +7,9 @@ sequence releases the pages wholly behind it, and a prompt gets only the window'
 from dataclasses import dataclass
 
 from scheduler_svc.core.pages.page_pool import PagePool
-from scheduler_svc.kv_lab.layouts.layout import Layout
-from scheduler_svc.kv_lab.settings import Settings
-from scheduler_svc.kv_lab.workload import Sequence
+from scheduler_svc.simulator.memory.layouts.layout import Layout
+from scheduler_svc.simulator.memory.settings import Settings
+from scheduler_svc.simulator.memory.workload import Sequence
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ Without a cache the K/V of a forward last as long as the forward, which writes a
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.workload import Sequence
+from scheduler_svc.simulator.memory.geometry import Geometry
+from scheduler_svc.simulator.memory.workload import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,15 +12,15 @@ from pydantic import BaseModel, Field
 
 from scheduler_svc import flags
 from scheduler_svc.flags import SettingError, file, number, one_of
-from scheduler_svc.kv_lab.charts.figures import Result, figures
-from scheduler_svc.kv_lab.charts.tables import comparison_tables, heading, layouts_table, summary
-from scheduler_svc.kv_lab.comparison import Comparison, compare
-from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.layouts.registry import LAYOUTS
-from scheduler_svc.kv_lab.run import count_that_fit, run_workload
-from scheduler_svc.kv_lab.settings import MAX_MEMORY_TOKENS, Settings
-from scheduler_svc.kv_lab.workload import draw
 from scheduler_svc.simulator.cost.hardware import MODELS
+from scheduler_svc.simulator.memory.charts.figures import Result, figures
+from scheduler_svc.simulator.memory.charts.tables import comparison_tables, heading, layouts_table, summary
+from scheduler_svc.simulator.memory.comparison import Comparison, compare
+from scheduler_svc.simulator.memory.geometry import Geometry
+from scheduler_svc.simulator.memory.layouts.registry import LAYOUTS
+from scheduler_svc.simulator.memory.run import count_that_fit, run_workload
+from scheduler_svc.simulator.memory.settings import MAX_MEMORY_TOKENS, Settings
+from scheduler_svc.simulator.memory.workload import draw
 
 _DESCRIPTION = """\
 The KV cache lab: runs the same sequences through four layouts of the same memory, and compares generation with and
@@ -100,7 +100,7 @@ def run(program: str, arguments: Sequence[str]) -> int:
         if not options.png.parent.is_dir():
             return _fail(f"--png {options.png}: there is no folder {options.png.parent}")
         try:
-            from scheduler_svc.kv_lab.charts import chart
+            from scheduler_svc.simulator.memory.charts import chart
         except ModuleNotFoundError as error:
             return _fail(f"{error.name} is missing: {_INSTALL}")
     results, comparison = _results(options, settings, geometry)

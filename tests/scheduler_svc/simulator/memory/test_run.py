@@ -5,16 +5,24 @@ from collections.abc import Mapping
 
 import pytest
 
-from scheduler_svc.kv_lab.charts.figures import figures
-from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.layouts.layout import Layout
-from scheduler_svc.kv_lab.layouts.registry import LAYOUTS
-from scheduler_svc.kv_lab.recompute import read_tokens
-from scheduler_svc.kv_lab.run import count_that_fit, run_workload
-from scheduler_svc.kv_lab.settings import Settings
-from scheduler_svc.kv_lab.workload import Sequence, Workload, draw
 from scheduler_svc.simulator.cost.hardware import MODELS
-from tests.scheduler_svc.kv_lab.asking import Extents, covered, extents_of, largest_hole, lengths_of, sequence, settings
+from scheduler_svc.simulator.memory.charts.figures import figures
+from scheduler_svc.simulator.memory.geometry import Geometry
+from scheduler_svc.simulator.memory.layouts.layout import Layout
+from scheduler_svc.simulator.memory.layouts.registry import LAYOUTS
+from scheduler_svc.simulator.memory.recompute import read_tokens
+from scheduler_svc.simulator.memory.run import count_that_fit, run_workload
+from scheduler_svc.simulator.memory.settings import Settings
+from scheduler_svc.simulator.memory.workload import Sequence, Workload, draw
+from tests.scheduler_svc.simulator.memory.asking import (
+    Extents,
+    covered,
+    extents_of,
+    largest_hole,
+    lengths_of,
+    sequence,
+    settings,
+)
 
 GEOMETRY = Geometry(model=MODELS["llama-3.1-8b"])
 BUSY = settings(

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.layouts.layout import Layout
-from scheduler_svc.kv_lab.run import Record
+from scheduler_svc.simulator.memory.geometry import Geometry
+from scheduler_svc.simulator.memory.layouts.layout import Layout
+from scheduler_svc.simulator.memory.run import Record
 
 Ints = npt.NDArray[np.int64]
 

@@ -15,13 +15,20 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from scheduler_svc.kv_lab.charts.figures import Result
-from scheduler_svc.kv_lab.charts.panels import draw_panels
-from scheduler_svc.kv_lab.charts.style import COLOURS, EMPTY_ALPHA, draw_grid, draw_legend, set_title, thousands
-from scheduler_svc.kv_lab.charts.tables import heading, in_unit, percent
-from scheduler_svc.kv_lab.comparison import Comparison
-from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.settings import Settings
+from scheduler_svc.simulator.memory.charts.figures import Result
+from scheduler_svc.simulator.memory.charts.panels import draw_panels
+from scheduler_svc.simulator.memory.charts.style import (
+    COLOURS,
+    EMPTY_ALPHA,
+    draw_grid,
+    draw_legend,
+    set_title,
+    thousands,
+)
+from scheduler_svc.simulator.memory.charts.tables import heading, in_unit, percent
+from scheduler_svc.simulator.memory.comparison import Comparison
+from scheduler_svc.simulator.memory.geometry import Geometry
+from scheduler_svc.simulator.memory.settings import Settings
 
 _STRIPS_INCHES, _ALL_INCHES = (10.0, 9.0), (18.0, 11.5)
 _BINS = 500

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from scheduler_svc.kv_lab.layouts.layout import Layout
-from scheduler_svc.kv_lab.layouts.registry import LAYOUTS
-from scheduler_svc.kv_lab.settings import Settings
-from scheduler_svc.kv_lab.workload import Sequence
-from tests.scheduler_svc.kv_lab.asking import audit, covered, extents_of, lengths_of, sequence, settings
+from scheduler_svc.simulator.memory.layouts.layout import Layout
+from scheduler_svc.simulator.memory.layouts.registry import LAYOUTS
+from scheduler_svc.simulator.memory.settings import Settings
+from scheduler_svc.simulator.memory.workload import Sequence
+from tests.scheduler_svc.simulator.memory.asking import audit, covered, extents_of, lengths_of, sequence, settings
 
 
 class Memory:

@@ -7,6 +7,8 @@ from tests.architecture.source import ROOT
 
 
 def test_the_lab_imports_neither_services_nor_matplotlib():
-    probe = "import sys, scheduler_svc.kv_lab.command; print({'matplotlib', 'zmq', 'grpc'} & set(sys.modules))"
+    probe = (
+        "import sys, scheduler_svc.simulator.memory.command; print({'matplotlib', 'zmq', 'grpc'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == "set()\n"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.kv_lab.settings import Settings
+from scheduler_svc.simulator.memory.settings import Settings
 
 VOCABULARY = 32_000
 

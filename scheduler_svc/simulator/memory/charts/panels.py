@@ -9,13 +9,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from scheduler_svc.kv_lab.charts import style
-from scheduler_svc.kv_lab.charts.figures import Figures
-from scheduler_svc.kv_lab.charts.tables import percent, scaled, size
-from scheduler_svc.kv_lab.comparison import Comparison
-from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.recompute import next_token
-from scheduler_svc.kv_lab.settings import Settings
+from scheduler_svc.simulator.memory.charts import style
+from scheduler_svc.simulator.memory.charts.figures import Figures
+from scheduler_svc.simulator.memory.charts.tables import percent, scaled, size
+from scheduler_svc.simulator.memory.comparison import Comparison
+from scheduler_svc.simulator.memory.geometry import Geometry
+from scheduler_svc.simulator.memory.recompute import next_token
+from scheduler_svc.simulator.memory.settings import Settings
 
 _NO_CACHE, _CACHE, _WINDOW = "#000000", "#0072B2", "#CC79A7"
 

@@ -15,9 +15,9 @@ from time import perf_counter_ns
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.kv_lab.layouts.layout import Layout
-from scheduler_svc.kv_lab.settings import Settings
-from scheduler_svc.kv_lab.workload import Sequence, Workload
+from scheduler_svc.simulator.memory.layouts.layout import Layout
+from scheduler_svc.simulator.memory.settings import Settings
+from scheduler_svc.simulator.memory.workload import Sequence, Workload
 
 
 def _longs() -> "array[int]":

@@ -1,4 +1,4 @@
-"""`python -m scheduler_svc.kv_lab`: the KV cache lab without the simulator."""
+"""`python -m scheduler_svc.simulator.memory`: the KV cache lab without the simulator."""
 
 import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
@@ -6,13 +6,13 @@ import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedIm
 import sys
 
 from scheduler_svc.flags import SettingError
-from scheduler_svc.kv_lab.command import run
+from scheduler_svc.simulator.memory.command import run
 
 
 def main() -> int:
     """Returns the exit code."""
     try:
-        return run("python -m scheduler_svc.kv_lab", sys.argv[1:])
+        return run("python -m scheduler_svc.simulator.memory", sys.argv[1:])
     except (SettingError, ValueError) as error:
         print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return 2

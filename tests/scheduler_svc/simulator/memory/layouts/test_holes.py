@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.kv_lab.layouts.holes import Holes
+from scheduler_svc.simulator.memory.layouts.holes import Holes
 
 TOTAL = 16
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.recompute import attended, forward, generate, next_token, read_tokens
 from scheduler_svc.simulator.cost.hardware import MODELS, Model
-from tests.scheduler_svc.kv_lab.asking import sequence
+from scheduler_svc.simulator.memory.geometry import Geometry
+from scheduler_svc.simulator.memory.recompute import attended, forward, generate, next_token, read_tokens
+from tests.scheduler_svc.simulator.memory.asking import sequence
 
 # One layer: q and o are 2 × 2 and k and v 2 × 1, the MLP three times 2 × 3; the logits 2 × 5.
 TINY = Geometry(
