@@ -1,4 +1,4 @@
-"""Runs a workload through one layout, on virtual steps. Owns the queue, the batch and preemption; knows no layout.
+"""Runs sequences through one layout, on virtual steps. Owns the queue, the batch and preemption; knows no layout.
 
 In a step, due sequences arrive, the queue's head is admitted while it fits, every running sequence gets a token, and
 complete sequences are released. If a token finds no room, the youngest sequence is preempted to the head of the queue
@@ -6,56 +6,18 @@ and recomputed later. After a preemption no sequence is admitted until one has e
 otherwise be admitted and preempted in every step. Memory is recorded after the tokens and before the releases.
 """
 
-from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from time import perf_counter_ns
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.simulator.memory.layouts.layout import Layout
-from scheduler_svc.simulator.memory.settings import Settings
-from scheduler_svc.simulator.memory.workload import Sequence, Workload
+from scheduler_svc.simulator.memory.layouts import Layout
+from scheduler_svc.simulator.memory.sequences import Sequence
 
-
-def _longs() -> "array[int]":
-    return array("q")
-
-
-_COLUMNS = "used reserved free largest_hole saved cached running waiting read_full read"
-STEP = np.dtype([(name, np.int64) for name in _COLUMNS.split()])
-"""One step: token slots, then sequences, then tokens of K/V that attention reads without a window and with it."""
-
-
-@dataclass(slots=True)
-class Record:
-    """What happened in a run. The times of calls into the layout include the cost of reading the clock."""
-
-    step_numbers: "array[int]" = field(default_factory=_longs)
-    """The numbers of `STEP` for each step, one step after another."""
-    last_demand: int = 0
-    """The last step with full demand: a sequence waited, or no client had sent its last request to its end."""
-    finished: int = 0
-    rejected: int = 0
-    preemptions: int = 0
-    waits: "array[int]" = field(default_factory=_longs)
-    """Steps between arrival and first admission, for each admitted sequence."""
-    prefilled: int = 0
-    """Tokens of admitted sequences at their admission, cached ones included."""
-    hit: int = 0
-    recomputed: int = 0
-    """Tokens computed a second time, because of a preemption."""
-    decoded: int = 0
-    prepare_ns: "array[int]" = field(default_factory=_longs)
-    admit_ns: "array[int]" = field(default_factory=_longs)
-    grow_ns: "array[int]" = field(default_factory=_longs)
-
-    @property
-    def steps(self) -> npt.NDArray[np.void]:
-        """One `STEP` per step."""
-        return np.frombuffer(self.step_numbers, STEP)
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 @dataclass(slots=True)
@@ -67,140 +29,159 @@ class _Entry:
     ran: bool = False
 
 
-class _Run:
-    def __init__(self, workload: Workload, layout: Layout, settings: Settings) -> None:
-        self.record = Record()
-        self._layout = layout
-        self._workload = workload
-        self._window = settings.window
-        self._due = [(step, client) for client, step in enumerate(workload.arrivals)]
+class Run:
+    """One layout under the sequences of `clients`, which send their first ones at the steps of `arrivals`."""
+
+    def __init__(self, layout: Layout, clients: list[list[Sequence]], arrivals: list[int]) -> None:
+        self.layout = layout
+        # Of each step: slots used, reserved, free, in the largest hole, saved; sequences running; tokens of K/V read.
+        self.rows: list[tuple[int, ...]] = []
+        # The last step in which a sequence waited, or no client had sent its last sequence to its end.
+        self.last_demand = 0
+        # Steps between arrival and first admission, of each admitted sequence.
+        self.waits: list[int] = []
+        self.rejected = self.preemptions = 0
+        # Tokens of sequences at their admission; of these, cached ones; those computed once more; generated ones.
+        self.prefilled = self.hit = self.recomputed = self.decoded = 0
+        self._left = [sequences[::-1] for sequences in clients]
+        self._due = [(step, client) for client, step in enumerate(arrivals)]
         heapify(self._due)
-        self._requests_ended = [0] * len(workload.clients)
-        self._unfinished = [0] * len(workload.clients)
         self._waiting: deque[_Entry] = deque()
         self._running: list[_Entry] = []
-        self._now = 0
-        self._full = False
-        """A sequence was preempted and none has ended since."""
+        # A sequence was preempted and none has ended since.
+        self._is_full = False
+        # A client's last sequence has ended.
         self._is_ending = False
-        """A client's last request has ended."""
 
-    def run(self) -> Record:
+    def to_end(self) -> "Run":
+        """Runs until the last sequence has ended."""
         while self._due or self._waiting or self._running:
-            self._arrive()
-            self._admit()
-            done, read_full, read = self._grow()
-            self._observe(len(self._running) + len(done), read_full, read)
-            for entry in done:
-                self._layout.release(entry.sequence)
-                self._end(entry)
-                self._full = False
-                self.record.finished += 1
-            self._now += 1
-        return self.record
+            now = len(self.rows)
+            while self._due and self._due[0][0] <= now:
+                client = heappop(self._due)[1]
+                sequence = self._left[client].pop()
+                if sequence.length <= self.layout.longest:
+                    self._waiting.append(_Entry(sequence, client, now, sequence.prompt))
+                else:
+                    self.rejected += 1
+                    self._next(client, now)
+            self._admit(now)
+            for entry in self._grow():
+                self.layout.release(entry.sequence)
+                self._next(entry.client, now)
+                self._is_full = False
+        return self
 
-    def _arrive(self) -> None:
-        while self._due and self._due[0][0] <= self._now:
-            _, client = heappop(self._due)
-            request = self._workload.clients[client][self._requests_ended[client]]
-            self._unfinished[client] = len(request)
-            for sequence in request:
-                entry = _Entry(sequence, client, self._now, sequence.prompt)
-                if not self._layout.could_ever_hold(sequence.length):
-                    self.record.rejected += 1
-                    self._end(entry)
-                    continue
-                before = perf_counter_ns()
-                self._layout.prepare(sequence)
-                self.record.prepare_ns.append(perf_counter_ns() - before)
-                self._waiting.append(entry)
-
-    def _admit(self) -> None:
-        record = self.record
-        while self._waiting and not (self._full and self._running):
-            entry = self._waiting[0]
-            before = perf_counter_ns()
-            hit = self._layout.admit(entry.sequence, entry.length)
-            took = perf_counter_ns() - before
-            if hit is None:
-                break
-            record.admit_ns.append(took)
-            record.prefilled += entry.length
-            record.hit += hit
-            if entry.ran:
-                record.recomputed += entry.length - hit
-            else:
-                record.waits.append(self._now - entry.arrived)
-            entry.ran = True
-            self._running.append(self._waiting.popleft())
-
-    def _grow(self) -> tuple[list[_Entry], int, int]:
-        """Returns the complete sequences, and the tokens that attention reads without a window and with it."""
-        grow, grow_ns, window = self._layout.grow, self.record.grow_ns, self._window
-        done: list[_Entry] = []
-        read_full = read = at = 0
-        # The sequences behind `at` may be preempted in the loop.
-        while at < len(self._running):
-            entry = self._running[at]
-            before = perf_counter_ns()
-            grown = grow(entry.sequence)
-            took = perf_counter_ns() - before
-            if not grown:
-                self._preempt()
-                continue
-            grow_ns.append(took)
-            entry.length += 1
-            read_full += entry.length
-            read += entry.length if window is None else min(entry.length, window)
-            if entry.length == entry.sequence.length:
-                done.append(entry)
-            at += 1
-        self.record.decoded += at
-        if done:
-            self._running = [entry for entry in self._running if entry.length < entry.sequence.length]
-        return done, read_full, read
-
-    def _preempt(self) -> None:
-        """Moves the youngest sequence to the head of the queue. It may be the one that needs the token."""
-        entry = self._running.pop()
-        self._layout.release(entry.sequence)
-        self._waiting.appendleft(entry)
-        self.record.preemptions += 1
-        self._full = True
-
-    def _end(self, entry: _Entry) -> None:
-        """Ends a sequence. When its request is complete, the client sends its next one."""
-        self._unfinished[entry.client] -= 1
-        if self._unfinished[entry.client]:
-            return
-        self._requests_ended[entry.client] += 1
-        if self._requests_ended[entry.client] < len(self._workload.clients[entry.client]):
-            heappush(self._due, (self._now + 1, entry.client))
+    def _next(self, client: int, now: int) -> None:
+        if self._left[client]:
+            heappush(self._due, (now + 1, client))
         else:
             self._is_ending = True
 
-    def _observe(self, running: int, read_full: int, read: int) -> None:
-        layout = self._layout
-        slots = (layout.used, layout.reserved, layout.free, layout.largest_hole(), layout.saved, layout.cached)
-        # `running` includes complete sequences, because they still hold their memory.
-        self.record.step_numbers.extend((*slots, running, len(self._waiting), read_full, read))
+    def _admit(self, now: int) -> None:
+        while self._waiting and not (self._is_full and self._running):
+            entry = self._waiting[0]
+            hit = self.layout.admit(entry.sequence, entry.length)
+            if hit is None:
+                break
+            self.prefilled += entry.length
+            self.hit += hit
+            if entry.ran:
+                self.recomputed += entry.length - hit
+            else:
+                self.waits.append(now - entry.arrived)
+            entry.ran = True
+            self._running.append(self._waiting.popleft())
+
+    def _grow(self) -> list[_Entry]:
+        """Gives every running sequence a token and records the step. Returns the complete sequences."""
+        layout, read, at = self.layout, 0, 0
+        # The sequences behind `at` may be preempted in the loop.
+        while at < len(self._running):
+            entry = self._running[at]
+            if not layout.grow(entry.sequence):
+                # The youngest goes back to the head of the queue. It may be the one that needs the token.
+                youngest = self._running.pop()
+                layout.release(youngest.sequence)
+                self._waiting.appendleft(youngest)
+                self.preemptions += 1
+                self._is_full = True
+                continue
+            entry.length += 1
+            read += entry.length
+            at += 1
+        self.decoded += at
         if self._waiting or not self._is_ending:
-            self.record.last_demand = self._now
+            self.last_demand = len(self.rows)
+        slots = (layout.used, layout.reserved, layout.free, layout.largest_hole(), layout.saved)
+        self.rows.append((*slots, at, read))
+        done = [entry for entry in self._running if entry.length == entry.sequence.length]
+        if done:
+            self._running = [entry for entry in self._running if entry.length < entry.sequence.length]
+        return done
 
 
-def run_workload(workload: Workload, layout: Layout, settings: Settings) -> Record:
-    """Runs the whole workload, until its last sequence has ended."""
-    return _Run(workload, layout, settings).run()
+def count_that_fit(clients: list[list[Sequence]], layout: Layout) -> int:
+    """Admits sequences at their full lengths, round by round, and returns how many fit before one finds no room."""
+    every = (sequence for one_each in zip(*clients, strict=True) for sequence in one_each)
+    fitting = (sequence for sequence in every if sequence.length <= layout.longest)
+    return sum(1 for _ in takewhile(lambda each: layout.admit(each, each.length) is not None, fitting))
 
 
-def count_that_fit(workload: Workload, layout: Layout) -> int:
-    """Admits sequences at their full lengths, in order, and returns how many there are before one finds no room."""
-    count = 0
-    for sequence in workload.in_order():
-        if not layout.could_ever_hold(sequence.length):
-            continue
-        layout.prepare(sequence)
-        if layout.admit(sequence, sequence.length) is None:
-            break
-        count += 1
-    return count
+def percent(share: float) -> str:
+    """Formats a share, in whole percent from 10 on."""
+    return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
+
+
+def size(count: float) -> str:
+    """Formats bytes in the unit that keeps the number below 1,024."""
+    exponent = next(i for i in range(len(_UNITS)) if count < 1024 ** (i + 1) or i == len(_UNITS) - 1)
+    return f"{count / 1024**exponent:,.{min(1, exponent)}f} {_UNITS[exponent]}"
+
+
+def figures(run: Run, fits: int, token_bytes: int) -> dict[str, str]:
+    """Returns the figures of a complete run. `fits` is the result of `count_that_fit`.
+
+    Means cover the steps of full demand: in later ones memory is empty only because sequences are missing. Peaks and
+    counts cover all steps. Internal fragmentation is the share of reserved slots that hold no token. External
+    fragmentation is 1 − largest hole ÷ free, over the steps in which a slot was free.
+    """
+    used, reserved, free, hole, saved, running, read = np.array(run.rows).T
+    layout, waits, demand = run.layout, np.array(run.waits or [0]), slice(0, run.last_demand + 1)
+    broken = np.where(free > 0, 1 - hole / np.maximum(free, 1), 0.0)
+    of_demand = broken[demand][free[demand] > 0]
+    held = int(reserved[demand].sum())
+
+    def mean(values: npt.NDArray[np.int64]) -> float:
+        return float(values[demand].mean())
+
+    def tokens(count: float) -> str:
+        return f"{count:,.0f}  {size(count * token_bytes)}"
+
+    return {
+        "would fit at full length": f"{fits:,}",
+        "running, mean / peak": f"{mean(running):,.1f} / {running.max():,}",
+        "steps in all": f"{len(used):,}",
+        "tokens per step": f"{run.decoded / len(used):,.1f}",
+        "rejected / queued": f"{run.rejected:,} / {(waits > 0).sum():,}",
+        "steps in the queue, mean / p99": f"{waits.mean():,.0f} / {np.percentile(waits, 99):,.0f}",
+        "preemptions": f"{run.preemptions:,}",
+        "tokens recomputed": f"{run.recomputed:,}",
+        "used, mean": tokens(mean(used)),
+        "used, peak": tokens(used.max()),
+        "reserved, mean": tokens(mean(reserved)),
+        "reserved and empty, mean": tokens(mean(reserved - used)),
+        "free, mean": tokens(mean(free)),
+        "utilisation, mean / peak": f"{percent(mean(used) / layout.total)} / {percent(used.max() / layout.total)}",
+        "internal fragmentation": percent(1 - used[demand].sum() / held if held else 0),
+        "external fragmentation, mean / peak": (
+            f"{percent(of_demand.mean() if len(of_demand) else 0)} / {percent(broken.max())}"
+        ),
+        "no room though enough was free": f"{layout.refused_by_fragmentation:,}",
+        "saved by sharing, mean": tokens(mean(saved)),
+        "saved by sharing, peak": tokens(saved.max()),
+        "cached tokens of those admitted": f"{run.hit:,} of {run.prefilled:,}",
+        "copies": f"{layout.moves:,}",
+        "tokens copied": tokens(layout.moved),
+        "K/V read per step": size(int(read.sum()) * token_bytes / max(1, int((read > 0).sum()))),
+    }

@@ -1,19 +1,13 @@
-"""Small memories and sequences for the lab's tests, and an audit of a layout's counters against its extents."""
+"""Small memories and sequences for these tests, and an audit of a layout's counters against its extents."""
 
 import numpy as np
 
-from scheduler_svc.simulator.memory.layouts.growing import Growing
-from scheduler_svc.simulator.memory.layouts.layout import Layout
-from scheduler_svc.simulator.memory.layouts.paged import Paged
-from scheduler_svc.simulator.memory.settings import Settings
-from scheduler_svc.simulator.memory.workload import Sequence
+from scheduler_svc.simulator.memory.layouts import Layout
+from scheduler_svc.simulator.memory.sequences import Sequence, Settings
 
 
-def sequence(index: int, tokens: list[int], *, prompt: int = 1, request: int | None = None) -> Sequence:
-    """Returns a sequence of these tokens, by default in a request of its own."""
-    return Sequence(
-        index=index, request=index if request is None else request, prompt=prompt, tokens=np.array(tokens, np.int32)
-    )
+def sequence(index: int, tokens: list[int], *, prompt: int = 1) -> Sequence:
+    return Sequence(index, prompt, np.array(tokens, np.int32))
 
 
 def settings(**changes: object) -> Settings:
@@ -31,17 +25,17 @@ Extents = list[tuple[int, int]]
 
 def extents_of(layout: Layout) -> dict[int, Extents]:
     """Returns the slots that each sequence holds, by its index."""
-    if isinstance(layout, Growing):
-        return {index: [(held.start, held.start + held.capacity)] for index, held in layout._held.items()}
-    assert isinstance(layout, Paged)
-    size = layout._page_size
-    return {index: [(page * size, (page + 1) * size) for page in held.pages] for index, held in layout._held.items()}
+    found: dict[int, Extents] = {}
+    for index, held in layout.held.items():
+        size = held.capacity // max(1, len(held.pages))
+        starts = [page * size for page in held.pages] if held.pages else [held.start]
+        found[index] = [(start, start + size) for start in starts]
+    return found
 
 
 def lengths_of(layout: Layout) -> dict[int, int]:
-    """Returns the tokens of each sequence, those behind the window included."""
-    assert isinstance(layout, Growing | Paged)
-    return {index: held.length for index, held in layout._held.items()}
+    """Returns the tokens of each sequence."""
+    return {index: held.length for index, held in layout.held.items()}
 
 
 def covered(extents: Extents) -> list[int]:
@@ -73,17 +67,11 @@ def audit(layout: Layout, asked: Settings) -> None:
     for index, runs in extents.items():
         slots, length = covered(runs), lengths[index]
         if is_paged:
-            # Pages wholly behind the window are released, so the extents begin at a page.
-            first = 0 if asked.window is None else max(0, length - asked.window) // asked.page_size
-            count = length - first * asked.page_size
-            assert len(runs) == -(-count // asked.page_size)
-        else:
-            count = min(length, asked.span)
-        assert count <= len(slots)
-        written.update(slots[:count])
+            assert len(runs) == -(-length // asked.page_size)
+        assert length <= len(slots)
+        written.update(slots[:length])
     assert layout.used == len(written)
     assert layout.largest_hole() == largest_hole(layout, held)
-    assert 0 <= layout.cached <= layout.free
 
 
 def largest_hole(layout: Layout, held: set[int]) -> int:

@@ -1,6 +1,5 @@
-"""The lab's command: what it prints, refuses and draws."""
+"""The command: what it prints, refuses and draws."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -10,72 +9,42 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from scheduler_svc.flags import SettingError
-from scheduler_svc.simulator.memory.charts import chart
+from scheduler_svc.simulator.memory import picture
 from scheduler_svc.simulator.memory.command import run
+from scheduler_svc.simulator.memory.layouts import LAYOUTS
 
 SMALL = {
     "--sequences": "8", "--lives": "2", "--min-length": "4", "--max-length": "40", "--reserve": "64",
-    "--prefix-length": "8",
+    "--prefix-length": "8", "--memory-tokens": "256",
 }  # fmt: skip
 
 
 def main(*options: str) -> int:
-    # The two flags for the memory exclude each other.
-    memory = [] if {"--memory-gib", "--memory-tokens"} & set(options) else ["--memory-tokens", "256"]
-    return run("lab", [*(word for pair in SMALL.items() for word in pair), *memory, *options])
+    return run("lab", [*(word for pair in SMALL.items() for word in pair), *options])
 
 
-def test_the_last_line_summarises_the_run(capsys: pytest.CaptureFixture[str]):
+def test_the_output_names_the_settings_and_the_figures_of_each_layout(capsys: pytest.CaptureFixture[str]):
     assert main("--seed", "7") == 0
-    out = capsys.readouterr().out
-    last = out.splitlines()[-1]
-    assert last.startswith("KV cache of 32.0 MiB (llama-3.1-8b), 16 sequences of 4 to 40 tokens, seed 7 · contiguous ")
-    for words in ("growing ", "paged ", "shared ", " × the FLOPs"):
-        assert words in last
-    for words in (
-        "utilisation, mean / peak",
-        "external fragmentation, mean",
-        "saved by sharing",
-        "admission, median / p99 µs",
-    ):
-        assert words in out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("32.0 MiB of K/V, 128.0 KiB per token; sequences 8, lives 2, ") and "seed 7" in lines[1]
+    columns = next(line for line in lines if line.startswith("memory layout")).split()
+    assert columns == ["memory", "layout", "contiguous", "growing", "paged", "shared"]
+    for words in ("utilisation, mean / peak", "external fragmentation, mean", "saved by sharing"):
+        assert any(line.startswith(words) for line in lines)
 
 
-def test_json_prints_a_line_per_layout_and_one_of_the_comparison(capsys: pytest.CaptureFixture[str]):
-    assert main("--json", "--window", "8") == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["memory"] for line in lines] == ["contiguous", "growing", "paged", "shared", "no cache"]
-    for line in lines[:4]:
-        assert line["total_bytes"] == 256 * line["token_bytes"]
-        assert line["used_mean_bytes"] == line["used_mean_tokens"] * line["token_bytes"]
-        assert line["read_per_token_bytes"] < line["read_full_per_token_bytes"]
-    assert lines[4]["settings"]["window"] == 8
-    assert lines[4]["windows"][0]["window"] == 8
-
-
-def test_memory_gib_sets_the_memory_of_one_layout(capsys: pytest.CaptureFixture[str]):
-    assert main("--memory", "paged", "--memory-gib", "0.5", "--model", "qwen-3-0.6b", "--json") == 0
-    line = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert (line["memory"], line["total_tokens"]) == ("paged", 2**29 // 114688)
-
-
-def test_the_output_marks_a_model_with_replaced_sizes_as_changed(capsys: pytest.CaptureFixture[str]):
-    assert main("--memory", "paged", "--layers", "1", "--kv-heads", "2", "--element-bytes", "1", "--json") == 0
-    line = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert (line["geometry"], line["token_bytes"]) == ("llama-3.1-8b, changed", 2 * 1 * 2 * 128 * 1)
+def test_the_bytes_are_those_of_the_model(capsys: pytest.CaptureFixture[str]):
+    assert main("--memory", "paged", "--model", "qwen-3-0.6b", "--element-bytes", "1") == 0
+    assert "56.0 KiB per token" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--page-size", "0"], "--page-size is 0; it must be a whole number from 1 to 4,096"),
-        (["--layers", "0"], "--layers is 0; it must be a whole number from 1 to 1,048,576"),
-        (["--memory-gib", "nan"], "--memory-gib is nan; it must be a number above 0"),
         (["--model", "gpt-9"], "--model is 'gpt-9'; it must be one of llama-3.1-8b"),
         (["--memory", "heap"], "--memory is 'heap'; it must be one of contiguous, growing, paged, shared, all"),
-        (["--memory-gib", "3000"], "--memory-gib is 3000; it must be at most 2,048"),
-        (["--memory-gib", "1", "--memory-tokens", "256"], "--memory-tokens cannot be combined with --memory-gib"),
-        (["--memory-gib", "0.001", "--page-size", "64"], "--memory-tokens is 8; it must be at least 128 (two pages)"),
+        (["--page-size", "256"], "--memory-tokens is 256; it must be at least 512 (two pages)"),
     ],
 )
 def test_a_wrong_option_is_refused_by_its_name_value_and_limit(options: list[str], words: str):
@@ -85,36 +54,25 @@ def test_a_wrong_option_is_refused_by_its_name_value_and_limit(options: list[str
 
 
 def test_a_memory_too_small_for_any_sequence_rejects_all(capsys: pytest.CaptureFixture[str]):
-    assert main("--memory", "contiguous", "--memory-tokens", "48", "--json") == 0
-    line = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert (line["rejected"], line["sequences"], line["fit_sequences"], line["utilisation_mean"]) == (16, 0, 0, 0)
+    assert main("--memory", "contiguous", "--memory-tokens", "48") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^rejected / queued +16 / 0$", out, re.MULTILINE)
+    assert re.search(r"^would fit at full length +0$", out, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("flags", "num_panels"), [((), 4), (("--all-panels",), 12), (("--window", "8"), 4)])
-def test_png_draws_the_layouts_and_on_request_all_panels(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    flags: tuple[str, ...],
-    num_panels: int,
+@pytest.mark.parametrize(("memory", "names"), [("all", list(LAYOUTS)), ("paged", ["paged"])])
+def test_png_draws_a_strip_per_layout(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str, names: list[str]
 ):
     drawn: list[Figure] = []
-    figure_of = chart.figure_of
-    monkeypatch.setattr(chart, "figure_of", lambda *args, **named: drawn.append(figure_of(*args, **named)) or drawn[0])
+    draw = picture.draw
+    monkeypatch.setattr(picture, "draw", lambda *args: drawn.append(draw(*args)))
     file = tmp_path / "lab.png"
-    assert main("--png", str(file), *flags) == 0
+    assert main("--png", str(file), "--memory", memory) == 0
     assert file.read_bytes().startswith(b"\x89PNG\r\n")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-2] == str(file) and lines[-1].startswith("KV cache of ")
-    titles = [axes.get_title(loc="left") for axes in drawn[0].axes]
-    assert len(titles) == num_panels
-    assert [title.split(":")[0] for title in titles[:4]] == ["contiguous", "growing", "paged", "shared"]
+    assert capsys.readouterr().out.splitlines()[-1] == str(file)
+    assert [axes.get_title(loc="left").split(":")[0] for axes in drawn[0].axes] == names
     check_legible(drawn[0])
-
-
-def test_without_png_the_output_names_the_flag(capsys: pytest.CaptureFixture[str]):
-    assert main() == 0
-    assert capsys.readouterr().out.splitlines()[-2].startswith("--png FILE draws the memory of each layout")
 
 
 def check_legible(figure: Figure) -> None:
@@ -124,7 +82,7 @@ def check_legible(figure: Figure) -> None:
         for text in figure.findobj(Text)
         if isinstance(text, Text) and text.get_visible() and " " in text.get_text().strip()
     ]
-    assert len(boxes) > 10
+    assert len(boxes) > 4
     width, height = figure.bbox.size
     for i, (words, box) in enumerate(boxes):
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, words
@@ -147,8 +105,8 @@ def test_without_matplotlib_the_error_names_what_to_install(
 ):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "scheduler_svc.simulator.memory.charts.chart")
-    monkeypatch.delattr("scheduler_svc.simulator.memory.charts.chart")
+    monkeypatch.delitem(sys.modules, "scheduler_svc.simulator.memory.picture")
+    monkeypatch.delattr("scheduler_svc.simulator.memory.picture")
     assert main("--png", str(tmp_path / "lab.png")) == 1
     printed = capsys.readouterr()
     assert printed.out == "" and re.fullmatch(r"error: matplotlib\S* is missing: make install\n", printed.err)

@@ -1,4 +1,4 @@
-"""What importing the lab brings with it."""
+"""What importing the comparison brings with it."""
 
 import subprocess
 import sys
@@ -6,9 +6,7 @@ import sys
 from tests.architecture.source import ROOT
 
 
-def test_the_lab_imports_neither_services_nor_matplotlib():
-    probe = (
-        "import sys, scheduler_svc.simulator.memory.command; print({'matplotlib', 'zmq', 'grpc'} & set(sys.modules))"
-    )
+def test_the_comparison_imports_neither_services_nor_matplotlib():
+    probe = "import sys, scheduler_svc.simulator.memory.command\nprint({'matplotlib', 'zmq', 'grpc'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == "set()\n"

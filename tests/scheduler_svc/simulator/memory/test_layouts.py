@@ -5,10 +5,8 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from scheduler_svc.simulator.memory.layouts.layout import Layout
-from scheduler_svc.simulator.memory.layouts.registry import LAYOUTS
-from scheduler_svc.simulator.memory.settings import Settings
-from scheduler_svc.simulator.memory.workload import Sequence
+from scheduler_svc.simulator.memory.layouts import LAYOUTS, Layout
+from scheduler_svc.simulator.memory.sequences import Sequence, Settings
 from tests.scheduler_svc.simulator.memory.asking import audit, covered, extents_of, lengths_of, sequence, settings
 
 
@@ -26,36 +24,20 @@ class Memory:
             self._write(of, position, length)
 
     def grown(self, of: Sequence, length: int) -> None:
-        before, now = self._places[of.index], covered(list(extents_of(self._layout)[of.index]))
-        first_before, first_now = self._first(length - 1), self._first(length)
-        # A token that stayed in the window was copied if its slot changed.
-        old = {first_before + i: slot for i, slot in enumerate(before)}
-        for i, slot in enumerate(now):
-            position = first_now + i
-            if position < length - 1 and old.get(position) not in (None, slot):
-                self._slots[slot] = self._slots[old[position]]
-        self._places[of.index] = now
+        self._places[of.index] = covered(list(extents_of(self._layout)[of.index]))
         self._write(of, length - 1, length)
 
     def released(self, of: Sequence) -> None:
         del self._places[of.index]
 
     def check(self, of: Sequence, length: int) -> None:
-        """Asserts that every position in the sequence's window holds its token."""
-        first = self._first(length)
-        least = 0 if self._asked.window is None else max(0, length - self._asked.window)
-        for position in range(least, length):
-            slot = self._places[of.index][position - first]
+        """Asserts that every position of the sequence holds its token."""
+        for position in range(length):
+            slot = self._places[of.index][position]
             assert self._slots[slot] == of.tokens[position], f"position {position} of sequence {of.index}"
 
-    def _first(self, length: int) -> int:
-        size = self._asked.page_size
-        return 0 if self._asked.window is None else max(0, length - self._asked.window) // size * size
-
     def _write(self, of: Sequence, position: int, length: int) -> None:
-        first = self._first(length)
-        if position >= first:
-            self._slots[self._places[of.index][position - first]] = int(of.tokens[position])
+        self._slots[self._places[of.index][position]] = int(of.tokens[position])
 
 
 asked_for = st.builds(
@@ -64,9 +46,8 @@ asked_for = st.builds(
     reserve=st.integers(3, 14),
     page_size=st.integers(1, 4),
     growth=st.sampled_from([1.0, 1.5, 3.0]),
-    window=st.one_of(st.none(), st.integers(1, 9)),
 )
-# Prompts of two distinct tokens, so that most share a prefix. Samples of one request share its prompt.
+# Prompts of two distinct tokens, so that most share a prefix. A sample has the prompt of another sequence.
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 actions = st.lists(st.tuples(st.sampled_from(["arrive", "sample", "again", "grow", "grow", "grow", "release"]),
                              st.integers(0, 99), prompts), min_size=10, max_size=60)  # fmt: skip
@@ -84,10 +65,10 @@ class Trial:
 
     def do(self, action: str, choice: int, prompt: list[int]) -> None:
         if action == "arrive" or (action == "sample" and not self.live):
-            self.arrive(prompt, self.count)
+            self.arrive(prompt)
         elif action == "sample":
             of = self.live[choice % len(self.live)][0]
-            self.arrive(of.tokens[: of.prompt].tolist(), of.request)
+            self.arrive(of.tokens[: of.prompt].tolist())
         elif action == "again" and self.preempted:
             self.admit(*self.preempted.pop(choice % len(self.preempted)))
         elif self.live and action == "grow":
@@ -99,16 +80,15 @@ class Trial:
                 self.memory.released(of)
             self.preempted.append((of, length))
 
-    def arrive(self, prompt: list[int], request: int) -> None:
+    def arrive(self, prompt: list[int]) -> None:
         # Generated tokens differ between sequences, except between some samples.
         tokens = [*prompt, self.count % 2, *((self.count >> k) & 1 for k in range(12))]
-        of = sequence(self.count, tokens, prompt=len(prompt), request=request)
+        of = sequence(self.count, tokens, prompt=len(prompt))
         self.count += 1
-        self.layout.prepare(of)
         self.admit(of, of.prompt)
 
     def admit(self, of: Sequence, length: int) -> None:
-        if not self.layout.could_ever_hold(length):
+        if length > self.layout.longest:
             return
         before = figures(self.layout)
         hit = self.layout.admit(of, length)
@@ -123,7 +103,7 @@ class Trial:
 
     def grow(self, at: int) -> None:
         of, length = self.live[at]
-        if length == of.length or not self.layout.could_ever_hold(length + 1):
+        if length in (of.length, self.layout.longest):
             return
         before = figures(self.layout)
         if self.layout.grow(of):
@@ -143,7 +123,7 @@ class Trial:
 
 def figures(layout: Layout) -> object:
     """Returns everything that a refusal must leave unchanged."""
-    return (layout.used, layout.reserved, layout.saved, layout.cached, layout.moved, dict(lengths_of(layout)),
+    return (layout.used, layout.reserved, layout.saved, layout.moved, dict(lengths_of(layout)),
             {index: list(runs) for index, runs in extents_of(layout).items()})  # fmt: skip
 
 
@@ -173,7 +153,7 @@ def test_the_contiguous_layout_equals_an_example_by_hand():
     layout.release(a)
     assert layout.admit(c, 2) == 0
     assert extents_of(layout) == {1: [(4, 8)], 2: [(0, 4)]}
-    assert not layout.could_ever_hold(5)
+    assert layout.longest == 4
 
 
 def test_the_growing_layout_equals_an_example_by_hand():
@@ -210,81 +190,36 @@ def test_the_paged_layout_equals_an_example_by_hand():
     assert (layout.reserved, layout.used, layout.free) == (16, 13, 0)
 
 
-def test_the_paged_layout_releases_pages_before_a_window():
-    layout = LAYOUTS["paged"](settings(memory_tokens=16, window=4))
-    a = sequence(0, [0] * 12)
-    # Of 7 tokens the last four are 3 to 6: two pages. With 8 the first page is behind them.
-    assert layout.admit(a, 7) == 0
-    assert (layout.reserved, layout.used) == (8, 7)
-    assert layout.grow(a)
-    assert (layout.reserved, layout.used) == (4, 4)
-    assert [layout.grow(a) for _ in range(4)] == [True] * 4
-    assert (layout.reserved, layout.used, lengths_of(layout)[0]) == (4, 4, 12)
-
-
 def test_the_shared_layout_equals_an_example_by_hand():
     layout = LAYOUTS["shared"](settings(memory_tokens=40))
     prompt = [1, 2, 3, 4, 5, 6]
-    a, b = (sequence(i, [*prompt, 7 + i, 9], prompt=6, request=0) for i in range(2))
+    a, b = (sequence(i, [*prompt, 7 + i, 9], prompt=6) for i in range(2))
     c = sequence(2, [1, 2, 3, 4, 0, 0, 0, 0], prompt=6)
-    for of in (a, b, c):
-        layout.prepare(of)
-    assert (layout.admit(a, 6), layout.admit(b, 6)) == (0, 6)
-    assert extents_of(layout) == {0: [(4, 8), (8, 12)], 1: [(4, 8), (8, 12)]}
-    assert (layout.reserved, layout.used, layout.saved) == (8, 6, 8)
-    # The first write copies the two tokens of the partial page. The other sequence then holds that page alone.
+    assert (layout.admit(a, 6), layout.admit(b, 6)) == (0, 4)
+    assert extents_of(layout) == {0: [(4, 8), (8, 12)], 1: [(4, 8), (12, 16)]}
+    assert (layout.reserved, layout.used, layout.saved) == (12, 8, 4)
     assert (layout.grow(a), layout.grow(b)) == (True, True)
-    assert extents_of(layout) == {0: [(4, 8), (12, 16)], 1: [(4, 8), (8, 12)]}
-    assert (layout.moves, layout.moved, layout.used, layout.saved) == (1, 2, 10, 4)
+    assert (layout.moves, layout.used, layout.saved) == (0, 10, 4)
     # A third sequence finds the first page, while it is held and afterwards.
     assert layout.admit(c, 6) == 4
     assert (layout.reserved, layout.saved) == (16, 8)
     for of in (a, b, c):
         layout.release(of)
-    assert (layout.reserved, layout.used, layout.cached) == (0, 0, 4)
+    assert (layout.reserved, layout.used, layout.saved) == (0, 0, 0)
     assert layout.admit(c, 6) == 4
 
 
 def test_a_readmitted_sequence_finds_its_own_pages():
     layout = LAYOUTS["shared"](settings(memory_tokens=40))
     a = sequence(0, list(range(12)), prompt=2)
-    layout.prepare(a)
     assert layout.admit(a, 2) == 0
     assert all(layout.grow(a) for _ in range(8))
     layout.release(a)
     assert layout.admit(a, 10) == 8
 
 
-def test_with_a_window_the_pages_before_it_need_not_be_cached():
-    asked = settings(memory_tokens=16, window=4)
-    layout = LAYOUTS["shared"](asked)
-    a = sequence(0, list(range(12)), prompt=12)
-    other = sequence(1, [99] * 5, prompt=5)
-    for of in (a, other):
-        layout.prepare(of)
-    # It takes the pages of positions 4 to 11 and never allocates the first page.
-    assert layout.admit(a, 10) == 0
-    layout.release(a)
-    assert layout.admit(other, 3) == 0
-    # Positions 4 to 7 are one cached page, which is all that the token at 8 attends to beside itself.
-    assert layout.admit(a, 10) == 8
-
-
-def test_with_a_window_a_missing_page_in_it_prevents_a_hit():
-    layout = LAYOUTS["shared"](settings(memory_tokens=24, window=6))
-    a = sequence(0, list(range(12)), prompt=12)
-    layout.prepare(a)
-    # It takes the pages of positions 4 to 11, but the token at 8 also attends to position 3.
-    assert layout.admit(a, 10) == 0
-    layout.release(a)
-    assert layout.cached == 4
-    assert layout.admit(a, 10) == 0
-
-
 def test_the_last_token_is_computed_even_if_all_pages_are_cached():
     layout = LAYOUTS["shared"](settings(memory_tokens=40))
     a, b = (sequence(i, list(range(12)), prompt=8) for i in range(2))
-    for of in (a, b):
-        layout.prepare(of)
     assert (layout.admit(a, 8), layout.admit(b, 8)) == (0, 4)
     assert (layout.reserved, layout.saved) == (12, 4)
