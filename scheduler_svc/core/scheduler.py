@@ -41,9 +41,8 @@ from scheduler_svc.core.update.output_collector import OutputCollector
 from scheduler_svc.core.update.stats import stats_of
 from scheduler_svc.core.waits import Waits
 from scheduler_svc.core.weights.updates import Updates
-from scheduler_svc.core.workers.flush import flush
 from scheduler_svc.core.workers.held_pools import HeldPools
-from scheduler_svc.core.workers.lanes import Lanes
+from scheduler_svc.core.workers.lanes import Lanes, flush
 
 
 class Scheduler:

@@ -131,7 +131,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "flush-forgets-the-device-alone",
         "cached host pages survive a flush",
-        "workers.flush",
+        "workers.lanes",
         replace("flush", call("host.evict_all"), "0"),
     ),
     # Values that are not finite ---------------------------------------------------------------------------------------
