@@ -363,14 +363,14 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "kept-pages-of-another-root",
         "pages are kept for a scheduler that does not continue the one that labelled them",
-        "core.workers.kept_pages",
+        "core.workers.held_pools",
         f"{_KEPT}::test_a_core_without_the_journal_takes_no_page",
         replace("_agrees", comparison("page_root"), "True"),
     ),
     _protection(
         "kept-pages-newer-than-the-journal",
         "pages are kept for a scheduler with an older copy of the journal",
-        "core.workers.kept_pages",
+        "core.workers.held_pools",
         f"{_KEPT}::test_a_core_with_an_older_copy_of_the_journal_takes_no_page",
         replace("_agrees", comparison("generation"), "True"),
     ),

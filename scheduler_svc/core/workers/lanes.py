@@ -27,8 +27,7 @@ from scheduler_svc.core.update import step_reports
 from scheduler_svc.core.workers import standby
 from scheduler_svc.core.workers.check_join import frame_refusal, model_refusal, refused_for_good
 from scheduler_svc.core.workers.crash_loop import CrashLoop
-from scheduler_svc.core.workers.held_pools import HeldPools
-from scheduler_svc.core.workers.kept_pages import accept
+from scheduler_svc.core.workers.held_pools import HeldPools, accept
 
 
 @dataclass(slots=True, kw_only=True)
