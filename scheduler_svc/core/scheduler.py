@@ -36,9 +36,8 @@ from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.steps import Steps
 from scheduler_svc.core.suspicion.suspects import Suspects
-from scheduler_svc.core.update.endings import Ending
+from scheduler_svc.core.update.endings import Ending, stats_of
 from scheduler_svc.core.update.output_collector import OutputCollector
-from scheduler_svc.core.update.stats import stats_of
 from scheduler_svc.core.waits import Waits
 from scheduler_svc.core.weights.updates import Updates
 from scheduler_svc.core.workers.held_pools import HeldPools
