@@ -10,19 +10,110 @@ is in `swap.py`. If it refuses, its lane goes on as it was.
 """
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights, WeightsLoaded, WeightsRestored
-from scheduler_svc.core.messages.reports import Load, UpdateState
+from scheduler_svc.core.messages.reports import Load, ResetCause, UpdateState, WeightsReport
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.weights.ask import refusal_of
-from scheduler_svc.core.weights.swap import End, swapped
-from scheduler_svc.core.weights.update import MAX_LOSSES, Update
+from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.workers.lanes import Lanes
+
+
+class End(Protocol):
+    """Ends a live request."""
+
+    def __call__(self, request: Request, now: float, *, reason: fx.EndReason | None = None) -> None: ...
+
+
+def swapped(lane: Lane, lanes: Lanes, weights: Weights, end: End, now: float) -> list[fx.Effect]:
+    """Applies the lane's new weights to the core's state. `end` ends a live request."""
+    running = lane.weights.running
+    lane.take_weights(weights)
+    lane.schedule.clear_lookups()
+    if lane.pages.pending is not None:
+        lane.pages.drop_take_over()
+    requests = lane.rows.requests_at(lane.rows.seated())
+    if running is Running.CONTINUE and requests:
+        for request in requests:
+            request.weights.begin(weights.version, int(lane.rows.known[request.row]) - request.prompt_tokens)
+            request.weights.keeps_pages = True
+        lane.pages.evict_all()
+        lane.pages.labels.forget()
+        return [
+            fx.Note(message=f"worker {lane.worker} has weights {weights.version!r}; {len(requests)} requests go on")
+        ]
+    if running is Running.ABORT:
+        for request in requests:
+            end(request, now, reason=fx.EndReason.ABORTED)
+    what = f"worker {lane.worker} has weights {weights.version!r}"
+    return lanes.reset(lane, what, now, ResetCause.NEW_WEIGHTS, 0, keep_pages=False)
+
+
+REPORT_SECONDS = 1.0
+MAX_LOSSES = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class Update:
+    """An update from its acceptance to its final report."""
+
+    weights: Weights
+    running: Running
+    in_turn: bool
+    began_at: float
+    ends_at: float
+    state: UpdateState = UpdateState.UPDATING
+    detail: str = "the first worker loads the weights"
+    is_committed: bool = False
+    """Whether a worker has loaded the weights, so that all others will."""
+    num_lost: int = 0
+    """Workers that were lost while they loaded before another one had."""
+    first: int = 0
+    """Number of the lane that loads first."""
+    watchers: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    """Front end and query of each operator."""
+    reports_at: float = 0.0
+    reported: tuple[UpdateState, int] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the state is final."""
+        return self.state is not UpdateState.UPDATING
+
+    def end(self, state: UpdateState, detail: str) -> None:
+        """Ends the update."""
+        self.state, self.detail = state, detail
+
+    def reports(
+        self, lanes: Collection[Lane], queue: RequestQueue, frontends: Collection[str], now: float
+    ) -> list[WeightsReport]:
+        """Returns a report for each watcher, once a second and at each change."""
+        self.watchers = {watcher for watcher in self.watchers if watcher[0] in frontends}
+        updated = sum(lane.info.weights_version == self.weights.version for lane in lanes)
+        if not self.watchers or (now < self.reports_at and self.reported == (self.state, updated)):
+            return []
+        self.reports_at, self.reported = now + REPORT_SECONDS, (self.state, updated)
+        return [
+            WeightsReport(
+                frontend=frontend,
+                query=query,
+                version=self.weights.version,
+                state=self.state,
+                workers=len(lanes),
+                workers_updated=updated,
+                running=len(queue) - queue.num_waiting,
+                waiting=queue.num_waiting,
+                seconds=now - self.began_at,
+                detail=self.detail,
+            )
+            for frontend, query in sorted(self.watchers)
+        ]
+
 
 RETRY_SECONDS = 5.0
 """A worker that could not load the service's weights is asked again after this time."""
@@ -240,3 +331,42 @@ class Updates:
                 self._queue.restore_set_aside()
                 self._queue.unpark_all()
             lane.weights.admits = admits
+
+
+def refusal_of(
+    event: UpdateWeights,
+    *,
+    roots: Sequence[str],
+    going_on: Weights | None,
+    used: Container[str],
+    has_workers: bool,
+) -> fx.UpdateRefused | None:
+    """Returns why the update does not begin, or None. `used` has the versions of earlier updates."""
+    weights = event.weights
+
+    def refused(code: fx.RejectCode, message: str, field: str = "") -> fx.UpdateRefused:
+        return fx.UpdateRefused(frontend=event.frontend, query=event.query, code=code, message=message, field=field)
+
+    if not roots:
+        message = "updates of weights are off; start the service with --weights-folders FOLDER"
+        return refused(fx.RejectCode.NOT_FOUND, message)
+    if why := why_not_allowed(weights.folder, roots):
+        return refused(fx.RejectCode.INVALID, f"folder: {why}", "folder")
+    if going_on is not None:
+        message = f"the update to version {going_on.version!r} goes on; another one may begin when it has ended"
+        return refused(fx.RejectCode.DUPLICATE, message)
+    if weights.version in used:
+        message = f"version: {weights.version!r} was used before; a version names the same weights for ever"
+        return refused(fx.RejectCode.INVALID, message, "version")
+    if not has_workers:
+        return refused(fx.RejectCode.NOT_READY, "no worker has joined; an update needs one that checks the folder")
+    return None
+
+
+def why_not_allowed(folder: str, roots: Sequence[str]) -> str:
+    """Returns why workers may not load from this path, or an empty string. The worker resolves symbolic links."""
+    if not folder.startswith("/") or ".." in folder.split("/") or "\0" in folder:
+        return f"{folder!r} must be an absolute path without '..'"
+    if not any(f"{folder}/".startswith(f"{root.rstrip('/')}/") for root in roots):
+        return f"{folder!r} is not in one of the folders of --weights-folders: {', '.join(roots)}"
+    return ""
