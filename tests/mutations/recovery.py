@@ -443,7 +443,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-retry-estimate",
         "a refusal for a full queue always says the least time",
-        "core.quotas.drain_rate",
+        "core.quotas.account",
         f"{_CORE}/test_tenant_shares.py::test_a_full_queue_says_in_how_many_seconds_it_drains",
         replace("DrainRate.seconds", assigned("estimate"), "0.0"),
     ),

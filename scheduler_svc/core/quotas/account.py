@@ -3,11 +3,42 @@
 The empty tenant (no token file) has no account and no limits. There are as many accounts as tenants had requests.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 from scheduler_svc.core.messages.operators import TenantLimits
-from scheduler_svc.core.quotas.bucket import Bucket
-from scheduler_svc.core.quotas.drain_rate import DrainRate
+
+
+class Bucket:
+    """It is full at the start. Its level may be negative after a request that is larger than the bucket."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self.per_minute = per_minute
+        self._level = float(per_minute)
+        self._at = now
+
+    def wait(self, amount: float, now: float) -> float:
+        """Returns the seconds until `amount` may be taken, 0 if now. A full bucket allows any amount."""
+        missing = min(amount, self.per_minute) - self._level_at(now)
+        return max(0.0, missing * 60 / self.per_minute)
+
+    def take(self, amount: float, now: float) -> None:
+        """Takes the amount, also if it is not there."""
+        self._level, self._at = self._level_at(now) - amount, now
+
+    def give_back(self, amount: float, now: float) -> None:
+        """Returns what was taken and not used."""
+        self._level, self._at = min(float(self.per_minute), self._level_at(now) + amount), now
+
+    def resized(self, per_minute: int, now: float) -> "Bucket":
+        """Returns a bucket of another size from which as much is missing as from this one."""
+        other = Bucket(per_minute, now)
+        other.take(self.per_minute - self._level_at(now), now)
+        return other
+
+    def _level_at(self, now: float) -> float:
+        return min(float(self.per_minute), self._level + (now - self._at) * self.per_minute / 60)
+
 
 _NO_LIMITS = TenantLimits()
 FREE_FACTOR = 8
@@ -143,3 +174,31 @@ class Accounts:
         if account is None:
             account = self._by_tenant[tenant] = Account(self._limits.get(tenant, _NO_LIMITS), now)
         return account
+
+
+_RECENT = 64
+LEAST_SECONDS, MOST_SECONDS = 0.5, 60.0
+"""Bounds of an estimate. The least one is also the answer before anything was measured."""
+
+
+class DrainRate:
+    """The last requests that got their first row: their times and prompt tokens."""
+
+    def __init__(self) -> None:
+        self._started: deque[tuple[float, int]] = deque(maxlen=_RECENT)
+        self._tokens = 0
+
+    def record(self, now: float, tokens: int) -> None:
+        """Counts a request that left the queue."""
+        if len(self._started) == _RECENT:
+            self._tokens -= self._started[0][1]
+        self._started.append((now, tokens))
+        self._tokens += tokens
+
+    def seconds(self, requests: int, tokens: int, now: float) -> float:
+        """Returns in how many seconds that many requests and tokens will have left the queue, within the bounds."""
+        if not self._started:
+            return LEAST_SECONDS
+        elapsed = now - self._started[0][0]
+        estimate = max(requests / len(self._started), tokens / max(1, self._tokens)) * elapsed
+        return min(max(estimate, LEAST_SECONDS), MOST_SECONDS)
