@@ -15,8 +15,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.audit import audit_constraints
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
-from scheduler_svc.core.state.rows import Rows
-from scheduler_svc.core.state.splitmix import mix
+from scheduler_svc.core.state.rows import Rows, mix
 from scheduler_svc.core.suspicion.quarantine import MAX_ENTRIES
 
 
