@@ -107,13 +107,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "unconfirmed-entries-kept-over-a-reset",
         "pages of a step that failed stay in the index",
-        "state.eviction",
+        "state.lane",
         replace("evict_pages_of", condition("hash_of"), "False"),
     ),
     _core(
         "unconfirmed-saves-kept-over-a-reset",
         "host pages of a step that failed stay in the index",
-        "state.eviction",
+        "state.lane",
         drop("evict_pages_of", call("host.evict")),
     ),
     _core(

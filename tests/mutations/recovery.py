@@ -226,7 +226,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "pages-of-void-plans-kept",
         "pages that an unconfirmed step wrote stay in the index after a reset",
-        "core.state.eviction",
+        "core.state.lane",
         f"{_CORE}/schedule/test_cached_pages.py",
         replace("evict_pages_of", condition("hash_of"), "False"),
     ),

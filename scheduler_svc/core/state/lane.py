@@ -29,7 +29,6 @@ from scheduler_svc.core.pages.host_pool import HostPool
 from scheduler_svc.core.pages.lane_pages import LanePages
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.pages.page_pool import PagePool
-from scheduler_svc.core.state.eviction import evict_pages_of
 from scheduler_svc.core.state.lane_schedule import LaneSchedule
 from scheduler_svc.core.state.lane_weights import LaneWeights
 from scheduler_svc.core.state.request import Move, Request
@@ -248,3 +247,22 @@ class Lane:
         self.constraints.reset()
         self._open(generation)
         return requests
+
+
+def evict_unverified(request: Request, pool: PagePool, host: HostPool) -> None:
+    """Evicts the unverified pages of a request with non-finite logits."""
+    for page_hash in request.page_hashes:
+        page = pool.page_with_hash(page_hash)
+        if page and pool.is_unverified(page):
+            pool.evict(page)
+        if host.is_unverified(page_hash):
+            host.evict(page_hash)
+
+
+def evict_pages_of(record: SentPlan, pool: PagePool, host: HostPool) -> None:
+    """Evicts the pages that a void plan fills or swaps out, because the worker may not have carried it out."""
+    for page, page_hash in record.cached:
+        if pool.hash_of(page) == page_hash:
+            pool.evict(page)
+    for page_hash in record.swapped_out:
+        host.evict(page_hash)
