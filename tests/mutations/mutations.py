@@ -194,7 +194,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "host-page-lost-within-a-plan",
         "a plan saves two pages to one host page",
-        "state.row_pages",
+        "state.lane",
         replace("swap_out", condition("num_slots"), "False"),
     ),
     _core(

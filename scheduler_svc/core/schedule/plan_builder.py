@@ -18,9 +18,8 @@ from scheduler_svc.core.schedule.policy import ending_budget, swapping_pays
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch
 from scheduler_svc.core.state.constrained import began
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane import Lane, swap_out
 from scheduler_svc.core.state.request import Move, Request
-from scheduler_svc.core.state.row_pages import swap_out
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,9 +23,8 @@ from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import before_sampling, chunk_tokens, victim_key
 from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane import Lane, free_behind_windows
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.row_pages import free_behind_windows
 from scheduler_svc.core.state.rows import Rows
 
 _NO_ROWS = np.zeros(0, np.int64)
