@@ -14,7 +14,7 @@ from collections import Counter
 
 from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
-from scheduler_svc.core.schedule.turn import Turn
+from scheduler_svc.core.schedule.trials import Turn
 from scheduler_svc.core.state.constrained import holds
 from scheduler_svc.core.state.request import Request
 

@@ -21,7 +21,7 @@ from scheduler_svc.core.schedule.finish_plan import finish_plan
 from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import before_sampling, chunk_tokens, victim_key
-from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
+from scheduler_svc.core.schedule.trials import EVERYBODY, Turn
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane, free_behind_windows
 from scheduler_svc.core.state.request import Request
