@@ -407,14 +407,14 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "rows-are-never-given-up",
         "a tenant with long outputs keeps all rows while another waits",
-        "core.schedule.fair_rows",
+        "core.schedule.planner",
         f"{_SHARES}[outputs-none]",
         drop("make_room", call("builder.preempt")),
     ),
     _protection(
         "prompts-of-others-first",
         "a tenant's next request waits until all long prompts of another are computed",
-        "core.schedule.fair_rows",
+        "core.schedule.planner",
         f"{_SHARES}[prompts-none]",
         replace("before_head", assigned("at"), "1 << 62"),
     ),
