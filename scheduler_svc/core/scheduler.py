@@ -25,7 +25,7 @@ from scheduler_svc.core.load import load_of
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
+from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.requests.acceptance import Acceptance
