@@ -4,7 +4,7 @@ import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
-from scheduler_svc.core.messages.page_labels import KeptPages, PageLabels
+from scheduler_svc.core.messages.plan import KeptPages, PageLabels
 from scheduler_svc.wire.arrays import WireError, array, packed
 
 _ROOT_BYTES = 16

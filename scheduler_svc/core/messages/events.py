@@ -16,7 +16,7 @@ from scheduler_svc.core.messages.operators import TenantsChanged as TenantsChang
 from scheduler_svc.core.messages.operators import UpdateWeights as UpdateWeights
 from scheduler_svc.core.messages.operators import WeightsLoaded as WeightsLoaded
 from scheduler_svc.core.messages.operators import WeightsRestored as WeightsRestored
-from scheduler_svc.core.messages.page_labels import KeptPages
+from scheduler_svc.core.messages.plan import KeptPages
 from scheduler_svc.core.messages.submit import Restored as Restored
 from scheduler_svc.core.messages.submit import Resume as Resume
 from scheduler_svc.core.messages.submit import Submit as Submit

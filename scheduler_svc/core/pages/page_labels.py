@@ -10,8 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from scheduler_svc.core.messages.page_labels import PageLabels
-from scheduler_svc.core.messages.plan import SentPlan
+from scheduler_svc.core.messages.plan import PageLabels, SentPlan
 from scheduler_svc.core.pages.page_pool import PagePool
 
 # A plan has labels of about this size at most; the others follow with the next plans.

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.page_labels import KeptPages
-from scheduler_svc.core.messages.plan import TakeOver
+from scheduler_svc.core.messages.plan import KeptPages, TakeOver
 from scheduler_svc.core.messages.reports import HeldPoolsLoad
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.page_pool import PagePool
