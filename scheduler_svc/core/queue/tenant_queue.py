@@ -9,10 +9,44 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from scheduler_svc.core.queue.fair_share import FairShare
 from scheduler_svc.core.queue.order import Entry, queue_key
 from scheduler_svc.core.queue.waiting_list import WINDOW, WaitingList
 from scheduler_svc.core.state.request import Request
+
+
+class FairShare:
+    """The virtual time of the service and the last finish time of each tenant.
+
+    A tenant is identified by its name in the token file. Without a token file, each `prefix_root` counts as a tenant.
+    """
+
+    def __init__(self) -> None:
+        self._virtual_time = 0
+        self._last_finish: dict[str | bytes, int] = {}
+
+    def enter(self, tenant: str | bytes, cost: int) -> int:
+        """Returns the virtual start time of a new request that costs at most `cost` tokens."""
+        start = max(self._virtual_time, self._last_finish.get(tenant, 0))
+        self._last_finish[tenant] = start + cost
+        return start
+
+    def admitted(self, virtual_start: int) -> None:
+        """Advances the virtual time to the start time of an admitted request."""
+        self._virtual_time = max(self._virtual_time, virtual_start)
+
+    def prune(self, num_live: int) -> None:
+        """Drops tenants to bound the memory to about two per live request.
+
+        A tenant with a finish time in the past is equal to a new tenant, so dropping it changes nothing. If too many
+        finish times are in the future (for example, because each request has a different salt), the virtual time
+        advances until only a few are, and the dropped tenants are treated as new.
+        """
+        if len(self._last_finish) > 2 * num_live + 64:
+            finishes = sorted(self._last_finish.values(), reverse=True)
+            self._virtual_time = max(self._virtual_time, finishes[num_live + 32])
+            self._last_finish = {
+                tenant: finish for tenant, finish in self._last_finish.items() if finish > self._virtual_time
+            }
 
 
 class TenantQueue:
