@@ -15,7 +15,6 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.link import constraint_frames
 from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection
-from gpu_worker.link.new_weights import answer_of
 from gpu_worker.link.plan_runner import PlanRunner
 from gpu_worker.link.ready_lines import ReadyLines
 from gpu_worker.link.reconnects import FIRST_PAUSE_SECONDS, Reconnects
@@ -24,6 +23,18 @@ from gpu_worker.link.runtime_dir import KeyFile
 from gpu_worker.link.signals import signals_wake
 from gpu_worker.logs import is_worth_a_line
 from gpu_worker.wire.frames import FrameError, join_frame, parse_frame, result_frame
+
+
+def answer_of(order: pb.LoadWeights, runner: PlanRunner, join: pb.Join) -> bytes:
+    """Loads the weights, and returns the frame of the answer. Later Joins name the version. Passes on fatal errors."""
+    if runner.weights is None:
+        loaded = pb.WeightsLoaded(version=order.version, ok=False, detail="this worker cannot load new weights")
+    else:
+        loaded = runner.weights.load(order)
+    if loaded.ok:
+        join.weights_version, join.weights_folder = order.version, order.folder
+    return pb.WorkerToCore(weights_loaded=loaded).SerializeToString()
+
 
 HEARTBEAT_SECONDS = 0.8
 # The pause before a Join that could not be sent is tried again.
