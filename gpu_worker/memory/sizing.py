@@ -12,9 +12,8 @@ from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs
 from gpu_worker.memory.host_memory import configured_host_pages, passing_bytes
 from gpu_worker.memory.pool import WHY_CAPPED, DoesNotFit, Pool, configured_pages
 from gpu_worker.memory.shared_on_gpu import bytes_beside_pool
-from gpu_worker.memory.sizes import Machine, Sizes
+from gpu_worker.memory.sizes import Machine, Sizes, readable, settable
 from gpu_worker.memory.standbys import Standbys
-from gpu_worker.memory.units import readable, settable
 from gpu_worker.settings import WorkerSettings
 
 DEFAULT_CPU_POOL_BYTES = 1 << 30

@@ -8,7 +8,7 @@ shared: then it gets the memory of the other worker's pool.
 from dataclasses import dataclass
 
 from gpu_worker.memory.pool import DoesNotFit, Pool
-from gpu_worker.memory.units import readable
+from gpu_worker.memory.sizes import readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
