@@ -39,7 +39,7 @@ from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.writer import StreamWriter
 from scheduler_svc.frontend.validate import request as validation
 from scheduler_svc.frontend.validate.prompt import read_prompt
-from scheduler_svc.frontend.validate.resume import check_offsets, check_resume
+from scheduler_svc.frontend.validate.request import check_offsets, check_resume
 from scheduler_svc.frontend.validate.sampling import without_lists
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
 
