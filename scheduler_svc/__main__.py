@@ -28,7 +28,7 @@ from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
 from scheduler_svc.door.token_file import TokenFileError
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.flags import SettingError
-from scheduler_svc.journal.opened import OpenedJournal
+from scheduler_svc.journal.keeper import OpenedJournal
 from scheduler_svc.journal.writer import Sync
 from scheduler_svc.logs import announce
 from scheduler_svc.metrics.listener import MetricsListener

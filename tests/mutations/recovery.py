@@ -339,7 +339,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "generations-from-zero",
         "a result of a plan of the dead scheduler counts for a plan of the next one",
-        "journal.opened",
+        "journal.keeper",
         f"{_JOURNAL}/test_recovery.py::test_requests_continue_where_they_were",
         replace("OpenedJournal.__init__", assigned("first_generation"), "0"),
     ),

@@ -13,7 +13,7 @@ from scheduler_svc.core.messages.operators import ClearQuarantine, Running
 from scheduler_svc.core.messages.reports import Load
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import clock
-from scheduler_svc.journal.opened import OpenedJournal
+from scheduler_svc.journal.keeper import OpenedJournal
 from scheduler_svc.journal.writer import Sync
 from tests.simulation.deaths import Deaths
 from tests.simulation.lives import FRONTEND, Died, Lives
