@@ -27,9 +27,9 @@ from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.request_log.call_record import current
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.caller_deadline import seconds_left
 from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
+from scheduler_svc.frontend.rpc.status import seconds_left
 from scheduler_svc.frontend.sizes.limits import Sizes
 from scheduler_svc.frontend.streaming.measured import measured
 from scheduler_svc.frontend.streaming.outputs import describe, make_outputs, serialized
