@@ -27,7 +27,7 @@ import zmq
 from scheduler_svc import logs
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, root_name
-from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.door import tls_files
 from scheduler_svc.door.ready_command import ReadyCommand
 from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
