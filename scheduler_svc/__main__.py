@@ -1,10 +1,7 @@
 """`python -m scheduler_svc`: the core in this process, the front ends in child processes.
 
-Owns start and stop. A failed start ends with one line on stderr that has the cause and a remedy, and with exit code 2.
-
-The files that a running service writes about itself: event log, steps file and flight recorder, as the settings say.
-
-Owns their opening and closing.
+Owns start and stop, and opens the files in which a running service records itself. A failed start ends with one line on
+stderr that has the cause and a remedy, and with exit code 2.
 """
 
 import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]

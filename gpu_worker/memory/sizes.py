@@ -64,7 +64,7 @@ class Sizes:
     free: int
     # Left free for standby workers that start later.
     standbys: int = 0
-    # What a shared pool of a GPU takes beside its pages (`shared_on_gpu.py`).
+    # What a shared pool of a GPU takes beside its pages.
     beside_pool: int = 0
     # Whether the pool is smaller than memory and rows allow, because of `WHY_CAPPED`.
     is_capped: bool = False

@@ -1,4 +1,4 @@
-"""The events that come from operators: the token file, drains, new weights. `events` has them, too."""
+"""What comes from operators and goes to them: the token file, drains, new weights, the quarantine. Part of `events`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,6 +3,21 @@
 A turn is a virtual start time of the tenant (`turns`). Each request pays for one turn when it gets its first row. The
 tenant uses its turns in the order of its own requests: if a request is preempted, its turn is free for the next one,
 and if an urgent request gets a row, it takes the earliest turn of the less urgent ones, which move back by one.
+
+**Fair share**: start-time fair queueing within the tenant, counted in tokens.
+
+Each request gets a virtual start time, which determines its place in the queue (`order.queue_key`). The virtual
+time of the service is the largest start time of the requests admitted so far. A new request starts where its tenant's
+previous request finishes, but not before the virtual time of the service:
+
+    start  = max(virtual time, finish of the tenant's previous request)
+    finish = start + cost                        cost: largest number of tokens, prompt and output
+
+The requests of a tenant with many requests therefore wait for each other, and a tenant gets no credit for idle time.
+With a single tenant the order is first come, first served.
+
+Sources: Goyal, Vin and Cheng, "Start-time fair queueing" (1996). Counting a request's cost in tokens follows Sheng et
+al., "Fairness in serving large language models" (2024).
 """
 
 import heapq

@@ -1,6 +1,11 @@
 """Collects the decisions of one plan, until `finish_plan` makes the plan from them.
 
 The builder seats, grows and preempts rows of its lane; the planner decides which ones.
+
+**Prompt logprobs** of one step are limited by the number of logit rows. The worker computes logits for a limited number
+of positions per step (`WorkerInfo.logit_rows`): one logit row for each row that samples, and one for each prompt
+position whose logprob is wanted. The logprob of position p comes from the logits at p - 1, so a chunk of positions s to
+e - 1 gives the logprobs of s + 1 to e, if they are in the prompt and wanted.
 """
 
 from collections.abc import Callable

@@ -5,8 +5,11 @@ those of the service, and all other lanes follow, one by one with `in_turn`. The
 later with other weights: it loads before it gets a request. A lane with other weights than the service's gets no new
 request while another lane serves; it loads as soon as it has none.
 
-A worker is told to load when it has no plan in flight, and gets no plan before its answer. What becomes of its requests
-is in `swap.py`. If it refuses, its lane goes on as it was.
+A worker is told to load when it has no plan in flight, and gets no plan before its answer. If it refuses,
+its lane goes on as it was.
+
+No page that older weights computed is found afterwards: all pages leave the cache. With CONTINUE rows keep theirs; such
+rows cache no page and share none with their siblings until they start again.
 """
 
 from collections import deque
