@@ -39,7 +39,7 @@ from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update.endings import Ending, stats_of
 from scheduler_svc.core.update.output_collector import OutputCollector
 from scheduler_svc.core.waits import Waits
-from scheduler_svc.core.weights.updates import Updates
+from scheduler_svc.core.weights import Updates
 from scheduler_svc.core.workers.held_pools import HeldPools
 from scheduler_svc.core.workers.lanes import Lanes, flush
 

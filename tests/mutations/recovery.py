@@ -428,7 +428,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-place-for-others",
         "a tenant without limits fills the queue",
-        "core.quotas.account",
+        "core.quotas",
         f"{_CORE}/test_tenant_shares.py::"
         "test_a_greedy_tenant_leaves_room_in_the_queue_and_another_has_places_of_its_own",
         replace("FREE_FACTOR", assigned("FREE_FACTOR"), "1_000_000"),
@@ -436,14 +436,14 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-own-places",
         "a full queue shuts out a tenant that has nothing in it",
-        "core.quotas.account",
+        "core.quotas",
         f"{_CORE}/test_tenant_shares.py::test_a_tenant_gets_its_own_places_in_a_full_queue",
         replace("OWN_SHARE", assigned("OWN_SHARE"), "0"),
     ),
     _protection(
         "no-retry-estimate",
         "a refusal for a full queue always says the least time",
-        "core.quotas.account",
+        "core.quotas",
         f"{_CORE}/test_tenant_shares.py::test_a_full_queue_says_in_how_many_seconds_it_drains",
         replace("DrainRate.seconds", assigned("estimate"), "0.0"),
     ),

@@ -19,7 +19,7 @@ from scheduler_svc.core.queue.deadline_heap import DeadlineHeap, DeadlineKind
 from scheduler_svc.core.queue.order import Entry, queue_key
 from scheduler_svc.core.queue.turns import Turns
 from scheduler_svc.core.queue.waiting_list import WINDOW
-from scheduler_svc.core.quotas.account import Account, Accounts, DrainRate
+from scheduler_svc.core.quotas import Account, Accounts, DrainRate
 from scheduler_svc.core.state.request import Phase, Request
 
 

@@ -4,14 +4,15 @@ The planner moves requests between the queue and the lane's rows. Running rows c
 (`admit`), until the token budget is spent. Prefill, chunked prefill, decode and resume are one mechanism: a row
 computes the positions of its known tokens that are not computed yet.
 
-**Rows of tenants.** Fair share decides which request starts next, but a tenant with long outputs could hold all rows meanwhile. So
-if the next request finds no free row, or no pages, and a tenant has at least two rows more than the request's tenant,
-that tenant's last request is preempted. It keeps its pages in the cache until they are allocated again, so it usually
-computes less than a page again. A row changes hands only if the tenant that gives it still has as many as the one that
-takes it, so the numbers of rows approach each other and then rest. Keeping rows free for tenants that may come
-would cost throughput all the time.
+**Rows of tenants.** Fair share decides which request starts next, but a tenant with long outputs could hold all rows
+meanwhile. So if the next request finds no free row, or no pages, and a tenant has at least two rows more than the
+request's tenant, that tenant's last request is preempted. It keeps its pages in the cache until they are allocated
+again, so it usually computes less than a page again. A row changes hands only if the tenant that gives it still has as
+many as the one that takes it, so the numbers of rows approach each other and then rest. Keeping rows free for tenants
+that may come would cost throughput all the time.
 
-**Chunks of tenants.** Running prompts go before waiting requests, but not those of a tenant that comes later in the order.
+**Chunks of tenants.** Running prompts go before waiting requests, but not those of a tenant that comes later in the
+order.
 """
 
 from collections import Counter

@@ -1,6 +1,23 @@
 """What each tenant uses: waiting requests, rows, requests and tokens per minute. `Accounts` has one `Account` a tenant.
 
 The empty tenant (no token file) has no account and no limits. There are as many accounts as tenants had requests.
+
+**Tokens per minute.** A request reserves its prompt and all output tokens that it may make when it is accepted, and
+gets the unused ones back when it ends. A limit is therefore enforced only at the door: a stream never ends for it, and
+a tenant cannot exceed it with many long requests at once. A request larger than the whole minute is accepted when the
+bucket is full, and the tenant then waits until the debt is paid.
+
+**Queue.** One tenant must not shut others out, also if it has no `queue_share` or the shares add up to more than 1. So
+if the token file has several tenants, a tenant may have 8 times as many places as are free (dynamic thresholds: one can
+fill 8/9 of the queue), and an eighth of the queue is divided into places that tenants have even if it is full. The
+queue may exceed its limits by that eighth. A front end is not told that the queue is full then, because it is not for
+all tenants.
+
+**Retry time.** A refusal for the queue says when the requests that wait will have left it, at the rate of the last 64
+that did, from 0.5 to 60 s. If the tenant's part is full, its own requests and rate count.
+
+**Rows.** A tenant at its `row_share` keeps its requests waiting even if rows are free. It is parked: left out of the
+queue, so that it does not block others, until one of its rows is free.
 """
 
 from collections import deque
