@@ -64,7 +64,7 @@ def _sampling(name: str) -> Limit:
 
 _INSIDE = _FLAG = Limit(of=Of.NOTHING)
 _REQUEST, _CHECKS = "validate.request.check_request", "validate.checks.check_request_id"
-_SAMPLING, _RESUME = "validate.sampling.check_sampling", "validate.resume.check_resume"
+_SAMPLING, _RESUME = "validate.sampling.check_sampling", "validate.request.check_resume"
 _CHAT = "chat.conversation.check_size"
 _GRAMMAR = "constraints.grammar.grammar_of"
 _CONSTRAINT = _characters(n.MAX_CONSTRAINT_BYTES, _GRAMMAR)
@@ -169,7 +169,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         ),
         "constraint.lark": _CONSTRAINT,
         "resume": _INSIDE,
-        "resume.linger_seconds": _value(0, n.MAX_LINGER_SECONDS, "validate.resume.check_linger"),
+        "resume.linger_seconds": _value(0, n.MAX_LINGER_SECONDS, "validate.request.check_linger"),
     },
     "tandem.v1.ResumeRequest": {
         "request_id": _characters(n.MAX_REQUEST_ID_CHARS, _CHECKS),
