@@ -6,6 +6,7 @@ Knows nothing of tensors; plans go to the runner unread.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -14,16 +15,72 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.link import constraint_frames
 from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection
-from gpu_worker.link.new_weights import answer_of
 from gpu_worker.link.plan_runner import PlanRunner
 from gpu_worker.link.ready_lines import ReadyLines
-from gpu_worker.link.reconnects import FIRST_PAUSE_SECONDS, Reconnects
 from gpu_worker.link.remote import CurveKeys, NoKey
 from gpu_worker.link.signals import signals_wake
-from gpu_worker.link.waits import HEARTBEAT_SECONDS, idle_ms
 from gpu_worker.wire.frames import FrameError, join_frame, parse_frame, result_frame
 from tandem_contract.logs import is_worth_a_line
 from tandem_contract.runtime_dir import KeyFile
+
+# Pauses between connections that ended before a step succeeded on them.
+FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.02, 2.0
+
+
+class Reconnects:
+    """Connections that ended since a step succeeded: each costs a pause, and few of them a log line."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._num_ended = 0
+
+    def step_succeeded(self) -> None:
+        """Forgets the connections that ended before."""
+        self._num_ended = 0
+
+    def ended(self, why: str) -> float:
+        """Notes that a connection ended; `why` is empty if it was lost. Returns the seconds before the next one."""
+        self._num_ended += 1
+        if is_worth_a_line(self._num_ended):
+            times = f" {self._num_ended} times before a step succeeded" if self._num_ended > 1 else ""
+            cause = f": {why}" if why else ""
+            log.warning(
+                "the connection to the scheduler ended%s%s; waiting for a scheduler at %s", times, cause, self._endpoint
+            )
+        if self._num_ended == 1:
+            return 0.0
+        return min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._num_ended, 16), _LAST_PAUSE_SECONDS)
+
+
+def answer_of(order: pb.LoadWeights, runner: PlanRunner, join: pb.Join) -> bytes:
+    """Loads the weights, and returns the frame of the answer. Later Joins name the version. Passes on fatal errors."""
+    if runner.weights is None:
+        loaded = pb.WeightsLoaded(version=order.version, ok=False, detail="this worker cannot load new weights")
+    else:
+        loaded = runner.weights.load(order)
+    if loaded.ok:
+        join.weights_version, join.weights_folder = order.version, order.folder
+    return pb.WorkerToCore(weights_loaded=loaded).SerializeToString()
+
+
+HEARTBEAT_SECONDS = 0.8
+# The pause before a Join that could not be sent is tried again.
+_JOIN_RETRY_SECONDS = 0.02
+# While a constraint is prepared: its answer comes from another process.
+_PREPARING_SECONDS = 2e-3
+
+
+def idle_ms(now: float, last_sent: float, join_at: float | None, *, is_open: bool, is_preparing: bool) -> int:
+    """Milliseconds, at least 1. join_at: when a Join is due; None if it was sent. is_open: whether it can be sent."""
+    until = now + HEARTBEAT_SECONDS
+    if join_at is None:
+        until = last_sent + HEARTBEAT_SECONDS
+    elif is_open:
+        until = max(join_at, now + _JOIN_RETRY_SECONDS)
+    if is_preparing:
+        until = min(until, now + _PREPARING_SECONDS)
+    return max(1, math.ceil((until - now) * 1e3))
+
 
 log = logging.getLogger(__name__)
 

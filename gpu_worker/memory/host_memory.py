@@ -7,7 +7,7 @@ from gpu_worker.attention.passing import Passing
 from gpu_worker.geometry import MAX_HOST_PAGES
 from gpu_worker.memory.costs import CPU_RESERVE_BYTES, Costs
 from gpu_worker.memory.pool import DoesNotFit, Pool
-from gpu_worker.memory.units import readable, settable
+from gpu_worker.memory.sizes import readable, settable
 
 
 def passing_bytes(num_pages: int, pool: Pool) -> int:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from gpu_worker.memory.costs import MAX_GRAPHS
 from gpu_worker.memory.pool import WHY_CAPPED
-from gpu_worker.memory.sizes import Sizes
-from gpu_worker.memory.units import readable
+from gpu_worker.memory.sizes import Sizes, readable
 
 _NAME_WIDTH, _FIGURE_WIDTH = 40, 12
 

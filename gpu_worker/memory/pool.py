@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpu_worker.geometry import MAX_PAGE_IDS
 from gpu_worker.memory.costs import Costs
-from gpu_worker.memory.units import readable, settable
+from gpu_worker.memory.sizes import readable, settable
 
 WHY_CAPPED = "K (or V) of one layer must have fewer than 2^31 elements, or its decode kernel does not compile for a GPU"
 

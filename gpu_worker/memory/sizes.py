@@ -4,6 +4,25 @@ from dataclasses import dataclass
 
 from gpu_worker.geometry import Geometry
 
+_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+def readable(num_bytes: int) -> str:
+    """A size for a message: 1.5 GiB."""
+    for unit, size in _UNITS:
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} bytes"
+
+
+def settable(num_bytes: int, *, at_least: bool = False) -> str:
+    """A size for a setting: 1.5GiB, rounded down, or up if `at_least`."""
+    for unit, size in _UNITS:
+        if num_bytes >= size:
+            tenths = -(-10 * num_bytes // size) if at_least else 10 * num_bytes // size
+            return f"{tenths / 10:.1f}{unit}"
+    return str(num_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -45,7 +64,7 @@ class Sizes:
     free: int
     # Left free for standby workers that start later.
     standbys: int = 0
-    # What a shared pool of a GPU takes beside its pages (`shared_on_gpu.py`).
+    # What a shared pool of a GPU takes beside its pages.
     beside_pool: int = 0
     # Whether the pool is smaller than memory and rows allow, because of `WHY_CAPPED`.
     is_capped: bool = False

@@ -2,20 +2,29 @@
 
 Owns the sum of a worker's memory and the defaults by device. Every figure is an argument. Knows nothing of torch,
 models or sockets.
+
+Memory for standby workers, which run the same model on the same device.
+
+Each takes weights, a step, graphs and tables beside its pool. On a CPU its pool takes no memory before it is written,
+which is after the end of the worker whose place it takes. On a GPU its pool is allocated at its start, unless it is
+shared: then it gets the memory of the other worker's pool.
+
+What a KV pool that outlives its worker takes on a GPU beside its pages.
+
+A worker that waits to take a pool over has memory for its first pages (`shared_pool/first_pages.py`); that memory stays
+free while it has a whole pool, because the worker after it needs it. Checksums need sums of a few pages.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from gpu_worker.geometry import Geometry, align_up, default_chunk_align
+from gpu_worker.geometry import MAX_PAGE_IDS, Geometry, align_up, default_chunk_align
 from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs
 from gpu_worker.memory.host_memory import configured_host_pages, passing_bytes
 from gpu_worker.memory.pool import WHY_CAPPED, DoesNotFit, Pool, configured_pages
-from gpu_worker.memory.shared_on_gpu import bytes_beside_pool
-from gpu_worker.memory.sizes import Machine, Sizes
-from gpu_worker.memory.standbys import Standbys
-from gpu_worker.memory.units import readable, settable
+from gpu_worker.memory.sizes import Machine, Sizes, readable, settable
 from gpu_worker.settings import WorkerSettings
+from gpu_worker.shared_pool.first_pages import PAGES_AT_ONCE, num_first_pages
 
 DEFAULT_CPU_POOL_BYTES = 1 << 30
 # Of a CUDA process, before it allocates anything: its context, kernels and libraries.
@@ -228,3 +237,53 @@ class _Choice:
     def _longest(self) -> int:
         """The length of one sequence that fills the largest pool."""
         return (min(self.pool.max_pages, self.pool.fitting(self.room)) - 1) * self.page_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standbys:
+    """The standby workers that start later, and the bytes that each takes beside its pool."""
+
+    count: int
+    each: int
+    # Whether each has a pool of its own from its start.
+    has_own_pool: bool
+
+    def __str__(self) -> str:
+        """A part of a list of what takes memory; empty without standby workers."""
+        return f", standby workers {readable(self.num_bytes)}" if self.count else ""
+
+    @property
+    def num_bytes(self) -> int:
+        """What all of them take beside their pools."""
+        return self.count * self.each
+
+    def check_room(self, room: int, pool: Pool, breakdown: str) -> None:
+        """Raises DoesNotFit if the smallest pool would fit without them. room: bytes for this worker's pool."""
+        least = pool.num_bytes(2)
+        if room < least <= room + self.num_bytes:
+            fits = (room + self.num_bytes - least) // self.each
+            raise DoesNotFit(
+                f"standbys is {self.count}, and each standby worker takes {readable(self.each)} beside its pool: "
+                f"{breakdown}; standbys {fits} would fit"
+            )
+
+    def share_of(self, room: int) -> int:
+        """The bytes of `room` for this worker's own pool."""
+        return room // (1 + self.count) if self.has_own_pool else room
+
+
+# The granularity of memory of GPUs, so far of all of them.
+GRANULE_BYTES = 2 << 20
+# First pages begin and end within a granule. Learned sinks have a page of their own in one more, or in two.
+_ENDS, _ENDS_OF_SINKS = 1, 2
+
+
+def bytes_beside_pool(costs: Costs, geometry: Geometry) -> int:
+    """The most bytes for any number of pages."""
+    num_pages = num_first_pages(replace(geometry, num_pages=MAX_PAGE_IDS))
+    total = 0
+    for part in costs.slices:
+        page_bytes = geometry.page_size * part.bytes_per_token
+        granules = -(-num_pages * page_bytes // GRANULE_BYTES) + _ENDS + _ENDS_OF_SINKS * bool(part.extra_pages)
+        total += part.tensors * (part.heads * granules * GRANULE_BYTES + (PAGES_AT_ONCE + 1) * page_bytes)
+    return total

@@ -9,8 +9,9 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
@@ -25,13 +26,71 @@ from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.shared_pool.client import HolderClient
 from gpu_worker.shared_pool.device_checksum import DeviceChecksums, words_of
-from gpu_worker.shared_pool.device_guard import DeviceGuard
 from gpu_worker.shared_pool.errors import HolderError, PoolError
 from gpu_worker.shared_pool.first_pages import num_first_pages, piece_offsets
+from gpu_worker.shared_pool.guard import PageGuard, pages_begun
 from gpu_worker.shared_pool.header import Header, header_bytes, identity_hash
 from gpu_worker.shared_pool.pool import layout_of
 from gpu_worker.shared_pool.region import Region
 from gpu_worker.wire.frames import Plan
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Filled:
+    """Pages that a step in flight fills, without those that a later plan has begun to write."""
+
+    pages: set[int]
+
+
+class DeviceGuard(PageGuard):
+    """`checksums` are set before the first step."""
+
+    checksums: DeviceChecksums
+
+    def __init__(self, header: Header, num_pages: int) -> None:
+        super().__init__(header, num_pages)
+        self._in_flight: list[_Filled] = []
+
+    def forget(self) -> None:
+        """The pool was zeroed: there is nothing to check, and nothing that steps in flight filled is left."""
+        super().forget()
+        self._in_flight = []
+
+    def taken_over(self) -> None:
+        """The pool is now that of a dead worker."""
+        super().taken_over()
+        self._in_flight = []
+
+    def begin_step(self, plan: Plan, tables: RowTables) -> None:
+        """As `PageGuard.begin_step`. It waits for the device only for pages of a dead worker that were not checked."""
+        super().begin_step(plan, tables)
+        if self._in_flight:
+            begun = pages_begun(plan, tables.geometry.page_size)
+            for filled in self._in_flight:
+                filled.pages.difference_update(begun)
+
+    def end_step(self, step: int) -> Callable[[], None] | None:
+        """Enqueues the checksums of the pages that the last step fills; the step is enqueued.
+
+        The function, called when this work has ended, records them. None if no page was filled.
+        """
+        if not self._filled:
+            return None
+        pages, self._filled = self._filled, []
+        read, filled = self.checksums.begin(pages), _Filled(pages=set(pages))
+        self._in_flight.append(filled)
+
+        def record() -> None:
+            if filled in self._in_flight:
+                self._in_flight.remove(filled)
+                found = zip(pages, read(), strict=True)
+                self._record(((page, checksum) for page, checksum in found if page in filled.pages), step)
+
+        return record
+
+    def _checksums_of(self, pages: Sequence[int]) -> Iterable[int]:
+        return self.checksums.of(pages)
+
 
 # A worker that was killed may still hold its memory for a moment. A step may take 3 s before its worker is given up.
 _GROW_SECONDS, _TRY_SECONDS = 2.0, 0.02

@@ -20,7 +20,6 @@ from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.saved_pages import SavedPages
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import StepLayout, lay_out
 from gpu_worker.shared_pool.errors import PageDamaged, PoolError
@@ -33,6 +32,7 @@ from gpu_worker.step.refusals import OutOfSync, refusal_of
 from gpu_worker.step.warm_up import warm_up
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
 from gpu_worker.wire.new_weights import WeightsLoader
+from gpu_worker.wire.page_orders import SavedPages
 
 MAX_IN_FLIGHT = 2
 

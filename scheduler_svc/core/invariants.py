@@ -8,9 +8,9 @@ from functools import cache
 
 import numpy as np
 
-from scheduler_svc.core.lingering.audit import audit_kept, audit_reader
-from scheduler_svc.core.pages.audit import audit_lane_pages
-from scheduler_svc.core.queue.audit import audit_tenants
+from scheduler_svc.core.lingering.lingering import audit_kept, audit_reader
+from scheduler_svc.core.pages.lane_pages import audit_lane_pages
+from scheduler_svc.core.queue.request_queue import audit_tenants
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.audit import audit_constraints
 from scheduler_svc.core.state.lane import Lane

@@ -25,7 +25,7 @@ from scheduler_svc.core.load import load_of
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
+from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.requests.acceptance import Acceptance
@@ -36,14 +36,12 @@ from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.steps import Steps
 from scheduler_svc.core.suspicion.suspects import Suspects
-from scheduler_svc.core.update.endings import Ending
+from scheduler_svc.core.update.endings import Ending, stats_of
 from scheduler_svc.core.update.output_collector import OutputCollector
-from scheduler_svc.core.update.stats import stats_of
 from scheduler_svc.core.waits import Waits
-from scheduler_svc.core.weights.updates import Updates
-from scheduler_svc.core.workers.flush import flush
+from scheduler_svc.core.weights import Updates
 from scheduler_svc.core.workers.held_pools import HeldPools
-from scheduler_svc.core.workers.lanes import Lanes
+from scheduler_svc.core.workers.lanes import Lanes, flush
 
 
 class Scheduler:

@@ -20,10 +20,8 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.placement import Placement, by_backlog
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.schedule.probation import probation_plan
-from scheduler_svc.core.schedule.trials import is_apart, move_others, others_turn, trial_lane, turns
-from scheduler_svc.core.schedule.turn import NO_STARTS, Turn
-from scheduler_svc.core.state.eviction import evict_unverified
-from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.schedule.trials import NO_STARTS, Turn, is_apart, move_others, others_turn, trial_lane, turns
+from scheduler_svc.core.state.lane import Lane, evict_unverified
 from scheduler_svc.core.update.check_result import is_valid
 from scheduler_svc.core.update.endings import Ending
 from scheduler_svc.core.update.results import DETACHED, StepTokens, read_result

@@ -17,7 +17,7 @@ from scheduler_svc.frontend.door.entrance import caller
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes.limits import MAX_ABORT_IDS, MAX_QUARANTINE_KEYS, QUARANTINE_KEY_CHARS
-from scheduler_svc.frontend.sizes.told import told
+from scheduler_svc.frontend.sizes.table import told
 from scheduler_svc.frontend.validate import checks
 from scheduler_svc.frontend.watches.drains import DrainWatches
 from scheduler_svc.frontend.watches.weights import WeightsWatches

@@ -5,7 +5,7 @@ Knows nothing of what the methods do.
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, cast
 
 import grpc
@@ -14,9 +14,9 @@ from google.protobuf import message_factory
 from grpc_health.v1 import health_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
+from scheduler_svc.door.tenant import ALL_RIGHTS, Right, Rights
 from scheduler_svc.frontend.control import ControlServicer
 from scheduler_svc.frontend.door.entrance import Entrance, caller
-from scheduler_svc.frontend.door.methods import rights_of
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import Calls
@@ -26,6 +26,38 @@ from scheduler_svc.frontend.rpc.turns import Turns
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.sizes.limits import MAX_ABORT_BYTES, Sizes
 from scheduler_svc.frontend.sizes.scan import MIN_BYTES, Scan
+
+_INFERENCE: Rights = frozenset({Right.INFERENCE})
+_CONTROL: Rights = frozenset({Right.CONTROL})
+
+RIGHTS: Mapping[str, Rights] = {
+    "/tandem.v1.InferenceService/Generate": _INFERENCE,
+    "/tandem.v1.InferenceService/Resume": _INFERENCE,
+    "/tandem.v1.InferenceService/Tokenize": _INFERENCE,
+    "/tandem.v1.InferenceService/Detokenize": _INFERENCE,
+    "/tandem.v1.InferenceService/RenderChat": _INFERENCE,
+    # Without the right of control it ends the tenant's own requests only.
+    "/tandem.v1.ControlService/Abort": _INFERENCE | _CONTROL,
+    "/tandem.v1.ControlService/GetModelInfo": _INFERENCE | _CONTROL,
+    "/tandem.v1.ControlService/GetCaller": ALL_RIGHTS,
+    "/tandem.v1.ControlService/GetLoad": _CONTROL,
+    "/tandem.v1.ControlService/FlushCache": _CONTROL,
+    "/tandem.v1.ControlService/ListQuarantine": _CONTROL,
+    "/tandem.v1.ControlService/ClearQuarantine": _CONTROL,
+    "/tandem.v1.ControlService/Drain": _CONTROL,
+    "/tandem.v1.ControlService/UpdateWeights": _CONTROL,
+    "/grpc.health.v1.Health/Check": ALL_RIGHTS,
+    "/grpc.health.v1.Health/List": ALL_RIGHTS,
+    "/grpc.health.v1.Health/Watch": ALL_RIGHTS,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": ALL_RIGHTS,
+}
+CLOSED: Rights = frozenset()
+
+
+def rights_of(method: str) -> Rights:
+    """Returns the rights that open the method `/package.Service/Method`; none if it has no entry."""
+    return RIGHTS.get(method, CLOSED)
+
 
 INFERENCE: Any = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 CONTROL: Any = control_pb2.DESCRIPTOR.services_by_name["ControlService"]

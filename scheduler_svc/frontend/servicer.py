@@ -12,10 +12,12 @@ import dataclasses
 import functools
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
+import grpc.aio
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
@@ -27,11 +29,10 @@ from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.request_log.call_record import current
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.caller_deadline import seconds_left
 from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
+from scheduler_svc.frontend.rpc.status import seconds_left
 from scheduler_svc.frontend.sizes.limits import Sizes
-from scheduler_svc.frontend.streaming.measured import measured
 from scheduler_svc.frontend.streaming.outputs import describe, make_outputs, serialized
 from scheduler_svc.frontend.streaming.sender import PreparedStream, StreamSender, wait_for_admission, wait_for_resumed
 from scheduler_svc.frontend.streaming.stream import RequestStream
@@ -39,9 +40,32 @@ from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.writer import StreamWriter
 from scheduler_svc.frontend.validate import request as validation
 from scheduler_svc.frontend.validate.prompt import read_prompt
-from scheduler_svc.frontend.validate.resume import check_offsets, check_resume
+from scheduler_svc.frontend.validate.request import check_offsets, check_resume
 from scheduler_svc.frontend.validate.sampling import without_lists
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
+
+_CALLER_LEFT = "CANCELLED"
+
+
+@contextmanager
+def measured(front: FrontMeter | None, *, is_resumed: bool) -> Generator[StreamMeter | None]:
+    """Measures a call of Generate, or of Resume if `is_resumed`. Without a `front` it does nothing."""
+    if front is None:
+        yield None
+        return
+    meter = front.stream(is_resumed=is_resumed)
+    try:
+        yield meter
+    except status.Refusal as refusal:
+        meter.refused(refusal.code.name)
+        raise
+    except (asyncio.CancelledError, grpc.aio.InternalError):
+        meter.refused(_CALLER_LEFT)
+        raise
+    except Exception:
+        meter.refused(grpc.StatusCode.INTERNAL.name)
+        raise
+
 
 # Of the secret that resumes a request.
 SECRET_BYTES = 32

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from tandem.internal.v1 import journal_pb2, record_pb2
 
-from scheduler_svc.core.messages.quarantine import QuarantineEntry, QuarantineRestored
+from scheduler_svc.core.messages.operators import QuarantineEntry, QuarantineRestored
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.wire.arrays import packed

@@ -1,14 +1,65 @@
-"""Owns the address of the page and the parts behind it: sockets, who may read, TLS, server and text."""
+"""Owns the address of the page and the parts behind it: sockets, who may read, TLS, server and text.
+
+Owns who may read the page: everybody without a token file, otherwise callers with the right `metrics`.
+
+The rules of gRPC callers (`frontend/door/entrance.py`): a bearer token, or a client's certificate if there is no token.
+All failed proofs have the same answer. No token is logged.
+"""
 
 import socket
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterable, Sequence
+from http import HTTPStatus
+from typing import Any
 
+from scheduler_svc.door.tenant import Right
 from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
 from scheduler_svc.door.watch import TokenFile
-from scheduler_svc.metrics.access import refusal
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.metrics.tls_context import TlsContext
 from scheduler_svc.processes import address
+
+_SCHEME = b"bearer "
+# `tandem_` and 32 bytes in base64 are 50 characters.
+_MAX_HEADER_BYTES = 512
+
+
+def refusal(
+    tokens: TokenFile | None, authorizations: Sequence[bytes], certificate: dict[str, Any] | None
+) -> HTTPStatus | None:
+    """Returns UNAUTHORIZED or FORBIDDEN, or None if the caller may read the page.
+
+    `authorizations` are the values of the request's Authorization headers, `certificate` is the client's as the ssl
+    module returns it, verified.
+    """
+    if tokens is None:
+        return None
+    if authorizations:
+        token = _token(authorizations)
+        caller = None if token is None else tokens.table.of_token(token, time.time())
+    else:
+        caller = tokens.table.of_certificate(_names(certificate or {}))
+    if caller is None:
+        return HTTPStatus.UNAUTHORIZED
+    return None if Right.METRICS in caller.rights else HTTPStatus.FORBIDDEN
+
+
+def _token(authorizations: Sequence[bytes]) -> bytes | None:
+    value = authorizations[0]
+    # One of several headers could be meant for a proxy, so none is believed.
+    if len(authorizations) > 1 or len(value) > _MAX_HEADER_BYTES or value[: len(_SCHEME)].lower() != _SCHEME:
+        return None
+    return value[len(_SCHEME) :].strip()
+
+
+def _names(certificate: dict[str, Any]) -> Iterable[str]:
+    """Yields the alternative names, then the common name."""
+    for kind, name in certificate.get("subjectAltName", ()):
+        if kind in ("DNS", "URI"):
+            yield name
+    for pairs in certificate.get("subject", ()):
+        yield from (value for name, value in pairs if name == "commonName")
+
 
 FLAG = "--metrics-listen"
 _BACKLOG = 128

@@ -1,4 +1,4 @@
-"""`python -m scheduler_svc.simulator`, alias `tandem simulate`: the simulator, or with --memory the KV cache lab.
+"""`python -m scheduler_svc.simulator`, alias `tandem simulate`: the simulator, or with --memory the layouts of a cache.
 
 Owns the choice between the two and the exit codes: 2 after an error, which is one line on stderr; 130 if interrupted.
 """
@@ -20,10 +20,10 @@ def main(argv: Sequence[str]) -> int:
     """Returns the exit code."""
     try:
         if any(argument.split("=")[0] == "--memory" for argument in argv):
-            # Imported only here, because the simulator does not need the lab.
-            from scheduler_svc.kv_lab import command as lab
+            # Imported only here, because the simulator does not need it.
+            from scheduler_svc.simulator.memory import command as memory
 
-            return lab.run(options.PROGRAM, argv)
+            return memory.run(options.PROGRAM, argv)
         return command.run(options.read(argv))
     except OSError as error:
         if isinstance(error, BrokenPipeError):

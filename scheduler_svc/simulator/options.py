@@ -26,7 +26,7 @@ PROGRAM = "tandem simulate"
 _DESCRIPTION = """\
 Runs the scheduler's real core on virtual time, with a cost model in place of the worker, and predicts latency,
 throughput, memory use and wasted work. Requests come from a trace or are drawn at random. With --memory LAYOUT the
-command is the KV cache lab instead: tandem simulate --memory paged --help."""
+command compares layouts of the KV cache instead: tandem simulate --memory paged --help."""
 _MANY = 100_000_000
 _DEFAULTS = CoreConfig()
 # The defaults of a field are values, those of the command line are text.

@@ -8,7 +8,7 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.quarantine import (
+from scheduler_svc.core.messages.operators import (
     ClearQuarantine,
     QuarantineEntry,
     QuarantineQuery,

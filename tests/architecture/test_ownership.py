@@ -1,6 +1,6 @@
 """No code of the core changes the state of an object that another class owns.
 
-State lives in `core/state`, `core/pages`, `core/queue`, `core/suspicion`, `core/draining` and `core/weights`,
+State lives in `core/state`, `core/pages`, `core/queue`, `core/suspicion`, `core/draining` and `core/weights.py`,
 which may store into themselves, and in the plan builder. Everything else calls their methods.
 """
 
@@ -17,7 +17,7 @@ EXEMPT = (
     "scheduler_svc/core/queue/",
     "scheduler_svc/core/suspicion/",
     "scheduler_svc/core/draining/",
-    "scheduler_svc/core/weights/",
+    "scheduler_svc/core/weights.py",
     "scheduler_svc/core/schedule/plan_builder.py",
 )
 

@@ -11,7 +11,7 @@ CALLED_FROM_OUTSIDE = {
     "List",  # gRPC: a method of grpc.health.v1.Health
     "aclose",  # contextlib.aclosing
     "emit",  # logging.Handler
-    "format_help",  # click.Command
+    "list_commands",  # click.Command
     "settings_customise_sources",  # pydantic-settings
     "startup",  # uvicorn.Server
     "wait_closed",  # uvicorn, of what accepts connections

@@ -18,7 +18,7 @@ ENDINGS = ["return None", "raise ValueError", "self.assertEqual", "in the list"]
 
 def write_tasks(folder: Path) -> None:
     """Writes a multiple-choice task and a rolling one, with their data."""
-    lines = (Path(model).parent / "prompts.txt").read_text().splitlines()[:24]
+    lines = (Path(__file__).parents[1] / "bundled_recipe" / "prompts.txt").read_text().splitlines()[:24]
     choices = [{"text": line, "choices": ENDINGS, "answer": i % len(ENDINGS)} for i, line in enumerate(lines)]
     (folder / "choices.jsonl").write_text("\n".join(map(json.dumps, choices)) + "\n")
     (folder / "rolled.jsonl").write_text("\n".join(json.dumps({"text": f"{one}. {one}"}) for one in lines[:8]) + "\n")

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
 
-from gpu_worker.bundled.recipe import corpus as corpus_module
-from gpu_worker.bundled.recipe.chat_tokens import EOS_IDS, MARKS, TURN_TOKENS, add_chat
-from gpu_worker.bundled.recipe.corpus import Corpus, build_corpus
-from gpu_worker.bundled.recipe.evaluate import (
+from tests.bundled_recipe import corpus as corpus_module
+from tests.bundled_recipe.chat_tokens import EOS_IDS, MARKS, TURN_TOKENS, add_chat
+from tests.bundled_recipe.corpus import Corpus, build_corpus
+from tests.bundled_recipe.evaluate import (
     MODEL_DIR,
     SUBSET_WINDOWS,
     TOLERANCE,
@@ -24,11 +24,11 @@ from gpu_worker.bundled.recipe.evaluate import (
     token_losses,
     verify,
 )
-from gpu_worker.bundled.recipe.prompts import greedy, read_prompts
-from gpu_worker.bundled.recipe.recipe import Recipe, batches, build_model, build_optimizers
-from gpu_worker.bundled.recipe.tokenizer import EOS_ID, EOS_TOKEN, TRAINED_TOKENS, VOCAB_SIZE, train_tokenizer
-from gpu_worker.bundled.recipe.train import load_checkpoint, save_checkpoint
-from gpu_worker.bundled.recipe.unlikelihood import repeats
+from tests.bundled_recipe.prompts import greedy, read_prompts
+from tests.bundled_recipe.recipe import Recipe, batches, build_model, build_optimizers
+from tests.bundled_recipe.tokenizer import EOS_ID, EOS_TOKEN, TRAINED_TOKENS, VOCAB_SIZE, train_tokenizer
+from tests.bundled_recipe.train import load_checkpoint, save_checkpoint
+from tests.bundled_recipe.unlikelihood import repeats
 
 PROVENANCE = json.loads((MODEL_DIR / "provenance.json").read_text())
 

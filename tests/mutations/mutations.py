@@ -107,13 +107,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "unconfirmed-entries-kept-over-a-reset",
         "pages of a step that failed stay in the index",
-        "state.eviction",
+        "state.lane",
         replace("evict_pages_of", condition("hash_of"), "False"),
     ),
     _core(
         "unconfirmed-saves-kept-over-a-reset",
         "host pages of a step that failed stay in the index",
-        "state.eviction",
+        "state.lane",
         drop("evict_pages_of", call("host.evict")),
     ),
     _core(
@@ -131,7 +131,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "flush-forgets-the-device-alone",
         "cached host pages survive a flush",
-        "workers.flush",
+        "workers.lanes",
         replace("flush", call("host.evict_all"), "0"),
     ),
     # Values that are not finite ---------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "host-page-lost-within-a-plan",
         "a plan saves two pages to one host page",
-        "state.row_pages",
+        "state.lane",
         replace("swap_out", condition("num_slots"), "False"),
     ),
     _core(

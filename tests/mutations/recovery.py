@@ -226,7 +226,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "pages-of-void-plans-kept",
         "pages that an unconfirmed step wrote stay in the index after a reset",
-        "core.state.eviction",
+        "core.state.lane",
         f"{_CORE}/schedule/test_cached_pages.py",
         replace("evict_pages_of", condition("hash_of"), "False"),
     ),
@@ -339,7 +339,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "generations-from-zero",
         "a result of a plan of the dead scheduler counts for a plan of the next one",
-        "journal.opened",
+        "journal.keeper",
         f"{_JOURNAL}/test_recovery.py::test_requests_continue_where_they_were",
         replace("OpenedJournal.__init__", assigned("first_generation"), "0"),
     ),
@@ -363,14 +363,14 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "kept-pages-of-another-root",
         "pages are kept for a scheduler that does not continue the one that labelled them",
-        "core.workers.kept_pages",
+        "core.workers.held_pools",
         f"{_KEPT}::test_a_core_without_the_journal_takes_no_page",
         replace("_agrees", comparison("page_root"), "True"),
     ),
     _protection(
         "kept-pages-newer-than-the-journal",
         "pages are kept for a scheduler with an older copy of the journal",
-        "core.workers.kept_pages",
+        "core.workers.held_pools",
         f"{_KEPT}::test_a_core_with_an_older_copy_of_the_journal_takes_no_page",
         replace("_agrees", comparison("generation"), "True"),
     ),
@@ -407,14 +407,14 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "rows-are-never-given-up",
         "a tenant with long outputs keeps all rows while another waits",
-        "core.schedule.fair_rows",
+        "core.schedule.planner",
         f"{_SHARES}[outputs-none]",
         drop("make_room", call("builder.preempt")),
     ),
     _protection(
         "prompts-of-others-first",
         "a tenant's next request waits until all long prompts of another are computed",
-        "core.schedule.fair_rows",
+        "core.schedule.planner",
         f"{_SHARES}[prompts-none]",
         replace("before_head", assigned("at"), "1 << 62"),
     ),
@@ -428,7 +428,7 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-place-for-others",
         "a tenant without limits fills the queue",
-        "core.quotas.account",
+        "core.quotas",
         f"{_CORE}/test_tenant_shares.py::"
         "test_a_greedy_tenant_leaves_room_in_the_queue_and_another_has_places_of_its_own",
         replace("FREE_FACTOR", assigned("FREE_FACTOR"), "1_000_000"),
@@ -436,14 +436,14 @@ RECOVERY: tuple[Mutation, ...] = (
     _protection(
         "no-own-places",
         "a full queue shuts out a tenant that has nothing in it",
-        "core.quotas.account",
+        "core.quotas",
         f"{_CORE}/test_tenant_shares.py::test_a_tenant_gets_its_own_places_in_a_full_queue",
         replace("OWN_SHARE", assigned("OWN_SHARE"), "0"),
     ),
     _protection(
         "no-retry-estimate",
         "a refusal for a full queue always says the least time",
-        "core.quotas.drain_rate",
+        "core.quotas",
         f"{_CORE}/test_tenant_shares.py::test_a_full_queue_says_in_how_many_seconds_it_drains",
         replace("DrainRate.seconds", assigned("estimate"), "0.0"),
     ),

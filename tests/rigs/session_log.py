@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scheduler_svc.wire.page_labels import fill_labels
 from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
 from tandem.v1 import control_pb2
 
@@ -21,7 +22,6 @@ from scheduler_svc.recording import event_log
 from scheduler_svc.recording.digest import EffectsDigest
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire.arrays import packed
-from scheduler_svc.wire.page_labels import fill_labels
 from scheduler_svc.wire.submit import TENANT_END
 
 

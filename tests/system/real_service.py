@@ -47,7 +47,7 @@ class Case:
 
 def prompts() -> list[str]:
     """Returns NUM_PROMPTS of the bundled prompts, evenly spread over the file."""
-    lines = (BUNDLED / "prompts.txt").read_text().splitlines()
+    lines = (REPOSITORY / "tests" / "bundled_recipe" / "prompts.txt").read_text().splitlines()
     assert len(lines) >= NUM_PROMPTS, f"{len(lines)} prompts; {NUM_PROMPTS} are needed"
     return [lines[i * len(lines) // NUM_PROMPTS] for i in range(NUM_PROMPTS)]
 

@@ -57,8 +57,7 @@ MAIN = '__name__ == "__main__"'
 ENTRIES = [
     module_name(path).removesuffix(".__main__")
     for path in files(*PROGRAMS)
-    if "recipe" not in path.parts
-    and any(isinstance(node, ast.If) and ast.unparse(node.test).replace("'", '"') == MAIN for node in tree(path).body)
+    if any(isinstance(node, ast.If) and ast.unparse(node.test).replace("'", '"') == MAIN for node in tree(path).body)
 ]
 
 

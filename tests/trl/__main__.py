@@ -34,7 +34,7 @@ def reward(completions: list[str], **_: Any) -> list[float]:
 
 def train(client: Client, folder: Path, seed: int) -> list[float]:
     """The mean reward of each step."""
-    lines = (ROOT / "gpu_worker" / "bundled" / "prompts.txt").read_text().splitlines()
+    lines = (ROOT / "tests" / "bundled_recipe" / "prompts.txt").read_text().splitlines()
     prompts = [line for line in lines if line.strip()][:64]
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

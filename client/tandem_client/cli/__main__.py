@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from tandem_client.cli.commands.chat import EXAMPLES as CHAT_EXAMPLES
 from tandem_client.cli.commands.chat import chat
@@ -18,9 +19,8 @@ from tandem_client.cli.commands.simulate import simulate
 from tandem_client.cli.commands.status import health, info, load
 from tandem_client.cli.commands.token import new
 from tandem_client.cli.commands.update_weights import update_weights
-from tandem_client.cli.program import CheckoutCommand, TandemCommand, TandemGroup
+from tandem_client.cli.program import CheckoutCommand, TandemGroup
 from tandem_client.cli.reporting import Exit
-from tandem_contract.version import version
 
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _TEXT, _SERVICE, _LOCAL = "Generate", "Look at a service", "Run and analyse"
@@ -46,6 +46,9 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        # It takes 10 ms, which other commands need not.
+        from tandem_client.version import version
+
         print(f"tandem {version()}")
         raise typer.Exit
 
@@ -66,7 +69,7 @@ def tandem(
 def _add(
     command: Callable[..., Any],
     panel: str,
-    cls: type[TandemCommand] = TandemCommand,
+    cls: type[TyperCommand] = TyperCommand,
     *,
     epilog: str | None = None,
     context_settings: dict[str, Any] = _HELP,
@@ -87,7 +90,7 @@ _add(simulate, _LOCAL, CheckoutCommand, context_settings=_PASS_ON)
 _add(keys, _LOCAL, CheckoutCommand, context_settings=_PASS_ON)
 _add(plot, _LOCAL)
 _tokens = typer.Typer(cls=TandemGroup, context_settings=_HELP, invoke_without_command=True, add_completion=False)
-_tokens.command(cls=TandemCommand, rich_help_panel=_LOCAL, context_settings=_HELP)(new)
+_tokens.command(rich_help_panel=_LOCAL, context_settings=_HELP)(new)
 
 
 @_tokens.callback()

@@ -12,22 +12,14 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tandem_client.cli.help import flag_of, render
 from tandem_client.cli.reporting import Exit
+from tandem_client.services.child import missing_programs
 from tandem_client.services.pair import PROGRAMS
 
 _NAME = "tandem"
 
 
-class TandemCommand(TyperCommand):
-    """One command; the module `help` draws its help."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the help to the formatter."""
-        formatter.write(render(self, ctx))
-
-
-class CheckoutCommand(TandemCommand):
+class CheckoutCommand(TyperCommand):
     """A command that starts programs of a checkout. The help lists it only if these are installed."""
 
     programs = PROGRAMS
@@ -36,9 +28,9 @@ class CheckoutCommand(TandemCommand):
 class TandemGroup(TyperGroup):
     """All commands. An error is one line, and every exit code is one of `Exit`."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the help to the formatter."""
-        formatter.write(render(self, ctx))
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Returns the commands whose programs are installed; the others explain what is missing."""
+        return [name for name, each in self.commands.items() if not missing_programs(getattr(each, "programs", ()))]
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> NoReturn:
         """Runs the command that the arguments name, and exits."""
@@ -75,7 +67,7 @@ def usage_error(error: typer.TyperException) -> str:
     hint = f" ({context.command_path} --help)" if context is not None else ""
     parameter: Any = getattr(error, "param", None)
     if parameter is not None:
-        return f"{flag_of(parameter)} {_wrong_value(error)}{hint}"
+        return f"{_flag_of(parameter)} {_wrong_value(error)}{hint}"
     message = " ".join(error.format_message().split()).rstrip(".")
     similar: list[str] | None = getattr(error, "possibilities", None)
     if similar:
@@ -84,6 +76,12 @@ def usage_error(error: typer.TyperException) -> str:
         words = message.partition("(")[2].partition("(")[2].rstrip(")")
         message = f"unexpected: {words}; put quotes around a text of several words"
     return f"{message[:1].lower()}{message[1:].replace('. Did you', '; did you')}{hint}"
+
+
+def _flag_of(parameter: Any) -> str:
+    """Returns the name on the command line: the first long flag, or the metavar of an argument."""
+    long = [name for name in parameter.opts if name.startswith("--")]
+    return long[0] if long else parameter.metavar or parameter.name.upper()
 
 
 def _wrong_value(error: typer.TyperException) -> str:

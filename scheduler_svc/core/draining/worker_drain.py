@@ -17,8 +17,7 @@ from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.workers import standby
 from scheduler_svc.core.workers.held_pools import fits
-from scheduler_svc.core.workers.lanes import Lanes
-from scheduler_svc.core.workers.leaving import Leaving
+from scheduler_svc.core.workers.lanes import Lanes, Leaving
 
 LEAVE_SECONDS = 5.0
 """A worker that was told to end ends within this time, or its lane is closed."""

@@ -2,7 +2,7 @@
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineReply, QuarantineRestored
+from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineQuery, QuarantineReply, QuarantineRestored
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.suspicion.quarantine import Entry, Quarantine
 from scheduler_svc.core.workers.lanes import Lanes

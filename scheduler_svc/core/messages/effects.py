@@ -17,7 +17,7 @@ from scheduler_svc.core.messages.ends import EndReason as EndReason
 from scheduler_svc.core.messages.ends import Failure as Failure
 from scheduler_svc.core.messages.ends import FailureCode as FailureCode
 from scheduler_svc.core.messages.ends import Stats as Stats
-from scheduler_svc.core.messages.quarantine import QuarantineReply
+from scheduler_svc.core.messages.operators import QuarantineReply
 from scheduler_svc.core.messages.reports import DrainReport, Load, StepReport, WeightsReport
 from scheduler_svc.core.messages.waits import Wait as Wait
 from scheduler_svc.core.messages.waits import WaitReason

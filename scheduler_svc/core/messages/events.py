@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from scheduler_svc.core.messages.arrays import NO_FLOATS, NO_IDS, Float32Array, Int32Array
+from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.operators import Drain as Drain
 from scheduler_svc.core.messages.operators import DrainEnded as DrainEnded
 from scheduler_svc.core.messages.operators import DrainStarted as DrainStarted
@@ -15,8 +16,7 @@ from scheduler_svc.core.messages.operators import TenantsChanged as TenantsChang
 from scheduler_svc.core.messages.operators import UpdateWeights as UpdateWeights
 from scheduler_svc.core.messages.operators import WeightsLoaded as WeightsLoaded
 from scheduler_svc.core.messages.operators import WeightsRestored as WeightsRestored
-from scheduler_svc.core.messages.page_labels import KeptPages
-from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineRestored
+from scheduler_svc.core.messages.plan import KeptPages
 from scheduler_svc.core.messages.submit import Restored as Restored
 from scheduler_svc.core.messages.submit import Resume as Resume
 from scheduler_svc.core.messages.submit import Submit as Submit

@@ -4,6 +4,8 @@ A worker may be told to take over the pool of a lost worker (`workers/held_pools
 once; its next plan names the pool. If the worker answers that it could not, all pages are evicted.
 """
 
+from collections.abc import Sequence
+
 from scheduler_svc.core.messages.plan import TakeOver
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.host_pool import HostPool
@@ -97,3 +99,14 @@ class LanePages:
             self.pool.evict_all()
             self.pool_id = self.own_pool_id if used == self.own_pool_id else b""
         self.labels.add_cached(self.pool)
+
+
+def audit_lane_pages(lanes: Sequence[LanePages]) -> None:
+    """Checks the index of all lanes, and that no lane is to take over a pool with which another worker has joined."""
+    if lanes:
+        cached = {lane.bit: (lane.pool.cached_hashes(), lane.host.hashes()) for lane in lanes}
+        assert len(cached) == len(lanes), "two lanes have one bit in the index of cached pages"
+        lanes[0].index.audit(cached)
+    for lane in lanes:
+        others = [other.own_pool_id for other in lanes if other is not lane]
+        assert lane.pending is None or lane.pending.pool_id not in others, "a pool in use is to be taken over"

@@ -2,7 +2,7 @@
 
 A page is labelled when a step that attended to all of it gave finite logits: it is then full, verified and confirmed.
 The label goes with the next plan. The worker drops it when a later plan gives the page to a row that writes it. When
-the worker joins a later core, it reports its labels (`workers/kept_pages.py`).
+the worker joins a later core, it reports its labels (`workers/held_pools.py`).
 """
 
 from collections import deque
@@ -10,8 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from scheduler_svc.core.messages.page_labels import PageLabels
-from scheduler_svc.core.messages.plan import SentPlan
+from scheduler_svc.core.messages.plan import PageLabels, SentPlan
 from scheduler_svc.core.pages.page_pool import PagePool
 
 # A plan has labels of about this size at most; the others follow with the next plans.

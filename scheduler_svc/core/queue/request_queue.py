@@ -10,6 +10,7 @@ behind it. It goes back when another worker is proven, or when the last worker i
 **Held.** A suspect (`suspicion/suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,8 +19,7 @@ from scheduler_svc.core.queue.deadline_heap import DeadlineHeap, DeadlineKind
 from scheduler_svc.core.queue.order import Entry, queue_key
 from scheduler_svc.core.queue.turns import Turns
 from scheduler_svc.core.queue.waiting_list import WINDOW
-from scheduler_svc.core.quotas.account import Account, Accounts
-from scheduler_svc.core.quotas.drain_rate import DrainRate
+from scheduler_svc.core.quotas import Account, Accounts, DrainRate
 from scheduler_svc.core.state.request import Phase, Request
 
 
@@ -220,3 +220,25 @@ class RequestQueue:
     def next_deadline(self) -> float | None:
         """Returns the earliest deadline, or None. It may belong to a request that has ended."""
         return self._deadlines.next()
+
+
+def audit_tenants(queue: RequestQueue) -> None:
+    """Checks waiting requests, their tokens, rows and turns of all tenants."""
+    waiting, tokens, reserved = Counter[str](), Counter[str](), Counter[str]()
+    running: dict[str, set[int]] = {}
+    for request in queue:
+        reserved[request.tenant] += request.total_length if request.turn >= 0 else 0
+        if request.phase is Phase.WAITING:
+            waiting[request.tenant] += 1
+            tokens[request.tenant] += request.known
+        else:
+            assert request.turn >= 0, f"{request.request_id} runs without a turn"
+            running.setdefault(request.tenant, set()).add(request.handle)
+    for name, account in queue.accounts.items():
+        counted, found = (account.waiting, account.waiting_tokens), (waiting[name], tokens[name])
+        assert counted == found, f"tenant {name!r}: waiting and tokens are counted as {counted}, but are {found}"
+    for name, tenant in queue.turns.queues.items():
+        rows = set(tenant.running)
+        assert rows == running.get(name, set()), f"tenant {name!r}: its rows are {rows}"
+        assert tenant.reserved == reserved[name], f"tenant {name!r}: {tenant.reserved} tokens are reserved"
+        assert tenant.used >= 0, f"tenant {name!r} has used {tenant.used} tokens"

@@ -17,7 +17,7 @@ from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import before_sampling, chunk_tokens, headroom, headroom_bound
 from scheduler_svc.core.schedule.prefix_match import NO_MATCH, PrefixMatch, match_prefix
-from scheduler_svc.core.schedule.turn import Turn
+from scheduler_svc.core.schedule.trials import Turn
 from scheduler_svc.core.state.constrained import holds, may_sample
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request

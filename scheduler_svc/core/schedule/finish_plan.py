@@ -7,8 +7,7 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import NO_IDS, NO_PAGES, Int32Array
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, SentPlan, WantedPromptLogprobs
-from scheduler_svc.core.schedule.logit_budget import wanted_by_chunk
-from scheduler_svc.core.schedule.plan_builder import PlanBuilder
+from scheduler_svc.core.schedule.plan_builder import PlanBuilder, wanted_by_chunk
 from scheduler_svc.core.state.rows import Rows
 
 _NO_FLAGS = np.zeros(0, np.bool_)

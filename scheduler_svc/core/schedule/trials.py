@@ -11,16 +11,40 @@ there, because suspects must never run on two lanes; no other member starts ther
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from scheduler_svc.core.queue.order import trial_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.placement import backlog
-from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
 from scheduler_svc.core.state.constrained import holds, may_sample
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request import Move
+from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.suspicion.suspects import Suspects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What one plan may contain. `EVERYBODY` is the ordinary plan of a lane without a trial."""
+
+    is_trial: bool | None = None
+    """True: only suspects run. False: suspects that have rows pause. None: no suspect has a row."""
+    suspects: Sequence[Request] = ()
+    """The waiting suspects that a plan of the trial may start."""
+    uses_cache: bool = False
+    """Whether suspects may start from cached pages. They may not once these could be what kills the worker."""
+    admits: bool = True
+    """Whether other waiting requests may start."""
+    stops_at: tuple[int, int] | None = None
+    """No request behind this queue key starts, so that a waiting suspect is not overtaken for ever."""
+    closed: Lane | None = None
+    """The lane that no other request may start on, because a trial has it."""
+
+
+EVERYBODY = Turn()
+NO_STARTS = Turn(admits=False)
+"""The plan of a lane whose worker is drained."""
+
 
 PATIENCE_SECONDS = 10.0
 """A worker with a small model is back within some seconds of its death."""

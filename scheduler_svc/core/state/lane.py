@@ -18,6 +18,8 @@ generation. Results of older generations are ignored. The worker drops its rows 
 from collections import deque
 from dataclasses import replace
 
+import numpy as np
+
 from scheduler_svc.core.constraints.lane_constraints import LaneConstraints
 from scheduler_svc.core.limits.memory_limit import MemoryLimit
 from scheduler_svc.core.limits.step_clock import StepClock
@@ -29,7 +31,6 @@ from scheduler_svc.core.pages.host_pool import HostPool
 from scheduler_svc.core.pages.lane_pages import LanePages
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.pages.page_pool import PagePool
-from scheduler_svc.core.state.eviction import evict_pages_of
 from scheduler_svc.core.state.lane_schedule import LaneSchedule
 from scheduler_svc.core.state.lane_weights import LaneWeights
 from scheduler_svc.core.state.request import Move, Request
@@ -248,3 +249,57 @@ class Lane:
         self.constraints.reset()
         self._open(generation)
         return requests
+
+
+def evict_unverified(request: Request, pool: PagePool, host: HostPool) -> None:
+    """Evicts the unverified pages of a request with non-finite logits."""
+    for page_hash in request.page_hashes:
+        page = pool.page_with_hash(page_hash)
+        if page and pool.is_unverified(page):
+            pool.evict(page)
+        if host.is_unverified(page_hash):
+            host.evict(page_hash)
+
+
+def evict_pages_of(record: SentPlan, pool: PagePool, host: HostPool) -> None:
+    """Evicts the pages that a void plan fills or swaps out, because the worker may not have carried it out."""
+    for page, page_hash in record.cached:
+        if pool.hash_of(page) == page_hash:
+            pool.evict(page)
+    for page_hash in record.swapped_out:
+        host.evict(page_hash)
+
+
+def free_behind_windows(lane: Lane) -> None:
+    """Releases each row's pages that neither its next position nor a later one reads."""
+    info, rows = lane.info, lane.rows
+    if not info.window:
+        return
+    seated = rows.seated()
+    seen = np.minimum((rows.planned[seated] - info.window + 1) // info.page_size, rows.num_pages[seated])
+    start = np.maximum(rows.held_from[seated], lane.sink_pages)
+    for i in np.flatnonzero(seen > start).tolist():
+        row = int(seated[i])
+        lane.pool.release(rows.pages[row][start[i] : seen[i]])
+        rows.held_from[row] = seen[i]
+
+
+def swap_out(lane: Lane, request: Request, num_written: int) -> list[tuple[int, int, bytes]]:
+    """Assigns host pages to the cached pages that only this running request holds, for the plan being made.
+
+    Returns (page, host page, hash) for each. `num_written` is the number of host pages that the plan writes
+    already. The plan must not write a host page twice, so it writes at most as many as the pool has.
+    """
+    swap_outs: list[tuple[int, int, bytes]] = []
+    table = lane.rows.pages[request.row]
+    for page_idx, page_hash in enumerate(request.page_hashes[: len(table)]):
+        if num_written + len(swap_outs) >= lane.host.num_slots:
+            break
+        page = table[page_idx]
+        # A page that other rows share stays on the device.
+        if lane.pool.hash_of(page) != page_hash or lane.pool.references(page) != 1:
+            continue
+        slot = lane.host.store(page_hash, lane.pool.tokens(page), unverified=lane.pool.is_unverified(page))
+        if slot is not None:
+            swap_outs.append((page, slot, page_hash))
+    return swap_outs

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from scheduler_svc.core.messages.events import Submit
-from scheduler_svc.core.messages.quarantine import QuarantineEntry
+from scheduler_svc.core.messages.operators import QuarantineEntry
 from scheduler_svc.core.state.request import Request
 
 MAX_ENTRIES = 1024

@@ -9,6 +9,7 @@ lost, the same event seats the standby lane that was proven first (`standby.py` 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -26,9 +27,20 @@ from scheduler_svc.core.update import step_reports
 from scheduler_svc.core.workers import standby
 from scheduler_svc.core.workers.check_join import frame_refusal, model_refusal, refused_for_good
 from scheduler_svc.core.workers.crash_loop import CrashLoop
-from scheduler_svc.core.workers.held_pools import HeldPools
-from scheduler_svc.core.workers.kept_pages import accept
-from scheduler_svc.core.workers.leaving import Leaving
+from scheduler_svc.core.workers.held_pools import HeldPools, accept
+
+
+@dataclass(slots=True, kw_only=True)
+class Leaving:
+    """The lane starts no request. Its rows run until they move, end, or the lane is closed."""
+
+    is_paused: bool = False
+    """Whether the lane makes no plans, because its pool is handed over once its plans in flight are answered."""
+    is_dismissed: bool = False
+    """Whether the worker was told to end."""
+    has_heir: bool = False
+    """Whether a standby worker has got its seat already."""
+
 
 _MAX_FAILED_STEPS = 5
 # After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.
@@ -251,3 +263,13 @@ class Lanes:
         """Closes the lane and refuses the worker, which may join again."""
         refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
         return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
+
+
+def flush(lanes: Lanes) -> int:
+    """Evicts all cached pages, also those of lost workers, and returns their number."""
+    count = lanes.held_pools.evict_all()
+    for lane in lanes.by_worker.values():
+        lane.schedule.clear_lookups()
+        lane.pages.labels.forget()
+        count += lane.pool.evict_all() + lane.host.evict_all()
+    return count

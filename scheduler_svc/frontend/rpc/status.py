@@ -165,3 +165,14 @@ def refuse(context: Any, refusal: Refusal) -> None:
     context.set_code(refusal.code)
     context.set_details(refusal.message)
     context.set_trailing_metadata(refusal.metadata)
+
+
+def seconds_left(context: Any) -> float:
+    """The seconds until the caller's deadline; 0 without a deadline. Raises Refusal if the deadline has passed."""
+    # None without a deadline, although the stubs promise a float.
+    seconds = context.time_remaining()
+    if seconds is None:
+        return 0.0
+    if seconds <= 0:
+        raise deadline_passed("the deadline passed before the request was admitted")
+    return seconds

@@ -22,6 +22,7 @@ from tests.benchmarks.divergence.compare import Answer, Difference, compare, rep
 from tests.benchmarks.divergence.greedy import greedy_report, measure_greedy
 from tests.benchmarks.divergence.rounds import BUNDLED, KERNELS, SAMPLED, Requests, WorkerKind, measure
 from tests.benchmarks.workload import model_folder
+from tests.rigs.processes import REPOSITORY
 
 
 def main() -> int:
@@ -39,7 +40,7 @@ def main() -> int:
     if args.prompts < 1:
         parser.error(f"--prompts is {args.prompts}; it must be at least 1")
     kernels: list[str] = args.kernels or ([*KERNELS] if args.device == "cpu" else ["torch"])
-    lines = (BUNDLED / "prompts.txt").read_text().splitlines()
+    lines = (REPOSITORY / "tests" / "bundled_recipe" / "prompts.txt").read_text().splitlines()
     count = min(args.prompts, len(lines))
     texts = tuple(lines[i * len(lines) // count] for i in range(count))
     missed = _sampled(args, kernels, texts) if "sampled" in args.parts else []

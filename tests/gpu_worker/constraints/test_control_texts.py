@@ -15,7 +15,6 @@ import torch
 from tandem.v1 import constraint_pb2
 from tokenizers import Tokenizer
 
-from gpu_worker.bundled.recipe.evaluate import MODEL_DIR
 from gpu_worker.constraints.area import Sizes
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.rows import Fate
@@ -25,6 +24,7 @@ from scheduler_svc.frontend.tools.call_format import CallFormat
 from scheduler_svc.frontend.tools.grammar import AnswerFormat, answer_grammar
 from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
 from tandem_contract.grammar_process import constraint_tokenizer
+from tests.bundled_recipe.evaluate import MODEL_DIR
 from tests.gpu_worker.constraints.rig import hash_of, prepare
 from tests.gpu_worker.constraints.test_schemas import EOS, VOCAB, Sampler
 from tests.rigs.byte_tokenizer import byte_characters, byte_level_json

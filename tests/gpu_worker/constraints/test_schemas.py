@@ -13,18 +13,17 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from gpu_worker.bundled.recipe.evaluate import MODEL_DIR
 from gpu_worker.constraints.area import Sizes
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.rows import Fate
 from gpu_worker.geometry import Geometry
 from gpu_worker.sampling.dense import EditedLogits
 from gpu_worker.sampling.inputs import LogitEdits, SamplingInputs
-from gpu_worker.sampling.logits import edited
+from gpu_worker.sampling.logits import TokenHistory, edited
 from gpu_worker.sampling.sampler import sample
-from gpu_worker.sampling.token_history import TokenHistory
 from scheduler_svc.frontend.constraints.grammar import json_grammar
 from scheduler_svc.frontend.constraints.limits import GrammarError
+from tests.bundled_recipe.evaluate import MODEL_DIR
 from tests.gpu_worker.constraints.rig import hash_of
 from tests.gpu_worker.constraints.schemas import Schema, SchemaMaker, with_null
 

@@ -9,9 +9,8 @@ from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs,
 from gpu_worker.memory.host_memory import check_host_memory
 from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.pool import DoesNotFit
-from gpu_worker.memory.sizes import Machine, Sizes
+from gpu_worker.memory.sizes import Machine, Sizes, readable, settable
 from gpu_worker.memory.sizing import choose_sizes
-from gpu_worker.memory.units import readable, settable
 from gpu_worker.settings import WorkerSettings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -20,9 +20,8 @@ from transformers.generation.logits_process import (
 )
 
 from gpu_worker.sampling import logits as logits_module
-from gpu_worker.sampling.logits import edited
+from gpu_worker.sampling.logits import TokenHistory, edited
 from gpu_worker.sampling.sampler import filtered
-from gpu_worker.sampling.token_history import TokenHistory
 from tests.gpu_worker.sampling_rig import SamplingRig, Wish, logits_by_oracle
 
 VOCAB = 60

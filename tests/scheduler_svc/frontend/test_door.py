@@ -19,7 +19,7 @@ from scheduler_svc.core.messages.page_hash import prefix_root
 from scheduler_svc.frontend import methods, server
 from scheduler_svc.frontend.control import ControlServicer
 from scheduler_svc.frontend.door.entrance import Entrance
-from scheduler_svc.frontend.door.methods import rights_of
+from scheduler_svc.frontend.methods import rights_of
 from scheduler_svc.frontend.rpc import calls as calls_module
 from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.method import CallLimits, Method

@@ -12,8 +12,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend.rpc.caller_deadline import seconds_left
-from scheduler_svc.frontend.rpc.status import Refusal
+from scheduler_svc.frontend.rpc.status import Refusal, seconds_left
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.stream import BYTES_PER_TOKEN, MAX_DELTA_BYTES
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure

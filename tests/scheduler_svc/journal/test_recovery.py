@@ -9,12 +9,11 @@ import pytest
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.operators import Running
-from scheduler_svc.core.messages.quarantine import ClearQuarantine
+from scheduler_svc.core.messages.operators import ClearQuarantine, Running
 from scheduler_svc.core.messages.reports import Load
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import clock
-from scheduler_svc.journal.opened import OpenedJournal
+from scheduler_svc.journal.keeper import OpenedJournal
 from scheduler_svc.journal.writer import Sync
 from tests.simulation.deaths import Deaths
 from tests.simulation.lives import FRONTEND, Died, Lives

@@ -16,8 +16,7 @@ from tandem.v1 import control_pb2
 
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.journal import framing
-from scheduler_svc.journal.keeper import JournalKeeper
-from scheduler_svc.journal.opened import OpenedJournal
+from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
 from scheduler_svc.journal.writer import Sync
 from scheduler_svc.metrics.catalogue import NUM_CELLS
 from scheduler_svc.metrics.core_meter import CoreMeter

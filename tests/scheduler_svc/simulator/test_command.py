@@ -146,7 +146,7 @@ def test_a_page_size_must_divide_the_blocks_of_a_trace(capsys: pytest.CaptureFix
     assert main(["--trace", str(path), "--page-size", "96", "--no-prefix-sharing"]) == 0
 
 
-def test_the_memory_command_starts_the_kv_lab(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_memory_command_compares_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--memory", "paged", "--help"])
     assert ended.value.code == 0

@@ -18,7 +18,6 @@ from tandem_client.cli.chat.session import Session
 from tandem_client.cli.flags import CHAT, OUTPUT, SAMPLING, STOPPING, flag, option, parameter
 from tandem_client.cli.reporting import Exit, fail, reported
 from tandem_client.cli.service import Service, connects
-from tandem_client.cli.show import print_json, print_text
 from tandem_client.cli.values import read_json, read_text
 
 EXAMPLES = """
@@ -26,9 +25,7 @@ Examples:
   tandem chat --system "Answer in one sentence."
   git diff | tandem chat "Review this change." """
 
-_MESSAGE = typer.Argument(
-    metavar="MESSAGE", rich_help_panel=CHAT, help="One message, whose answer is printed; without it a conversation."
-)
+_MESSAGE = typer.Argument(metavar="MESSAGE", help="One message, whose answer is printed; without it a conversation.")
 _chat, _sampling = partial(flag, CHAT), partial(flag, SAMPLING)
 _NO_HISTORY = option(CHAT, "--no-history", "Do not keep what is typed for the next conversation.")
 _FILE = option(CHAT, "--file -f FILE", "Begin with this file: a conversation of /save, or the text of a message.")
@@ -109,6 +106,9 @@ def _one_turn(service: Service, session: Session, texts: list[str], *, as_json: 
     if not text:
         raise ValueError("the message is empty; at least 1 character is needed")
     session.say(text)
+    # Imported only here, because it brings rich.
+    from tandem_client.cli.show import print_json, print_text
+
     with service.client() as client:
         check(client.model_info())
         with client.generate(chat=session.messages, resume=True, **session.settings) as stream:

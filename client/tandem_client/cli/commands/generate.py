@@ -24,7 +24,6 @@ from tandem_client.cli.flags import (
 )
 from tandem_client.cli.reporting import Exit, fail, reported
 from tandem_client.cli.service import Service, connects
-from tandem_client.cli.show import print_json, print_text
 from tandem_client.cli.values import parse_biases, read_chat, read_file, read_json, read_prompt
 from tandem_client.types import FinishReason
 from tandem_client.wire.chat import TOOL_CHOICES
@@ -42,9 +41,7 @@ class CacheUse(StrEnum):
     WRITE = "write"
 
 
-_PROMPT = typer.Argument(
-    metavar="PROMPT", rich_help_panel=PROMPT, help="Text to complete; - reads it from standard input."
-)
+_PROMPT = typer.Argument(metavar="PROMPT", help="Text to complete; - reads it from standard input.")
 _RETRIES = flags.option(CONNECTION, "--retries N", "Retries while the service is not ready; at least 0.", min=0)
 
 # Each takes the type of the value, the flag's names with the metavar, and the help.
@@ -189,6 +186,9 @@ def generate(
         keywords = _keywords(**options)
         if chat or system is not None:
             given, keywords["chat"] = None, read_chat(given, system)
+        # Imported only here, because it brings rich.
+        from tandem_client.cli.show import print_json, print_text
+
         stream = client.generate(given, timeout=timeout, resume=bool(resume), **keywords)
         with stream:
             if json:

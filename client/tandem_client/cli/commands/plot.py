@@ -8,18 +8,15 @@ from typing import Annotated
 
 import typer
 
-from tandem_client.cli.flags import OUTPUT, PROMPT, option
+from tandem_client.cli.flags import OUTPUT, option
 from tandem_client.cli.reporting import Exit, fail
 from tandem_client.services.child import missing_programs
-from tandem_contract.version import version
 
 
 def plot(
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE", rich_help_panel=PROMPT, help="Step log, as the service's --steps FILE writes it."
-        ),
+        typer.Argument(metavar="FILE", help="Step log, as the service's --steps FILE writes it."),
     ],
     output: Annotated[
         Path | None, option(OUTPUT, "--output -o FILE", "The PNG to write. Default: the log's name with .png.")
@@ -60,6 +57,8 @@ def _install() -> str:
     """The command that installs matplotlib."""
     if not missing_programs(["scheduler_svc"]):
         return "make install"
+    from tandem_client.version import version
+
     number = version()
     name = f"{number}-py3-none-any" if number[0].isdigit() else "…"
     return f"pip install 'dist/tandem_inference-{name}.whl[plot]'"

@@ -10,7 +10,6 @@ from tandem_client.cli.figures import of_quarantined
 from tandem_client.cli.flags import (
     CHAT,
     CONNECTION,
-    PROMPT,
     AddSpecialTokens,
     Json,
     Model,
@@ -29,7 +28,7 @@ from tandem_client.types import AbortOutcome
 def tokenize(
     text: Annotated[
         str,
-        typer.Argument(metavar="TEXT", rich_help_panel=PROMPT, help="Text; - reads it from standard input."),
+        typer.Argument(metavar="TEXT", help="Text; - reads it from standard input."),
     ],
     service: Service,
     chat: Annotated[
@@ -60,7 +59,7 @@ def tokenize(
 def detokenize(
     token_ids: Annotated[
         list[str],
-        typer.Argument(metavar="ID", rich_help_panel=PROMPT, help="Token ids; - reads them from standard input."),
+        typer.Argument(metavar="ID", help="Token ids; - reads them from standard input."),
     ],
     service: Service,
     model: Model = None,

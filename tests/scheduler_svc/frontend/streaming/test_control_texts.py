@@ -9,13 +9,13 @@ from llguidance import LLTokenizer
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2
 
-from gpu_worker.bundled.recipe.evaluate import MODEL_DIR
 from scheduler_svc.frontend.chat.forms import choose_form
 from scheduler_svc.frontend.chat.output import ChatOutput
 from scheduler_svc.frontend.streaming.outputs import make_outputs
 from scheduler_svc.frontend.text.output import OutputPiece
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tandem_contract.grammar_process import constraint_tokenizer
+from tests.bundled_recipe.evaluate import MODEL_DIR
 
 TOKENIZER_JSON = (MODEL_DIR / "tokenizer.json").read_bytes()
 CONTROLS = {each["content"]: each["id"] for each in json.loads(TOKENIZER_JSON)["added_tokens"]}

@@ -1,0 +1,395 @@
+"""The weights of the service, and their updates while requests run.
+
+One worker loads first: it checks the folder, so a wrong folder changes nothing. When it has loaded, its weights are
+those of the service, and all other lanes follow, one by one with `in_turn`. The same holds for a worker that joins
+later with other weights: it loads before it gets a request. A lane with other weights than the service's gets no new
+request while another lane serves; it loads as soon as it has none.
+
+A worker is told to load when it has no plan in flight, and gets no plan before its answer. If it refuses,
+its lane goes on as it was.
+
+No page that older weights computed is found afterwards: all pages leave the cache. With CONTINUE rows keep theirs; such
+rows cache no page and share none with their siblings until they start again.
+
+| running | a lane's requests |
+|---|---|
+| FINISH | end with the old weights; no other starts on the lane meanwhile |
+| RECOMPUTE | pause while the worker loads; then the lane is reset, and they start again with their known tokens |
+| CONTINUE | pause while the worker loads; then go on with the pages of the old weights, which are never shared |
+| ABORT | pause while the worker loads; then end with ABORTED |
+
+Because rows only pause until the worker has answered, a folder that it refuses costs them that pause and nothing else.
+
+**Pages.** All pages of a lane leave its cache with the swap, also those in host memory; the worker drops its labels.
+The pool of a dead worker is taken over only by a lane with the same version, and never if its worker died while it
+loaded.
+
+**Where versions come from.** `current` is what the first worker of an update has loaded. The journal keeps it. Without
+a journal a new core takes the version and the folder from the first worker that joins with some. A lane that joins with
+another version loads before its first plan; if it cannot, it tries again every 5 s and serves nobody meanwhile. It does
+not count as a worker then, and health has its words.
+
+**Two workers lost** while they load before any has loaded end the update: the folder may be the cause.
+"""
+
+from collections import deque
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights, WeightsLoaded, WeightsRestored
+from scheduler_svc.core.messages.reports import Load, ResetCause, UpdateState, WeightsReport
+from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request import Request
+from scheduler_svc.core.workers.lanes import Lanes
+
+
+class End(Protocol):
+    """Ends a live request."""
+
+    def __call__(self, request: Request, now: float, *, reason: fx.EndReason | None = None) -> None: ...
+
+
+def swapped(lane: Lane, lanes: Lanes, weights: Weights, end: End, now: float) -> list[fx.Effect]:
+    """Applies the lane's new weights to the core's state. `end` ends a live request."""
+    running = lane.weights.running
+    lane.take_weights(weights)
+    lane.schedule.clear_lookups()
+    if lane.pages.pending is not None:
+        lane.pages.drop_take_over()
+    requests = lane.rows.requests_at(lane.rows.seated())
+    if running is Running.CONTINUE and requests:
+        for request in requests:
+            request.weights.begin(weights.version, int(lane.rows.known[request.row]) - request.prompt_tokens)
+            request.weights.keeps_pages = True
+        lane.pages.evict_all()
+        lane.pages.labels.forget()
+        return [
+            fx.Note(message=f"worker {lane.worker} has weights {weights.version!r}; {len(requests)} requests go on")
+        ]
+    if running is Running.ABORT:
+        for request in requests:
+            end(request, now, reason=fx.EndReason.ABORTED)
+    what = f"worker {lane.worker} has weights {weights.version!r}"
+    return lanes.reset(lane, what, now, ResetCause.NEW_WEIGHTS, 0, keep_pages=False)
+
+
+REPORT_SECONDS = 1.0
+MAX_LOSSES = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class Update:
+    """An update from its acceptance to its final report."""
+
+    weights: Weights
+    running: Running
+    in_turn: bool
+    began_at: float
+    ends_at: float
+    state: UpdateState = UpdateState.UPDATING
+    detail: str = "the first worker loads the weights"
+    is_committed: bool = False
+    """Whether a worker has loaded the weights, so that all others will."""
+    num_lost: int = 0
+    """Workers that were lost while they loaded before another one had."""
+    first: int = 0
+    """Number of the lane that loads first."""
+    watchers: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    """Front end and query of each operator."""
+    reports_at: float = 0.0
+    reported: tuple[UpdateState, int] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the state is final."""
+        return self.state is not UpdateState.UPDATING
+
+    def end(self, state: UpdateState, detail: str) -> None:
+        """Ends the update."""
+        self.state, self.detail = state, detail
+
+    def reports(
+        self, lanes: Collection[Lane], queue: RequestQueue, frontends: Collection[str], now: float
+    ) -> list[WeightsReport]:
+        """Returns a report for each watcher, once a second and at each change."""
+        self.watchers = {watcher for watcher in self.watchers if watcher[0] in frontends}
+        updated = sum(lane.info.weights_version == self.weights.version for lane in lanes)
+        if not self.watchers or (now < self.reports_at and self.reported == (self.state, updated)):
+            return []
+        self.reports_at, self.reported = now + REPORT_SECONDS, (self.state, updated)
+        return [
+            WeightsReport(
+                frontend=frontend,
+                query=query,
+                version=self.weights.version,
+                state=self.state,
+                workers=len(lanes),
+                workers_updated=updated,
+                running=len(queue) - queue.num_waiting,
+                waiting=queue.num_waiting,
+                seconds=now - self.began_at,
+                detail=self.detail,
+            )
+            for frontend, query in sorted(self.watchers)
+        ]
+
+
+RETRY_SECONDS = 5.0
+"""A worker that could not load the service's weights is asked again after this time."""
+LOAD_SECONDS = 600.0
+"""A worker that has not answered by then is given up."""
+MAX_WATCHERS = 64
+MAX_VERSIONS = 1024
+
+
+class Updates:
+    """`frontends` has the connected front ends, `end` ends a live request."""
+
+    def __init__(
+        self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, frontends: Mapping[str, int], end: End
+    ) -> None:
+        self._config, self._queue, self._lanes, self._frontends, self._end = config, queue, lanes, frontends, end
+        self.current: Weights | None = None
+        """The newest weights that a worker has loaded; None for those that workers are started with."""
+        self._update: Update | None = None
+        self._used: deque[str] = deque(maxlen=MAX_VERSIONS)
+        # Whether a lane may have other weights than the service, or a mark.
+        self._is_uneven = False
+
+    # Events ----------------------------------------------------------------------------------------------------------
+
+    def asked(self, event: UpdateWeights, now: float) -> list[fx.Effect]:
+        """Begins an update, or refuses it. The next Tick answers."""
+        watcher, update = (event.frontend, event.query), self._update
+        if event.stop_replies:
+            if update is not None:
+                update.watchers.discard(watcher)
+            return []
+        refusal = refusal_of(
+            event,
+            roots=self._config.weights_folders,
+            going_on=None if update is None else update.weights,
+            used=self._used,
+            has_workers=bool(self._lanes.by_worker),
+        )
+        if refusal is not None:
+            return [refusal]
+        for lane in self._lanes.by_worker.values():
+            lane.weights.retry_at, lane.weights.refusal = 0.0, ""
+        self._update = Update(
+            weights=event.weights,
+            running=event.running,
+            in_turn=event.in_turn,
+            began_at=now,
+            ends_at=now + event.max_seconds,
+            watchers={watcher},
+        )
+        return []
+
+    def restored(self, event: WeightsRestored, now: float) -> list[fx.Effect]:
+        """Continues with the weights of an earlier process."""
+        self._take(event.weights)
+        return []
+
+    def loaded(self, event: WeightsLoaded, now: float) -> list[fx.Effect]:
+        """Handles a worker's answer."""
+        lane = self._lanes.by_worker.get(event.worker)
+        if lane is None:
+            return [fx.AskRejoin(worker=event.worker)]
+        lane.clock.heard(now)
+        marks, weights = lane.weights, lane.weights.loading
+        if weights is None or weights.version != event.version:
+            return []
+        marks.loading, lane.pages.pool_id = None, marks.pool_id
+        if not event.ok:
+            return self._refused(lane, weights, event.detail, now)
+        marks.refusal = ""
+        effects = swapped(lane, self._lanes, weights, self._end, now)
+        update = self._update
+        if update is not None and update.weights == weights and not update.is_committed:
+            update.is_committed, update.detail = True, "the other workers load the weights"
+            self._take(weights)
+            effects.append(fx.WeightsChanged(weights=weights))
+        return effects
+
+    def _take(self, weights: Weights) -> None:
+        self.current, self._is_uneven = weights, True
+        self._used.append(weights.version)
+
+    def _refused(self, lane: Lane, weights: Weights, detail: str, now: float) -> list[fx.Effect]:
+        update, is_new = self._update, detail != lane.weights.refusal
+        lane.weights.retry_at, lane.weights.refusal = now + RETRY_SECONDS, detail
+        if update is not None and update.weights == weights and not update.is_committed:
+            update.end(UpdateState.REFUSED, f"worker {lane.worker} refused: {detail}")
+            lane.weights.refusal = ""
+        elif not is_new:
+            return []
+        return [fx.Note(message=f"worker {lane.worker} has not loaded weights {weights.version!r}: {detail}")]
+
+    # Every Tick -----------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> list[fx.Effect]:
+        """Tells workers to load, marks lanes, and reports. Called before plans are made."""
+        lanes = list(self._lanes.by_worker.values())
+        version = "" if self.current is None else self.current.version
+        is_even = all(lane.info.weights_version == version for lane in lanes)
+        if is_even and not self._is_uneven and self._update is None:
+            return []
+        self._is_uneven = not is_even
+        effects = self._adopt(lanes)
+        lanes = [lane for lane in lanes if lane.worker not in self._lanes.leaving]
+        if self._update is not None:
+            self._follow(self._update, lanes, now)
+        for lane in lanes:
+            effects += self._advance_lane(lane, lanes, now)
+        self._mark(lanes)
+        if (update := self._update) is not None:
+            effects += update.reports(lanes, self._queue, self._frontends, now)
+            if update.is_over:
+                self._update, self._is_uneven = None, True
+        return effects
+
+    def described(self, load: Load) -> Load:
+        """Returns the load with the version of the service's weights."""
+        return load if self.current is None else replace(load, weights_version=self.current.version)
+
+    def next_wake(self) -> float | None:
+        """Returns when `advance` must be called at the latest, None if nothing is due."""
+        times = [self._update.ends_at, self._update.reports_at] if self._update is not None else []
+        if self._is_uneven:
+            times += [lane.weights.retry_at for lane in self._lanes.by_worker.values() if lane.weights.refusal]
+        return min(times, default=None)
+
+    def _adopt(self, lanes: list[Lane]) -> list[fx.Effect]:
+        """Without a journal: takes the weights of a worker that an earlier scheduler has updated."""
+        infos = [lane.info for lane in lanes if lane.info.weights_version]
+        if self.current is not None or self._update is not None or not infos:
+            return []
+        weights = Weights(version=infos[0].weights_version, folder=infos[0].weights_folder)
+        self._take(weights)
+        note = f"worker {lanes[0].worker} has weights {weights.version!r} of an earlier scheduler; all others load them"
+        return [fx.Note(message=note), fx.WeightsChanged(weights=weights)]
+
+    def _follow(self, update: Update, lanes: list[Lane], now: float) -> None:
+        """Ends the update if it is done or its time is over, and chooses the lane that loads first."""
+        is_loading = any(lane.weights.loading == update.weights for lane in lanes)
+        behind = [lane for lane in lanes if lane.info.weights_version != update.weights.version]
+        if update.is_over or is_loading:
+            return
+        if update.is_committed and all(lane.weights.refusal for lane in behind):
+            if not behind:
+                update.end(UpdateState.DONE, "all workers have the weights")
+            else:
+                update.end(UpdateState.INCOMPLETE, f"worker {behind[0].worker}: {behind[0].weights.refusal}")
+        elif now >= update.ends_at:
+            update.end(UpdateState.TIME_LIMIT, f"the time was over; {len(behind)} workers kept their weights")
+        elif not update.is_committed and not any(lane.number == update.first for lane in lanes):
+            update.num_lost += bool(update.first)
+            if update.num_lost == MAX_LOSSES:
+                detail = f"{MAX_LOSSES} workers were lost while they loaded the weights"
+                update.end(UpdateState.REFUSED, detail)
+            elif lanes:
+                # Nobody waits for a worker on standby.
+                update.first = min(lanes, key=lambda lane: (lane.rows.num_seated, lane.number)).number
+
+    def _wanted(self, lane: Lane) -> Weights | None:
+        """The weights that the lane should have, None for those of its start."""
+        update = self._update
+        if update is not None and not update.is_over and not update.is_committed and lane.number == update.first:
+            return update.weights
+        return self.current
+
+    def _is_updated_by(self, update: Update | None, lane: Lane, lanes: list[Lane]) -> bool:
+        """Whether it is the lane's turn in the update, so that its requests do not hold it up."""
+        if update is None or update.is_over or lane.proven_at is None or lane.weights.refusal:
+            return False
+        if not update.is_committed:
+            return lane.number == update.first
+        if not update.in_turn:
+            return True
+        behind = (each for each in lanes if self._is_behind(each) and each.is_seated and not each.weights.refusal)
+        return not lane.is_seated or lane is next(behind, None)
+
+    def _is_behind(self, lane: Lane) -> bool:
+        wanted = self._wanted(lane)
+        return wanted is not None and lane.info.weights_version != wanted.version
+
+    def _advance_lane(self, lane: Lane, lanes: list[Lane], now: float) -> list[fx.Effect]:
+        """Tells the lane's worker to load if that is due and the lane is ready."""
+        marks, update = lane.weights, self._update
+        wanted = self._wanted(lane)
+        is_behind = wanted is not None and lane.info.weights_version != wanted.version
+        if marks.loading is not None or not is_behind or now < marks.retry_at:
+            marks.is_held = marks.loading is not None or (is_behind and lane.proven_at is None)
+            return []
+        assert wanted is not None
+        is_turn = update is not None and self._is_updated_by(update, lane, lanes)
+        running = update.running if update is not None and is_turn else Running.FINISH
+        marks.is_held = lane.proven_at is None or (is_turn and running is not Running.FINISH)
+        if lane.in_flight or (running is Running.FINISH and lane.rows.num_seated):
+            return []
+        marks.is_held = True
+        keep_rows = running is Running.CONTINUE and bool(lane.rows.num_seated)
+        marks.begin(wanted, Running.CONTINUE if keep_rows else running, now + LOAD_SECONDS)
+        marks.pool_id, lane.pages.pool_id = lane.pages.pool_id, b""
+        roots = self._config.weights_folders
+        return [fx.LoadWeights(worker=lane.worker, weights=wanted, roots=roots, keep_rows=keep_rows)]
+
+    def _mark(self, lanes: list[Lane]) -> None:
+        """Lets requests start on the lanes with the service's weights, or on all if none of these serves."""
+        update = self._update
+        version = "" if self.current is None else self.current.version
+        serving = [lane for lane in lanes if lane.serves and not lane.weights.is_held]
+        has_current = any(lane.info.weights_version == version for lane in serving)
+        for lane in lanes:
+            is_current = lane.info.weights_version == version or not has_current
+            is_emptied = self._is_behind(lane) and self._is_updated_by(update, lane, lanes)
+            admits = is_current and not is_emptied and not lane.weights.is_held
+            if admits and not lane.weights.admits:
+                # Requests that no other lane could hold wait apart.
+                self._queue.restore_set_aside()
+                self._queue.unpark_all()
+            lane.weights.admits = admits
+
+
+def refusal_of(
+    event: UpdateWeights,
+    *,
+    roots: Sequence[str],
+    going_on: Weights | None,
+    used: Container[str],
+    has_workers: bool,
+) -> fx.UpdateRefused | None:
+    """Returns why the update does not begin, or None. `used` has the versions of earlier updates."""
+    weights = event.weights
+
+    def refused(code: fx.RejectCode, message: str, field: str = "") -> fx.UpdateRefused:
+        return fx.UpdateRefused(frontend=event.frontend, query=event.query, code=code, message=message, field=field)
+
+    if not roots:
+        message = "updates of weights are off; start the service with --weights-folders FOLDER"
+        return refused(fx.RejectCode.NOT_FOUND, message)
+    if why := why_not_allowed(weights.folder, roots):
+        return refused(fx.RejectCode.INVALID, f"folder: {why}", "folder")
+    if going_on is not None:
+        message = f"the update to version {going_on.version!r} goes on; another one may begin when it has ended"
+        return refused(fx.RejectCode.DUPLICATE, message)
+    if weights.version in used:
+        message = f"version: {weights.version!r} was used before; a version names the same weights for ever"
+        return refused(fx.RejectCode.INVALID, message, "version")
+    if not has_workers:
+        return refused(fx.RejectCode.NOT_READY, "no worker has joined; an update needs one that checks the folder")
+    return None
+
+
+def why_not_allowed(folder: str, roots: Sequence[str]) -> str:
+    """Returns why workers may not load from this path, or an empty string. The worker resolves symbolic links."""
+    if not folder.startswith("/") or ".." in folder.split("/") or "\0" in folder:
+        return f"{folder!r} must be an absolute path without '..'"
+    if not any(f"{folder}/".startswith(f"{root.rstrip('/')}/") for root in roots):
+        return f"{folder!r} is not in one of the folders of --weights-folders: {', '.join(roots)}"
+    return ""

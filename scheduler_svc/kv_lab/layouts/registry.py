@@ -1,9 +1,0 @@
-"""The layouts by name, in the order of the report."""
-
-from scheduler_svc.kv_lab.layouts.contiguous import Contiguous
-from scheduler_svc.kv_lab.layouts.growing import Growing
-from scheduler_svc.kv_lab.layouts.layout import Layout
-from scheduler_svc.kv_lab.layouts.paged import Paged
-from scheduler_svc.kv_lab.layouts.shared import Shared
-
-LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (Contiguous, Growing, Paged, Shared)}

@@ -1,0 +1,267 @@
+"""Four layouts of the KV cache in one memory: a fixed reservation, a growing extent, pages, shared pages.
+
+Memory is counted in token slots. One slot holds the K/V of one token, in all layers. At all times
+`reserved + free + overhead = total` and `used <= reserved`.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import ClassVar
+
+from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
+from scheduler_svc.core.pages.page_pool import PagePool
+from scheduler_svc.simulator.memory.sequences import Sequence, Settings
+
+_ROOT = prefix_root(bytes(8), "")
+
+
+@dataclass(slots=True)
+class Held:
+    """What one sequence holds: `capacity` slots, from `start` on or in `pages`, for `length` tokens."""
+
+    length: int
+    capacity: int
+    start: int = 0
+    pages: list[int] = field(default_factory=list[int])
+
+
+class Layout(ABC):
+    """Memory of `total` slots. A sequence is admitted with its tokens, grows by one at a time, and is released."""
+
+    name: ClassVar[str]
+
+    def __init__(self, settings: Settings) -> None:
+        self.total = settings.memory_tokens
+        self.held: dict[int, Held] = {}
+        # Slots that no sequence can ever hold.
+        self.overhead = 0
+        # Tokens of the longest sequence that fits into the empty memory.
+        self.longest = min(settings.reserve, self.total)
+        # How often tokens were copied to other slots, and how many.
+        self.moves = self.moved = 0
+        # How often enough slots were free, but not in one run.
+        self.refused_by_fragmentation = 0
+
+    @property
+    @abstractmethod
+    def free(self) -> int:
+        """Slots that no sequence holds and any could."""
+
+    @property
+    def reserved(self) -> int:
+        """Slots that sequences hold. Shared slots count once."""
+        return self.total - self.overhead - self.free
+
+    @property
+    def saved(self) -> int:
+        """Slots that the same sequences would hold besides, without sharing."""
+        return sum(held.capacity for held in self.held.values()) - self.reserved
+
+    @property
+    def used(self) -> int:
+        """Reserved slots that hold a token. Shared slots, which are full, count once."""
+        return sum(held.length for held in self.held.values()) - self.saved
+
+    @abstractmethod
+    def admit(self, sequence: Sequence, length: int) -> int | None:
+        """Allocates slots for the first `length` tokens. Returns how many were cached, or None if they do not fit."""
+
+    @abstractmethod
+    def grow(self, sequence: Sequence) -> bool:
+        """Allocates a slot for the next token. Returns False and changes nothing if the memory is full."""
+
+    @abstractmethod
+    def release(self, sequence: Sequence) -> None:
+        """Releases the slots of a sequence that ends or is preempted."""
+
+    def largest_hole(self) -> int:
+        """Returns the most free slots that one sequence could get: all of them, unless they must be contiguous."""
+        return self.free
+
+
+class Growing(Layout):
+    """One extent per sequence, allocated first fit with the slots of its tokens, which grows as a list does.
+
+    A full extent takes slots from the hole behind it. Without such a hole it moves with all its tokens into the first
+    hole that holds it with room to grow, or else into the first that holds one more token. While an extent moves it
+    holds both places.
+    """
+
+    name = "growing"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._growth = settings.growth
+        # Byte 1 is a free slot.
+        self._slots = bytearray(b"\1" * self.total)
+
+    @property
+    def free(self) -> int:
+        return self._slots.count(1)
+
+    def admit(self, sequence: Sequence, length: int) -> int | None:
+        capacity = self._new_capacity(length)
+        start = self._take_first(capacity)
+        if start < 0:
+            self.refused_by_fragmentation += self.free >= capacity
+            return None
+        self.held[sequence.index] = Held(length, capacity, start)
+        return 0
+
+    def grow(self, sequence: Sequence) -> bool:
+        extent = self.held[sequence.index]
+        if extent.length == extent.capacity and not self._enlarge(extent):
+            return False
+        extent.length += 1
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        self._give(self.held.pop(sequence.index))
+
+    def largest_hole(self) -> int:
+        return max(map(len, re.findall(b"\1+", self._slots)), default=0)
+
+    def _new_capacity(self, length: int) -> int:
+        """Returns the slots of a new extent for `length` tokens."""
+        return length
+
+    def _take_first(self, count: int) -> int:
+        """Takes the lowest `count` slots in a row. Returns their start, or -1 if no run is so long."""
+        start = self._slots.find(b"\1" * count)
+        if start >= 0:
+            self._slots[start : start + count] = bytes(count)
+        return start
+
+    def _give(self, extent: Held) -> None:
+        self._slots[extent.start : extent.start + extent.capacity] = b"\1" * extent.capacity
+
+    def _enlarge(self, extent: Held) -> bool:
+        end, least = extent.start + extent.capacity, extent.capacity + 1
+        target = min(self.longest, max(least, int(extent.capacity * self._growth)))
+        if behind := len(self._slots[end : extent.start + target].partition(b"\0")[0]):
+            self._slots[end : end + behind] = bytes(behind)
+            extent.capacity += behind
+            return True
+        for capacity in (target, least):
+            start = self._take_first(capacity)
+            if start >= 0:
+                self._give(extent)
+                extent.start, extent.capacity = start, capacity
+                self.moves += 1
+                self.moved += extent.length
+                return True
+        # It needs only one more slot, but all of them in one run.
+        self.refused_by_fragmentation += self.free >= 1
+        return False
+
+
+class Contiguous(Growing):
+    """A fixed reservation for every sequence, with the slots of the longest one."""
+
+    name = "contiguous"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._reserve = settings.reserve
+        self.overhead = self.total % self._reserve
+        del self._slots[self.total - self.overhead :]
+        self.longest = self._reserve if self._slots else 0
+
+    def _new_capacity(self, length: int) -> int:
+        return self._reserve
+
+    def largest_hole(self) -> int:
+        return self.free
+
+
+class Paged(Layout):
+    """Pages of the core's own pool, any of which fits any sequence.
+
+    Page 0, the pool's padding page, is overhead, as is the memory behind the last whole page.
+    """
+
+    name = "paged"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._size = settings.page_size
+        self._pool = PagePool(self.total // self._size)
+        self.overhead = self.total - (self._pool.num_pages - 1) * self._size
+        self.longest = min(self.longest, self.total - self.overhead)
+
+    @property
+    def free(self) -> int:
+        return self.total - self.overhead - self._pool.num_used * self._size
+
+    def admit(self, sequence: Sequence, length: int) -> int | None:
+        size, hits = self._size, self._find(sequence, length)
+        # Held before the allocation, which could otherwise evict a hit.
+        for page in hits:
+            self._pool.share(page)
+        pages = self._pool.allocate(-(-length // size) - len(hits))
+        if pages is None:
+            self._pool.release(hits)
+            return None
+        self.held[sequence.index] = Held(length, size * (len(hits) + len(pages)), pages=hits + pages)
+        for i in range(len(hits), length // size):
+            self._filled(sequence, i, pages[i - len(hits)])
+        return len(hits) * size
+
+    def grow(self, sequence: Sequence) -> bool:
+        table = self.held[sequence.index]
+        if table.length % self._size == 0:
+            page = self._pool.allocate(1)
+            if page is None:
+                return False
+            table.pages += page
+            table.capacity += self._size
+        table.length += 1
+        if table.length % self._size == 0:
+            self._filled(sequence, len(table.pages) - 1, table.pages[-1])
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        self._pool.release(self.held.pop(sequence.index).pages)
+
+    def _find(self, sequence: Sequence, length: int) -> list[int]:
+        """Returns the pages from the sequence's start on that hold its first tokens already."""
+        return []
+
+    def _filled(self, sequence: Sequence, index: int, page: int) -> None:
+        """The page has the last of its tokens."""
+
+
+class Shared(Paged):
+    """Pages that sequences share; hashes, index and eviction are the core's own.
+
+    A full page is cached by the hash of all tokens up to its end, until it is evicted. At least one token of a sequence
+    is computed, in a page that only this sequence holds, so a cached page is never written again.
+    """
+
+    name = "shared"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        # By sequence: its pages' hashes, and its tokens as int32.
+        self._hashed: dict[int, tuple[bytes, bytes]] = {}
+
+    def _find(self, sequence: Sequence, length: int) -> list[int]:
+        pages = (self._pool.find(*self._key(sequence, i)) for i in range((length - 1) // self._size))
+        return list(takewhile(bool, pages))
+
+    def _filled(self, sequence: Sequence, index: int, page: int) -> None:
+        self._pool.cache(page, *self._key(sequence, index))
+
+    def _key(self, sequence: Sequence, index: int) -> tuple[bytes, bytes]:
+        """Returns the hash and the tokens of a full page."""
+        if sequence.index not in self._hashed:
+            chain = hash_pages(_ROOT, sequence.tokens, self._size)
+            self._hashed[sequence.index] = chain, sequence.tokens.astype("<i4", copy=False).tobytes()
+        (chain, tokens), size = self._hashed[sequence.index], 4 * self._size
+        return chain[index * HASH_BYTES : (index + 1) * HASH_BYTES], tokens[index * size : (index + 1) * size]
+
+
+LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (Contiguous, Growing, Paged, Shared)}
+"""In the order of the report."""
