@@ -47,7 +47,7 @@ app = typer.Typer(
 def _print_version(wanted: bool) -> None:
     if wanted:
         # It takes 10 ms, which other commands need not.
-        from tandem_client.version import version
+        from tandem_contract.version import version
 
         print(f"tandem {version()}")
         raise typer.Exit

@@ -57,7 +57,7 @@ def _install() -> str:
     """The command that installs matplotlib."""
     if not missing_programs(["scheduler_svc"]):
         return "make install"
-    from tandem_client.version import version
+    from tandem_contract.version import version
 
     number = version()
     name = f"{number}-py3-none-any" if number[0].isdigit() else "…"
