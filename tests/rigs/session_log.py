@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scheduler_svc.wire.page_labels import fill_labels
 from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
 from tandem.v1 import control_pb2
 
@@ -23,6 +22,7 @@ from scheduler_svc.recording.digest import EffectsDigest
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire.arrays import packed
 from scheduler_svc.wire.submit import TENANT_END
+from scheduler_svc.wire.worker import fill_labels
 
 
 class SessionLog:
