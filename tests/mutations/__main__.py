@@ -1,52 +1,45 @@
-"""Checks that the tests detect faults: `python -m tests.mutations [NAME …] [--recovery] [--jobs N] [--list] [--each]`.
+"""Checks that the tests detect faults: `python -m tests.mutations [NAME …] [--group GROUP] [--jobs N] [--list]`.
 
-Puts one fault at a time into the core and prints which check detected it, how, and after how long. The exit code is 1
+Puts one fault at a time into the source and prints which check detected it, how, and after how long. The exit code is 1
 if a mutation survived, and 2 if the unchanged source fails a check, because then a detection proves nothing.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.mutations.constraints import CONSTRAINTS
-from tests.mutations.mutation import Mutation
-from tests.mutations.mutations import MUTATIONS
-from tests.mutations.recovery import RECOVERY
-from tests.mutations.runner import CORE_TESTS, ROOT, SIMULATION, Check, Verdict, judge, mutated, narrow_check
-
-_BOTH = (SIMULATION, CORE_TESTS)
+from tests.mutations.mutation import GROUPS, Mutation, every
+from tests.mutations.runner import Check, Verdict, checks_of, checks_of_the_source, judge
 
 
 def main() -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__, allow_abbrev=False)
     parser.add_argument("names", nargs="*", metavar="NAME", help="run only these mutations (default: all)")
-    parser.add_argument("--recovery", action="store_true", help="run only those that remove a protection of recovery")
+    parser.add_argument("--group", action="append", choices=GROUPS, help="run only this group; may be repeated")
     parser.add_argument("--jobs", type=int, default=1, help="number of mutations at once")
     parser.add_argument("--list", action="store_true", help="list the mutations and what each breaks")
     parser.add_argument("--each", action="store_true", help="run every check, even after one has failed")
     parser.add_argument("--trust-the-source", action="store_true", help="skip the checks of the unchanged source")
     args = parser.parse_args()
-    every = RECOVERY if args.recovery else (*RECOVERY, *CONSTRAINTS, *MUTATIONS)
-    chosen = [mutation for mutation in every if not args.names or mutation.name in args.names]
-    unknown = set(args.names) - {mutation.name for mutation in every}
-    if unknown:
+    known = [mutation for mutation in every() if not args.group or mutation.group in args.group]
+    chosen = [mutation for mutation in known if not args.names or mutation.name in args.names]
+    if unknown := set(args.names) - {mutation.name for mutation in known}:
         parser.error(f"unknown mutation: {', '.join(sorted(unknown))}; --list shows all")
     if args.list:
-        print("\n".join(f"{mutation.name:46} {mutation.breaks}" for mutation in chosen))
+        print("\n".join(f"{mutation.group:12} {mutation.name:46} {mutation.breaks}" for mutation in chosen))
         return 0
     for mutation in chosen:
-        mutated(mutation, (ROOT / mutation.path).read_text())
+        mutation.applied()
     if not args.trust_the_source:
-        verdict = judge(None, _checks_of_the_source(chosen))
+        verdict = judge(None, checks_of_the_source(chosen))
         print(f"{'the unchanged source':46} {_summary(verdict, 'passes')}", flush=True)
         if verdict.caught_by:
             return 2
 
     def groups_of(mutation: Mutation) -> tuple[tuple[Check, ...], ...]:
         """Each group of checks runs until one fails."""
-        checks = (narrow_check(mutation.test),) if mutation.test else _BOTH
+        checks = checks_of(mutation)
         return tuple((check,) for check in checks) if args.each else (checks,)
 
     def judged(mutation: Mutation) -> list[Verdict]:
@@ -61,12 +54,6 @@ def main() -> int:
                 print(f"{mutation.name:46} {line}", flush=True)
     print(f"{len(chosen)} mutations, {survivors} survived")
     return 1 if survivors else 0
-
-
-def _checks_of_the_source(chosen: Sequence[Mutation]) -> tuple[Check, ...]:
-    tests = " ".join(dict.fromkeys(test for mutation in chosen for test in mutation.test.split()))
-    narrow = (narrow_check(tests),) if tests else ()
-    return (*narrow, *_BOTH) if any(not mutation.test for mutation in chosen) else narrow
 
 
 def _summary(verdict: Verdict, otherwise: str) -> str:

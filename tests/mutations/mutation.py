@@ -1,25 +1,83 @@
-"""A mutation: one fault that is put into the source, and what should detect it. Owns its description only."""
+"""A mutation: one fault that is put into the source, and what should detect it. Reads them from the files of `faults`.
 
+A file of `faults` holds one group. A fault belongs to the one module below the folder `root` that has the definition
+and the code that the fault changes, so it follows a module that moves. Each table of the file is a fault:
+
+    [its-name]
+    breaks = "what it breaks, in words"
+    in = "Class.method"             # the definition
+    old = "a < b"                   # code that occurs once in it; `_` is any expression
+    new = "a <= b"                  # what takes its place
+    also = [{in = …, old = …, new = …}]    # further edits, in the same module
+    tests = ["tests/…/test_x.py::test_y"]  # they alone must detect it; without them, the simulation or the core's tests
+"""
+
+import ast
+import tomllib
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
-from tests.mutations.edits import Edit
+from tests.mutations.edits import Edit, MisplacedEdit, defines, edited
+
+ROOT = Path(__file__).resolve().parents[2]
+_FILES = sorted((Path(__file__).parent / "faults").glob("*.toml"))
+GROUPS = tuple(file.stem for file in _FILES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """A fault; `module` is the dotted name of the module that the edits change.
-
-    `test` names the tests that must detect it, separated by spaces. If it is empty, the simulation or any test of the
-    core may.
-    """
+    """A fault; see the module's docstring."""
 
     name: str
+    group: str
+    root: str
     breaks: str
-    module: str
     edits: tuple[Edit, ...]
-    test: str = ""
+    tests: tuple[str, ...] = ()
 
-    @property
-    def path(self) -> str:
-        """The module's file, relative to the checkout."""
-        return f"{self.module.replace('.', '/')}.py"
+    def applied(self) -> tuple[str, str]:
+        """Returns the changed module: its path from the checkout's folder, and its text. Raises MisplacedEdit."""
+        fitting: list[tuple[str, str]] = []
+        errors: list[str] = []
+        for path in sorted((ROOT / self.root).rglob("*.py")):
+            if not defines(_parsed(path), self.edits[0].definition):
+                continue
+            try:
+                fitting.append((str(path.relative_to(ROOT)), edited(path.read_text(), self.edits)))
+            except MisplacedEdit as error:
+                errors.append(f"{path.relative_to(ROOT)}: {error}")
+        if len(fitting) == 1:
+            return fitting[0]
+        paths = ", ".join(path for path, _ in fitting)
+        reason = f"it fits {paths}" if fitting else "; ".join(errors) or f"nothing defines {self.edits[0].definition}"
+        raise MisplacedEdit(f"mutation {self.name} of {self.root}: {reason}")
+
+
+def every() -> tuple[Mutation, ...]:
+    """Reads all groups."""
+    return tuple(mutation for file in _FILES for mutation in _group(file))
+
+
+def _group(file: Path) -> list[Mutation]:
+    faults = tomllib.loads(file.read_text())
+    root = faults.pop("root")
+    return [
+        Mutation(
+            name=name,
+            group=file.stem,
+            root=root,
+            breaks=fault["breaks"],
+            edits=tuple(
+                Edit(definition=edit["in"], old=edit["old"], new=edit["new"])
+                for edit in (fault, *fault.get("also", ()))
+            ),
+            tests=tuple(fault.get("tests", ())),
+        )
+        for name, fault in faults.items()
+    ]
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
