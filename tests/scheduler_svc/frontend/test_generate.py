@@ -365,14 +365,18 @@ def test_requests_above_max_streams_are_refused(run: Run):
     run(scenario, stream_limits=StreamLimits(max_streams=1))
 
 
-def test_a_token_at_a_wrong_offset_fails_only_its_stream(run: Run):
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_a_token_at_a_wrong_offset_fails_only_its_stream(run: Run, num_before: int):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
         other, other_submit = await s.start_stream()
-        await s.core.output_many([submit.stream, other_submit.stream], [1, 0], [65, 66])
+        await s.core.output(submit.stream, [67] * num_before)
+        # A token is missing, or one comes again.
+        wrong = 1 - num_before
+        await s.core.output_many([submit.stream, other_submit.stream], [wrong, 0], [65, 66])
         error = await failure(call)
         assert error.code() is grpc.StatusCode.INTERNAL
-        assert "token 1 came instead of token 0" in error.details()
+        assert f"token {wrong} came instead of token {num_before}" in error.details()
         assert (await s.core.expect("cancel")).stream == submit.stream
         assert (await other.read()).delta.text == "B"
 

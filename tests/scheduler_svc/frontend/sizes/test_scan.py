@@ -176,6 +176,17 @@ def test_a_message_at_every_limit_passes() -> None:
     Scan(pb.ResumeRequest.DESCRIPTOR).check(pb.ResumeRequest(offsets=offsets).SerializeToString(), SIZES)
 
 
+def test_a_message_counts_nothing_of_the_one_before() -> None:
+    # A front end has one scan for all messages of a method.
+    scan = Scan(GENERATE)
+    with pytest.raises(Refusal, match="the limit is 8"):
+        scan.check(HOSTILE["fields of a message"][1], SIZES)
+    singles = pb.SamplingParams(temperature=1, top_p=0.5, top_k=1, min_p=0.5, seed=1, num_samples=1, typical_p=0.5)
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5] * 511), sampling=singles, model="m", priority=1)
+    for _ in range(2):
+        scan.check(request.SerializeToString(), SIZES)
+
+
 PIECES = st.one_of(
     st.binary(max_size=6),
     st.sampled_from(
