@@ -278,6 +278,8 @@ def test_a_recovery_ends_with_the_linger_time_and_its_pauses_grow() -> None:
     assert 0.03 < pauses[0] < 0.07
     assert 0.7 < pauses[-1] < 1.3
     assert 108.0 < now < 110.0
-    # The time begins again after the stream went on.
+    # The time and the pauses begin again after the stream went on.
     recovery.continued()
-    assert recovery.pause_seconds(lost()) is not None
+    now += 10.0
+    pause = recovery.pause_seconds(lost())
+    assert pause is not None and pause < 0.07

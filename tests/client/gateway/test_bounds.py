@@ -1,6 +1,7 @@
 """What a caller may send at most: bodies, headers, time, nesting; and what a wrong request is told."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import socket
@@ -13,9 +14,11 @@ import openai
 import pytest
 from tandem.v1 import inference_pb2
 
+from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.http.event_stream import EventStream
-from tandem_client.gateway.http.exchange import Exchange, Message
+from tandem_client.gateway.http.exchange import Exchange, Left, Message
 from tandem_client.gateway.http.seats import SEAT, Seat
+from tandem_client.gateway.places import Places
 from tests.client.fake_service import (
     Behaviour,
     Ending,
@@ -77,16 +80,39 @@ def test_a_body_that_is_too_large_is_refused_by_its_length(fronted: Fronted) -> 
 def test_a_body_without_a_length_is_refused_when_it_is_too_large(fronted: Fronted) -> None:
     with connected(fronted.url) as sock:
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
-        piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
-        sent = 0
-        try:
-            while sent < 100:
-                sock.sendall(piece)
-                sent += 1
-        except OSError:
-            # Refused after 64 pieces; the rest is not read.
-            pass
-        assert 64 <= sent <= 100
+        sock.sendall((b"10000\r\n" + b" " * 65536 + b"\r\n") * 64 + b"1\r\n \r\n")
+        # The end of the body was not sent.
+        answer = everything(sock)
+    assert b" 413 " in answer and b"the body has 4,194,305 bytes; the limit is 4,194,304" in answer
+    assert fronted.service.requests == []
+
+
+def test_a_body_gives_back_its_room_however_it_ends() -> None:
+    room = Places(100, is_shared=False)
+    piece, last = ({"type": "http.request", "body": b" " * 40, "more_body": more} for more in (True, False))
+    bodies: list[tuple[list[Message], type[Exception] | None]] = [
+        ([last], None),
+        ([piece, last], HttpError),
+        ([piece, {"type": "http.disconnect"}], Left),
+    ]
+
+    async def read(body: list[Message]) -> None:
+        left = iter(body)
+
+        async def receive() -> Message:
+            return next(left)
+
+        async def send(_: Message) -> None:
+            raise AssertionError
+
+        scope = {"method": "POST", "path": "/", "headers": [(b"transfer-encoding", b"chunked")]}
+        exchange = Exchange({**scope, "state": {SEAT: Seat("127.0.0.1")}}, receive, send)
+        await exchange.read(room, "a", max_bytes=60, head_seconds=60, seconds=60)
+
+    for body, error in bodies:
+        with pytest.raises(error) if error is not None else contextlib.nullcontext():
+            asyncio.run(read(body))
+        assert room.num_taken == 0
 
 
 def test_a_body_that_comes_too_slowly(fronted: Fronted) -> None:

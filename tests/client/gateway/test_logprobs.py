@@ -112,6 +112,15 @@ def test_alternatives_with_equal_texts_are_all_there(told: Fronted) -> None:
     ]
 
 
+def test_a_choice_has_the_alternatives_that_it_asks_for(told: Fronted) -> None:
+    """The service may return more: it has one number for the prompt and the output."""
+    ask: dict[str, Any] = {"model": "", "messages": [{"role": "user", "content": "a"}]}
+    [choice] = told.client.chat.completions.create(**ask, logprobs=True, top_logprobs=2).choices
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    tops = [[top.logprob for top in entry.top_logprobs] for entry in choice.logprobs.content]
+    assert tops == [[-1.0, -2.0]] * len(OUTPUT)
+
+
 def test_bytes_of_a_chat_are_those_of_its_tokens(told: Fronted) -> None:
     ask: dict[str, Any] = {
         "model": "", "messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 20,

@@ -56,6 +56,11 @@ def test_no_top_k(value: int | None) -> None:
     assert only({"top_k": value}).sampling.top_k == 0
 
 
+def test_a_negative_seed_is_one_of_its_own() -> None:
+    assert only({"seed": -5}).sampling.seed == 2**64 - 5
+    assert only({"seed": -(2**63)}).sampling.seed == 2**63
+
+
 def test_lists() -> None:
     request = only({"stop": "x", "stop_token_ids": [1, 2], "allowed_token_ids": [3], "logit_bias": {"7": 1, "8": -2.5}})
     assert list(request.stop.stop_strings) == ["x"] and list(request.stop.stop_token_ids) == [1, 2]

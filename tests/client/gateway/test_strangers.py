@@ -60,6 +60,16 @@ def test_a_caller_that_is_not_known_is_refused_before_its_body(
     assert service.requests == []
 
 
+@pytest.mark.parametrize("length", ["content-length: 4194304", "transfer-encoding: chunked"])
+def test_a_caller_without_the_right_is_refused_before_its_body(closed: tuple[ToldService, str], length: str) -> None:
+    service, url = closed
+    with connected(url) as sock:
+        sock.sendall(f"{POST}authorization: {METRICS_KEY}\r\n{length}\r\n\r\n".encode())
+        answer = everything(sock)
+    assert b"403 Forbidden" in answer and b"needs the right inference; the token has metrics" in answer
+    assert service.requests == []
+
+
 def test_no_caller_has_the_rights_of_the_gateways_own_certificate() -> None:
     service = ToldService()
     service.rights = {"": ["control", "inference", "metrics"], KEY: ["inference"]}
