@@ -32,6 +32,9 @@ def test_checksum_matches_the_formula_by_hand() -> None:
     weight = plans.mix(2 << 40 ^ 0xFFFFF) | 1
     expected = 20 * weight + plans.mix(2 << 40 ^ 0 << 20 ^ 5) + plans.mix(2 << 40 ^ 1 << 20 ^ 9)
     assert tables.checksum == expected % 2**64
+    # A new generation begins with empty tables.
+    tables.reset()
+    assert tables.checksum == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
