@@ -90,6 +90,15 @@ def test_a_row_that_starts_with_output_continues_where_that_ends() -> None:
         assert not walk.open_rows
 
 
+def test_a_row_that_starts_again_begins_its_constraint_again() -> None:
+    with serving() as constraints:
+        prepare(constraints, WORD)
+        for seed in range(2):
+            walk = Walk(constraints=constraints, sources=[WORD, WORD], seed=seed)
+            walk.run(20)
+            assert all(re.fullmatch("[a-f]{3,9}", text_of(tokens)) for tokens in walk.outputs.values())
+
+
 def test_rows_may_start_before_their_constraint_is_prepared() -> None:
     """Their prompts are computed meanwhile. If it is refused, they fail with the reason."""
     bad = llguidance.LLMatcher.grammar_from_json_schema('{"type": "array", "uniqueItems": true}')
