@@ -326,8 +326,10 @@ def test_the_service_is_asked_once_for_a_token_and_refused_ones_push_no_others_o
         assert await known.rights("good") == {"inference"} and service.asked.count("Bearer good") == 1
         assert sum(len(each) for each in (known._known, known._refused, known._asked)) <= 1025
         monkeypatch.setattr(callers, "KNOWN_SECONDS", 0.0)
+        # A token that was known is asked for again when its time is over: it may have been revoked.
+        again: Any = callers.Callers(service)  # pyright: ignore[reportArgumentType]
         for _ in itertools.repeat(None, 2):
-            await callers.Callers(service).rights("good")  # pyright: ignore[reportArgumentType]
+            await again.rights("good")
         assert service.asked.count("Bearer good") == 3
 
     asyncio.run(scenario())

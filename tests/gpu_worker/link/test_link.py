@@ -16,7 +16,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.link.connection import MAX_FRAME_BYTES
-from gpu_worker.link.link import JoinRefused, Link
+from gpu_worker.link.link import JoinRefused, Link, Reconnects
 from gpu_worker.link.ready_lines import ready_line
 from gpu_worker.wire.frames import MAX_JOIN_BYTES, Outcome
 from tandem_contract.runtime_dir import KEY_NAME, KeyFile
@@ -250,6 +250,14 @@ def test_repeated_disconnects_are_retried_with_few_log_lines(
         " 2 times before a step succeeded",
         " 4 times before a step succeeded",
     ]
+
+
+def test_pauses_grow_until_a_step_succeeds() -> None:
+    reconnects = Reconnects("ipc:///run/worker.sock")
+    pauses = [reconnects.ended("") for _ in range(12)]
+    assert pauses[0] == 0.0 and pauses == sorted(pauses) and pauses[-1] == pauses[-2] == 2.0
+    reconnects.step_succeeded()
+    assert reconnects.ended("") == 0.0
 
 
 def test_a_frame_at_the_size_limit_is_accepted(served: Served, core: Core) -> None:

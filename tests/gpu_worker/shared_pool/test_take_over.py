@@ -171,6 +171,15 @@ def test_plans_of_any_number_leave_whole_pages(generation: int, step: int) -> No
     assert outcome.detail == f"page 2 of the pool that was taken over has changed since step {step} filled it"
 
 
+@pytest.mark.parametrize("num_prompt", [3 * PAGE, 3 * PAGE - 1, 3 * PAGE - 2])
+def test_a_page_that_a_chunk_or_a_decode_fills_to_its_end_is_whole(num_prompt: int) -> None:
+    holder = FakeHolder()
+    pair = Pair(holder=holder, first=rig_of(SPEC, holder), second=rig_of(SPEC, holder))
+    after = continued(pair, run_first(pair, num_prompt), 3)
+    outcome = pair.take_over(after, pair.order(), chunks={1: len(after.rows[1].tokens) - 3 * PAGE})
+    assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
+
+
 def test_a_page_that_is_not_full_is_refused(pair: Pair) -> None:
     core = run_first(pair, 2 * PAGE + 5)
     after = TinyCore(core.geometry, generation=2)

@@ -184,15 +184,20 @@ def test_watches_with_unread_answers_are_cancelled(run: Run, monkeypatch: pytest
         first = stub_of(s).Watch(health_pb2.HealthCheckRequest())
         await first.read()
         first.cancel()
+        idle = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+        await idle.read()
         stalled = RawConnection(s.address)
         for _ in range(5):
             stalled.call(WATCH, b"")
-        await until(lambda: len(s.front_end._health._watches) == 5)
+        await until(lambda: len(s.front_end._health._watches) == 6)
         settings = s.front_end._settings
         s.front_end._settings = replace(settings, call_limits=CallLimits(answer_seconds=0.0))
-        await until(lambda: len(s.front_end._health._watches) == 0)
+        await until(lambda: len(s.front_end._health._watches) == 1)
         await check(s)
         assert len(await asyncio.to_thread(stalled.wait_ends, 5)) == 5
+        # A watch that has nothing to send is not late.
+        assert len(s.front_end._health._watches) == 1 and not idle.done()
+        idle.cancel()
         stalled.close()
 
     run(scenario, call_limits=CallLimits(answer_seconds=1000.0))
