@@ -20,7 +20,7 @@ _COPIED = ("scheduler_svc", "gpu_worker", "client", "protos", "tests")
 _ON_PATH = (".", "client", "protos", ".stubs")
 # Mutated code may run forever; the checks of the unchanged source need far less.
 _LIMIT_SECONDS = 900.0
-_NARROW_LIMIT_SECONDS = 300.0
+_NARROW_LIMIT_SECONDS = 90.0
 # A check of the checkout's own source proves nothing.
 _IMPORTED = ("scheduler_svc", "gpu_worker", "tandem_client", "tandem_contract")
 _WHICH = f"from importlib.util import find_spec; print(*(find_spec(name).origin for name in {_IMPORTED}))"
