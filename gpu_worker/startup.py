@@ -199,8 +199,7 @@ def warm_runner(
             runner.on_device.share_tokens(together.share_tokens)
     pool_bytes = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     # Torch does not count a shared pool.
-    after = _allocated(device)
-    tables = None if before is None or after is None else after - before - (pool_bytes if pool is None else 0)
+    tables = _allocated(device) - before - (pool_bytes if pool is None else 0) if device.type == "cuda" else None
     # A step that is not padded compiles nothing else.
     if runner.shapes.is_padded or fused:
         log.info("compiling kernels in %s", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder"))
@@ -231,5 +230,5 @@ def warm_runner(
     )
 
 
-def _allocated(device: torch.device) -> int | None:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

@@ -118,7 +118,7 @@ def test_outside_a_checkout_the_error_names_the_file_of_the_wheel(
 ) -> None:
     """The error names no package of the package index, because a package of a similar name there is not this one."""
     monkeypatch.setattr(plot, "missing_programs", lambda modules: list(modules))
-    monkeypatch.setattr(plot, "version", lambda: known)
+    monkeypatch.setattr("tandem_contract.version.version", lambda: known)
     assert plot._install() == f"pip install 'dist/tandem_inference-{name}.whl[plot]'"
 
 
