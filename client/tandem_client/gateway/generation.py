@@ -15,9 +15,7 @@ from tandem.v1 import inference_pb2
 
 from tandem_client.credentials import Metadata
 from tandem_client.gateway.answers.chunks import Chunks
-from tandem_client.gateway.answers.frame import Frame
-from tandem_client.gateway.answers.prompt import ShownPrompt
-from tandem_client.gateway.answers.usage import Tally
+from tandem_client.gateway.answers.frame import Frame, ShownPrompt, Tally
 from tandem_client.gateway.answers.whole import Whole
 from tandem_client.gateway.errors import HttpError, unavailable
 from tandem_client.gateway.http.event_stream import EventStream, Pulse

@@ -11,8 +11,7 @@ from typing import Any
 from tandem.v1 import chat_pb2, inference_pb2
 
 from tandem_client.gateway.answers import logprobs
-from tandem_client.gateway.answers.finish import finish_reason, stop_reason
-from tandem_client.gateway.answers.frame import Frame
+from tandem_client.gateway.answers.frame import Frame, finish_reason, stop_reason
 
 DONE = b"data: [DONE]\n\n"
 _CHAT, _COMPLETION = "chat.completion.chunk", "text_completion"
