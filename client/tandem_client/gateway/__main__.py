@@ -20,11 +20,11 @@ def main() -> int:
     arguments = sys.argv[1:]
     try:
         settings = load(arguments, os.environ)
-        if find_spec("uvicorn") is None:
+        if missing := [name for name in ("pydantic", "starlette", "uvicorn") if find_spec(name) is None]:
             raise SettingsError(
-                "uvicorn is missing; install the extra `gateway`: pip install 'tandem-inference[gateway]'"
+                f"{missing[0]} is missing; install the extra `gateway`: pip install 'tandem-inference[gateway]'"
             )
-        # The modules that need uvicorn.
+        # The modules that need them.
         from tandem_client.gateway.running import processes, server
 
         if settings.exit_with_parent:
