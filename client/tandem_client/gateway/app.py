@@ -26,6 +26,7 @@ from tandem_client.gateway.http.exchange import MAX_HEADER_BYTES, Answer, bearer
 from tandem_client.gateway.http.seats import Seats
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.openai.wanted import Wanted, chat_completion, completion
+from tandem_client.gateway.openapi import description
 from tandem_client.gateway.settings import Settings
 from tandem_client.gateway.simple import Simple
 from tandem_client.gateway.upstream.callers import METRICS, Callers
@@ -58,6 +59,14 @@ class App(Starlette):
             await admission.need(request, METRICS)
             return Answer(meter.page(), media_type=_PAGE)
 
+        described: list[asyncio.Task[str]] = []
+
+        async def openapi(request: Request, metadata: Metadata) -> Response:
+            if not described:
+                # It takes a tenth of a second, once; streams go on beside a thread.
+                described.append(asyncio.create_task(asyncio.to_thread(description, self.routes)))
+            return Answer(await asyncio.shield(described[0]))
+
         # Path, the endpoint's name in metrics, its handler, its method, and who gives its requests a place.
         table: list[tuple[str, str, Handler, str, Admission | None]] = [
             ("/v1/completions", "completions", made(completion), "POST", admission),
@@ -70,6 +79,7 @@ class App(Starlette):
             ("/livez", "health", asks.live, "GET", None),
             ("/version", "other", asks.version, "GET", None),
             ("/metrics", "other", metrics, "GET", None),
+            ("/openapi.json", "other", openapi, "GET", None),
         ]
         super().__init__(
             routes=[

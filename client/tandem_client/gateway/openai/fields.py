@@ -9,8 +9,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from tandem_client.gateway.errors import UNKNOWN_FIELD, HttpError, invalid
 
@@ -42,6 +42,15 @@ class Body(BaseModel):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Notes the names that callers use."""
         cls.KNOWN = frozenset(field.alias or name for name, field in cls.model_fields.items())
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Adds the fields that are no attributes."""
+        found = handler(schema)
+        fields = handler.resolve_ref_schema(found)["properties"]
+        fields |= {name: {"enum": [*allowed, None]} for name, allowed in cls.WITHOUT_EFFECT.items()}
+        fields |= {name: {} for name in cls.IGNORED}
+        return found
 
     @model_validator(mode="before")
     @classmethod
