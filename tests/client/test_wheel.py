@@ -21,7 +21,8 @@ PARTS = ("LICENSE", "README.md", "client", "protos", "pyproject.toml")
 VISIT = """
 import asyncio, importlib, pkgutil, sys
 
-BLOCKED = ("torch", "transformers", "numpy", "matplotlib", "zmq", "pydantic", "scheduler_svc", "gpu_worker")
+BLOCKED = ("torch", "transformers", "numpy", "matplotlib", "zmq", "pydantic", "starlette", "uvicorn")
+BLOCKED += ("scheduler_svc", "gpu_worker")
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
@@ -32,8 +33,8 @@ sys.meta_path.insert(0, Blocked())
 import tandem_client, tandem
 for package in (tandem_client, tandem):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        # The modules of plot need the extra of that name.
-        if not module.name.startswith("tandem_client.plot."):
+        # The modules of these need the extras of their names.
+        if not module.name.startswith(("tandem_client.gateway.", "tandem_client.plot.")):
             importlib.import_module(module.name)
 
 address = sys.argv[1]

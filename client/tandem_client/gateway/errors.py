@@ -6,10 +6,10 @@ Owns the translation of the client's exceptions to HTTP. Knows nothing of ASGI.
 import json
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 
 from tandem_client import errors
-
-Headers = tuple[tuple[bytes, bytes], ...]
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER = "server_error"
@@ -37,27 +37,21 @@ _KINDS: tuple[tuple[type[errors.TandemError], int, str, str | None], ...] = (
 _UNIMPLEMENTED = "UNIMPLEMENTED"
 
 
+@dataclass(eq=False)
 class HttpError(Exception):
     """An answer with an error."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        kind: str = INVALID_REQUEST,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Headers = (),
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.kind = kind
-        # The name of the wrong field in OpenAI's API.
-        self.param = param
-        self.code = code
-        self.headers = headers
+    status: int
+    message: str
+    _: KW_ONLY
+    kind: str = INVALID_REQUEST
+    # The name of the wrong field in OpenAI's API.
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __str__(self) -> str:
+        return self.message
 
     def body(self) -> bytes:
         """The error as JSON."""
@@ -77,24 +71,14 @@ def overloaded(message: str, *, seconds: float, code: str) -> HttpError:
 
 def unauthenticated(message: str) -> HttpError:
     """The caller has not said who it is in a form that the gateway knows."""
-    return HttpError(
-        401,
-        message,
-        kind="authentication_error",
-        code="invalid_api_key",
-        headers=((b"www-authenticate", b"Bearer"),),
-    )
+    headers = {"www-authenticate": "Bearer"}
+    return HttpError(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
 
 
 def unavailable(message: str, *, seconds: float = 1.0) -> HttpError:
     """The gateway or the service cannot serve now."""
-    return HttpError(
-        503,
-        message,
-        kind="service_unavailable_error",
-        code="service_unavailable",
-        headers=_retry_after(seconds),
-    )
+    kind, code = "service_unavailable_error", "service_unavailable"
+    return HttpError(503, message, kind=kind, code=code, headers=_retry_after(seconds))
 
 
 def from_service(error: errors.TandemError) -> HttpError:
@@ -105,14 +89,14 @@ def from_service(error: errors.TandemError) -> HttpError:
         code = "context_length_exceeded"
         # Several programs recognize the error by these words.
         message = f"This model's maximum context length is exceeded: {message}"
-    headers: Headers = ()
+    headers = dict[str, str]()
     if error.retry_after_seconds is not None:
-        headers = _retry_after(error.retry_after_seconds)
+        headers |= _retry_after(error.retry_after_seconds)
     if error.stream_began or error.request_ended or isinstance(error, errors.Quarantined):
         # OpenAI's clients send such a request again by themselves otherwise, though it was accepted and has run.
-        headers = (*headers, (b"x-should-retry", b"false"))
+        headers["x-should-retry"] = "false"
     if status == 401:
-        headers = (*headers, (b"www-authenticate", b"Bearer"))
+        headers["www-authenticate"] = "Bearer"
     return HttpError(status, message, kind=kind, param=param, code=code, headers=headers)
 
 
@@ -125,9 +109,6 @@ def _kind(error: errors.TandemError) -> tuple[int, str, str | None]:
     return 500, SERVER, "internal_error"
 
 
-def _retry_after(seconds: float) -> Headers:
+def _retry_after(seconds: float) -> dict[str, str]:
     # OpenAI's clients read the exact time first; others read whole seconds.
-    return (
-        (b"retry-after", str(max(1, math.ceil(seconds))).encode()),
-        (b"retry-after-ms", str(math.ceil(seconds * 1000)).encode()),
-    )
+    return {"retry-after": str(max(1, math.ceil(seconds))), "retry-after-ms": str(math.ceil(seconds * 1000))}

@@ -11,17 +11,18 @@ import uuid
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 from tandem.v1 import inference_pb2
 
 from tandem_client.credentials import Metadata
 from tandem_client.gateway.answers.chunks import Chunks
-from tandem_client.gateway.answers.frame import Frame
-from tandem_client.gateway.answers.prompt import ShownPrompt
-from tandem_client.gateway.answers.usage import Tally
+from tandem_client.gateway.answers.frame import Frame, ShownPrompt, Tally
 from tandem_client.gateway.answers.whole import Whole
 from tandem_client.gateway.errors import HttpError, unavailable
 from tandem_client.gateway.http.event_stream import EventStream, Pulse
-from tandem_client.gateway.http.exchange import JSON_TYPE, Exchange
+from tandem_client.gateway.http.exchange import Answer, header
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.openai.wanted import Wanted
 from tandem_client.gateway.upstream.call import ServiceCall
@@ -29,26 +30,30 @@ from tandem_client.gateway.upstream.service import Service
 
 # Characters of the caller's own id that are kept; the service takes 128.
 _KEPT_ID_CHARS = 80
-_ID_HEADER, _WARNING_HEADER, _SERVICE_HEADER = b"x-request-id", b"x-tandem-warning", b"x-tandem-service"
+_ID_HEADER, _WARNING_HEADER, _SERVICE_HEADER = "x-request-id", "x-tandem-warning", "x-tandem-service"
 _LAST_WORD_SECONDS = 0.5
 
 
-class Generation:
-    """One request. `run` once."""
+class Generation(Response):
+    """The answer to one request, which is made while it is sent."""
 
     def __init__(
-        self, wanted: Wanted, exchange: Exchange, metadata: Metadata, *, service: Service, meter: Meter,
-        pulse: Pulse,
-    ) -> None:  # fmt: skip
-        self._wanted, self._exchange, self._metadata = wanted, exchange, metadata
+        self, wanted: Wanted, request: Request, metadata: Metadata, *, service: Service, meter: Meter, pulse: Pulse
+    ) -> None:
+        super().__init__()
+        self._wanted, self._metadata = wanted, metadata
         self._service, self._meter, self._pulse = service, meter, pulse
-        self._request_id = _new_id(exchange)
+        self._request_id = _new_id(header(request, _ID_HEADER))
         # Of the answer.
-        self._headers = [(_ID_HEADER, self._request_id.encode())]
+        self._lines = {_ID_HEADER: self._request_id}
         self._has_token = False
 
-    async def run(self) -> None:
-        """Answers the request. Raises HttpError while nothing is sent."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers. Raises HttpError while nothing is sent, and ClientDisconnect if the client leaves."""
+        self._scope, self._receive, self._send = scope, receive, send
+        await _while_present(receive, self._run())
+
+    async def _run(self) -> None:
         wanted, calls = self._wanted, list[ServiceCall]()
         model = wanted.requests[0].model or await self._service.model_name(self._metadata)
         try:
@@ -61,16 +66,13 @@ class Generation:
             tally = Tally(len(calls), hides_output=wanted.hides_output)
             for i, call in enumerate(calls):
                 tally.accepted(i, call.accepted)
-            frame = Frame(
-                wanted=wanted, request_id=self._request_id, model=model, prompts=prompts, tally=tally
-            )  # fmt: skip
+            frame = Frame(wanted=wanted, request_id=self._request_id, model=model, prompts=prompts, tally=tally)
             # Only the service's answer to a chat has a warning, and a chat is one call.
             if warning := await calls[0].warning():
-                self._headers.append((_WARNING_HEADER, warning.encode()))
-            named = [name for call in calls if (name := await call.named_service()) is not None]
-            if named:
+                self._lines[_WARNING_HEADER] = warning
+            if named := [name for call in calls if (name := await call.named_service()) is not None]:
                 # Of several prompts, each service once.
-                self._headers.append((_SERVICE_HEADER, ", ".join(dict.fromkeys(named)).encode()))
+                self._lines[_SERVICE_HEADER] = ", ".join(dict.fromkeys(named))
             await (self._stream(frame, calls) if wanted.is_stream else self._whole(frame, calls))
             self._meter.add("prompt_tokens", tally.prompt_tokens)
             self._meter.add("output_tokens", tally.output_tokens)
@@ -87,13 +89,14 @@ class Generation:
                 whole.message(idx, message)
 
         await together([read(i, call) for i, call in enumerate(calls)])
-        await self._exchange.answer(200, whole.body(), (JSON_TYPE, *self._headers))
+        await Answer(whole.body(), headers=self._lines)(self._scope, self._receive, self._send)
 
     async def _stream(self, frame: Frame, calls: Sequence[ServiceCall]) -> None:
-        chunks, stream = Chunks(frame), EventStream(self._exchange)
+        chunks, stream = Chunks(frame), EventStream(self._send)
         self._pulse.add(stream)
         try:
-            await stream.open(tuple(self._headers))
+            self._scope["state"]["status"] = 200
+            await stream.open(self._lines)
             if opening := chunks.opening():
                 await stream.write(opening)
             await together([self._pump(i, call, chunks, stream) for i, call in enumerate(calls)])
@@ -129,7 +132,7 @@ class Generation:
                 continue
             if not self._has_token:
                 self._has_token = True
-                self._meter.first_token(time.perf_counter() - self._exchange.began_at)
+                self._meter.first_token(time.perf_counter() - self._scope["state"]["began_at"])
             await stream.write(data)
 
     async def _shown(self, prompt: ShownPrompt, request: inference_pb2.GenerateRequest) -> None:
@@ -138,8 +141,7 @@ class Generation:
         needs_ids = wanted.num_prompt_top is not None
         if request.HasField("chat"):
             if needs_ids:
-                rendered = await self._service.render(request.model, request.chat, metadata, names)
-                prompt.token_ids = rendered.token_ids
+                prompt.token_ids = await self._service.render(request.model, request.chat, metadata, names)
             return
         if needs_ids:
             adds = request.add_special_tokens if request.HasField("add_special_tokens") else None
@@ -172,7 +174,29 @@ async def together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _new_id(exchange: Exchange) -> str:
+async def _while_present(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Does the work until the client leaves. Raises ClientDisconnect then, after the work was cancelled."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        presence.reschedule(0.0)
+
+    presence = asyncio.timeout(None)
+    try:
+        async with presence:
+            watching = asyncio.create_task(watch())
+            try:
+                await work
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if not presence.expired():
+            raise
+        raise ClientDisconnect from None
+
+
+def _new_id(given: str) -> str:
     """An id for the request: the caller's own, so that it can be found in the service's log, and a part that is new."""
-    given, own = exchange.header(_ID_HEADER), uuid.uuid4().hex
+    own = uuid.uuid4().hex
     return f"{given[:_KEPT_ID_CHARS]}-{own[:12]}" if given and given.isascii() and given.isprintable() else own

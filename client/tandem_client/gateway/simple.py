@@ -4,15 +4,17 @@ import json
 import time
 from collections.abc import Mapping
 
-from tandem.v1 import chat_pb2, control_pb2, inference_pb2
+from starlette.requests import Request
+from starlette.responses import Response
+from tandem.v1 import control_pb2, inference_pb2
 
 from tandem_client.credentials import Metadata
-from tandem_client.gateway.errors import HttpError, invalid
-from tandem_client.gateway.http.exchange import Exchange
-from tandem_client.gateway.openai.chats import set_chat
-from tandem_client.gateway.openai.fields import Fields, text_of
+from tandem_client.gateway.errors import HttpError
+from tandem_client.gateway.http.exchange import Answer, values
+from tandem_client.gateway.openai.bodies import Detokenize, TokenizeChat, TokenizeText
+from tandem_client.gateway.openai.fields import read
 from tandem_client.gateway.openai.names import CHAT, COMPLETION
-from tandem_client.gateway.openai.options import token_ids
+from tandem_client.gateway.openai.wanted import chat
 from tandem_client.gateway.upstream.service import Service
 from tandem_contract.version import version
 
@@ -29,57 +31,46 @@ class Simple:
         self._created = int(time.time())
         self._version = version()
 
-    async def models(self, exchange: Exchange, metadata: Metadata) -> None:
+    async def models(self, request: Request, metadata: Metadata) -> Response:
         """GET /v1/models: the served model."""
         info = await self._service.model_info(metadata)
-        await _json(exchange, {"object": "list", "data": [self._described(info)]})
+        return _json({"object": "list", "data": [self._described(info)]})
 
-    async def model(self, exchange: Exchange, metadata: Metadata) -> None:
+    async def model(self, request: Request, metadata: Metadata) -> Response:
         """GET /v1/models/{id}."""
-        name, info = exchange.path.removeprefix("/v1/models/"), await self._service.model_info(metadata)
+        name, info = request.path_params["name"], await self._service.model_info(metadata)
         if name != info.model:
             message = f"model {name[:128]!r} is not served here; {info.model!r} is"
             raise HttpError(404, message, param="model", code="model_not_found")
-        await _json(exchange, self._described(info))
+        return _json(self._described(info))
 
-    async def tokenize(self, exchange: Exchange, metadata: Metadata, values: dict[str, object]) -> None:
+    async def tokenize(self, request: Request, metadata: Metadata) -> Response:
         """POST /tokenize: a text or a conversation to token ids, as vLLM does."""
-        fields = Fields(values)
-        model, with_texts = fields.text("model") or "", fields.flag("return_token_strs") or False
-        if fields.any("messages") is None:
-            adds, text = fields.flag("add_special_tokens"), fields.any("prompt")
-            if text is None:
-                raise invalid("prompt", "prompt is missing; give prompt or messages")
-            fields.end()
-            asked = inference_pb2.TokenizeRequest(model=model, text=text_of(text, "prompt"), add_special_tokens=adds)
+        given = values(request)
+        if given.get("messages") is None:
+            body = read(TokenizeText, given)
+            asked = inference_pb2.TokenizeRequest(
+                model=body.model or "", text=body.prompt, add_special_tokens=body.add_special_tokens
+            )
             ids = await self._service.tokenize(asked, metadata, COMPLETION)
         else:
-            fields.same_as_unset({"add_special_tokens": (False,), "chat_template": ()})
-            chat = chat_pb2.Chat()
-            set_chat(fields, chat)
-            fields.end()
-            ids = list((await self._service.render(model, chat, metadata, CHAT)).token_ids)
+            body = read(TokenizeChat, given)
+            ids = await self._service.render(body.model or "", chat(body), metadata, CHAT)
         info, texts = await self._service.model_info(metadata), None
-        if with_texts:
+        if body.return_token_strs:
             asked = inference_pb2.DetokenizeRequest(token_ids=ids, skip_special_tokens=False, separately=True)
             texts = list((await self._service.detokenize(asked, metadata)).texts)
-        await _json(
-            exchange, {"count": len(ids), "max_model_len": info.max_length, "tokens": ids, "token_strs": texts}
-        )  # fmt: skip
+        return _json({"count": len(ids), "max_model_len": info.max_length, "tokens": ids, "token_strs": texts})
 
-    async def detokenize(self, exchange: Exchange, metadata: Metadata, values: dict[str, object]) -> None:
+    async def detokenize(self, request: Request, metadata: Metadata) -> Response:
         """POST /detokenize: token ids to text, as vLLM does."""
-        fields = Fields(values)
-        model, items = fields.text("model") or "", fields.items("tokens")
-        if items is None:
-            raise fields.required("tokens")
-        fields.end()
+        body = read(Detokenize, values(request))
         asked = inference_pb2.DetokenizeRequest(
-            model=model, token_ids=token_ids(items, "tokens"), skip_special_tokens=False
-        )  # fmt: skip
-        await _json(exchange, {"prompt": (await self._service.detokenize(asked, metadata, _DETOKENIZE)).text})
+            model=body.model or "", token_ids=body.token_ids, skip_special_tokens=False
+        )
+        return _json({"prompt": (await self._service.detokenize(asked, metadata, _DETOKENIZE)).text})
 
-    async def health(self, exchange: Exchange, metadata: Metadata) -> None:
+    async def health(self, request: Request, metadata: Metadata) -> Response:
         """GET /health: 200 only while a request that arrives is computed; else 503, a word for the reason, since when.
 
         Everyone may ask, so it has no sentence of the service.
@@ -89,29 +80,22 @@ class Simple:
         except HttpError as error:
             raise HttpError(503, error.message, kind=error.kind, code=error.code, headers=error.headers) from None
         if why is None:
-            await _json(exchange, {"status": "ok"})
-        else:
-            await _json(exchange, {"status": "not serving", **why}, 503)
+            return _json({"status": "ok"})
+        return _json({"status": "not serving", **why}, 503)
 
-    async def live(self, exchange: Exchange, metadata: Metadata) -> None:
+    async def live(self, request: Request, metadata: Metadata) -> Response:
         """GET /livez: whether this process answers."""
-        await _json(exchange, {"status": "ok"})
+        return _json({"status": "ok"})
 
-    async def version(self, exchange: Exchange, metadata: Metadata) -> None:
+    async def version(self, request: Request, metadata: Metadata) -> Response:
         """GET /version."""
-        await _json(exchange, {"version": self._version})
+        return _json({"version": self._version})
 
     def _described(self, info: control_pb2.GetModelInfoResponse) -> dict[str, object]:
-        return {
-            "id": info.model,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "tandem",
-            "root": info.model,
-            "parent": None,
-            "max_model_len": info.max_length,
-        }
+        name, length = info.model, info.max_length
+        about = {"created": self._created, "owned_by": "tandem", "root": name, "parent": None, "max_model_len": length}
+        return {"id": name, "object": "model", **about}
 
 
-async def _json(exchange: Exchange, value: Mapping[str, object], status: int = 200) -> None:
-    await exchange.answer(status, json.dumps(value).encode())
+def _json(value: Mapping[str, object], status: int = 200) -> Response:
+    return Answer(json.dumps(value), status)

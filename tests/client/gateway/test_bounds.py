@@ -6,18 +6,18 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
+from starlette.requests import ClientDisconnect, Request
 from tandem.v1 import inference_pb2
 
 from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.http.event_stream import EventStream
-from tandem_client.gateway.http.exchange import Exchange, Left, Message
-from tandem_client.gateway.http.seats import SEAT, Seat
+from tandem_client.gateway.http.exchange import read
 from tandem_client.gateway.places import Places
 from tests.client.fake_service import (
     Behaviour,
@@ -70,6 +70,47 @@ def test_a_body_that_is_no_json(fronted: Fronted, body: bytes, words: str) -> No
     assert fronted.service.requests == []
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"prompt": "a", "temperature": 1e400}', "temperature"),
+        (b'{"prompt": "a", "max_tokens": 1e400}', "max_tokens"),
+        (b'{"prompt": "\\ud800"}', "prompt"),
+        (b'{"prompt": ["a", "b\\udc00"]}', "prompt[1]"),
+        (b'{"prompt": "a", "\\ud800": 1}', "\\ud800"),
+        (b'{"prompt": "a", "logit_bias": {"\\ud800": 1}}', "logit_bias[\ufffd\ufffd\ufffd]"),
+        (b'{"prompt": "a", "prompt": 7}', "prompt"),
+        (b'{"prompt": "a", "temperature": -Infinity}', None),
+        (b'{"prompt": "a" \xed\xa0\x80}', None),
+        (b'{"prompt": "a"} {}', None),
+        (b'{"prompt": "a", "max_tokens": 016}', None),
+        (b'{"prompt": "a\n"}', None),
+    ],
+)
+def test_what_json_may_hold_and_a_request_may_not(fronted: Fronted, body: bytes, param: str | None) -> None:
+    answer = post(fronted, "/v1/completions", body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+    assert fronted.service.requests == []
+
+
+def test_the_last_of_two_values_counts_and_half_a_character_in_a_schema_passes(fronted: Fronted) -> None:
+    assert post(fronted, "/v1/completions", b'{"prompt": 7, "prompt": "a"}').status_code == 200
+    assert fronted.service.generated.text == "a"
+    body = b'{"prompt": "a", "guided_json": {"const": "\\ud800", "enum": [123456789012345678901]}}'
+    assert post(fronted, "/v1/completions", body).status_code == 200
+    schema = fronted.service.generated.constraint.json_schema
+    assert schema == '{"const":"\\ud800","enum":[123456789012345678901]}'
+
+
+def test_json_is_taken_or_refused_at_every_depth(fronted: Fronted) -> None:
+    statuses = list[int]()
+    for depth in (100, *range(900, 1000)):
+        tools = b'[{"a": ' + b"[" * depth + b"]" * depth + b"}]"
+        body = b'{"messages": [{"role": "user", "content": "a"}], "tools": ' + tools + b"}"
+        statuses.append(post(fronted, "/v1/chat/completions", body).status_code)
+    assert statuses[0] == 200 and {*statuses} == {200, 400} and statuses == sorted(statuses)
+
+
 def test_a_body_that_is_too_large_is_refused_by_its_length(fronted: Fronted) -> None:
     with connected(fronted.url) as sock:
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 4194305\r\n\r\n")
@@ -90,28 +131,25 @@ def test_a_body_without_a_length_is_refused_when_it_is_too_large(fronted: Fronte
 def test_a_body_gives_back_its_room_however_it_ends() -> None:
     room = Places(100, is_shared=False)
     piece, last = ({"type": "http.request", "body": b" " * 40, "more_body": more} for more in (True, False))
-    bodies: list[tuple[list[Message], type[Exception] | None]] = [
+    bodies: list[tuple[list[dict[str, Any]], type[Exception] | None]] = [
         ([last], None),
         ([piece, last], HttpError),
-        ([piece, {"type": "http.disconnect"}], Left),
+        ([piece, {"type": "http.disconnect"}], ClientDisconnect),
     ]
 
-    async def read(body: list[Message]) -> None:
+    async def read_all(body: list[dict[str, Any]]) -> None:
         left = iter(body)
 
-        async def receive() -> Message:
+        async def receive() -> dict[str, Any]:
             return next(left)
 
-        async def send(_: Message) -> None:
-            raise AssertionError
-
-        scope = {"method": "POST", "path": "/", "headers": [(b"transfer-encoding", b"chunked")]}
-        exchange = Exchange({**scope, "state": {SEAT: Seat("127.0.0.1")}}, receive, send)
-        await exchange.read(room, "a", max_bytes=60, head_seconds=60, seconds=60)
+        headers = [(b"transfer-encoding", b"chunked")]
+        request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
+        await read(request, room, "a", max_bytes=60, head_seconds=60, seconds=60)
 
     for body, error in bodies:
         with pytest.raises(error) if error is not None else contextlib.nullcontext():
-            asyncio.run(read(body))
+            asyncio.run(read_all(body))
         assert room.num_taken == 0
 
 
@@ -342,15 +380,11 @@ def test_no_ping_follows_the_end_of_a_stream() -> None:
     """A ping that is due just when the stream ends is not sent."""
     sent: list[bytes] = []
 
-    async def send(message: Message) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message.get("body", b""))
 
-    async def receive() -> Message:
-        raise AssertionError
-
     async def scenario() -> None:
-        scope = {"method": "GET", "path": "/", "headers": [], "state": {SEAT: Seat("127.0.0.1")}}
-        stream = EventStream(Exchange(scope, receive, send))
+        stream = EventStream(send)
         assert [stream.tick() for _ in range(3)] == [False, False, True]
         await stream.close(b"last")
         await stream.ping()

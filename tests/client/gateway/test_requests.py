@@ -5,12 +5,12 @@ import math
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tandem.v1 import chat_pb2, inference_pb2
 
 from tandem_client.gateway.errors import HttpError
-from tandem_client.gateway.openai import names
-from tandem_client.gateway.openai.chats import chat_completion
-from tandem_client.gateway.openai.completions import completion
+from tandem_client.gateway.openai import bodies, names
+from tandem_client.gateway.openai.wanted import chat_completion, completion
 from tandem_client.wire.chat import IGNORED_IN_MESSAGES
 from tandem_client.wire.field_names import name_of, with_names
 
@@ -84,14 +84,16 @@ def test_users_have_salts_of_their_own() -> None:
         ({"temprature": 1}, "temprature", "did you mean temperature?"),
         ({"temperature": "hot"}, "temperature", 'temperature is "hot"; it must be a number'),
         ({"temperature": True}, "temperature", "temperature is true; it must be a number"),
-        ({"temperature": 10**400}, "temperature", "it must be a finite number"),
+        ({"temperature": 10**400}, "temperature", "temperature is a number of 1329 bits; it must be a number"),
+        ({"temperature": math.inf}, "temperature", "it must be a finite number"),
         ({"max_tokens": 1.5}, "max_tokens", "max_tokens is 1.5; it must be a whole number"),
-        ({"max_tokens": -1}, "max_tokens", "max_tokens is -1; it must be 0 to 4294967295"),
+        ({"max_tokens": -1}, "max_tokens", "max_tokens is -1; it must be greater than or equal to 0"),
         ({"n": 10**5000}, "n", "n is a number of"),
+        ({"n": 2**32}, "n", "n is 4294967296; it must be less than or equal to 4294967295"),
         ({"seed": 2**64}, "seed", "it must be"),
         ({"stop": [1]}, "stop[0]", "stop[0] is 1; it must be a string"),
-        ({"stop": "\ud800"}, "stop", "stop has U+D800 at character 0"),
-        ({"logit_bias": {"x": 1}}, "logit_bias[x]", "is no token id"),
+        ({"stop": "\ud800"}, "stop", "it is not Unicode text"),
+        ({"logit_bias": {"x": 1}}, "logit_bias[x]", "it must be a whole number"),
         ({"logit_bias": {"1": "a"}}, "logit_bias[1]", "it must be a number"),
         ({"logit_bias": [1]}, "logit_bias", "it must be an object"),
         ({"best_of": 3}, "best_of", "best_of is 3; only 1 is supported"),
@@ -111,7 +113,7 @@ def test_users_have_salts_of_their_own() -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
         ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json and guided_regex are set"),
         ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "there is no field structured_outputs.xml"),
-        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice", "it must be a list of strings"),
+        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice", "it must be a list"),
     ],
 )
 def test_refusals_of_completions(values: dict[str, Any], field: str, words: str) -> None:
@@ -148,10 +150,12 @@ def test_refusals_of_completions(values: dict[str, Any], field: str, words: str)
         ),
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs to be true"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "give one of them"),
-        ({"tool_choice": "maybe"}, "tool_choice", "it must be auto, none, required"),
+        ({"tool_choice": "maybe"}, "tool_choice", "it must be auto, none or required"),
         ({"tool_choice": {"type": "custom"}}, "tool_choice.type", "it must be function"),
         ({"tools": [1]}, "tools[0]", "it must be an object"),
         ({"functions": []}, "functions", "only null is supported"),
+        ({"functions": "\ud800"}, "functions", "only null is supported"),
+        ({"\ud800": 1}, "\\ud800", "there is no field"),
         ({"chat_template": "{{x}}"}, "chat_template", "only null is supported"),
         ({"modalities": ["audio"]}, "modalities", 'only ["text"] is supported'),
         (
@@ -229,6 +233,30 @@ def test_other_numbers_are_refused(value: object) -> None:
     assert caught.value.param == "max_tokens"
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {f"a{i}": 0 for i in range(1000)},
+        {"stop_token_ids": [""] * 1000},
+        {"stop": [1] * 1000},
+        {"logit_bias": {str(i): "" for i in range(1000)}},
+        {"logit_bias": {f"a{i}": 0 for i in range(1000)}},
+        {"prompt": [["a"] * 1000] * 1000},
+        {"messages": [[]] * 1000},
+        {"messages": [{"role": "user", "content": [7] * 1000}]},
+        {"messages": [{"tool_calls": [7] * 1000}]},
+        {"tools": [7] * 1000},
+    ],
+    ids=str,
+)
+def test_a_body_of_many_faults_is_refused_for_few(values: dict[str, Any]) -> None:
+    """Each fault that pydantic collects is an object; a body of 4 MiB may have a million."""
+    for body in (bodies.Completion, bodies.Chat):
+        with pytest.raises(ValidationError) as caught:
+            body.model_validate({"prompt": "a", **CHAT, **values})
+        assert caught.value.error_count() <= 4
+
+
 @pytest.mark.parametrize("value", [True, False])
 def test_special_tokens_of_a_text(value: bool) -> None:
     assert not only({}).HasField("add_special_tokens")
@@ -290,9 +318,9 @@ def test_an_error_names_a_field_that_the_caller_has(path: str, name: str) -> Non
 
 
 def test_ignored_fields_change_nothing() -> None:
-    given = {key: {"any": ["thing"]} for key in names.IGNORED}
+    given = {key: {"any": ["thing"]} for key in bodies.IGNORED}
     assert only(given) == only({}) and chat(given) == chat({})
-    nulls = dict.fromkeys([*names.COMPLETION.values(), *names.OF_COMPLETIONS, "stream", "logprobs", "user"])
+    nulls = dict.fromkeys([*names.COMPLETION.values(), *bodies.OF_COMPLETIONS, "stream", "logprobs", "user"])
     del nulls["prompt"], nulls["x-request-id"]
     assert only({name: None for name in nulls if "." not in name}) == only({})
 
@@ -315,6 +343,14 @@ def test_errors_of_a_constraint_name_the_field_that_set_it(values: dict[str, Any
     inside = "constraint.json_schema.properties.a"
     assert name_of(inside, wanted.names) == f"{schema}.properties.a"
     assert with_names(f"{inside}: no", wanted.names, field=inside) == f"{schema}.properties.a: no"
+
+
+@pytest.mark.parametrize(
+    ("structured", "kind"),
+    [({"json_object": True}, "json_object"), ({"json_object": False}, None), ({"json": False}, "json_schema")],
+)
+def test_what_is_false_in_structured_outputs(structured: dict[str, Any], kind: str | None) -> None:
+    assert only({"structured_outputs": structured}).constraint.WhichOneof("kind") == kind
 
 
 def test_errors_of_a_tool_name_the_place_in_its_schema() -> None:

@@ -11,8 +11,7 @@ from typing import Any
 from tandem.v1 import chat_pb2, inference_pb2
 
 from tandem_client.gateway.answers import logprobs
-from tandem_client.gateway.answers.finish import finish_reason, stop_reason
-from tandem_client.gateway.answers.frame import Frame
+from tandem_client.gateway.answers.frame import Frame, finish_reason, stop_reason
 
 DONE = b"data: [DONE]\n\n"
 _CHAT, _COMPLETION = "chat.completion.chunk", "text_completion"
@@ -29,7 +28,10 @@ class Chunks:
         self._is_chat = wanted.is_chat
         self._head = json.dumps(frame.head(_CHAT if wanted.is_chat else _COMPLETION))[:-1]
         self._is_plain = not (
-            wanted.num_top is not None or wanted.with_every_usage or wanted.with_token_ids or wanted.hides_output
+            wanted.num_top is not None
+            or wanted.usage.continuous_usage_stats
+            or wanted.with_token_ids
+            or wanted.hides_output
         )
         num_choices = len(wanted.requests) * wanted.num_samples
         middle = '"delta": {"content": ' if wanted.is_chat else '"text": '
@@ -78,7 +80,7 @@ class Chunks:
 
     def closing(self) -> bytes:
         """The last chunks, after every message."""
-        if not self._wanted.with_usage:
+        if not self._wanted.usage.include_usage:
             return DONE
         usage = json.dumps(self._tally.as_json())
         return f'data: {self._head}, "choices": [], "usage": {usage}}}\n\n'.encode() + DONE
@@ -133,7 +135,7 @@ class Chunks:
 
     def _chunk(self, choice: int, body: dict[str, Any]) -> bytes:
         whole = {"index": choice, "logprobs": None, "finish_reason": None, **body}
-        usage = f', "usage": {json.dumps(self._tally.as_json())}' if self._wanted.with_every_usage else ""
+        usage = f', "usage": {json.dumps(self._tally.as_json())}' if self._wanted.usage.continuous_usage_stats else ""
         return f'data: {self._head}, "choices": [{json.dumps(whole)}]{usage}}}\n\n'.encode()
 
 

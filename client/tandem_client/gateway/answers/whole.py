@@ -6,8 +6,7 @@ from typing import Any
 from tandem.v1 import inference_pb2
 
 from tandem_client.gateway.answers import logprobs
-from tandem_client.gateway.answers.finish import finish_reason, stop_reason
-from tandem_client.gateway.answers.frame import Frame
+from tandem_client.gateway.answers.frame import Frame, finish_reason, stop_reason
 from tandem_client.gateway.answers.logprobs import TokenLogprob
 
 _CHAT, _COMPLETION = "chat.completion", "text_completion"

@@ -4,17 +4,15 @@ One clock serves all streams, so that a message costs none.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import NoReturn
 
-from tandem_client.gateway.errors import Headers
-from tandem_client.gateway.http.exchange import Exchange
+from starlette.types import Send
 
-_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    # nginx would keep events back.
-    (b"x-accel-buffering", b"no"),
-)
+# nginx would keep events back.
+_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no",
+}  # fmt: skip
 # Proxies cut streams that are silent for a minute or less. Clients ignore lines that begin with a colon.
 PING = b": ping\n\n"
 _TICKS_PER_PING = 3
@@ -23,28 +21,29 @@ _TICKS_PER_PING = 3
 class EventStream:
     """One answer."""
 
-    __slots__ = ("_exchange", "_has_sent", "_is_over", "_is_writing", "_quiet_ticks")
+    __slots__ = ("_has_sent", "_is_over", "_is_writing", "_quiet_ticks", "_send")
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, send: Send) -> None:
+        self._send = send
         self._has_sent = self._is_writing = self._is_over = False
         self._quiet_ticks = 0
 
-    async def open(self, headers: Headers) -> None:
+    async def open(self, headers: Mapping[str, str]) -> None:
         """Sends the headers, with those of all streams."""
-        await self._exchange.start(200, (*_HEADERS, *headers))
+        lines = [(name.encode(), value.encode()) for name, value in (_HEADERS | {**headers}).items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": lines})
 
     async def write(self, data: bytes) -> None:
         """Sends events. Waits while the reader is slow."""
         self._is_writing = True
-        await self._exchange.send(data)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._is_writing = False
         self._has_sent = True
 
     async def close(self, data: bytes) -> None:
         """Sends the last events."""
         self._is_over = True
-        await self._exchange.send(data, is_last=True)
+        await self._send({"type": "http.response.body", "body": data})
 
     async def ping(self) -> None:
         """Sends a ping, unless the stream has ended since it was due."""

@@ -1,163 +1,139 @@
-"""Reads the fields of a JSON object by type, and refuses by name what is wrong or unknown.
+"""Reads JSON objects by pydantic's models, and refuses by name what is wrong or unknown.
 
-Owns the words of these errors. Knows no field by name. A field that is null counts as absent, as in OpenAI's clients.
+Owns the errors: each names the field as its caller wrote it, the value and what it must be.
+Knows no field by name.
 """
 
 import difflib
 import json
-import math
 from collections.abc import Collection, Mapping
-from typing import cast
+from typing import Any, ClassVar, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from tandem_client.gateway.errors import UNKNOWN_FIELD, HttpError, invalid
 
-MAX_UINT32 = 2**32 - 1
 _SHOWN_CHARS = 60
-_KINDS: Mapping[type, str] = {
-    str: "a string",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    list: "a list",
-    dict: "an object",
+_NAME_CHARS = 128
+# How tags of unions begin, which stand in the places of pydantic's errors, and what stands behind a key.
+TAG, _KEY = "~", "[key]"
+_KINDS: Mapping[type, str] = {list: "a list", dict: "an object"}
+# What pydantic says of Python's types, in words of JSON.
+_WORDS = {
+    "bool_type": "it must be true or false",
+    "dict_type": "it must be an object",
+    "int_type": "it must be a whole number",
+    "model_type": "it must be an object",
+    "string_unicode": "it is not Unicode text",
 }
 
 
-class Fields:
-    """One JSON object of a request."""
+class Body(BaseModel):
+    """An object of a request. A field that is null counts as absent, as in OpenAI's clients."""
 
-    def __init__(self, values: Mapping[str, object], path: str = "") -> None:
-        """`path` is the name of the object in its request, empty for the request itself."""
-        self._values = values
-        self._path = path
-        self._known: set[str] = set()
+    model_config = ConfigDict(strict=True, extra="forbid")
+    # Fields that are ignored, and fields that are taken only with values which ask for nothing.
+    IGNORED: ClassVar[Collection[str]] = ()
+    WITHOUT_EFFECT: ClassVar[Mapping[str, Collection[object]]] = {}
+    KNOWN: ClassVar[frozenset[str]] = frozenset()
 
-    def name(self, field: str) -> str:
-        """The full name of a field, as errors have it."""
-        return f"{self._path}.{field}" if self._path else field
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Notes the names that callers use."""
+        cls.KNOWN = frozenset(field.alias or name for name, field in cls.model_fields.items())
 
-    def any(self, field: str) -> object:
-        """Returns a value of any type."""
-        self._known.add(field)
-        return self._values.get(field)
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Adds the fields that are no attributes."""
+        found = handler(schema)
+        fields = handler.resolve_ref_schema(found)["properties"]
+        fields |= {name: {"enum": [*allowed, None]} for name, allowed in cls.WITHOUT_EFFECT.items()}
+        fields |= {name: {} for name in cls.IGNORED}
+        return found
 
-    def text(self, field: str) -> str | None:
-        """Returns a string, which is Unicode text."""
-        value = self.any(field)
-        return None if value is None else text_of(value, self.name(field))
-
-    def flag(self, field: str) -> bool | None:
-        """Returns true or false."""
-        value = self.any(field)
-        if value is not None and not isinstance(value, bool):
-            raise wrong(self.name(field), value, "true or false")
-        return value
-
-    def integer(self, field: str, low: int = 0, high: int = MAX_UINT32) -> int | None:
-        """Returns a whole number in a range."""
-        value = self.any(field)
-        return None if value is None else integer_of(value, self.name(field), low, high)
-
-    def number(self, field: str) -> float | None:
-        """Returns a finite number."""
-        value = self.any(field)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise wrong(self.name(field), value, "a number")
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            raise wrong(self.name(field), value, "a finite number")
-        return number
-
-    def items(self, field: str) -> list[object] | None:
-        """Returns a list."""
-        value = self.any(field)
-        if value is not None and not isinstance(value, list):
-            raise wrong(self.name(field), value, "a list")
-        return cast(list[object] | None, value)
-
-    def inner(self, field: str) -> "Fields | None":
-        """Returns an object, to be read further."""
-        value = self.any(field)
-        return None if value is None else object_of(value, self.name(field))
-
-    def required(self, field: str) -> HttpError:
-        """The error for a field that is missing."""
-        return invalid(self.name(field), f"{self.name(field)} is missing")
-
-    def drop(self, *fields: str) -> None:
-        """Ignores fields, whatever they hold."""
-        self._known.update(fields)
-
-    def same_as_unset(self, values: Mapping[str, Collection[object]]) -> None:
-        """Takes fields with these values, which ask for nothing; refuses other values by name."""
-        for field, allowed in values.items():
-            value = self.any(field)
-            same = (value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed)
-            if value is not None and not any(same):
-                needed = " or ".join("unset" if one == [] else json.dumps(one) for one in allowed if one != "")
-                raise invalid(
-                    self.name(field), f"{self.name(field)} is {shown(value)}; only {needed or 'null'} is supported"
-                )
-
-    def end(self) -> None:
-        """Refuses the first field that nobody has read."""
-        for field, value in self._values.items():
-            if field not in self._known and value is not None:
-                near = difflib.get_close_matches(field, self._known, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                name = self.name(field)[:128]
-                raise invalid(name, f"there is no field {name}{hint}", code=UNKNOWN_FIELD)
+    @model_validator(mode="before")
+    @classmethod
+    def _present(cls, given: Any) -> Any:
+        """The fields that are present. One that is not known is enough for a refusal; a body may have a million."""
+        if not isinstance(given, dict):
+            return given
+        values, found, has_unknown = cast(dict[str, object], given), dict[str, object](), False
+        if values.keys() <= cls.KNOWN and None not in values.values():
+            # Nearly all messages of a long conversation.
+            return values
+        for name, value in values.items():
+            if value is None or name in cls.IGNORED:
+                continue
+            if name in cls.KNOWN:
+                found[name] = value
+            elif name in cls.WITHOUT_EFFECT:
+                _check_without_effect(name, value, cls.WITHOUT_EFFECT[name])
+            elif not has_unknown:
+                has_unknown, found[name.encode(errors="backslashreplace").decode()] = True, value
+        return found
 
 
-def object_of(value: object, name: str) -> Fields:
-    """Returns an object, to be read further."""
-    if not isinstance(value, dict):
-        raise wrong(name, value, "an object")
-    return Fields(cast(Mapping[str, object], value), name)
+def _check_without_effect(name: str, value: object, allowed: Collection[object]) -> None:
+    if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
+        needed = " or ".join("unset" if one == [] else json.dumps(one) for one in allowed if one != "") or "null"
+        said = f"is {shown(value)}; only {needed} is supported"
+        raise PydanticCustomError("without_effect", "{said}", {"field": name, "said": said})
 
 
-def text_of(value: object, name: str) -> str:
-    """Returns a string, which is Unicode text."""
-    if not isinstance(value, str):
-        raise wrong(name, value, "a string")
-    if not value.isascii():
-        # JSON may have half a surrogate pair, which no text has.
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            code = f"U+{ord(value[error.start]):04X}"
-            raise invalid(name, f"{name} has {code} at character {error.start}; it is not Unicode text") from None
-    return value
+_Body = TypeVar("_Body", bound=Body)
 
 
-def integer_of(value: object, name: str, low: int = 0, high: int = MAX_UINT32) -> int:
-    """Returns a whole number in a range. JSON has one kind of numbers, so 16.0 is one."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise wrong(name, value, "a whole number")
-    if not low <= value <= high:
-        raise invalid(name, f"{name} is {shown(value)}; it must be {low} to {high}")
-    return value
+def read(model: type[_Body], values: Mapping[str, object]) -> _Body:
+    """Returns the body of a request. Raises HttpError, which names the first wrong field."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise _refusal(error, model) from None
 
 
-def wrong(name: str, value: object, needed: str) -> HttpError:
-    """The error for a value of another type."""
-    kind = _KINDS.get(type(value), type(value).__name__)
-    said = f"{name} is {shown(value)}" if isinstance(value, str | int | float) else f"{name} is {kind}"
-    return invalid(name, f"{said}; it must be {needed}")
+def _refusal(error: ValidationError, model: type[Body]) -> HttpError:
+    first = error.errors(include_url=False)[0]
+    context = first.get("ctx", {})
+    place = (*first["loc"], context["field"]) if "field" in context else first["loc"]
+    name, kind = _name(place), first["type"]
+    if kind == "without_effect":
+        return invalid(name, f"{name} {context['said']}")
+    if kind == "missing":
+        return invalid(name, f"{name} is missing")
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(name, model.KNOWN, n=1) if len(place) == 1 else ()
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return invalid(name, f"there is no field {name}{hint}", code=UNKNOWN_FIELD)
+    said = first["msg"].replace("Input should be", "it must be").replace("a valid ", "a ").replace("'", "")
+    return invalid(name, f"{name} is {shown(first['input'])}; {_WORDS.get(kind, said)}")
+
+
+def _name(place: tuple[int | str, ...]) -> str:
+    """The name of a field: `messages[2].content[0].text`."""
+    name = ""
+    for i, step in enumerate(place):
+        if step == _KEY or str(step).startswith(TAG):
+            continue
+        is_entry = isinstance(step, int) or step.isdecimal() or place[i + 1 : i + 2] == (_KEY,)
+        name += f"[{str(step)[:20]}]" if is_entry else f".{step}"
+    return name.removeprefix(".")[:_NAME_CHARS]
 
 
 def shown(value: object) -> str:
     """A value as errors show it: JSON, and not longer than a line."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    if type(value) in _KINDS:
+        return _KINDS[type(value)]
+    text = f'"{value[: _SHOWN_CHARS + 1]}"' if isinstance(value, str) else json.dumps(value)
+    text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+
+
+def json_text(value: object) -> str:
+    """JSON in ASCII, which keeps halves of surrogate pairs out of a message; a text as it is. Raises HttpError."""
+    try:
+        return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    except RecursionError:
+        raise HttpError(400, "the body is not valid: it is nested too deeply") from None

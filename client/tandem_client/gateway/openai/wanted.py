@@ -1,9 +1,30 @@
-"""What one HTTP request asks for: the calls of the service, and how their answers are written."""
+"""What one HTTP request asks for: the calls of the service, and how their answers are written. Pure: no I/O."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
-from tandem.v1 import inference_pb2
+from tandem.v1 import chat_pb2, inference_pb2
+
+from tandem_client.gateway.errors import invalid
+from tandem_client.gateway.openai import names
+from tandem_client.gateway.openai.bodies import Chat, Completion, Conversation, Message, Options, StreamOptions
+from tandem_client.gateway.openai.fields import json_text, read
+from tandem_client.wire.chat import CHAT_FIELDS
+from tandem_client.wire.constraint import CONSTRAINT_FIELDS
+from tandem_client.wire.request import FIELD_KEYWORDS, GenerateOptions, generate_request
+
+# Each is a request of the service.
+MAX_PROMPTS = 256
+# The client's keywords that bodies set as they are.
+_PLAIN = {*FIELD_KEYWORDS.values()} - {"prompt", *CHAT_FIELDS.values(), *CONSTRAINT_FIELDS.values()}
+_RESPONSE = "response_format.json_schema"
+_NO_USAGE = StreamOptions()
+_GUIDED = {
+    "guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choices", "guided_grammar": "lark",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,14 +38,164 @@ class Wanted:
     names: Mapping[str, str]
     is_chat: bool
     is_stream: bool
-    # Usage at the end of a stream, and in each of its chunks.
-    with_usage: bool
-    with_every_usage: bool
+    # Which chunks of a stream have usage.
+    usage: StreamOptions
+    with_token_ids: bool
     # Alternatives of each token of the output, of the prompt; None: no logprobs.
     num_top: int | None
     num_prompt_top: int | None
     # The prompt comes before the output.
-    is_echo: bool
+    is_echo: bool = False
     # The service makes at least one token; where none was asked for, it is not shown.
-    hides_output: bool
-    with_token_ids: bool
+    hides_output: bool = False
+
+
+def completion(values: Mapping[str, object]) -> Wanted:
+    """Returns what a request of `/v1/completions` asks for. Raises HttpError, which names the wrong field."""
+    body, known = read(Completion, values), dict(names.COMPLETION)
+    num_samples = body.num_samples or 1
+    if body.best_of not in (None, num_samples):
+        raise invalid("best_of", f"best_of is {body.best_of}; only {num_samples} is supported")
+    num_prompt_top, hides_output = body.num_prompt_top, body.echo and body.max_new_tokens == 0
+    if body.echo and body.num_top is not None:
+        num_prompt_top = max(body.num_top, num_prompt_top or 0)
+    options: GenerateOptions = {"max_new_tokens": 1} if hides_output else {}
+    shared = _request(body, known, body.num_top, num_prompt_top, options)
+    single = isinstance(body.prompt, str) or (bool(body.prompt) and isinstance(body.prompt[0], int))
+    prompts = cast(list[str | list[int]], [body.prompt] if single else body.prompt)
+    if not prompts:
+        raise invalid("prompt", "prompt is empty; at least 1 token is needed")
+    if len(prompts) > MAX_PROMPTS:
+        raise invalid("prompt", f"prompt has {len(prompts)} prompts; the limit is {MAX_PROMPTS}")
+    requests = list[inference_pb2.GenerateRequest]()
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str) and not prompt:
+            name = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
+            raise invalid(name, f"{name} is empty; at least 1 token is needed")
+        request = inference_pb2.GenerateRequest()
+        request.CopyFrom(shared)
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.token_ids.ids.extend(prompt)
+        requests.append(request)
+    return Wanted(
+        requests=tuple(requests), num_samples=num_samples, names=known, is_chat=False, is_stream=body.stream,
+        usage=body.stream_options or _NO_USAGE, with_token_ids=body.with_token_ids, num_top=body.num_top,
+        num_prompt_top=num_prompt_top, is_echo=body.echo, hides_output=hides_output,
+    )  # fmt: skip
+
+
+def chat_completion(values: Mapping[str, object]) -> Wanted:
+    """Returns what a request of `/v1/chat/completions` asks for. Raises HttpError, which names the wrong field."""
+    body, known = read(Chat, values), dict(names.CHAT)
+    options, old, new = GenerateOptions(), body.max_new_tokens, body.max_completion_tokens
+    if new is not None:
+        if old not in (None, new):
+            message = f"max_tokens is {old} and max_completion_tokens is {new}; give one of them"
+            raise invalid("max_completion_tokens", message)
+        options["max_new_tokens"], known["stop.max_new_tokens"] = new, "max_completion_tokens"
+    if body.num_top is not None and not body.has_logprobs:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
+    num_top = (body.num_top or 0) if body.has_logprobs else None
+    request = _request(body, known, num_top, body.num_prompt_top, options)
+    request.chat.CopyFrom(chat(body))
+    if body.parallel_tool_calls is not None:
+        request.chat.parallel_tool_calls = body.parallel_tool_calls
+    if isinstance(body.tool_choice, str):
+        request.chat.tool_choice.mode = chat_pb2.ToolChoiceMode.Value(f"TOOL_CHOICE_MODE_{body.tool_choice.upper()}")
+    elif body.tool_choice is not None:
+        request.chat.tool_choice.name = body.tool_choice.function.name
+    return Wanted(
+        requests=(request,), num_samples=body.num_samples or 1, names=known, is_chat=True, is_stream=body.stream,
+        usage=body.stream_options or _NO_USAGE, with_token_ids=body.with_token_ids, num_top=num_top,
+        num_prompt_top=body.num_prompt_top,
+    )  # fmt: skip
+
+
+def chat(body: Conversation) -> chat_pb2.Chat:
+    """Returns the conversation, its tools and what its template takes. Raises HttpError."""
+    if not body.messages:
+        raise invalid("messages", "messages is empty; at least 1 message is needed")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise invalid("add_generation_prompt", "add_generation_prompt and continue_final_message exclude each other")
+    arguments = dict(body.template_args or {})
+    # gpt-oss's template and others read it.
+    if body.reasoning_effort is not None:
+        arguments.setdefault("reasoning_effort", body.reasoning_effort)
+    return chat_pb2.Chat(
+        messages=map(_message, body.messages),
+        tools_json=map(json_text, body.tools or ()),
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message or False,
+        template_args_json=json_text(arguments) if arguments else "",
+    )
+
+
+def _message(given: Message) -> chat_pb2.ChatMessage:
+    content = given.refusal if given.content is None else given.content
+    parts = [content] if isinstance(content, str) else content or ()
+    made = chat_pb2.ChatMessage(
+        role=given.role,
+        content=[part if isinstance(part, str) else getattr(part, part.type) for part in parts],
+        reasoning=given.reasoning_content or given.reasoning or "",
+        tool_call_id=given.tool_call_id or "",
+        name=given.name or "",
+    )
+    for call in given.tool_calls or ():
+        arguments = call.function.arguments
+        text = "" if arguments is None else json_text(arguments)
+        made.tool_calls.add(id=call.id or "", name=call.function.name, arguments_json=text)
+    return made
+
+
+def _request(
+    body: Options, known: dict[str, str], num_top: int | None, num_prompt_top: int | None, more: GenerateOptions
+) -> inference_pb2.GenerateRequest:
+    """A request without its prompt. `known` learns which fields set the constraint and the salt."""
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options needs stream to be true")
+    options: dict[str, Any] = {name: value for name, value in vars(body).items() if name in _PLAIN}
+    options |= {**_constraint(body, known), **more}
+    if body.user is not None:
+        # A user has pages of its own, inside those of the caller's tenant: the service adds the tenant to every salt. A
+        # user may be longer than a salt, and must not be able to take another's: so both are hashed.
+        hashed = hashlib.sha256(json.dumps([body.user, body.cache_salt]).encode()).hexdigest()
+        options["cache_salt"], known["cache.salt"] = f"user-{hashed}", "user"
+    if num_top is not None or num_prompt_top is not None:
+        # The service has one number of alternatives for the prompt and the output.
+        options |= {"logprobs": max(num_top or 0, num_prompt_top or 0), "logprob_pieces": True}
+    if num_prompt_top is not None:
+        options["prompt_logprobs_start"] = 0
+    # Without them a message is smaller; with them, tokens can be counted before the end.
+    in_each = (body.stream_options or _NO_USAGE).continuous_usage_stats
+    options["want_token_ids"] = body.with_token_ids or num_top is not None or in_each
+    return generate_request("", **cast(GenerateOptions, options))
+
+
+def _constraint(body: Options, known: dict[str, str]) -> dict[str, object]:
+    """What the output may be, as keywords of the client. The service compiles it, and refuses what it cannot."""
+    # By the field that asks for it: keyword and value.
+    found = {name: (keyword, getattr(body, name)) for name, keyword in _GUIDED.items()}
+    if (given := body.response_format) is not None:
+        if given.type == "json_object":
+            found["response_format"] = ("json_object", True)
+        if (given.type == "json_schema") != (given.json_schema is not None):
+            message = "is missing" if given.json_schema is None else f"is set, and the type is {given.type}"
+            raise invalid(_RESPONSE, f"{_RESPONSE} {message}")
+        if given.json_schema is not None:
+            found[f"{_RESPONSE}.schema"] = ("json_schema", given.json_schema.json_schema)
+    for keyword, field in type(body.structured_outputs).model_fields.items() if body.structured_outputs else ():
+        value = getattr(body.structured_outputs, keyword)
+        found[f"structured_outputs.{field.alias or keyword}"] = (
+            keyword,
+            (value or None) if keyword == "json_object" else value,
+        )
+    asked = {name: keyword for name, (keyword, value) in found.items() if value is not None}
+    if len(asked) > 1:
+        raise invalid([*asked][1], f"{' and '.join(asked)} are set; a request has one constraint")
+    for name, keyword in asked.items():
+        known |= dict.fromkeys(("constraint", *CONSTRAINT_FIELDS), name.removesuffix(".json_schema.schema"))
+        known["constraint.json_schema"] = name
+        return {keyword: json_text(found[name][1]) if keyword == "json_schema" else found[name][1]}
+    return {}
