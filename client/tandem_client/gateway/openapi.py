@@ -9,7 +9,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute, Route
 
 from tandem_client.gateway.openai.bodies import Chat, Completion, Detokenize, TokenizeChat, TokenizeText
-from tandem_client.version import version
+from tandem_contract.version import version
 
 _BODIES: Mapping[str, tuple[type[BaseModel], ...]] = {
     "/v1/completions": (Completion,),
