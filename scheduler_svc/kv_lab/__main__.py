@@ -5,8 +5,8 @@ import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedIm
 # isort: split
 import sys
 
-from scheduler_svc.flags import SettingError
 from scheduler_svc.kv_lab.command import run
+from tandem_contract.settings import SettingError
 
 
 def main() -> int:

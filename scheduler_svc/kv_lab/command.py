@@ -10,8 +10,6 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from scheduler_svc import flags
-from scheduler_svc.flags import SettingError, file, number, one_of
 from scheduler_svc.kv_lab.charts.figures import Result, figures
 from scheduler_svc.kv_lab.charts.tables import comparison_tables, heading, layouts_table, summary
 from scheduler_svc.kv_lab.comparison import Comparison, compare
@@ -21,6 +19,7 @@ from scheduler_svc.kv_lab.run import count_that_fit, run_workload
 from scheduler_svc.kv_lab.settings import MAX_MEMORY_TOKENS, Settings
 from scheduler_svc.kv_lab.workload import draw
 from scheduler_svc.simulator.cost.hardware import MODELS
+from tandem_contract.settings import Program, SettingError, checked, file, number, one_of
 
 _DESCRIPTION = """\
 The KV cache lab: runs the same sequences through four layouts of the same memory, and compares generation with and
@@ -81,7 +80,7 @@ class Options(OutputOptions, ModelOptions, Settings):
             if self.memory_gib > limit:
                 raise SettingError(f"--memory-gib is {self.memory_gib:g}; it must be at most {limit:,.0f}")
             settings["memory_tokens"] = int(self.memory_gib * 2**30) // geometry.token_bytes
-        return flags.checked(Settings, settings)
+        return checked(Settings, settings)
 
 
 def run(program: str, arguments: Sequence[str]) -> int:
@@ -91,7 +90,8 @@ def run(program: str, arguments: Sequence[str]) -> int:
         "sequences and layouts": Settings.model_fields,
         "model": ModelOptions.model_fields,
     }
-    options = flags.read(program, _DESCRIPTION, Options, arguments, groups)
+    reader = Program(command=program, model=Options, description=_DESCRIPTION, groups=groups)
+    options = reader.read(arguments, {})
     geometry = options.geometry()
     settings = options.settings(geometry)
     chart: ModuleType | None = None

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from scheduler_svc.flags import number
+from tandem_contract.settings import number
 
 MAX_LENGTH = 1_048_576
 MAX_TOTAL_TOKENS = 20_000_000

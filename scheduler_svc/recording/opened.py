@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.flags import SettingError
 from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.recording.flight.recorder import FlightRecorder
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.settings import SchedulerSettings
+from tandem_contract.settings import SettingError
 
 
 def flight_dir(settings: SchedulerSettings) -> Path | None:

@@ -9,9 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from scheduler_svc.flags import SettingError
 from scheduler_svc.kv_lab.charts import chart
 from scheduler_svc.kv_lab.command import run
+from tandem_contract.settings import SettingError
 
 SMALL = {
     "--sequences": "8", "--lives": "2", "--min-length": "4", "--max-length": "40", "--reserve": "64",
