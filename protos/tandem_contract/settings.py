@@ -255,7 +255,7 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def _typed(given: _Given, field: FieldInfo) -> object:
-    """Returns the value with the field's type if it can have it; the strict check refuses another.
+    """Returns the value with the field's type if it can have it; the strict check refuses any other.
 
     Text of a flag or variable may be a number or a truth, a text of the file may not. Whole numbers of it may have
     commas between thousands, as --help prints them.
@@ -285,8 +285,6 @@ def _sentence(problem: ErrorDetails, fields: Mapping[str, FieldInfo], given: Map
     if not problem["loc"]:
         return str(context.get("error", problem["msg"]))
     name = str(problem["loc"][0])
-    if name not in given:
-        return f"{_flag(name)} is missing"
     label, value = given[name].name, given[name].value
     match problem["type"]:
         case "value_error":
