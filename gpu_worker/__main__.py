@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_worker.command_line import load_settings, variable_warnings
 from gpu_worker.failures import explain, is_expected
 from gpu_worker.group.failures import is_lost_peer
 from gpu_worker.group.hosts import check_keys, meeting_of
@@ -30,11 +29,12 @@ from gpu_worker.preflight import check_before_imports
 from gpu_worker.process.lean_imports import import_transformers, keep_objects, without_collections
 from gpu_worker.process.priority import at_low_priority
 from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_of
-from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
+from gpu_worker.settings import BUNDLED_MODEL, PROGRAM, WorkerSettings
 from tandem_contract import logs
 from tandem_contract.cache_dir import cache_dir
 from tandem_contract.parent import die_with_parent
 from tandem_contract.runtime_dir import WORKER_SOCKET, KeyFile, endpoint_of
+from tandem_contract.settings import SettingError
 from tandem_contract.version import version
 
 if TYPE_CHECKING:
@@ -57,9 +57,10 @@ def main(arguments: Sequence[str]) -> int:
     begun = time.perf_counter()
     logs.open_closed_streams()
     try:
-        settings = load_settings(arguments)
-    except SettingsRefused as error:
-        print(f"gpu_worker: {error}", file=sys.stderr)
+        settings = PROGRAM.read(arguments, os.environ)
+    except SettingError as error:
+        for line in str(error).splitlines():
+            print(f"gpu_worker: {line}", file=sys.stderr)
         return 2
     # A rank without its launcher would be in the way of the next start.
     if settings.exit_with_parent or (settings.ranks > 1 and is_rank()):
@@ -100,7 +101,7 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
         if not is_expected(error):
             log.exception("the worker stops because of an unexpected error")
         logs.draw(logs.closing_line("gpu_worker", explain(error)))
-        return 2 if isinstance(error, SettingsRefused) else 1
+        return 2 if isinstance(error, SettingError) else 1
     log.info("stopped")
     return 0
 
@@ -149,7 +150,7 @@ def leading(
 
 
 def wires_of(ranks: Ranks, together: "Together", settings: WorkerSettings, join: "Join") -> "Wires":
-    """The sockets to the other ranks. Raises SettingsRefused."""
+    """The sockets to the other ranks. Raises SettingError."""
     from gpu_worker.group.wires import Wires
 
     keys = read_keys(settings.keys, settings.connect) if ranks.spans_hosts else None
@@ -199,7 +200,7 @@ def start_log(settings: WorkerSettings) -> None:
     logs.start(process, level=level, log_format=settings.log_format, package="gpu_worker")
     # The ranks of a host have the same variables and files.
     logging.getLogger("gpu_worker.checkpoint").setLevel(logging.ERROR if ranks.local_rank else logging.NOTSET)
-    for line in () if ranks.local_rank else variable_warnings(os.environ):
+    for line in () if ranks.local_rank else PROGRAM.warnings(os.environ):
         log.warning("%s", line)
 
 

@@ -11,15 +11,16 @@ from gpu_worker.checkpoint.locate import check_folder, locate
 from gpu_worker.geometry import Geometry, default_chunk_align
 from gpu_worker.link.remote import check_address, read_keys
 from gpu_worker.memory.sizing import default_max_rows
-from gpu_worker.settings import SettingsRefused, WorkerSettings
+from gpu_worker.settings import WorkerSettings
 from gpu_worker.windows import check_window
 from tandem_contract.runtime_dir import KeyFile, own_runtime_dir
+from tandem_contract.settings import SettingError
 
 
 def check_before_imports(settings: WorkerSettings) -> Path:
     """The model's folder, after every check that needs no torch.
 
-    Raises SettingsRefused for settings, ModelRefused for the model, ValueError or OSError for the runtime folder.
+    Raises SettingError for settings, ModelRefused for the model, ValueError or OSError for the runtime folder.
     """
     try:
         _check_numbers(settings)
@@ -28,7 +29,7 @@ def check_before_imports(settings: WorkerSettings) -> Path:
             check_address(settings.connect)
             read_keys(settings.keys, settings.connect)
     except ValueError as error:
-        raise SettingsRefused(str(error)) from error
+        raise SettingError(str(error)) from error
     own_runtime_dir(settings.runtime_dir)
     if not settings.connect:
         KeyFile(settings.runtime_dir).read()

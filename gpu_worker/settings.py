@@ -1,20 +1,14 @@
-"""The worker's settings: names, defaults, limits and help texts.
-
-Owns `WorkerSettings`. `command_line.py` reads them from flags, environment and file.
-"""
+"""The worker's settings: names, defaults, limits and help texts. `tandem_contract.settings` reads them."""
 
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tandem_contract.runtime_dir import default_runtime_dir
+from tandem_contract.settings import SHARED, Program, Size
 
-ENV_PREFIX = "TANDEM_WORKER_"
-SHARED_PREFIX = "TANDEM_"
-SHARED_SETTINGS = frozenset({"exit_with_parent", "log_format", "log_level", "runtime_dir"})
-"""The scheduler service has these settings too: TANDEM_RUNTIME_DIR sets it for both programs."""
 BUNDLED_MODEL = Path(__file__).parent / "bundled" / "model"
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -22,104 +16,111 @@ PositiveInt = Annotated[int, Field(ge=1)]
 POOL_SETTINGS = ("num_pages", "pool_bytes", "keep_free_bytes")
 
 
-def _plain_size(size: ByteSize) -> int:
-    if size < 0:
-        raise ValueError("must not be negative")
-    return int(size)
-
-
 def _device_name(name: str) -> str:
     if name and re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:
-        raise ValueError("must be cpu, cuda or cuda:N")
+        raise ValueError("it must be cpu, cuda or cuda:N")
     return name
 
 
 def _threads_or_none(value: object) -> object:
     if isinstance(value, str) and value != "auto" and not value.isdecimal():
-        raise ValueError("must be auto or a whole number")
+        raise ValueError("it must be auto or a whole number")
     return None if value == "auto" else value
 
 
-# 2GiB, "1.5 GB", 512MiB, or bytes.
-Size = Annotated[ByteSize, AfterValidator(_plain_size)]
 # None stands for auto.
 Threads = Annotated[PositiveInt | None, BeforeValidator(_threads_or_none)]
 DeviceName = Annotated[str, AfterValidator(_device_name)]
 
 
-class SettingsRefused(ValueError):
-    """Settings are invalid; the message names each of them."""
-
-
 class WorkerSettings(BaseModel):
-    """A Tandem worker: it runs one model on one device for one scheduler."""
+    """All settings of `python -m gpu_worker`."""
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str = Field(str(BUNDLED_MODEL), description="local folder or hub name; default: the bundled model")
+    model: str = Field(
+        str(BUNDLED_MODEL), title="NAME", description="local folder or hub name; default: the bundled model"
+    )
     # As the scheduler takes it in Join.
-    served_name: str = Field("", max_length=512, description="name that callers see; default: the model's own")
-    device: DeviceName = Field("", description="cpu, cuda or cuda:N; default: cuda if there is one")
+    served_name: str = Field(
+        "", max_length=512, title="NAME", description="name that callers see; default: the model's own"
+    )
+    device: DeviceName = Field("", title="DEVICE", description="cpu, cuda or cuda:N; default: cuda if there is one")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="type of weights and cache; default: auto, float32 on a CPU and bfloat16 on a GPU"
+        "auto",
+        title="TYPE",
+        description="type of weights and cache; default: auto, float32 on a CPU and bfloat16 on a GPU",
     )
     page_size: PositiveInt | None = Field(
-        None, description="tokens per page, a power of two; default: 64 on a CPU, 128 on a GPU"
+        None, title="N", description="tokens per page, a power of two; default: 64 on a CPU, 128 on a GPU"
     )
     num_pages: PositiveInt | None = Field(
-        None, description="pages in the KV pool, the reserved one included; default: see pool_bytes"
+        None, title="N", description="pages in the KV pool, the reserved one included; default: see pool_bytes"
     )
     pool_bytes: Size | None = Field(
-        None, description="size of the KV pool; default: for max_rows full sequences, at most 1GiB on a CPU"
+        None,
+        title="SIZE",
+        description="size of the KV pool; default: for max_rows full sequences, at most 1GiB on a CPU",
     )
     keep_free_bytes: Size | None = Field(
-        None, description="memory that the KV pool leaves free; default: 1GiB on a GPU"
+        None, title="SIZE", description="memory that the KV pool leaves free; default: 1GiB on a GPU"
     )
-    host_pool_bytes: Size = Field(ByteSize(0), description="host memory for pages of preempted requests; default: none")
+    host_pool_bytes: Size = Field(
+        0, title="SIZE", description="host memory for pages of preempted requests; default: none"
+    )
     max_rows: PositiveInt | None = Field(
-        None, description="sequences that run at once; default: 32 on a CPU, 256 on a GPU"
+        None, title="N", description="sequences that run at once; default: 32 on a CPU, 256 on a GPU"
     )
     max_length: PositiveInt | None = Field(
-        None, description="tokens of one sequence, prompt included; default: the model's"
+        None, title="N", description="tokens of one sequence, prompt included; default: the model's"
     )
-    token_budget: PositiveInt | None = Field(None, description="tokens per step; default: 512 on a CPU, 4096 on a GPU")
+    token_budget: PositiveInt | None = Field(
+        None, title="N", description="tokens per step; default: 512 on a CPU, 4096 on a GPU"
+    )
     ranks: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="processes that share the model, one per device (tensor parallel); default: 1"
+        1, title="N", description="processes that share the model, one per device (tensor parallel); default: 1"
     )
     nnodes: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="hosts that share the ranks, equally; start the worker on each; default: 1"
+        1, title="N", description="hosts that share the ranks, equally; start the worker on each; default: 1"
     )
     rdzv_endpoint: str = Field(
-        "", description="HOST:PORT where the hosts of a group meet; HOST is one of them; default: none"
+        "",
+        title="HOST:PORT",
+        description="HOST:PORT where the hosts of a group meet; HOST is one of them; default: none",
     )
     rdzv_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$")] = Field(
-        "default", description="name of the group, if several meet at rdzv_endpoint; default: default"
+        "default", title="NAME", description="name of the group, if several meet at rdzv_endpoint; default: default"
     )
     local_addr: str = Field(
-        "", description="IPv4 address at which the group reaches this host; default: the one towards rdzv_endpoint"
+        "",
+        title="ADDRESS",
+        description="IPv4 address at which the group reaches this host; default: the one towards rdzv_endpoint",
     )
     window: PositiveInt | None = Field(
-        None, description="last positions that full-attention layers see; default: all positions"
+        None, title="N", description="last positions that full-attention layers see; default: all positions"
     )
     window_sinks: int = Field(
-        0, ge=0, description="first positions that these layers see besides the window; default: none"
+        0, ge=0, title="N", description="first positions that these layers see besides the window; default: none"
     )
     graphs: Literal["on", "off"] = Field(
         "on",
+        title="WHEN",
         description="capture steps and replay them (on a GPU: CUDA graphs); off runs every step eagerly; default: on",
     )
     threads: Threads = Field(
-        None, description="CPU threads of an operation, or auto: measured at the start; default: auto"
+        None, title="N", description="CPU threads of an operation, or auto: measured at the start; default: auto"
     )
     fused_layers: Literal["auto", "on", "off"] = Field(
-        "auto", description="compile decoder layers: auto, on or off; default: auto, on a GPU"
+        "auto", title="WHEN", description="compile decoder layers: auto, on or off; default: auto, on a GPU"
     )
     native_kernels: Literal["auto", "off"] = Field(
         "auto",
+        title="WHEN",
         description="C++ kernels on a CPU: auto, or off for torch's operators; default: auto",
     )
     shared_pool: Literal["auto", "on", "off"] = Field(
         "auto",
+        title="WHEN",
         description="keep the KV pool in memory that outlives the worker: auto, on or off; default: auto, if a holder "
         "runs, and on a GPU if there are standby workers",
     )
@@ -127,29 +128,36 @@ class WorkerSettings(BaseModel):
         False, description="wait, ready to serve, until a serving worker is lost; default: no, serve at once"
     )
     standby_pages: Annotated[int, Field(ge=2)] | None = Field(
-        None, description="pages in the KV pool of a standby worker: those of the serving one; default: see pool_bytes"
+        None,
+        title="N",
+        description="pages in the KV pool of a standby worker: those of the serving one; default: see pool_bytes",
     )
     standbys: int = Field(
-        0, ge=0, le=64, description="standby workers that start later on the same device; default: none"
+        0, ge=0, le=64, title="N", description="standby workers that start later on the same device; default: none"
     )
     runtime_dir: Path = Field(
         default_factory=default_runtime_dir,
+        title="FOLDER",
         description="folder of the sockets; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>",
     )
     connect: str = Field(
-        "", description="tcp://HOST:PORT of a scheduler on another host; needs keys; default: the one of runtime_dir"
+        "",
+        title="ADDRESS",
+        description="tcp://HOST:PORT of a scheduler on another host; needs keys; default: the one of runtime_dir",
     )
     keys: Path | None = Field(
-        None, description="folder with this worker's CURVE keys, as `tandem keys` makes it; default: none"
+        None,
+        title="FOLDER",
+        description="folder with this worker's CURVE keys, as `tandem keys` makes it; default: none",
     )
     exit_with_parent: bool = Field(False, description="end when the process that started this one ends; default: no")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="lowest level that is logged: debug, info, warning or error; default: info"
+        "info", title="LEVEL", description="lowest level that is logged: debug, info, warning or error; default: info"
     )
     log_format: Literal["text", "json"] = Field(
-        "text", description="text, or json for one JSON object per line; default: text"
+        "text", title="FORMAT", description="text, or json for one JSON object per line; default: text"
     )
-    config: Path | None = Field(None, description="TOML file with any of these settings; default: none")
+    config: Path | None = Field(None, title="FILE", description="TOML file with any of these settings; default: none")
 
     @model_validator(mode="after")
     def _one_size_of_the_pool(self) -> Self:
@@ -211,3 +219,36 @@ class WorkerSettings(BaseModel):
         if self.window_sinks and self.window is None:
             raise ValueError(f"window_sinks is {self.window_sinks} and window is not set; set window too")
         return self
+
+
+# The settings in each part of --help.
+_GROUPS = {
+    "Model": "model served_name device ranks dtype graphs fused_layers native_kernels threads",
+    "Memory": "page_size num_pages pool_bytes keep_free_bytes host_pool_bytes shared_pool",
+    "Limits": "max_rows max_length token_budget window window_sinks",
+    "Several hosts": "nnodes rdzv_endpoint rdzv_id local_addr",
+    "Standby": "standby standby_pages standbys",
+    "Scheduler": "runtime_dir connect keys",
+    "Process": "exit_with_parent log_level log_format config",
+}
+_EPILOG = """\
+N is a whole number; SIZE is a number of bytes or has a unit: 512MiB, 2GiB.
+
+Examples:
+  python -m gpu_worker
+  python -m gpu_worker --model Qwen/Qwen3-0.6B --device cuda:0
+  python -m gpu_worker --model ~/models/llama --dtype bfloat16 --pool-bytes 4GiB
+  python -m gpu_worker --standby
+  python -m gpu_worker --connect tcp://scheduler-host:50060 --keys ~/gpu-1
+  python -m gpu_worker --connect tcp://scheduler-host:50060 --keys ~/group-1 \\
+      --ranks 8 --nnodes 2 --rdzv-endpoint host-1:29400        # the same on host-1 and host-2
+"""
+PROGRAM = Program(
+    command="python -m gpu_worker",
+    model=WorkerSettings,
+    description="A Tandem worker: it runs one model on one device for one scheduler.",
+    epilog=_EPILOG,
+    groups={heading: names.split() for heading, names in _GROUPS.items()},
+    prefix="TANDEM_WORKER_",
+    shared=SHARED,
+)

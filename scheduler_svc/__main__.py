@@ -29,7 +29,6 @@ from scheduler_svc.door.ready_command import ReadyCommand
 from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
 from scheduler_svc.door.token_file import TokenFileError
 from scheduler_svc.door.watch import TokenFile
-from scheduler_svc.flags import SettingError
 from scheduler_svc.journal.keeper import OpenedJournal
 from scheduler_svc.journal.writer import Sync
 from scheduler_svc.metrics.listener import MetricsListener
@@ -42,7 +41,7 @@ from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.recording.flight.recorder import FlightRecorder
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.remote.listener import listener_of
-from scheduler_svc.settings import SchedulerSettings, load, variable_warnings
+from scheduler_svc.settings import PROGRAM, SchedulerSettings
 from scheduler_svc.shell.loop import Loop
 from scheduler_svc.shell.peers import Credentials
 from scheduler_svc.shell.router_link import RouterLink
@@ -52,6 +51,7 @@ from tandem_contract import logs
 from tandem_contract.logs import announce
 from tandem_contract.parent import die_with_parent
 from tandem_contract.runtime_dir import KEY_NAME
+from tandem_contract.settings import SettingError
 
 
 def flight_dir(settings: SchedulerSettings) -> Path | None:
@@ -110,7 +110,7 @@ def main() -> int:
     logs.open_closed_streams()
     with ExitStack() as stack:
         try:
-            settings = load(sys.argv[1:])
+            settings = PROGRAM.read(sys.argv[1:], os.environ)
             if settings.exit_with_parent:
                 die_with_parent()
             service = _Service(settings, stack)
@@ -121,7 +121,7 @@ def main() -> int:
                     print(f"scheduler_svc: {prefix}{line}", file=sys.stderr)
             return 2
         logs.start("core", level=settings.log_level, log_format=settings.log_format, package="scheduler_svc")
-        for line in variable_warnings(os.environ):
+        for line in PROGRAM.warnings(os.environ):
             log.warning("%s", line)
         try:
             service.run()

@@ -1,6 +1,7 @@
 """The command line of `python -m gpu_worker.cluster`: its flags, its help and the checks that need no cluster."""
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import NoReturn
@@ -14,9 +15,9 @@ from gpu_worker.cluster.fleet import (
     gpus_of,
     refuse_own_flags,
 )
-from gpu_worker.command_line import load_settings
 from gpu_worker.link.remote import HOW_TO_MAKE, check_address
-from gpu_worker.settings import SettingsRefused
+from gpu_worker.settings import PROGRAM
+from tandem_contract.settings import SettingError
 
 DEFAULT_PORT = 6379
 _DESCRIPTION = """\
@@ -80,9 +81,9 @@ def fleet_of_flags(parsed: argparse.Namespace) -> Fleet:
     )
     if fleet.module == WORKER_MODULE:
         try:
-            load_settings(fleet.worker_flags())
-        except SettingsRefused as error:
-            raise FleetRefused(f"the worker's settings: {error}") from None
+            PROGRAM.read(fleet.worker_flags(), os.environ)
+        except SettingError as error:
+            raise FleetRefused(f"the worker's settings: {'; '.join(str(error).splitlines())}") from None
     return fleet
 
 

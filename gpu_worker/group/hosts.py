@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from gpu_worker.link.remote import HOW_TO_MAKE
 from gpu_worker.process.ranks import RUN_PREFIX, Ranks
-from gpu_worker.settings import SettingsRefused, WorkerSettings
+from gpu_worker.settings import WorkerSettings
+from tandem_contract.settings import SettingError
 
 # The run id of a group on several hosts; what follows is no process's number.
 HOSTS_PREFIX = "hosts-"
@@ -58,12 +59,12 @@ def on_one_host() -> Meeting:
 
 
 def meeting_of(settings: WorkerSettings) -> Meeting:
-    """The meeting that the settings describe. Raises SettingsRefused."""
+    """The meeting that the settings describe. Raises SettingError."""
     if settings.nnodes == 1:
         return on_one_host()
     matched = _ENDPOINT.fullmatch(settings.rdzv_endpoint)
     if matched is None or not 0 < int(matched["port"]) < 1 << 16:
-        raise SettingsRefused(
+        raise SettingError(
             f"rdzv_endpoint is {settings.rdzv_endpoint}; it must be HOST:PORT with a name or an IPv4 address, and a "
             "port from 1 to 65535"
         )
@@ -76,36 +77,36 @@ def meeting_of(settings: WorkerSettings) -> Meeting:
 
 
 def check_keys(settings: WorkerSettings, ranks: Ranks) -> None:
-    """Raises SettingsRefused for a rank without keys whose group is on several hosts."""
+    """Raises SettingError for a rank without keys whose group is on several hosts."""
     if ranks.spans_hosts and settings.keys is None:
-        raise SettingsRefused(
+        raise SettingError(
             f"ranks is {ranks.size}, {ranks.local_size} of them on this host, and keys is not set; between hosts the "
             f"ranks need keys: set connect and keys, {HOW_TO_MAKE}"
         )
 
 
 def _address_towards(host: str, port: int) -> str:
-    """This host's address on the way to that one; nothing is sent. Raises SettingsRefused."""
+    """This host's address on the way to that one; nothing is sent. Raises SettingError."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port))
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise SettingsRefused(f"rdzv_endpoint is {host}:{port}; there is no way to it: {error.strerror}") from error
+        raise SettingError(f"rdzv_endpoint is {host}:{port}; there is no way to it: {error.strerror}") from error
 
 
 def _check_address(address: str, meeting_host: str) -> None:
-    """Raises SettingsRefused for an address at which other hosts cannot reach this one."""
+    """Raises SettingError for an address at which other hosts cannot reach this one."""
     try:
         is_loopback = ipaddress.IPv4Address(address).is_loopback
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
     except ValueError:
-        raise SettingsRefused(f"local_addr is {address}; it must be an IPv4 address of this host") from None
+        raise SettingError(f"local_addr is {address}; it must be an IPv4 address of this host") from None
     except OSError as error:
-        raise SettingsRefused(f"local_addr is {address}; this host does not have it: {error.strerror}") from error
+        raise SettingError(f"local_addr is {address}; this host does not have it: {error.strerror}") from error
     if is_loopback and meeting_host != "localhost" and not meeting_host.startswith("127."):
-        raise SettingsRefused(
+        raise SettingError(
             f"this host's name {meeting_host} means {address} here, which no other host reaches; set local_addr to an "
             "address that they reach, or use it in rdzv_endpoint"
         )

@@ -20,8 +20,8 @@ from gpu_worker.group.words import HIGH_WATER_MARK, PURPOSES, name_of
 from gpu_worker.link.connection import MAX_FRAME_BYTES
 from gpu_worker.link.remote import CurveKeys
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.settings import SettingsRefused
 from tandem_contract.logs import is_worth_a_line
+from tandem_contract.settings import SettingError
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Wires:
     ) -> None:
         """identity: of the model. keys: of this host, if the group is on several.
 
-        Returns when all ranks of such a group are here. Raises SettingsRefused if its hosts differ in key or model.
+        Returns when all ranks of such a group are here. Raises SettingError if its hosts differ in key or model.
         """
         assert keys is not None or not ranks.spans_hosts, "check_keys has refused this"
         self._ranks, self._runtime_dir, self._group = ranks, runtime_dir, group
@@ -145,14 +145,14 @@ class Wires:
 
 
 def _check_equal(together: _Agrees, keys: CurveKeys, identity: str) -> None:
-    """Raises SettingsRefused, on all ranks, if the hosts have different keys or models."""
+    """Raises SettingError, on all ranks, if the hosts have different keys or models."""
     marks = [_mark(keys.public), _mark(identity.encode())]
     least = together.least([*marks, *(-mark for mark in marks)])
     for setting, found, low, high in zip(
         ("keys", "model"), (str(keys.folder), identity), least[:2], least[2:], strict=True
     ):
         if low != -high:
-            raise SettingsRefused(
+            raise SettingError(
                 f"{setting}: the hosts of this group do not have the same one (here {found}); use the same "
                 "folder on each"
             )

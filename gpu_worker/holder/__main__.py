@@ -6,7 +6,6 @@ Owns its flags, its limit and its exit code. Imports no torch: it must cost litt
 import gpu_worker.process.import_path  # noqa: F401
 
 # isort: split
-import argparse
 import logging
 import os
 import signal
@@ -14,16 +13,18 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field
 
 from gpu_worker.holder.pools import Pools
 from gpu_worker.holder.server import Holder, HolderRuns
 from gpu_worker.process.cgroups import CGROUPS, PROC, memory_groups
-from gpu_worker.settings import ENV_PREFIX, SHARED_PREFIX
 from tandem_contract import logs
+from tandem_contract.log_lines import LogFormat
 from tandem_contract.parent import die_with_parent
 from tandem_contract.runtime_dir import default_runtime_dir, own_runtime_dir
+from tandem_contract.settings import SHARED, Program, SettingError, Size, file
 
 log = logging.getLogger("gpu_worker.holder")
 
@@ -34,7 +35,12 @@ _SHARE_OF_MEMORY = 0.8
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 after a signal, 1 if another holder serves or the folder is wrong, 2 for flags."""
     logs.open_closed_streams()
-    settings = _parse(arguments)
+    try:
+        settings = PROGRAM.read(arguments, os.environ)
+    except SettingError as error:
+        for line in str(error).splitlines():
+            print(f"holder: {line}", file=sys.stderr)
+        return 2
     if settings.exit_with_parent:
         die_with_parent()
     logs.start("holder", level="info", log_format=settings.log_format, package="gpu_worker")
@@ -44,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         logs.stop()
 
 
-def _serve(settings: argparse.Namespace) -> int:
+def _serve(settings: "HolderSettings") -> int:
     wake, waker = socket.socketpair()
     waker.setblocking(False)
     try:
@@ -61,35 +67,38 @@ def _serve(settings: argparse.Namespace) -> int:
     return 0
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpu_worker.holder", description="Keeps the KV pools of workers.")
-    parser.add_argument("--runtime-dir", type=Path, default=_runtime_dir(), help="folder of the sockets")
-    parser.add_argument("--max-bytes", type=_size, default=default_limit(), help="limit of host memory, such as 4GiB")
-    parser.add_argument("--exit-with-parent", action="store_true", help="end when the parent process ends")
-    parser.add_argument("--log-format", choices=("text", "json"), default=os.environ.get("TANDEM_LOG_FORMAT") or "text")
-    return parser.parse_args(arguments)
-
-
-def _runtime_dir() -> Path:
-    """The folder of the worker's settings: its own variable, the one of all programs, the default."""
-    names = f"{ENV_PREFIX}RUNTIME_DIR", f"{SHARED_PREFIX}RUNTIME_DIR"
-    return next((Path(value) for name in names if (value := os.environ.get(name))), default_runtime_dir())
-
-
-def _size(text: str) -> int:
-    try:
-        size = int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        size = 0
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a size, such as 4GiB")
-    return size
-
-
 def default_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Returns the limit of a holder that was given none."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(_SHARE_OF_MEMORY * min([machine, *(group.limit for group in memory_groups(proc, cgroups))]))
+
+
+class HolderSettings(BaseModel):
+    """All settings of `python -m gpu_worker.holder`."""
+
+    runtime_dir: Path = Field(
+        default_factory=default_runtime_dir,
+        title="FOLDER",
+        description="folder of the sockets; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>",
+    )
+    max_bytes: Annotated[Size, Field(ge=1)] = Field(
+        default_factory=default_limit,
+        title="SIZE",
+        description="limit of host memory, such as 4GiB; default: most of what it may have",
+    )
+    exit_with_parent: bool = Field(False, description="end when the process that started this one ends; default: no")
+    log_format: LogFormat = Field("text", title="FORMAT", description="text, or json for one JSON object per line")
+    config: Path | None = file("TOML file with any of these settings")
+
+
+PROGRAM = Program(
+    command="python -m gpu_worker.holder",
+    model=HolderSettings,
+    description="Keeps the KV pools of workers.",
+    prefix="TANDEM_HOLDER_",
+    # The folder of the worker's settings.
+    shared={"runtime_dir": ("TANDEM_WORKER_RUNTIME_DIR", *SHARED["runtime_dir"]), "log_format": SHARED["log_format"]},
+)
 
 
 if __name__ == "__main__":

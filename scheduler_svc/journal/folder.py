@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from scheduler_svc.flags import SettingError
+from tandem_contract.settings import SettingError
 
 _CRASH, _REQUESTS = b"x", b"r"
 _MOST_BYTES = 64

@@ -23,11 +23,11 @@ from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.ends import WeightsSpan
 from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.core.state.lane_weights import OutputWeights
-from scheduler_svc.flags import SettingError
 from scheduler_svc.journal import framing, records
 from scheduler_svc.journal.folder import JournalFolder
 from scheduler_svc.journal.records import SampleEnd, SavedRequest
 from scheduler_svc.wire.arrays import WireError, array, parsed
+from tandem_contract.settings import SettingError
 
 log = logging.getLogger("tandem.core")
 

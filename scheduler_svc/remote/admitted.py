@@ -9,9 +9,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from scheduler_svc.flags import SettingError
 from scheduler_svc.remote.key_files import HOW_TO_MAKE, NAME, PUBLIC_SUFFIX
 from tandem_contract.curve_keys import KeyFileError, check_owner, read_key
+from tandem_contract.settings import SettingError
 
 log = logging.getLogger("tandem.core")
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import zmq
 
-from scheduler_svc.flags import SettingError
 from tandem_contract import private_file
 from tandem_contract.curve_keys import (
     SCHEDULER_PUBLIC,
@@ -15,6 +14,7 @@ from tandem_contract.curve_keys import (
     check_owner,
     read_key,
 )
+from tandem_contract.settings import SettingError
 
 ADMITTED, WORKERS, PUBLIC_SUFFIX = "admitted", "workers", ".public"
 HOW_TO_MAKE = "`tandem keys DIR` makes keys"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import zmq
 
-from scheduler_svc.flags import SettingError
 from scheduler_svc.remote.admitted import AdmittedKeys
 from scheduler_svc.remote.key_check import KeyCheck
 from scheduler_svc.remote.key_files import ADMITTED, HOW_TO_MAKE, scheduler_keys
 from tandem_contract.curve_keys import HANDSHAKE_MS, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
+from tandem_contract.settings import SettingError
 
 _ADDRESS = re.compile(r"tcp://(?P<host>[^\s:/]+|\*|\[[0-9A-Fa-f:.%]+\]):(?P<port>\d{1,5})")
 

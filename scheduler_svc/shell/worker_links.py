@@ -5,11 +5,11 @@ from contextlib import ExitStack
 
 import zmq
 
-from scheduler_svc.flags import SettingError
 from scheduler_svc.remote.listener import RemoteListener
 from scheduler_svc.shell.remote_link import SEPARATOR, RemoteLink
 from scheduler_svc.shell.router_link import RouterLink
 from tandem_contract.logs import announce
+from tandem_contract.settings import SettingError
 
 
 class WorkerLinks:

@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from scheduler_svc.flags import SettingError
 from scheduler_svc.simulator import command, options
+from tandem_contract.settings import SettingError
 
 _USAGE, _INTERRUPTED = 2, 130
 

@@ -13,14 +13,13 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from scheduler_svc import flags
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig, Policy
-from scheduler_svc.flags import file, number, one_of
 from scheduler_svc.simulator.cost.hardware import MACHINES, MODELS
 from scheduler_svc.simulator.spread import Spread
 from scheduler_svc.simulator.workload.lengths import GRAMMAR, Lengths, parse_lengths
 from scheduler_svc.simulator.workload.synthetic import Spacing
 from scheduler_svc.simulator.workload.traces import TraceFormat
+from tandem_contract.settings import Program, file, number, one_of
 
 PROGRAM = "tandem simulate"
 _DESCRIPTION = """\
@@ -191,4 +190,4 @@ def read(arguments: Sequence[str]) -> Options:
         "core": [*switches, *CoreOptions.model_fields],
         "output": [field.alias or name for name, field in OutputOptions.model_fields.items()],
     }
-    return flags.read(PROGRAM, _DESCRIPTION, model, arguments, groups)
+    return Program(command=PROGRAM, model=model, description=_DESCRIPTION, groups=groups).read(arguments, {})

@@ -10,88 +10,11 @@ from typing import Any
 import psutil
 import pytest
 
-from scheduler_svc import settings
-from scheduler_svc.flags import SettingError
 from scheduler_svc.processes.runtime_dir import RuntimeDir
+from scheduler_svc.settings import PROGRAM
+from tandem_contract.settings import SettingError
 from tandem_contract.version import version
 from tests.rigs.waiting import TIMEOUT_SECONDS
-
-
-def load(monkeypatch: pytest.MonkeyPatch, *flags: str, **variables: str) -> settings.SchedulerSettings:
-    for name in [name for name in os.environ if name.startswith("TANDEM_")]:
-        monkeypatch.delenv(name)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    return settings.load(list(flags))
-
-
-def test_flags_beat_the_environment_which_beats_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "tandem.toml"
-    file.write_text("max_waiting = 1\ngrace_seconds = 1\ndefault_max_new_tokens = 1\n")
-    settings = load(
-        monkeypatch, "--config", str(file), "--max-waiting", "3",
-        TANDEM_SCHEDULER_MAX_WAITING="2", TANDEM_SCHEDULER_GRACE_SECONDS="2",
-    )  # fmt: skip
-    assert (settings.max_waiting, settings.grace_seconds, settings.default_max_new_tokens) == (3, 2.0, 1)
-    by_variable = load(monkeypatch, TANDEM_SCHEDULER_CONFIG=str(file))
-    assert by_variable.max_waiting == 1
-
-
-def refusal(monkeypatch: pytest.MonkeyPatch, *flags: str, **variables: str) -> str:
-    with pytest.raises(SettingError) as caught:
-        load(monkeypatch, *flags, **variables)
-    return str(caught.value)
-
-
-def test_unknown_names_are_refused_with_a_suggestion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert refusal(monkeypatch, TANDEM_SCHEDULER_MAX_WAITNG="2", TANDEM_SCHEDULER_QQ="") == (
-        "there is no environment variable TANDEM_SCHEDULER_MAX_WAITNG; did you mean TANDEM_SCHEDULER_MAX_WAITING?\n"
-        "there is no environment variable TANDEM_SCHEDULER_QQ (--help lists them)"
-    )
-    file = tmp_path / "tandem.toml"
-    file.write_text("max_waitng = 1\n")
-    named = "there is no setting max_waitng; did you mean max_waiting?"
-    assert refusal(monkeypatch, "--config", str(file)) == named
-    assert refusal(monkeypatch, "--max-waitng", "1") == "there is no flag --max-waitng; did you mean --max-waiting?"
-    assert "there is no flag --qq" in refusal(monkeypatch, "--qq")
-    assert "none.toml does not exist" in refusal(monkeypatch, "--config", str(tmp_path / "none.toml"))
-
-
-@pytest.mark.parametrize("content", [b'max_waiting = "x\n', b"\xff\xfe"])
-def test_a_config_file_that_is_not_toml_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes
-) -> None:
-    file = tmp_path / "tandem.toml"
-    file.write_bytes(content)
-    assert "tandem.toml is not TOML: " in refusal(monkeypatch, "--config", str(file))
-
-
-def test_switches_take_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load(monkeypatch, "--reflection").reflection
-    assert not load(monkeypatch, "--no-reflection").reflection
-
-
-def test_variables_of_other_programs_change_nothing_and_give_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {"TANDEM_WORKER_MODEL": "m", "TANDEM_ADDRESS": "127.0.0.1:1", "TANDEM_SCHEDULER_MAX_WAITING": ""}
-    assert load(monkeypatch, **variables).max_waiting == 1024
-    assert settings.variable_warnings(variables) == []
-
-
-def test_a_shared_variable_sets_both_programs_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {"TANDEM_RUNTIME_DIR": "/run/tandem", "TANDEM_LOG_FORMAT": "json", "TANDEM_LOG_LEVEL": "error"}
-    shared = load(monkeypatch, **variables)
-    assert (str(shared.runtime_dir), shared.log_format, shared.log_level) == ("/run/tandem", "json", "error")
-    assert settings.variable_warnings(variables) == []
-    assert load(monkeypatch, **variables, TANDEM_SCHEDULER_LOG_LEVEL="debug").log_level == "debug"
-
-
-def test_names_without_a_program_are_ignored_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of the service's own settings."""
-    variables = {"TANDEM_MAX_WAITING": "5", "TANDEM_MAX_ROWS": "3", "TANDEM_RECORD": ""}
-    assert load(monkeypatch, **variables).max_waiting == 1024
-    assert settings.variable_warnings(variables) == [
-        "ignored TANDEM_MAX_ROWS, TANDEM_MAX_WAITING: variables of this program begin with TANDEM_SCHEDULER_"
-    ]
 
 
 def test_warnings_about_variables_are_lines_of_the_log(tmp_path: Path) -> None:
@@ -107,47 +30,19 @@ def test_warnings_about_variables_are_lines_of_the_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("max-waiting", "lots", "max_waiting is 'lots'; it must be a whole number from 1 to 1,000,000"),
-        ("max-waiting", "0", "max_waiting is 0; it must be a whole number from 1 to 1,000,000"),
-        ("max-waiting", "1.5", "max_waiting is 1.5; it must be a whole number from 1 to 1,000,000"),
-        ("frontends", "65", "frontends is 65; it must be a whole number from 1 to 64"),
-        ("grace-seconds", "-1", "grace_seconds is -1; it must be a number from 0 to 3,600"),
-        ("grace-seconds", "nan", "grace_seconds is nan; it must be a number from 0 to 3,600"),
-        ("step-timeout-seconds", "0", "step_timeout_seconds is 0; it must be a number above 0 and at most 3,600"),
-        ("max-worker-wait-seconds", "0.5", "max_worker_wait_seconds is 0.5; it must be a number from 1 to 86,400"),
-        ("log-level", "loud", "log_level is 'loud'; it must be one of debug, info, warning, error"),
-        ("log-format", "xml", "log_format is 'xml'; it must be one of text, json"),
+        ("max-waiting", "lots", "is 'lots'; it must be a whole number from 1 to 1,000,000"),
+        ("frontends", "65", "is 65; it must be a whole number from 1 to 64"),
+        ("grace-seconds", "-1", "is -1; it must be a number from 0 to 3,600"),
+        ("step-timeout-seconds", "0", "is 0; it must be a number above 0 and at most 3,600"),
+        ("max-worker-wait-seconds", "0.5", "is 0.5; it must be a number from 1 to 86,400"),
+        ("log-level", "loud", "is 'loud'; it must be one of debug, info, warning, error"),
+        ("weights-folders", "/a,b", "is '/a,b'; 'b' must be an absolute path without '..'"),
     ],
 )
-def test_a_refused_value_is_shown_with_its_bounds(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
-) -> None:
-    assert refusal(monkeypatch, f"--{name}={value}") == said
-    assert refusal(monkeypatch, **{f"TANDEM_SCHEDULER_{name.upper().replace('-', '_')}": value}) == said
-
-
-def test_a_file_with_values_of_wrong_types_is_refused_line_by_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "tandem.toml"
-    file.write_text("listen = 5\nreflection = 'perhaps'\nsteps = 1\n")
-    assert set(refusal(monkeypatch, "--config", str(file)).splitlines()) == {
-        "listen is 5; it must be text",
-        "steps is 1; it must be a path",
-        "reflection is 'perhaps'; it must be true or false",
-    }
-
-
-def test_help_shows_each_default_once_and_in_plain_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        load(monkeypatch, "--help")
-    said = " ".join(capsys.readouterr().out.split())
-    for name in settings.SchedulerSettings.model_fields:
-        assert f"--{name.replace('_', '-')}" in said
-    assert "(default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>)" in said
-    assert not [word for word in ("factory", "None", "False", "float", "default default") if word in said]
+def test_a_refused_value_is_shown_with_its_bounds(name: str, value: str, said: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        PROGRAM.read([f"--{name}={value}"], {})
+    assert str(caught.value) == f"--{name} {said}"
 
 
 def test_the_runtime_folder_is_private_and_held_by_one_scheduler(tmp_path: Path) -> None:
@@ -197,7 +92,7 @@ def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path
             (["--metrics-listen", "0.0.0.0:0"], "--tls-cert, --tls-key and --tokens are missing: without TLS"),
             (["--metrics-listen", "9100"], "it must be HOST:PORT"),
             (["--listen", "here"], "listen is here; it must be HOST:PORT"),
-            (["--max-waiting", "lots"], "max_waiting is 'lots'"),
+            (["--max-waiting", "lots"], "--max-waiting is 'lots'"),
             (["--record", str(tmp_path)], "existing files are not overwritten, choose another name"),
             (["--steps", str(tmp_path / "no" / "steps")], "No such file or directory"),
         ]

@@ -9,7 +9,6 @@ import os
 import sys
 from importlib.util import find_spec
 
-from tandem_client.gateway.settings import SettingsError, load, variable_warnings
 from tandem_contract import logs
 from tandem_contract.parent import die_with_parent
 
@@ -19,14 +18,17 @@ log = logging.getLogger("tandem.gateway")
 def main() -> int:
     """Runs the gateway."""
     logs.open_closed_streams()
+    if missing := [name for name in ("pydantic", "starlette", "uvicorn") if find_spec(name) is None]:
+        how = "install the extra `gateway`: pip install 'tandem-inference[gateway]'"
+        print(f"gateway: {missing[0]} is missing; {how}", file=sys.stderr)
+        return 2
+    # The modules that need them.
+    from tandem_client.gateway.settings import PROGRAM
+    from tandem_contract.settings import SettingError
+
     arguments = sys.argv[1:]
     try:
-        settings = load(arguments, os.environ)
-        if missing := [name for name in ("pydantic", "starlette", "uvicorn") if find_spec(name) is None]:
-            raise SettingsError(
-                f"{missing[0]} is missing; install the extra `gateway`: pip install 'tandem-inference[gateway]'"
-            )
-        # The modules that need them.
+        settings = PROGRAM.read(arguments, os.environ)
         from tandem_client.gateway.running import processes, server
 
         if settings.exit_with_parent:
@@ -35,7 +37,7 @@ def main() -> int:
         # It reports what clients do wrong, and its own start and end.
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         # One process among several leaves the lines to their parent.
-        for line in variable_warnings(os.environ) if settings.table is None else ():
+        for line in PROGRAM.warnings(os.environ) if settings.table is None else ():
             log.warning("%s", line)
         with server.bind(settings) as bound:
             if settings.processes > 1:
@@ -44,8 +46,9 @@ def main() -> int:
             gc.collect()
             gc.freeze()
             server.serve(settings, bound)
-    except SettingsError as error:
-        print(f"gateway: {error}", file=sys.stderr)
+    except SettingError as error:
+        for line in str(error).splitlines():
+            print(f"gateway: {line}", file=sys.stderr)
         return 2
     return 0
 

@@ -1,119 +1,93 @@
-"""The gateway's settings: flags over variables (TANDEM_GATEWAY_…) over defaults.
+"""The gateway's settings: names, defaults, bounds and help. `tandem_contract.settings` reads them."""
 
-Owns names, defaults, bounds and their help. Reads no file.
-"""
-
-import argparse
-import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tandem_client.connection import DEFAULT_ADDRESS, dialled, is_local
 from tandem_client.credentials import TlsSettings
 from tandem_contract.log_lines import LogFormat
-from tandem_contract.service_links import service_link_warnings, without_service_links
-from tandem_contract.version import version
-
-PREFIX = "TANDEM_GATEWAY_"
-# The client's variable.
-_ADDRESS = "TANDEM_ADDRESS"
-_DESCRIPTION = f"""\
-Runs the OpenAI-compatible HTTP gateway of a Tandem service. Each flag is also a variable ({PREFIX}LISTEN).
-Callers' bearer tokens go on to the service, whose token file is the only one."""
+from tandem_contract.settings import Program, file, number
 
 
-class SettingsError(Exception):
-    """Settings are wrong; the message names the setting and what it must be."""
+class Settings(BaseModel):
+    """All settings of the gateway."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{message} (--help lists the flags)")
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """What --help says of a setting, and the range of a number."""
-
-    placeholder: str
-    words: str
-    low: float = 0
-    high: float = 0
-
-
-_FLAGS: Mapping[str, Flag] = {
-    "listen": Flag("HOST:PORT", "address of the HTTP server; other than loopback: with TLS"),
-    "address": Flag("HOST:PORT", "address of the service; other than loopback: with TLS"),
-    "processes": Flag("N", "processes that share the address", 1, 64),
-    "tls_cert": Flag("FILE", "certificate chain of the HTTP server, PEM"),
-    "tls_key": Flag("FILE", "private key of --tls-cert, PEM"),
-    "service_tls": Flag("", "use TLS to the service, with the public authorities"),
-    "service_ca": Flag("FILE", "authority of the service's certificate, PEM; use TLS to the service"),
-    "service_cert": Flag("FILE", "certificate that the gateway shows the service, PEM"),
-    "service_key": Flag("FILE", "private key of --service-cert, PEM"),
-    "service_name": Flag("NAME", "name in the service's certificate, if it is not the host of --address"),
-    "health_address": Flag("HOST:PORT", "the service's --health-listen, for /health without a token"),
-    "max_requests": Flag("N", "requests in work in one process", 1, 1_000_000),
-    "max_connections": Flag("N", "open connections of one process", 1, 1_000_000),
-    "address_connections": Flag(
+    listen: str = Field(
+        "127.0.0.1:8000", title="HOST:PORT", description="address of the HTTP server; other than loopback: with TLS"
+    )
+    address: str = Field(
+        DEFAULT_ADDRESS, title="HOST:PORT", description="address of the service; other than loopback: with TLS"
+    )
+    processes: int = number(1, 1, 64, "N", "processes that share the address")
+    tls_cert: Path | None = file("certificate chain of the HTTP server, PEM")
+    tls_key: Path | None = file("private key of --tls-cert, PEM")
+    service_tls: bool = Field(False, description="use TLS to the service, with the public authorities")
+    service_ca: Path | None = file("authority of the service's certificate, PEM; use TLS to the service")
+    service_cert: Path | None = file("certificate that the gateway shows the service, PEM")
+    service_key: Path | None = file("private key of --service-cert, PEM")
+    service_name: str = Field(
+        "", title="NAME", description="name in the service's certificate, if it is not the host of --address"
+    )
+    health_address: str = Field(
+        "", title="HOST:PORT", description="the service's --health-listen, for /health without a token"
+    )
+    max_requests: int = number(4096, 1, 1_000_000, "N", "requests in work in one process")
+    max_connections: int = number(4096, 1, 1_000_000, "N", "open connections of one process")
+    address_connections: int = number(
+        0,
+        0,
+        1_000_000,
         "N",
         "connections of one address whose callers are not known; 0: 100, or with --listen on loopback any number."
         " Behind a proxy, which all callers have in common, set as many as --max-connections",
-        0,
-        1_000_000,
-    ),
-    "address_handshakes": Flag(
-        "N", "TLS handshakes of one address per second; 0: 20, or with --listen on loopback any number", 0, 1_000_000
-    ),
-    "max_body_bytes": Flag("BYTES", "largest body of a request", 1024, 1 << 30),
-    "head_seconds": Flag("SECONDS", "time for a TLS handshake and the headers of a request", 0.1, 3600),
-    "body_seconds": Flag("SECONDS", "time for the body of a request; it must also come at 16 KiB/s", 0.1, 3600),
-    "ping_seconds": Flag(
-        "SECONDS", "silence after which a stream gets a ping; a reader may stall four times as long", 0.1, 3600
-    ),
-    "idle_seconds": Flag("SECONDS", "time that a connection may wait for its next request", 1, 3600),
-    "grace_seconds": Flag("SECONDS", "time for open requests after SIGTERM", 0, 3600),
-    "log_level": Flag("LEVEL", "debug, info, warning or error"),
-    "log_format": Flag("FORMAT", "text or json"),
-    "exit_with_parent": Flag("", "end when the parent process ends; Linux only"),
+    )
+    address_handshakes: int = number(
+        0, 0, 1_000_000, "N", "TLS handshakes of one address per second; 0: 20, or with --listen on loopback any number"
+    )
+    max_body_bytes: int = number(4 << 20, 1024, 1 << 30, "BYTES", "largest body of a request")
+    head_seconds: float = number(5.0, 0.1, 3600, "SECONDS", "time for a TLS handshake and the headers of a request")
+    body_seconds: float = number(
+        60.0, 0.1, 3600, "SECONDS", "time for the body of a request; it must also come at 16 KiB/s"
+    )
+    ping_seconds: float = number(
+        15.0, 0.1, 3600, "SECONDS", "silence after which a stream gets a ping; a reader may stall four times as long"
+    )
+    idle_seconds: float = number(75.0, 1, 3600, "SECONDS", "time that a connection may wait for its next request")
+    grace_seconds: float = number(30.0, 0, 3600, "SECONDS", "time for open requests after SIGTERM")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", title="LEVEL", description="debug, info, warning or error"
+    )
+    log_format: LogFormat = Field("text", title="FORMAT", description="text or json")
+    config: Path | None = file("TOML file with any of these settings")
+    exit_with_parent: bool = Field(False, description="end when the parent process ends; Linux only")
     # Of a process among several: the table of their counters, and its row.
-    "table": Flag("FILE", argparse.SUPPRESS),
-    "row": Flag("N", argparse.SUPPRESS, 0, 63),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """All settings; `_FLAGS` describes them."""
-
-    listen: str = "127.0.0.1:8000"
-    address: str = DEFAULT_ADDRESS
-    processes: int = 1
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    service_tls: bool = False
-    service_ca: Path | None = None
-    service_cert: Path | None = None
-    service_key: Path | None = None
-    service_name: str = ""
-    health_address: str = ""
-    max_requests: int = 4096
-    max_connections: int = 4096
-    address_connections: int = 0
-    address_handshakes: int = 0
-    max_body_bytes: int = 4 << 20
-    head_seconds: float = 5.0
-    body_seconds: float = 60.0
-    ping_seconds: float = 15.0
-    idle_seconds: float = 75.0
-    grace_seconds: float = 30.0
-    log_level: str = "info"
-    log_format: LogFormat = "text"
-    exit_with_parent: bool = False
     table: Path | None = None
-    row: int = 0
+    row: int = Field(0, ge=0, le=63)
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        for flag, address in (("--listen", self.listen), ("--address", self.address)):
+            host, colon, port = address.rpartition(":")
+            if not (host and colon and port.isascii() and port.isdecimal() and int(port) < 65_536):
+                raise ValueError(f"{flag} is {address}; it must be HOST:PORT, like 127.0.0.1:8000")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            missing = "--tls-key" if self.tls_key is None else "--tls-cert"
+            raise ValueError(f"{missing} is missing; TLS needs a certificate and its key")
+        if self.is_public and self.tls_cert is None:
+            raise ValueError(
+                "--tls-cert and --tls-key are missing: without TLS the gateway listens on loopback addresses only"
+                f" (127.0.0.1, [::1] or localhost); it cannot listen on {self.listen}"
+            )
+        if self.service_tls_settings is None and not is_local(dialled(self.address)):
+            raise ValueError(
+                f"callers' tokens would be sent to {self.address} without encryption; give --service-ca or"
+                " --service-tls, or an --address of this machine"
+            )
+        return self
 
     @property
     def is_public(self) -> bool:
@@ -142,95 +116,12 @@ class Settings:
         return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-_CHOICES = {"log_level": ("debug", "info", "warning", "error"), "log_format": ("text", "json")}
-
-
-def load(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Returns the settings. Raises SettingsError; --help and --version print and raise SystemExit."""
-    fields = {field.name: field for field in dataclasses.fields(Settings)}
-    given = _variables(environ, fields)
-    parser = _Parser(
-        prog="python -P -m tandem_client.gateway",
-        description=_DESCRIPTION,
-        allow_abbrev=False,
-        usage="%(prog)s [FLAG ...]",
-    )
-    parser.add_argument("--version", action="version", version=f"tandem {version()}")
-    for name, field in fields.items():
-        flag, words = f"--{name.replace('_', '-')}", _FLAGS[name].words
-        if field.type is bool:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=words)
-            continue
-        metavar = _FLAGS[name].placeholder
-        # argparse hides a flag only if its help is this very object.
-        if words is not argparse.SUPPRESS and field.default not in (None, ""):
-            words = f"{words} (default: {field.default})"
-        parser.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=words)
-    given |= vars(parser.parse_args(arguments))
-    values: dict[str, Any] = {name: _value(name, fields[name], value) for name, value in given.items()}
-    settings = Settings(**values)
-    _check(settings)
-    return settings
-
-
-def _variables(environ: Mapping[str, str], fields: Mapping[str, object]) -> dict[str, Any]:
-    found: dict[str, Any] = {"address": environ[_ADDRESS]} if environ.get(_ADDRESS) else {}
-    for variable, value in without_service_links(environ).items():
-        if variable.startswith(PREFIX):
-            name = variable.removeprefix(PREFIX).lower()
-            if name not in fields:
-                raise SettingsError(f"there is no setting {variable} (--help lists the flags)")
-            found[name] = value
-    return found
-
-
-def variable_warnings(environ: Mapping[str, str]) -> list[str]:
-    """Returns one line if there are variables of Kubernetes that begin as this program's do."""
-    return service_link_warnings(environ, PREFIX)
-
-
-def _value(name: str, field: "dataclasses.Field[Any]", given: object) -> object:
-    """Returns a value of the field's type. Raises SettingsError."""
-    if isinstance(given, bool) or not isinstance(given, str):
-        return given
-    flag = f"--{name.replace('_', '-')}"
-    if name in _CHOICES and given not in _CHOICES[name]:
-        raise SettingsError(f"{flag} is {given!r}; it must be one of {', '.join(_CHOICES[name])}")
-    if field.type is bool:
-        if given.lower() not in ("true", "false", "1", "0"):
-            raise SettingsError(f"{flag} is {given!r}; it must be true or false")
-        return given.lower() in ("true", "1")
-    if field.type is str:
-        return given
-    if field.type in (int, float):
-        low, high = _FLAGS[name].low, _FLAGS[name].high
-        try:
-            number = field.type(given)
-        except ValueError:
-            number = None
-        if number is None or not low <= number <= high:
-            kind = "a whole number" if field.type is int else "a number"
-            raise SettingsError(f"{flag} is {given}; it must be {kind} from {low:,} to {high:,}")
-        return number
-    return Path(given)
-
-
-def _check(settings: Settings) -> None:
-    """Checks what several settings decide together. Raises SettingsError."""
-    for flag, address in (("--listen", settings.listen), ("--address", settings.address)):
-        host, colon, port = address.rpartition(":")
-        if not (host and colon and port.isascii() and port.isdecimal() and int(port) < 65_536):
-            raise SettingsError(f"{flag} is {address}; it must be HOST:PORT, like 127.0.0.1:8000")
-    if (settings.tls_cert is None) != (settings.tls_key is None):
-        missing = "--tls-key" if settings.tls_key is None else "--tls-cert"
-        raise SettingsError(f"{missing} is missing; TLS needs a certificate and its key")
-    if settings.is_public and settings.tls_cert is None:
-        raise SettingsError(
-            "--tls-cert and --tls-key are missing: without TLS the gateway listens on loopback addresses only"
-            f" (127.0.0.1, [::1] or localhost); it cannot listen on {settings.listen}"
-        )
-    if settings.service_tls_settings is None and not is_local(dialled(settings.address)):
-        raise SettingsError(
-            f"callers' tokens would be sent to {settings.address} without encryption; give --service-ca or"
-            " --service-tls, or an --address of this machine"
-        )
+PROGRAM = Program(
+    command="python -P -m tandem_client.gateway",
+    model=Settings,
+    description="Runs the OpenAI-compatible HTTP gateway of a Tandem service. Callers' bearer tokens go on to the"
+    " service, whose token file is the only one.",
+    prefix="TANDEM_GATEWAY_",
+    # The client's variable.
+    shared={"address": ("TANDEM_ADDRESS",)},
+)

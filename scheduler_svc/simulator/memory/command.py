@@ -8,11 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from scheduler_svc import flags
-from scheduler_svc.flags import file, one_of
 from scheduler_svc.simulator.memory.layouts import LAYOUTS
 from scheduler_svc.simulator.memory.run import Run, count_that_fit, figures, size
 from scheduler_svc.simulator.memory.sequences import Settings, draw
+from tandem_contract.settings import Program, file, one_of
 
 _DESCRIPTION = """\
 Runs the same sequences through four layouts of the KV cache in the same memory. --png draws the memory of each layout
@@ -31,7 +30,8 @@ class Options(Settings):
 def run(program: str, arguments: Sequence[str]) -> int:
     """Returns the exit code, 1 if the picture cannot be drawn or written. Raises SettingError."""
     groups = {"output": ["memory", "png"], "sequences and layouts": Settings.model_fields}
-    options = flags.read(program, _DESCRIPTION, Options, arguments, groups)
+    reader = Program(command=program, model=Options, description=_DESCRIPTION, groups=groups)
+    options = reader.read(arguments, {})
     picture = None
     if options.png is not None:
         # Checked before the run, which may be long.

@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.flags import number, one_of
 from scheduler_svc.simulator.cost.hardware import MODELS
+from tandem_contract.settings import number, one_of
 
 _VOCABULARY = 32_000
 _MAX_LENGTH = 1_048_576

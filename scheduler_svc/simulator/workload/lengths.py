@@ -44,7 +44,7 @@ class Lengths:
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Returns the distribution. Raises ValueError with what is wrong, to be read behind `--flag is`."""
+    """Returns the distribution. Raises ValueError with what is wrong, to be read behind the flag and its value."""
     kind, *rest = text.split(":") if ":" in text else ("fixed", text)
     least, most = _ARITY.get(kind, (0, -1))
     try:
@@ -53,12 +53,12 @@ def parse_lengths(text: str) -> Lengths:
         # Every kind takes at least one number.
         numbers = []
     if not least <= len(numbers) <= most:
-        raise ValueError(f"{text!r}; it must be {GRAMMAR}")
+        raise ValueError(f"it must be {GRAMMAR}")
     for i, number in enumerate(numbers):
         is_sigma = kind == "lognormal" and i == 1
         low, high = (0.0, 10.0) if is_sigma else (1.0, float(MAX_TOKENS))
         if not low <= number <= high:
-            raise ValueError(f"{text!r}; the value {number:g} must be from {low:g} to {high:g}")
+            raise ValueError(f"the value {number:g} must be from {low:g} to {high:g}")
     if kind == "uniform" and numbers[0] > numbers[1]:
-        raise ValueError(f"{text!r}; the value {numbers[0]:g} must be at most {numbers[1]:g}")
+        raise ValueError(f"the value {numbers[0]:g} must be at most {numbers[1]:g}")
     return Lengths(text, kind, tuple(numbers))

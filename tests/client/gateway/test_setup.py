@@ -12,7 +12,8 @@ import httpx2 as httpx
 import pytest
 
 from tandem_client.gateway.running.server import check
-from tandem_client.gateway.settings import SettingsError, load
+from tandem_client.gateway.settings import PROGRAM
+from tandem_contract.settings import SettingError
 from tests.client.gateway.conftest import start_gateway
 from tests.client.gateway.told_service import ToldService
 from tests.rigs.authorities import Authority, Pair
@@ -75,7 +76,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     ],
 )
 def test_flags_that_suit_the_service(services: Services, flags: str) -> None:
-    asyncio.run(check(load(services.flags(flags), {})))
+    asyncio.run(check(PROGRAM.read(services.flags(flags), {})))
 
 
 WRONG = [
@@ -100,8 +101,8 @@ WRONG = [
 
 @pytest.mark.parametrize(("flags", "words"), WRONG)
 def test_flags_that_do_not_suit_the_service_are_named(services: Services, flags: str, words: str) -> None:
-    with pytest.raises(SettingsError, match=words):
-        asyncio.run(check(load(services.flags(flags), {})))
+    with pytest.raises(SettingError, match=words):
+        asyncio.run(check(PROGRAM.read(services.flags(flags), {})))
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

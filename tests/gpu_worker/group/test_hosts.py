@@ -9,7 +9,8 @@ from gpu_worker.group import hosts
 from gpu_worker.group.hosts import Meeting, check_keys, interface_of, meeting_of
 from gpu_worker.preflight import check_before_imports
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.settings import SettingsRefused, WorkerSettings
+from gpu_worker.settings import WorkerSettings
+from tandem_contract.settings import SettingError
 
 CONNECT = {"connect": "tcp://127.0.0.1:1"}
 TWO = CONNECT | {"ranks": 2, "nnodes": 2, "rdzv_endpoint": "127.0.0.1:29400"}
@@ -54,16 +55,16 @@ def test_settings_that_do_not_fit_are_refused(given: dict[str, object], problem:
     ],
 )
 def test_meetings_at_which_hosts_cannot_meet_are_refused(changed: dict[str, object], problem: str) -> None:
-    with pytest.raises(SettingsRefused, match=problem):
+    with pytest.raises(SettingError, match=problem):
         meeting_of(settings_of(**changed))
 
 
 def test_without_keys_the_launcher_and_the_ranks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsRefused, match=NO_KEYS):
+    with pytest.raises(SettingError, match=NO_KEYS):
         check_before_imports(settings_of(runtime_dir=tmp_path / "run"))
     # Torchrun itself may have started the ranks.
     torchrun = WorkerSettings(ranks=2)
-    with pytest.raises(SettingsRefused, match="ranks is 2, 1 of them on this host, and keys is not set"):
+    with pytest.raises(SettingError, match="ranks is 2, 1 of them on this host, and keys is not set"):
         check_keys(torchrun, Ranks(rank=0, size=2, local_rank=0, local_size=1))
     check_keys(torchrun, Ranks(rank=0, size=2, local_rank=0, local_size=2))
 

@@ -12,7 +12,7 @@ from gpu_worker.group.wires import Wires
 from gpu_worker.group.words import name_of
 from gpu_worker.link.remote import CurveKeys, read_keys
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.settings import SettingsRefused
+from tandem_contract.settings import SettingError
 from tests.gpu_worker.link.test_remote import make_keys
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
@@ -71,7 +71,7 @@ def on_all(make: Callable[[Ranks, Voice], Wires], ranks: Sequence[Ranks] = RANKS
     def run(each: Ranks) -> None:
         try:
             found[each.rank] = make(each, meeting.of(each.rank))
-        except SettingsRefused as error:
+        except SettingError as error:
             found[each.rank] = error
 
     threads = [threading.Thread(target=run, args=(each,)) for each in ranks]
@@ -146,7 +146,7 @@ def test_hosts_with_different_keys_or_models_are_refused_on_each(tmp_path: Path,
     for make, here in ((with_keys, [str(keys.folder), str(other.folder)]), (with_models, ["model 0", "model 1"])):
         found = on_all(make)
         for rank, error in found.items():
-            assert isinstance(error, SettingsRefused)
+            assert isinstance(error, SettingError)
             assert f"do not have the same one (here {here[rank // 2]})" in str(error)
 
 

@@ -15,7 +15,8 @@ from tandem.internal.v1 import worker_pb2 as pb
 from gpu_worker.link.link import Link
 from gpu_worker.link.remote import NoKey, check_address, read_keys
 from gpu_worker.preflight import check_before_imports
-from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
+from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
+from tandem_contract.settings import SettingError
 from tests.gpu_worker.link.test_link import Core, EchoRunner
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
@@ -54,7 +55,7 @@ def test_addresses_of_hosts_are_accepted(connect: str) -> None:
 
 def test_an_address_without_keys_is_refused_with_the_command_that_makes_them(tmp_path: Path) -> None:
     settings = WorkerSettings(connect=ADDRESS, runtime_dir=tmp_path / "run")
-    with pytest.raises(SettingsRefused, match=r"keys is not set; .*`tandem keys DIR NAME` on the scheduler's host"):
+    with pytest.raises(SettingError, match=r"keys is not set; .*`tandem keys DIR NAME` on the scheduler's host"):
         check_before_imports(settings)
 
 

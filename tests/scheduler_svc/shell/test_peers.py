@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from scheduler_svc.flags import SettingError
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.shell.peers import Credentials, DroppedFrames
 from scheduler_svc.shell.router_link import RouterLink
 from tandem_contract.runtime_dir import KeyFile
+from tandem_contract.settings import SettingError
 
 SOCKETS = ("worker.sock", "frontend.sock")
 

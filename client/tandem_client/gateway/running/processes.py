@@ -30,7 +30,7 @@ _SPARE_SECONDS = 5.0
 def run(settings: Settings, bound: socket.socket, arguments: Sequence[str]) -> int:
     """Runs the processes until SIGTERM or SIGINT; returns the status. `bound` keeps the address, also for a port 0.
 
-    Raises SettingsError.
+    Raises SettingError.
     """
     asyncio.run(check(settings))
     host, port = bound.getsockname()[:2]

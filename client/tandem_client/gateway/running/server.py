@@ -23,9 +23,10 @@ from tandem_client.gateway.http.protocol import Readers, bounded, parser_class
 from tandem_client.gateway.http.seats import SEAT, Seat, Seats
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.running.certificates import Followed, follow, load
-from tandem_client.gateway.settings import Settings, SettingsError
+from tandem_client.gateway.settings import Settings
 from tandem_client.gateway.upstream.guard import Guard
 from tandem_client.gateway.upstream.service import Service
+from tandem_contract.settings import SettingError
 
 log = logging.getLogger("tandem.gateway")
 
@@ -38,7 +39,7 @@ _PINGS_TO_STALL = 4
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Returns a socket that is bound and does not listen yet. Raises SettingsError, also if the address is taken.
+    """Returns a socket that is bound and does not listen yet. Raises SettingError, also if the address is taken.
 
     Only the processes of one gateway (`--processes`) share an address.
     """
@@ -55,7 +56,7 @@ def bind(settings: Settings) -> socket.socket:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except OSError as error:
         bound.close()
-        raise SettingsError(f"the gateway cannot listen on {settings.listen}: {error.strerror or error}") from None
+        raise SettingError(f"the gateway cannot listen on {settings.listen}: {error.strerror or error}") from None
     return bound
 
 
@@ -69,7 +70,7 @@ def url_of(settings: Settings, bound: socket.socket) -> str:
 def serve(settings: Settings, bound: socket.socket) -> None:
     """Serves until SIGTERM or SIGINT, and then until open requests have ended or the grace is over.
 
-    Raises SettingsError if the files of TLS cannot be used.
+    Raises SettingError if the files of TLS cannot be used.
     """
     if find_spec("uvloop") is not None:
         import uvloop
@@ -81,7 +82,7 @@ def serve(settings: Settings, bound: socket.socket) -> None:
 
 
 async def check(settings: Settings) -> None:
-    """Raises SettingsError if the service answers, and the flags of TLS are not what it wants."""
+    """Raises SettingError if the service answers, and the flags of TLS are not what it wants."""
     service = _service(settings)
     try:
         await Guard(service, settings).start()
@@ -93,7 +94,7 @@ def _service(settings: Settings) -> Service:
     try:
         return Service(settings.address, settings.service_tls_settings, health_address=settings.health_address or None)
     except (OSError, ValueError) as error:
-        raise SettingsError(f"TLS to the service (--service-ca, --service-cert, --service-key): {error}") from None
+        raise SettingError(f"TLS to the service (--service-ca, --service-cert, --service-key): {error}") from None
 
 
 async def _serve(settings: Settings, bound: socket.socket) -> None:
@@ -195,7 +196,7 @@ def _config(settings: Settings, app: App, seats: Seats, readers: Readers) -> uvi
         try:
             load(context, settings.tls_cert, settings.tls_key)
         except (OSError, ValueError) as error:
-            raise SettingsError(f"--tls-cert and --tls-key cannot be used: {error}") from None
+            raise SettingError(f"--tls-cert and --tls-key cannot be used: {error}") from None
         config.ssl = context
     return config
 

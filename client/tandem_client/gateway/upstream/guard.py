@@ -9,9 +9,10 @@ import logging
 from typing import NoReturn
 
 from tandem_client.gateway.errors import unavailable
-from tandem_client.gateway.settings import Settings, SettingsError
+from tandem_client.gateway.settings import Settings
 from tandem_client.gateway.upstream.service import Service
 from tandem_client.gateway.upstream.setup import fault
+from tandem_contract.settings import SettingError
 
 log = logging.getLogger("tandem.gateway")
 
@@ -37,10 +38,10 @@ class Guard:
             raise unavailable("the service asks for no tokens, so this address of the gateway is closed")
 
     async def start(self) -> None:
-        """Asks the service for the first time. Raises SettingsError if the flags of TLS do not suit it."""
+        """Asks the service for the first time. Raises SettingError if the flags of TLS do not suit it."""
         await self._look()
         if self._fault is not None:
-            raise SettingsError(self._fault)
+            raise SettingError(self._fault)
         if self.needs_tokens is None:
             log.warning("the service at %s does not answer yet; requests are refused until it does", self.address)
 

@@ -8,10 +8,10 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from scheduler_svc.flags import SettingError
 from scheduler_svc.simulator.memory import picture
 from scheduler_svc.simulator.memory.command import run
 from scheduler_svc.simulator.memory.layouts import LAYOUTS
+from tandem_contract.settings import SettingError
 
 SMALL = {
     "--sequences": "8", "--lives": "2", "--min-length": "4", "--max-length": "40", "--reserve": "64",

@@ -1,0 +1,368 @@
+"""The settings of a program: flags over environment over a TOML file over the defaults of a pydantic model.
+
+Owns the order of these sources, --help and --version, which values of each source a type takes, and what is said of
+those refused: a line for each, all at once, with the name as it was given. Knows no setting by name, but that `config`
+is the file. A field's `title` is the placeholder behind its flag in --help, its `description` says what it does; one
+without a description is not listed. Needs pydantic.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import math
+import re
+import textwrap
+import tomllib
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from tandem_contract.service_links import service_link_warnings, without_service_links
+from tandem_contract.version import version
+
+_TANDEM = "TANDEM_"
+SHARED = {
+    name: (f"{_TANDEM}{name.upper()}",) for name in ("exit_with_parent", "log_format", "log_level", "runtime_dir")
+}
+"""Settings of scheduler and worker, and the variable that sets each of them for both."""
+_PREFIXES = ("TANDEM_SCHEDULER_", "TANDEM_WORKER_", "TANDEM_HOLDER_", "TANDEM_GATEWAY_")
+_OF_CLIENT = ("TANDEM_ADDRESS", "TANDEM_TLS", "TANDEM_TOKEN")
+
+Model = TypeVar("Model", bound=BaseModel)
+# What a variable may say for true and false, in any case.
+_WORDS = {
+    word: truth for truth, words in {True: "true 1 yes on", False: "false 0 no off"}.items() for word in words.split()
+}
+
+
+class SettingError(ValueError):
+    """Settings are refused. Each line of the message has a setting, its value and the requirement."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value, and the name of the setting where it stands: a flag, a variable, or a key with its file."""
+
+    name: str
+    value: object
+    is_text: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program(Generic[Model]):
+    """What the reader knows of a program. `command` starts it, `groups` maps a heading of --help to settings.
+
+    Variables begin with `prefix`; `shared` has further ones of a setting, the first wins. Without a prefix the program
+    reads flags alone.
+    """
+
+    command: str
+    model: type[Model]
+    description: str
+    epilog: str = ""
+    groups: Mapping[str, Iterable[str]] = dataclasses.field(default_factory=dict[str, Iterable[str]])
+    prefix: str = ""
+    shared: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict[str, Sequence[str]])
+
+    def read(self, arguments: Iterable[str], environ: Mapping[str, str]) -> Model:
+        """Returns the settings. Raises SettingError; --help and --version print and raise SystemExit."""
+        problems: list[str] = []
+        given = self._flags(deque(arguments), problems)
+        if self.prefix:
+            given = self._variables(environ, problems) | given
+            given = self._file(given.get("config"), problems) | given
+        try:
+            settings = _checked(self.model, given)
+        except SettingError as error:
+            raise SettingError("\n".join([*problems, str(error)])) from None
+        if problems:
+            raise SettingError("\n".join(problems))
+        return settings
+
+    def warnings(self, environ: Mapping[str, str]) -> list[str]:
+        """Returns a line for the TANDEM_ variables that no program reads, and one for those of Kubernetes."""
+        others = (*(prefix for prefix in _PREFIXES if prefix != self.prefix), *_OF_CLIENT)
+        shared = {variable for variables in SHARED.values() for variable in variables}
+        ignored = [
+            name
+            for name, value in sorted(without_service_links(environ).items())
+            if value and name.startswith(_TANDEM) and not name.startswith((self.prefix, *others))
+            if name not in shared
+        ]
+        said = f"ignored {', '.join(ignored)}: variables of this program begin with {self.prefix}"
+        return ([said] if ignored else []) + service_link_warnings(environ, _TANDEM, others)
+
+    def _flags(self, words: deque[str], problems: list[str]) -> dict[str, _Given]:
+        if {"-h", "--help"}.intersection(words):
+            print(self._help(), end="")
+            raise SystemExit(0)
+        if "--version" in words:
+            print(f"tandem {version()}")
+            raise SystemExit(0)
+        fields = _fields(self.model)
+        names = {_flag(name): name for name in fields}
+        switches = {flag for flag, name in names.items() if _kind(fields[name])[0] is bool}
+        switches |= {f"--no-{flag[2:]}" for flag in switches}
+        found: dict[str, _Given] = {}
+        while words:
+            flag, equals, value = words.popleft().partition("=")
+            follows = not equals and bool(words) and not words[0].startswith("--")
+            if flag in switches:
+                name = names.get(flag) or names[f"--{flag[5:]}"]
+                found[name] = _Given(flag, flag in names, is_text=False)
+                if equals:
+                    problems.append(f"{flag} is {_shown(value)}; it takes no value")
+                continue
+            if follows:
+                value = words.popleft()
+            if flag not in names:
+                problems.append(f"there is no flag {flag}{_hint(flag, [*names, *switches], '--')}")
+            elif equals or follows:
+                found[names[flag]] = _Given(flag, value)
+            else:
+                problems.append(f"{flag} has no value; it must be {_requirement(fields[names[flag]])}")
+        return found
+
+    def _variables(self, environ: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
+        """Empty variables set nothing, and the program's own win over shared ones."""
+        own = {f"{self.prefix}{name.upper()}": name for name in _fields(self.model)}
+        problems += [
+            f"there is no environment variable {name}{_hint(name, own, self.prefix)}"
+            for name in sorted(without_service_links(environ))
+            if name.startswith(self.prefix) and name not in own
+        ]
+        shared = {variable: name for name, each in self.shared.items() for variable in each}
+        found: dict[str, _Given] = {}
+        for variable, name in (own | shared).items():
+            if environ.get(variable):
+                found.setdefault(name, _Given(variable, environ[variable]))
+        return found
+
+    def _file(self, given: _Given | None, problems: list[str]) -> dict[str, _Given]:
+        if given is None:
+            return {}
+        path = str(given.value)
+        if not Path(path).is_file():
+            problems.append(f"config file {path} does not exist, or is not a file")
+            return {}
+        try:
+            content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            problems.append(f"config file {path} is not TOML: {error}")
+            return {}
+        except OSError as error:
+            problems.append(f"config file {path} cannot be read: {error.strerror}")
+            return {}
+        fields = _fields(self.model)
+        problems += [f"there is no setting {key} in {path}{_hint(key, fields)}" for key in content if key not in fields]
+        return {key: _Given(f"{key} in {path}", content[key], is_text=False) for key in content if key in fields}
+
+    def _help(self) -> str:
+        """Returns what --help prints."""
+        words, fields = self.description, _fields(self.model)
+        if self.prefix:
+            name = next(iter(fields))
+            words += (
+                f" Each flag is also an environment variable ({self.prefix}{name.upper()}) and a key of the TOML"
+                f" file of --config ({name}); flags win over variables, variables over the file."
+            )
+        if variables := sorted(variable for each in self.shared.values() for variable in each):
+            words += f" {', '.join(variables)} set other programs too."
+        parser = argparse.ArgumentParser(
+            prog=self.command,
+            description=textwrap.fill(words, 100),
+            epilog=self.epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            usage="%(prog)s [FLAG ...]",
+        )
+        parser.add_argument("--version", action="version", help="print the version and exit")
+        sections = {
+            name: section
+            for heading, names in self.groups.items()
+            for section in [parser.add_argument_group(heading)]
+            for name in names
+        }
+        for name, field in fields.items():
+            if field.description is None:
+                continue
+            add = sections.get(name, parser).add_argument
+            if _kind(field)[0] is bool:
+                add(_flag(name), action=argparse.BooleanOptionalAction, help=_help(field), default=argparse.SUPPRESS)
+            else:
+                add(_flag(name), metavar=field.title or "|".join(_choices(field)) or None, help=_help(field))
+        return parser.format_help()
+
+
+def number(default: float | None, low: float, high: float, title: str, description: str) -> Any:
+    """Returns the field of a number from `low` to `high`."""
+    return Field(default, ge=low, le=high, title=title, description=description)
+
+
+def file(description: str) -> Any:
+    """Returns the field of a path that may be left out."""
+    return Field(None, title="FILE", description=description)
+
+
+def one_of(names: Iterable[str]) -> AfterValidator:
+    """Returns the check that a value is one of these lower-case names, in any case.
+
+    The words of such a check stand behind the setting and its value.
+    """
+
+    def check(value: str) -> str:
+        if value.lower() not in names:
+            raise ValueError(f"it must be one of {', '.join(names)}")
+        return value.lower()
+
+    return AfterValidator(check)
+
+
+def _bytes(value: object) -> object:
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(value)) if isinstance(value, str) else value
+    except ValidationError:
+        raise ValueError("it must be a number of bytes, or have a unit such as 512MiB or 2GiB") from None
+
+
+Size = Annotated[int, Field(ge=0), BeforeValidator(_bytes)]
+"""A number of bytes, given as 2GiB, "1.5 GB", 512MiB, or in bytes."""
+
+
+def checked(model: type[Model], values: Mapping[str, object]) -> Model:
+    """Returns the model with these values of flags. Raises SettingError."""
+    return _checked(model, {name: _Given(_flag(name), value, is_text=False) for name, value in values.items()})
+
+
+def _checked(model: type[Model], given: Mapping[str, _Given]) -> Model:
+    fields = _fields(model)
+    try:
+        return model.model_validate({name: _typed(each, fields[name]) for name, each in given.items()}, strict=True)
+    except ValidationError as error:
+        raise SettingError("\n".join(_sentence(problem, fields, given) for problem in error.errors())) from None
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Returns the fields by their names outside."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def _typed(given: _Given, field: FieldInfo) -> object:
+    """Returns the value with the field's type if it can have it; the strict check refuses any other.
+
+    Text of a flag or variable may be a number or a truth, a text of the file may not. Whole numbers of it may have
+    commas between thousands, as --help prints them.
+    """
+    value, kind = given.value, _kind(field)[0]
+    if not isinstance(value, str):
+        # No comparison with a bound refuses these.
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if kind is Path:
+        return Path(value)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return kind(value) if value in list(kind) else value
+    if not given.is_text:
+        return value
+    if kind is bool:
+        return _WORDS.get(value.lower(), value)
+    if kind is int and re.fullmatch(r"[+-]?[\d,]*\d", value, re.ASCII):
+        return int(value.replace(",", ""))
+    if kind is float and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.ASCII | re.IGNORECASE):
+        return float(value)
+    return value
+
+
+def _sentence(problem: ErrorDetails, fields: Mapping[str, FieldInfo], given: Mapping[str, _Given]) -> str:
+    """Names the setting, its value and what the value must be. A validator of the model words the error itself."""
+    context = problem.get("ctx", {})
+    if not problem["loc"]:
+        return str(context.get("error", problem["msg"]))
+    name = str(problem["loc"][0])
+    label, value = given[name].name, given[name].value
+    match problem["type"]:
+        case "value_error":
+            requirement = str(context["error"])
+        case "string_too_long":
+            return f"{label} has {len(str(value))} characters; the limit is {context['max_length']}"
+        case "string_pattern_mismatch":
+            requirement = f"it must match {context['pattern']}"
+        case "string_unicode":
+            requirement = "it must be UTF-8 text"
+        case _:
+            requirement = f"it must be {_requirement(fields[name])}"
+    return f"{label} is {_shown(value)}; {requirement}"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _hint(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Returns the end of a message about an unknown name: the most similar known one. All names have the prefix."""
+    near = difflib.get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], n=1)
+    return f"; did you mean {prefix}{near[0]}?" if near else " (--help lists them)"
+
+
+def _help(field: FieldInfo) -> str:
+    default = field.default
+    words = str(field.description).replace("%", "%%")
+    if field.default_factory is not None or default in (None, "") or isinstance(default, bool) or "default:" in words:
+        return words
+    shown = f"{default:,}" if isinstance(default, int) else f"{default:g}" if isinstance(default, float) else default
+    return f"{words} (default: {shown})"
+
+
+def _shown(value: object) -> str:
+    """Numbers and truths as they are, all other values in quotation marks."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    try:
+        float(str(value))
+    except ValueError:
+        return repr(value)
+    return str(value)
+
+
+def _requirement(field: FieldInfo) -> str:
+    kind, bounds = _kind(field)
+    if choices := _choices(field):
+        return f"one of {', '.join(choices)}"
+    if kind is bool:
+        return "true or false"
+    if kind in (int, float):
+        return ("a whole number" if kind is int else "a number") + _range(bounds)
+    return "a path" if kind is Path else "text"
+
+
+def _kind(field: FieldInfo) -> tuple[Any, dict[str, Any]]:
+    """Returns the type of a value that is not None, and its bounds by the names ge, gt and le."""
+    kind, rules = cast(Any, field.annotation), list[Any](field.metadata)
+    while (origin := get_origin(kind)) in (Annotated, Union, UnionType):
+        kind, *more = get_args(kind)
+        rules += more if origin is Annotated else []
+    rules += [rule for each in rules if isinstance(each, FieldInfo) for rule in each.metadata]
+    found = {name: getattr(rule, name, None) for rule in rules for name in ("ge", "gt", "le") if hasattr(rule, name)}
+    return kind, found
+
+
+def _choices(field: FieldInfo) -> list[str]:
+    kind = _kind(field)[0]
+    if get_origin(kind) is Literal:
+        return [str(choice) for choice in get_args(kind)]
+    return list(kind) if isinstance(kind, type) and issubclass(kind, StrEnum) else []
+
+
+def _range(bounds: Mapping[str, Any]) -> str:
+    shown = {name: f"{limit:,g}" if isinstance(limit, float) else f"{limit:,}" for name, limit in bounds.items()}
+    if "gt" in shown:
+        return f" above {shown['gt']} and at most {shown['le']}"
+    if "le" in shown:
+        return f" from {shown['ge']} to {shown['le']}"
+    return f", at least {shown['ge']}" if "ge" in shown else ""
