@@ -194,6 +194,9 @@ Load = Callable[[dict[str, Any]], Callable[[socket.socket], None]]
 
 def serve_forks(load: Load) -> int:
     """The process's own end: loads, and forks children until its user has ended. Returns the exit code."""
+    if len(sys.argv) != 2 or not sys.argv[1].startswith("{"):
+        print("a front end or a worker starts this program, with what it serves as its only argument", file=sys.stderr)
+        return 0 if sys.argv[1:] == ["--help"] else 2
     die_with_parent()
     # If memory is short, this process goes before its user; it is started again.
     with suppress(OSError):

@@ -14,6 +14,8 @@ import tandem_client
 at_start = [name for name in sys.modules if name.partition(".")[0] == "tandem_contract"]
 for name in json.load(sys.stdin):
     importlib.import_module(name)
+# Looked up when it is asked for.
+assert tandem_client.__version__
 print(json.dumps([at_start, [name for name in sys.modules if name.startswith("tandem_contract.")]]))
 """
 ALONE = """

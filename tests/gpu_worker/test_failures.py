@@ -126,12 +126,12 @@ def test_a_fault_of_the_worker_keeps_its_traceback() -> None:
 
 
 def last_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runtime_dir: Path, *flags: str
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], runtime_dir: Path, *flags: str
 ) -> str:
     monkeypatch.setattr(program, "keep_compiled_kernels", lambda: None)
     monkeypatch.setattr(program, "choose_allocator", lambda: None)
     assert program.main(["--runtime-dir", str(runtime_dir), "--device", "cpu", *flags]) == 1
-    return capsys.readouterr().err.splitlines()[-1]
+    return capfd.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -149,18 +149,18 @@ def test_an_error_of_loading_is_the_last_line(
     saved: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     def load(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(startup, "load_weights", load)
-    line = last_line(monkeypatch, capsys, tmp_path / "run", "--model", str(saved))
+    line = last_line(monkeypatch, capfd, tmp_path / "run", "--model", str(saved))
     assert line == f"gpu_worker: {explain(error)}"
 
 
 def test_files_that_may_not_be_read_are_named(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     real_open = Path.open
 
@@ -170,12 +170,12 @@ def test_files_that_may_not_be_read_are_named(
         return real_open(path, *arguments, **keywords)
 
     monkeypatch.setattr(Path, "open", denied)
-    line = last_line(monkeypatch, capsys, tmp_path / "run", "--model", str(saved))
+    line = last_line(monkeypatch, capfd, tmp_path / "run", "--model", str(saved))
     assert line.startswith(f"gpu_worker: {saved}/model.safetensors: permission denied; it must be readable by")
 
 
 def test_failed_imports_are_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     real_import = builtins.__import__
 
@@ -185,7 +185,7 @@ def test_failed_imports_are_explained(
         return real_import(name, *arguments, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", fails)
-    line = last_line(monkeypatch, capsys, tmp_path / "run")
+    line = last_line(monkeypatch, capfd, tmp_path / "run")
     assert line == (
         "gpu_worker: No module named 'torch'; make install in the checkout brings what the worker needs, as does "
         "pip install 'dist/tandem_inference-….whl[worker]'"
