@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from scheduler_svc.frontend import memory
+from scheduler_svc.frontend.grpc_tuning import memory
 from scheduler_svc.processes.frontend_process import ALIVE, FAILED, READY
 from scheduler_svc.recording.flight import folder
 from tandem_contract import logs
@@ -65,8 +65,8 @@ def serve(flags: argparse.Namespace) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from scheduler_svc.door.tls_files import TlsFiles
     from scheduler_svc.frontend.front_end_settings import FrontEndSettings
+    from scheduler_svc.frontend.grpc_tuning.event_loop import FrontEndLoop
     from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
-    from scheduler_svc.frontend.rpc.event_loop import FrontEndLoop
     from scheduler_svc.frontend.server import FrontEnd
     from scheduler_svc.frontend.streaming.limits import StreamLimits
     from scheduler_svc.processes.address import ListenError

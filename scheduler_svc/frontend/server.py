@@ -19,13 +19,13 @@ from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.door.entrance import Entrance
 from scheduler_svc.frontend.door.tls import Certificates
 from scheduler_svc.frontend.front_end_settings import FrontEndSettings
+from scheduler_svc.frontend.grpc_tuning.event_loop import patient_threads
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.health_listener import HealthListener
 from scheduler_svc.frontend.readiness import SERVICES, Readiness
 from scheduler_svc.frontend.request_log.request_log import RequestLog
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import Calls
-from scheduler_svc.frontend.rpc.event_loop import patient_threads
 from scheduler_svc.frontend.rpc.options import allow_connections, server_options
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.streaming.stream_table import StreamTable

@@ -25,11 +25,11 @@ from scheduler_svc.door.tenant import Caller
 from scheduler_svc.frontend.constraints.door import NO_CONSTRAINT, ConstraintDoor
 from scheduler_svc.frontend.conversions import Conversions
 from scheduler_svc.frontend.door.entrance import caller
+from scheduler_svc.frontend.grpc_tuning.corks import Connection, Corks
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.request_log.call_record import current
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.rpc.status import seconds_left
 from scheduler_svc.frontend.sizes.limits import Sizes

@@ -22,13 +22,13 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
+from scheduler_svc.frontend.grpc_tuning.release import Releaser
+from scheduler_svc.frontend.grpc_tuning.resets import Resets
 from scheduler_svc.frontend.rpc import parsing, status
 from scheduler_svc.frontend.rpc.held_refusals import HeldRefusals
 from scheduler_svc.frontend.rpc.method import RESERVED_SECONDS, CallLimits, Method, Room
 from scheduler_svc.frontend.rpc.places import Places
 from scheduler_svc.frontend.rpc.read_slots import ReadSlots
-from scheduler_svc.frontend.rpc.release import Releaser
-from scheduler_svc.frontend.rpc.resets import Resets
 
 logger = logging.getLogger(__name__)
 

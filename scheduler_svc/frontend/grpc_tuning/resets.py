@@ -24,8 +24,8 @@ from typing import Any, cast
 
 from grpc._cython import cygrpc  # pyright: ignore[reportMissingTypeStubs]
 
-from scheduler_svc.frontend.rpc.barred_hosts import BAR_SECONDS, BarredHosts
-from scheduler_svc.frontend.rpc.peers import Network, network_of, sockets_to
+from scheduler_svc.frontend.grpc_tuning.barred_hosts import BAR_SECONDS, BarredHosts
+from scheduler_svc.frontend.grpc_tuning.peers import Network, network_of, sockets_to
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler_svc.frontend.rpc.peers import sockets_to
+from scheduler_svc.frontend.grpc_tuning.peers import sockets_to
 
 # Calls of a connection from which it is corked: with one call, a turn rarely has two messages.
 MIN_CALLS = 2
