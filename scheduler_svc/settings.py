@@ -173,6 +173,10 @@ class SchedulerSettings(BaseModel):
             title="WHICH", description="a log line per ended request: on, off, or address: with the caller's address"
         ),
     ] = "on"
+    grpc_tuning: Annotated[
+        Literal["on", "off"],
+        Field(title="WHICH", description="on, or off: front ends use no private parts of gRPC, and cost more CPU"),
+    ] = "on"
 
 
 def load(arguments: list[str]) -> SchedulerSettings:

@@ -51,11 +51,13 @@ class FrontEnd:
         self._entrance = Entrance(needs_tokens=settings.needs_tokens)
         max_connections = allow_connections()
         self._probes: HealthListener | None = None
-        with patient_threads():
+        with patient_threads(is_on=settings.tuning.wakeups):
             if settings.health_listen:
-                self._probes = HealthListener(settings.health_listen, share_port=settings.share_port)
+                self._probes = HealthListener(
+                    settings.health_listen, share_port=settings.share_port, tuning=settings.tuning
+                )
         self._readiness = Readiness(self._health, *([self._probes.health] if self._probes else []))
-        self._calls = Calls(settings.call_limits, is_shared=settings.needs_tokens)
+        self._calls = Calls(settings.call_limits, is_shared=settings.needs_tokens, tuning=settings.tuning)
         self._streams = StreamTable(
             self._link.send, settings.stream_limits, self._calls.unread, is_shared=settings.needs_tokens
         )
@@ -236,11 +238,16 @@ class FrontEnd:
             share_port=settings.share_port,
             max_connections=max_connections,
         )
-        with patient_threads():
+        with patient_threads(is_on=settings.tuning.wakeups):
             server = grpc.aio.server(options=options)
         limit = settings.max_message_bytes
         inference = InferenceServicer(
-            self._readiness, self._streams, self._constraints, max_message_bytes=limit, meter=self._meter
+            self._readiness,
+            self._streams,
+            self._constraints,
+            max_message_bytes=limit,
+            tuning=settings.tuning,
+            meter=self._meter,
         )
         control = ControlServicer(self._readiness, self._queries, self._drains, self._updates, max_message_bytes=limit)
         methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, self._request_log)
