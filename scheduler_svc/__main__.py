@@ -282,6 +282,7 @@ def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> lis
         "--log-level": settings.log_level,
         "--log-format": settings.log_format,
         "--log-requests": settings.log_requests,
+        "--grpc-tuning": settings.grpc_tuning,
     }
     files = {"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key, "--tls-client-ca": settings.tls_client_ca}
     files["--flight-dir"] = flight_dir(settings)

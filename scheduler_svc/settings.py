@@ -102,6 +102,9 @@ class SchedulerSettings(BaseModel):
     log_requests: Literal["on", "off", "address"] = Field(
         "on", title="WHICH", description="a log line per ended request: on, off, or address: with the caller's address"
     )
+    grpc_tuning: Literal["on", "off"] = Field(
+        "on", title="WHICH", description="on, or off: front ends use no private parts of gRPC, and cost more CPU"
+    )
 
 
 PROGRAM = Program(

@@ -6,39 +6,34 @@ reads a completion.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Self, TypeVar, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2
-from tandem.v1 import control_pb2, inference_pb2
+from tandem.v1 import inference_pb2
 
-from tandem_client import types
+from tandem_client import calls, types
 from tandem_client.async_stream import AsyncCall, AsyncGenerateStream, AsyncStubs
+from tandem_client.calls import Rpc, asynchronous, asynchronous_progress
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request, resumed_request
 from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS
 from tandem_client.credentials import Metadata, TlsSettings
-from tandem_client.operations.asynchronous import AsyncOperations
 from tandem_client.recovery import Recovery
-from tandem_client.wire import messages
-from tandem_client.wire.chat import ChatMessages, ChatOptions
 from tandem_client.wire.request import (
     FIELD_KEYWORDS,
     RESUME_KEYWORDS,
     GenerateOptions,
     Prompt,
     abort_request,
-    detokenize_request,
-    render_chat_request,
-    tokenize_request,
 )
 from tandem_client.wire.routing import to_service
 from tandem_client.wire.rpc_errors import ErrorReader
 
-_Response = TypeVar("_Response")
+_Value = TypeVar("_Value")
 
 
-class AsyncClient(AsyncOperations, ClientBase):
+class AsyncClient(ClientBase):
     """Talks to a service, on the event loop that first uses it; may be made before.
 
     A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
@@ -129,68 +124,18 @@ class AsyncClient(AsyncOperations, ClientBase):
             service=service,
         )
 
-    async def tokenize(
-        self,
-        text: str,
-        *,
-        add_special_tokens: bool | None = None,
-        model: str | None = None,
-        timeout: float | None = None,
-    ) -> list[int]:
-        """The token ids that `generate` would make of the text."""
-        request = tokenize_request(text, add_special_tokens=add_special_tokens, model=model)
-        response = await self._call(self._stubs.inference.Tokenize, request, timeout)
-        return list(response.token_ids)
-
-    async def detokenize(
-        self,
-        token_ids: Iterable[int],
-        *,
-        skip_special_tokens: bool | None = None,
-        model: str | None = None,
-        timeout: float | None = None,
-    ) -> str:
-        """The text of token ids."""
-        request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens, model=model)
-        return (await self._call(self._stubs.inference.Detokenize, request, timeout)).text
-
-    async def render_chat(
-        self,
-        chat: ChatMessages,
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **options: Unpack[ChatOptions],
-    ) -> types.RenderedChat:
-        """The text and the token ids that `generate` would make of a conversation. Options as in `ChatOptions`."""
-        request = render_chat_request(chat, model=model, **options)
-        return messages.rendered_chat(await self._call(self._stubs.inference.RenderChat, request, timeout))
-
-    async def abort(
-        self, *request_ids: str, service: str | None = None, timeout: float | None = None
-    ) -> dict[str, types.AbortOutcome]:
-        """Cancels waiting or running requests of this client's tenant; the outcome for each id.
-
-        `service` is that of their streams, by which a proxy in front of several finds it.
-        """
-        request, more = abort_request(request_ids), to_service(service)
-        return messages.abort_outcomes(await self._call(self._stubs.control.Abort, request, timeout, more))
-
-    async def model_info(self, *, timeout: float | None = None) -> types.ModelInfo:
-        """The served model, its limits and default settings."""
-        request = control_pb2.GetModelInfoRequest()
-        return messages.model_info(await self._call(self._stubs.control.GetModelInfo, request, timeout))
-
-    async def load(self, *, timeout: float | None = None) -> types.Load:
-        """The service's load: requests, pages, workers; and whether it serves."""
-        return messages.load(await self._call(self._stubs.control.GetLoad, control_pb2.GetLoadRequest(), timeout))
-
-    async def health(self, *, timeout: float | None = None) -> bool:
-        """Whether the service is ready. Raises Unavailable if it cannot be reached."""
-        response: health_pb2.HealthCheckResponse = await self._call(
-            self._stubs.health.Check, health_pb2.HealthCheckRequest(), timeout
-        )
-        return response.status == health_pb2.HealthCheckResponse.SERVING
+    tokenize = asynchronous(calls.tokenize)
+    detokenize = asynchronous(calls.detokenize)
+    render_chat = asynchronous(calls.render_chat)
+    abort = asynchronous(calls.abort)
+    model_info = asynchronous(calls.model_info)
+    load = asynchronous(calls.load)
+    health = asynchronous(calls.health)
+    flush_cache = asynchronous(calls.flush_cache)
+    quarantine = asynchronous(calls.quarantine)
+    clear_quarantine = asynchronous(calls.clear_quarantine)
+    drain = asynchronous_progress(calls.drain)
+    update_weights = asynchronous_progress(calls.update_weights)
 
     async def wait_ready(self, timeout: float | None = None) -> None:
         """Waits until the service is ready; it may be started after this call. Raises DeadlineExceeded."""
@@ -245,20 +190,23 @@ class AsyncClient(AsyncOperations, ClientBase):
             self._opened = AsyncStubs(self._access)
         return self._opened
 
-    async def _call(
-        self,
-        method: Callable[..., Awaitable[_Response]],
-        request: object,
-        timeout: float | None,
-        more: Metadata = (),
-    ) -> _Response:
-        tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
+    async def _call(self, call: Rpc[_Value]) -> _Value:
+        method, tries = call.method(self._stubs), self._tries(call.timeout)
+        errors = ErrorReader(address=self.address, timeout=call.timeout)
         while True:
             try:
-                return await method(request, timeout=tries.remaining(), metadata=(*self._metadata, *more))
+                own = (*self._metadata, *call.more)
+                return call.read(await method(call.request, timeout=tries.remaining(), metadata=own))
             except grpc.RpcError as rpc_error:
                 error = errors.read(rpc_error)
                 pause_seconds = tries.pause_seconds(error)
                 if pause_seconds is None:
                     raise error from None
             await asyncio.sleep(pause_seconds)
+
+    async def _progress(self, call: Rpc[_Value]) -> AsyncIterator[_Value]:
+        try:
+            async for answer in call.method(self._stubs)(call.request, timeout=call.timeout, metadata=self._metadata):
+                yield call.read(answer)
+        except grpc.RpcError as error:
+            raise ErrorReader(address=self.address, timeout=call.timeout).read(error) from None

@@ -5,40 +5,34 @@ reads a completion.
 """
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Self, TypeVar, Unpack, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Self, TypeVar, Unpack
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from grpc_health.v1 import health_pb2
+from tandem.v1 import inference_pb2
 
-from tandem_client import types
+from tandem_client import calls, types
+from tandem_client.calls import Rpc, Stubs, blocking, blocking_progress
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, lingering_request, resumed_request
 from tandem_client.connection import ABORT_SECONDS, DEFAULT_ADDRESS
 from tandem_client.credentials import Metadata, TlsSettings
-from tandem_client.operations.blocking import Operations
 from tandem_client.recovery import Recovery
 from tandem_client.sync_stream import Aborting, Call, GenerateStream, wait_for
-from tandem_client.wire import messages
-from tandem_client.wire.chat import ChatMessages, ChatOptions
 from tandem_client.wire.request import (
     FIELD_KEYWORDS,
     RESUME_KEYWORDS,
     GenerateOptions,
     Prompt,
     abort_request,
-    detokenize_request,
-    render_chat_request,
-    tokenize_request,
 )
 from tandem_client.wire.routing import to_service
 from tandem_client.wire.rpc_errors import ErrorReader
 
-_Request = TypeVar("_Request")
-_Response = TypeVar("_Response")
+_Value = TypeVar("_Value")
 
 
-class Client(Operations, ClientBase):
+class Client(ClientBase):
     """Talks to a service. Threads may share it.
 
     A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
@@ -56,10 +50,7 @@ class Client(Operations, ClientBase):
         """Raises ValueError if the token would be sent in plaintext to another machine; OSError for files of `tls`."""
         super().__init__(address, max_retries=max_retries, token=token, tls=tls)
         self._channel = self._access.channel()
-        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self._control = control_pb2_grpc.ControlServiceStub(self._channel)
-        # This stub has no types.
-        self._health = cast(Any, health_pb2_grpc.HealthStub(self._channel))
+        self._stubs = Stubs(self._channel)
         # Aborts of requests that linger and whose streams were closed.
         self._aborting: set[Aborting] = set()
 
@@ -114,14 +105,16 @@ class Client(Operations, ClientBase):
         service: str | None = None,
     ) -> GenerateStream:
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> Call:
-            return self._inference.Generate(request, timeout=remaining, metadata=metadata)
+            return self._stubs.inference.Generate(request, timeout=remaining, metadata=metadata)
 
         def start_again(request: inference_pb2.ResumeRequest, remaining: float | None, at: str | None) -> Call:
-            return self._inference.Resume(request, timeout=remaining, metadata=(*metadata, *to_service(at)))
+            return self._stubs.inference.Resume(request, timeout=remaining, metadata=(*metadata, *to_service(at)))
 
         def abort(request_id: str, at: str | None) -> object:
             own = (*self._metadata, *to_service(at))
-            aborting = self._control.Abort.future(abort_request([request_id]), timeout=ABORT_SECONDS, metadata=own)
+            aborting = self._stubs.control.Abort.future(
+                abort_request([request_id]), timeout=ABORT_SECONDS, metadata=own
+            )
             # A call whose future is dropped is cancelled.
             self._aborting.add(aborting)
             aborting.add_done_callback(self._aborting.discard)
@@ -139,75 +132,25 @@ class Client(Operations, ClientBase):
             service=service,
         )
 
-    def tokenize(
-        self,
-        text: str,
-        *,
-        add_special_tokens: bool | None = None,
-        model: str | None = None,
-        timeout: float | None = None,
-    ) -> list[int]:
-        """The token ids that `generate` would make of the text."""
-        request = tokenize_request(text, add_special_tokens=add_special_tokens, model=model)
-        response = self._call(self._inference.Tokenize, request, timeout)
-        return list(response.token_ids)
-
-    def detokenize(
-        self,
-        token_ids: Iterable[int],
-        *,
-        skip_special_tokens: bool | None = None,
-        model: str | None = None,
-        timeout: float | None = None,
-    ) -> str:
-        """The text of token ids."""
-        request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens, model=model)
-        return self._call(self._inference.Detokenize, request, timeout).text
-
-    def render_chat(
-        self,
-        chat: ChatMessages,
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **options: Unpack[ChatOptions],
-    ) -> types.RenderedChat:
-        """The text and the token ids that `generate` would make of a conversation. Options as in `ChatOptions`."""
-        request = render_chat_request(chat, model=model, **options)
-        return messages.rendered_chat(self._call(self._inference.RenderChat, request, timeout))
-
-    def abort(
-        self, *request_ids: str, service: str | None = None, timeout: float | None = None
-    ) -> dict[str, types.AbortOutcome]:
-        """Cancels waiting or running requests of this client's tenant; the outcome for each id.
-
-        `service` is that of their streams, by which a proxy in front of several finds it.
-        """
-        request = abort_request(request_ids)
-        return messages.abort_outcomes(self._call(self._control.Abort, request, timeout, to_service(service)))
-
-    def model_info(self, *, timeout: float | None = None) -> types.ModelInfo:
-        """The served model, its limits and default settings."""
-        request = control_pb2.GetModelInfoRequest()
-        return messages.model_info(self._call(self._control.GetModelInfo, request, timeout))
-
-    def load(self, *, timeout: float | None = None) -> types.Load:
-        """The service's load: requests, pages, workers; and whether it serves."""
-        return messages.load(self._call(self._control.GetLoad, control_pb2.GetLoadRequest(), timeout))
-
-    def health(self, *, timeout: float | None = None) -> bool:
-        """Whether the service is ready. Raises Unavailable if it cannot be reached."""
-        response: health_pb2.HealthCheckResponse = self._call(
-            self._health.Check, health_pb2.HealthCheckRequest(), timeout
-        )
-        return response.status == health_pb2.HealthCheckResponse.SERVING
+    tokenize = blocking(calls.tokenize)
+    detokenize = blocking(calls.detokenize)
+    render_chat = blocking(calls.render_chat)
+    abort = blocking(calls.abort)
+    model_info = blocking(calls.model_info)
+    load = blocking(calls.load)
+    health = blocking(calls.health)
+    flush_cache = blocking(calls.flush_cache)
+    quarantine = blocking(calls.quarantine)
+    clear_quarantine = blocking(calls.clear_quarantine)
+    drain = blocking_progress(calls.drain)
+    update_weights = blocking_progress(calls.update_weights)
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Waits until the service is ready; it may be started after this call. Raises DeadlineExceeded."""
         waiting = ReadyWait(self.address, timeout)
         while True:
             try:
-                for response in self._health.Watch(
+                for response in self._stubs.health.Watch(
                     health_pb2.HealthCheckRequest(), timeout=waiting.remaining(), metadata=self._metadata
                 ):
                     if waiting.is_ready(response):
@@ -229,20 +172,25 @@ class Client(Operations, ClientBase):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(
-        self,
-        method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]",
-        request: _Request,
-        timeout: float | None,
-        more: Metadata = (),
-    ) -> _Response:
-        tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
+    def _call(self, call: Rpc[_Value]) -> _Value:
+        method, tries = call.method(self._stubs), self._tries(call.timeout)
+        errors = ErrorReader(address=self.address, timeout=call.timeout)
         while True:
             try:
-                return method(request, timeout=tries.remaining(), metadata=(*self._metadata, *more))
+                own = (*self._metadata, *call.more)
+                return call.read(method(call.request, timeout=tries.remaining(), metadata=own))
             except grpc.RpcError as rpc_error:
                 error = errors.read(rpc_error)
                 pause_seconds = tries.pause_seconds(error)
                 if pause_seconds is None:
                     raise error from None
             time.sleep(pause_seconds)
+
+    def _progress(self, call: Rpc[_Value]) -> Iterator[_Value]:
+        answers = call.method(self._stubs)(call.request, timeout=call.timeout, metadata=self._metadata)
+        try:
+            yield from map(call.read, answers)
+        except grpc.RpcError as error:
+            raise ErrorReader(address=self.address, timeout=call.timeout).read(error) from None
+        finally:
+            answers.cancel()

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from scheduler_svc.frontend import memory
+from scheduler_svc.frontend.grpc_tuning import memory
 from scheduler_svc.processes.frontend_process import ALIVE, FAILED, READY
 from scheduler_svc.recording.flight import folder
 from tandem_contract import logs
@@ -40,7 +40,8 @@ def main() -> int:
     try:
         flags = parse_flags(sys.argv[1:])
         die_with_parent()
-        memory.use_one_heap()
+        if flags.grpc_tuning == "on":
+            memory.use_one_heap()
         logs.start(flags.name, level=flags.log_level, log_format=flags.log_format, package="scheduler_svc")
         if flags.flight_dir is not None:
             folder.catch_fatal_signals(flags.flight_dir, flags.name)
@@ -65,13 +66,15 @@ def serve(flags: argparse.Namespace) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from scheduler_svc.door.tls_files import TlsFiles
     from scheduler_svc.frontend.front_end_settings import FrontEndSettings
+    from scheduler_svc.frontend.grpc_tuning import tuning
+    from scheduler_svc.frontend.grpc_tuning.event_loop import FrontEndLoop
     from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
-    from scheduler_svc.frontend.rpc.event_loop import FrontEndLoop
     from scheduler_svc.frontend.server import FrontEnd
     from scheduler_svc.frontend.streaming.limits import StreamLimits
     from scheduler_svc.processes.address import ListenError
 
-    logging.getLogger("grpc._cython.cygrpc").addFilter(is_not_of_a_lost_caller)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(is_not_of_a_lost_caller)
     tls = None
     if flags.tls_cert is not None:
         tls = TlsFiles(certificate=flags.tls_cert, key=flags.tls_key, client_ca=flags.tls_client_ca)
@@ -88,6 +91,7 @@ def serve(flags: argparse.Namespace) -> None:
         health_listen=flags.health_listen,
         measures=flags.metrics,
         log_requests=flags.log_requests,
+        tuning=tuning.find() if flags.grpc_tuning == "on" else tuning.OFF,
         answers=read_answers(flags.response_template),
         stream_limits=StreamLimits(max_streams=flags.max_streams),
     )
@@ -100,7 +104,7 @@ def serve(flags: argparse.Namespace) -> None:
         alive.cancel()
 
     try:
-        with asyncio.Runner(loop_factory=FrontEndLoop) as runner:
+        with asyncio.Runner(loop_factory=FrontEndLoop if settings.tuning.wakeups else None) as runner:
             runner.run(run())
     except ListenError as error:
         raise CannotServeError(str(error)) from None
@@ -175,6 +179,7 @@ def parse_flags(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--log-format", default="text", choices=("text", "json"))
     parser.add_argument("--flight-dir", type=Path, help="folder for the stacks at a fatal signal")
     parser.add_argument("--response-template", type=Path, help="how answers of chats are parsed")
+    parser.add_argument("--grpc-tuning", default="on", choices=("on", "off"), help="use private parts of gRPC")
     parser.add_argument("--log-requests", default="on", choices=("on", "off", "address"))
     return parser.parse_args(words)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.door.tls_files import TlsFiles
 from scheduler_svc.frontend.chat.forms import AnswerForm
+from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
 from scheduler_svc.frontend.request_log.request_log import LogRequests
 from scheduler_svc.frontend.rpc.method import CallLimits
 from scheduler_svc.frontend.streaming.limits import StreamLimits
@@ -29,6 +30,7 @@ class FrontEndSettings:
     # Whether requests are measured for the metrics page.
     measures: bool = False
     log_requests: LogRequests = "on"
+    tuning: Tuning = ON
     # How answers of chats are parsed, instead of as the checkpoint or its template says.
     answers: AnswerForm | None = None
     # Proves to the core that this process is its front end.

@@ -6,6 +6,7 @@ Everyone may call it, so it has few connections, watches and calls of its own, a
 import grpc.aio
 
 from scheduler_svc.frontend import methods
+from scheduler_svc.frontend.grpc_tuning.tuning import Tuning
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.readiness import SERVICES
 from scheduler_svc.frontend.rpc.calls import Calls
@@ -22,12 +23,12 @@ _LIMITS = CallLimits(max_without_message_reserved=128, answer_seconds=10.0, max_
 class HealthListener:
     """The second server. `health` is its servicer, whose state the owner sets. Make it before the process serves."""
 
-    def __init__(self, listen: str, *, share_port: bool) -> None:
+    def __init__(self, listen: str, *, share_port: bool, tuning: Tuning) -> None:
         self.health = HealthServicer(SERVICES, MAX_WATCHES)
         self._listen = listen
         # The port that was bound; 0 before the start.
         self.port = 0
-        self._calls = Calls(_LIMITS, is_shared=False)
+        self._calls = Calls(_LIMITS, is_shared=False, tuning=tuning)
         options = server_options(
             max_message_bytes=MAX_SMALL_BYTES, share_port=share_port, max_connections=MAX_CONNECTIONS
         )

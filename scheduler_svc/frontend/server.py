@@ -19,13 +19,13 @@ from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.door.entrance import Entrance
 from scheduler_svc.frontend.door.tls import Certificates
 from scheduler_svc.frontend.front_end_settings import FrontEndSettings
+from scheduler_svc.frontend.grpc_tuning.event_loop import patient_threads
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.health_listener import HealthListener
 from scheduler_svc.frontend.readiness import SERVICES, Readiness
 from scheduler_svc.frontend.request_log.request_log import RequestLog
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import Calls
-from scheduler_svc.frontend.rpc.event_loop import patient_threads
 from scheduler_svc.frontend.rpc.options import allow_connections, server_options
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
@@ -51,11 +51,13 @@ class FrontEnd:
         self._entrance = Entrance(needs_tokens=settings.needs_tokens)
         max_connections = allow_connections()
         self._probes: HealthListener | None = None
-        with patient_threads():
+        with patient_threads(is_on=settings.tuning.wakeups):
             if settings.health_listen:
-                self._probes = HealthListener(settings.health_listen, share_port=settings.share_port)
+                self._probes = HealthListener(
+                    settings.health_listen, share_port=settings.share_port, tuning=settings.tuning
+                )
         self._readiness = Readiness(self._health, *([self._probes.health] if self._probes else []))
-        self._calls = Calls(settings.call_limits, is_shared=settings.needs_tokens)
+        self._calls = Calls(settings.call_limits, is_shared=settings.needs_tokens, tuning=settings.tuning)
         self._streams = StreamTable(
             self._link.send, settings.stream_limits, self._calls.unread, is_shared=settings.needs_tokens
         )
@@ -236,11 +238,16 @@ class FrontEnd:
             share_port=settings.share_port,
             max_connections=max_connections,
         )
-        with patient_threads():
+        with patient_threads(is_on=settings.tuning.wakeups):
             server = grpc.aio.server(options=options)
         limit = settings.max_message_bytes
         inference = InferenceServicer(
-            self._readiness, self._streams, self._constraints, max_message_bytes=limit, meter=self._meter
+            self._readiness,
+            self._streams,
+            self._constraints,
+            max_message_bytes=limit,
+            tuning=settings.tuning,
+            meter=self._meter,
         )
         control = ControlServicer(self._readiness, self._queries, self._drains, self._updates, max_message_bytes=limit)
         methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, self._request_log)

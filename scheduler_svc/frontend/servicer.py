@@ -25,11 +25,13 @@ from scheduler_svc.door.tenant import Caller
 from scheduler_svc.frontend.constraints.door import NO_CONSTRAINT, ConstraintDoor
 from scheduler_svc.frontend.conversions import Conversions
 from scheduler_svc.frontend.door.entrance import caller
+from scheduler_svc.frontend.grpc_tuning.corks import Connection, Corks
+from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
+from scheduler_svc.frontend.grpc_tuning.writes import run_as_task, run_here
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.request_log.call_record import current
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.rpc.status import seconds_left
 from scheduler_svc.frontend.sizes.limits import Sizes
@@ -83,12 +85,14 @@ class InferenceServicer(Conversions):
         constraints: ConstraintDoor,
         *,
         max_message_bytes: int,
+        tuning: Tuning = ON,
         meter: FrontMeter | None = None,
     ) -> None:
         super().__init__(readiness, max_message_bytes)
         self._meter = meter
         self._streams, self._constraints = streams, constraints
-        self._corks = Corks()
+        self._corks = Corks(is_on=tuning.corks)
+        self._run_write = run_here if tuning.writes else run_as_task
 
     def count_refusal(self, code: grpc.StatusCode) -> None:
         """Counts a Generate call that is refused before its message is here."""
@@ -226,7 +230,7 @@ class InferenceServicer(Conversions):
         return submit, dataclasses.replace(_prepared(description, model), pieces=pieces)
 
     async def _run(self, prepared: PreparedStream, stream: RequestStream, context: Any, connection: Connection) -> None:
-        writer = StreamWriter(stream, context.write, connection.hold)
+        writer = StreamWriter(stream, context.write, connection.hold, self._run_write)
         sender = StreamSender(prepared, stream, self._streams, writer)
         missed = await sender.replay() if stream.description is not None else ()
         # After the initial metadata the caller's gRPC does not retry on its own.

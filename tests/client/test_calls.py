@@ -1,6 +1,7 @@
 """The short calls of both clients."""
 
 import asyncio
+import inspect
 
 import pytest
 from tandem.v1 import control_pb2, inference_pb2
@@ -84,3 +85,16 @@ def test_requests_carry_the_given_options(service: FakeService, client: Client) 
     first, second = service.requests
     assert (first.model, first.skip_special_tokens) == ("m", False)
     assert not second.HasField("skip_special_tokens")
+
+
+def test_both_clients_have_the_same_calls_with_the_same_signatures():
+    public = [name for name in dir(Client) if not name.startswith("_")]
+    assert public == [name for name in dir(AsyncClient) if not name.startswith("_")]
+    for name in public:
+        blocking, asynchronous = getattr(Client, name), getattr(AsyncClient, name)
+        assert list(inspect.signature(blocking).parameters.values()) == list(
+            inspect.signature(asynchronous).parameters.values()
+        )
+        assert blocking.__doc__ and next(iter(inspect.signature(blocking).parameters)) == "self"
+    with Client("127.0.0.1:1") as client:
+        assert list(inspect.signature(client.tokenize).parameters) == ["text", "add_special_tokens", "model", "timeout"]

@@ -22,13 +22,14 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
+from scheduler_svc.frontend.grpc_tuning.release import Releaser
+from scheduler_svc.frontend.grpc_tuning.resets import Resets
+from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
 from scheduler_svc.frontend.rpc import parsing, status
 from scheduler_svc.frontend.rpc.held_refusals import HeldRefusals
 from scheduler_svc.frontend.rpc.method import RESERVED_SECONDS, CallLimits, Method, Room
 from scheduler_svc.frontend.rpc.places import Places
 from scheduler_svc.frontend.rpc.read_slots import ReadSlots
-from scheduler_svc.frontend.rpc.release import Releaser
-from scheduler_svc.frontend.rpc.resets import Resets
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +38,9 @@ UNREAD_SECONDS = 1.0
 
 
 def is_not_of_a_lost_caller(record: logging.LogRecord) -> bool:
-    """A filter for gRPC's own logger: drops the tracebacks of writes to callers that are gone."""
+    """A filter for the log: drops gRPC's tracebacks of writes to callers that are gone."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, grpc.aio.InternalError)
+    return not (record.name.partition(".")[0] == "grpc" and isinstance(error, grpc.aio.InternalError))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,12 @@ def _running() -> "asyncio.Task[Any]":
 class Calls:
     """All calls of this front end."""
 
-    def __init__(self, limits: CallLimits, *, is_shared: bool) -> None:
+    def __init__(self, limits: CallLimits, *, is_shared: bool, tuning: Tuning = ON) -> None:
         """`is_shared`: whether several tenants call."""
         self._limits = limits
-        self._releaser = Releaser()
+        self._releaser = Releaser(is_on=tuning.release)
         self._held = HeldRefusals(is_shared=is_shared)
-        self._resets = Resets()
+        self._resets = Resets(is_on=tuning.resets)
         self.rooms = {room: _Places.of(room, limits, is_shared=is_shared) for room in Room}
         # The tenant of the call that a task serves.
         self._tenants: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()

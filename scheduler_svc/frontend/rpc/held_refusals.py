@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 
+from scheduler_svc.frontend.grpc_tuning.peers import network_of
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.peers import network_of
 from scheduler_svc.frontend.rpc.places import Places
 
 # Most retry hints are longer. A refusal without a hint would not become another answer by a retry.

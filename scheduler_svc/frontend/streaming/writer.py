@@ -1,31 +1,31 @@
 """Owns the writes of one stream: at most one is under way, and the event loop finishes it without a task.
 
-A write that a task awaits wakes the task, and that costs more than the write's own Python. So a write is a coroutine
-that this module runs itself: it begins in the caller's turn, and every future that it waits for continues it. Knows
-nothing of tokens or of the messages' content.
+A write that the stream's task awaits wakes the task, and that costs more than the write's own Python. So a write is a
+coroutine that runs beside the task (`grpc_tuning/writes.py`). Knows nothing of tokens or of the messages' content.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from scheduler_svc.frontend.grpc_tuning.writes import Run, run_here
 from scheduler_svc.frontend.streaming.stream import RequestStream
 
 Begin = Callable[[Any], Coroutine[Any, Any, None]]
 
 
 class StreamWriter:
-    """Writes the messages of `stream` by `write`, a coroutine function. Calls `hold` before each write."""
+    """Writes the messages of `stream` by `write`, a coroutine function that `run` runs; calls `hold` before each."""
 
-    __slots__ = ("_coroutine", "_error", "_hold", "_loop", "_stream", "_waiter", "_write")
+    __slots__ = ("_error", "_hold", "_is_writing", "_loop", "_run", "_stream", "_waiter", "_write")
 
-    def __init__(self, stream: RequestStream, write: Begin, hold: Callable[[], None]) -> None:
+    def __init__(self, stream: RequestStream, write: Begin, hold: Callable[[], None], run: Run = run_here) -> None:
         self._stream = stream
         self._write = write
         self._hold = hold
+        self._run = run
         self._loop = asyncio.get_running_loop()
-        # The write under way.
-        self._coroutine: Coroutine[Any, Any, None] | None = None
+        self._is_writing = False
         # The error of the last write, until it is raised.
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -33,7 +33,7 @@ class StreamWriter:
     @property
     def is_idle(self) -> bool:
         """Whether `begin` may be called: no write is under way, and none has failed."""
-        return self._coroutine is None and self._error is None
+        return not self._is_writing and self._error is None
 
     def fail(self, error: BaseException) -> None:
         """Reports an error to the stream's task: its `wait` raises it."""
@@ -45,12 +45,12 @@ class StreamWriter:
         assert self.is_idle
         self._stream.blocked_since = self._loop.time()
         self._hold()
-        self._coroutine = self._write(message)
-        self._continue()
+        self._is_writing = True
+        self._run(self._write(message), self._end)
 
     async def wait(self) -> None:
         """Waits for the end of the write under way, and raises its error. Only one task may wait."""
-        if self._coroutine is not None:
+        if self._is_writing:
             self._waiter = self._loop.create_future()
             try:
                 await self._waiter
@@ -66,21 +66,10 @@ class StreamWriter:
         self.begin(message)
         await self.wait()
 
-    def _continue(self, _: object = None) -> None:
-        """Runs the coroutine to the next future that it waits for, or to its end."""
-        assert self._coroutine is not None
-        try:
-            future = self._coroutine.send(None)
-        except StopIteration:
-            pass
-        except (Exception, asyncio.CancelledError) as error:
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None:
             self.fail(error)
-        else:
-            # As a task does: the future then knows that it is waited for.
-            future._asyncio_future_blocking = False
-            future.add_done_callback(self._continue)
-            return
-        self._coroutine = None
+        self._is_writing = False
         self._stream.blocked_since = 0.0
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

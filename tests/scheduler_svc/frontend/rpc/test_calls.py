@@ -16,7 +16,8 @@ from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend import server, servicer
-from scheduler_svc.frontend.rpc import barred_hosts, parsing
+from scheduler_svc.frontend.grpc_tuning import barred_hosts
+from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
 from scheduler_svc.frontend.rpc.method import CallLimits, Room
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES

@@ -7,7 +7,7 @@ import socket
 import grpc
 import grpc.aio
 
-from scheduler_svc.frontend.rpc.event_loop import FrontEndLoop
+from scheduler_svc.frontend.grpc_tuning.event_loop import FrontEndLoop
 
 
 class PollerCompletionQueue:

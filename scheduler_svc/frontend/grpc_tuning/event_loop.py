@@ -43,7 +43,7 @@ def drain(source: socket.socket, callback: Callable[..., Any], *args: Any) -> No
 
 
 @contextlib.contextmanager
-def patient_threads() -> Generator[None]:
+def patient_threads(*, is_on: bool) -> Generator[None]:
     """Threads that Python starts inside do not interrupt another thread when they wake up: SCHED_BATCH, on Linux.
 
     gRPC's thread for finished operations would otherwise interrupt the event loop after each message, for some 20 us.
@@ -52,7 +52,7 @@ def patient_threads() -> Generator[None]:
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
-        if thread.native_id is not None and hasattr(os, "SCHED_BATCH"):
+        if is_on and thread.native_id is not None and hasattr(os, "SCHED_BATCH"):
             # A container may forbid it. The thread may have ended.
             with contextlib.suppress(OSError):
                 os.sched_setscheduler(thread.native_id, os.SCHED_BATCH, os.sched_param(0))

@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterator
 
 # A site has these bits of an IPv6 address; one host may have all the others.
 _NETWORK_BITS = {4: 32, 6: 64}
+# This process's open files, on Linux.
+FILES = "/proc/self/fd"
 # A file is looked at in 2 us, on the event loop.
 MAX_FILES = 8_192
 
@@ -70,7 +72,7 @@ def _split(peer: str) -> tuple[str, str]:
 
 
 def _sockets(max_files: int) -> Iterator[socket.socket]:
-    files = [int(name) for name in os.listdir("/proc/self/fd")] if os.path.isdir("/proc/self/fd") else []
+    files = [int(name) for name in os.listdir(FILES)] if os.path.isdir(FILES) else []
     # Only duplicates are asked: gRPC's threads may close the files meanwhile. Their numbers are none of the list's.
     for file in files if len(files) <= max_files else []:
         try:

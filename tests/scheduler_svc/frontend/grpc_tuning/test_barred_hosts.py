@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from scheduler_svc.frontend.rpc.barred_hosts import BAR_SECONDS, MAX_BARRED, BarredHosts, program
-from scheduler_svc.frontend.rpc.peers import Network, network_of
+from scheduler_svc.frontend.grpc_tuning.barred_hosts import BAR_SECONDS, MAX_BARRED, BarredHosts, program
+from scheduler_svc.frontend.grpc_tuning.peers import Network, network_of
 
 
 def is_dropped(networks: list[Network], source: str) -> bool:

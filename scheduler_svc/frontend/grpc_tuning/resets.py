@@ -14,6 +14,7 @@ mind have sent the message with the call, and it is read.
 
 import asyncio
 import contextlib
+import importlib
 import json
 import logging
 import socket
@@ -22,10 +23,8 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, cast
 
-from grpc._cython import cygrpc  # pyright: ignore[reportMissingTypeStubs]
-
-from scheduler_svc.frontend.rpc.barred_hosts import BAR_SECONDS, BarredHosts
-from scheduler_svc.frontend.rpc.peers import Network, network_of, sockets_to
+from scheduler_svc.frontend.grpc_tuning.barred_hosts import BAR_SECONDS, BarredHosts
+from scheduler_svc.frontend.grpc_tuning.peers import Network, network_of, sockets_to
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +43,15 @@ _PIECE_BYTES, _MAX_PIECES = 1 << 20, 32
 _MAX_CLOSED = 4096
 # How gRPC names a connection, before the peer.
 _NAME = "chttp2 "
-_grpc = cast(Any, cygrpc)
+# gRPC's functions that tell its servers, the connections of a server, and the calls of a connection.
+QUESTIONS = ("channelz_get_servers", "channelz_get_server_sockets", "channelz_get_socket")
 
 
 class Resets:
     """Counts the calls, and those that were reset before their message was read, in the current second."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, is_on: bool = True) -> None:
+        self._is_on = is_on
         self._clock = clock
         self._barred = BarredHosts(clock)
         self._second = 0
@@ -84,7 +85,7 @@ class Resets:
         """Counts a reset of the connection; if these are too many, closes it and what its host has alike."""
         self._resets[peer] += 1
         resets, now = self._resets[peer], self._clock()
-        if peer in self._closed or resets < WORTH_A_LOOK or resets < MAX_SHARE * self._calls[peer]:
+        if not self._is_on or peer in self._closed or resets < WORTH_A_LOOK or resets < MAX_SHARE * self._calls[peer]:
             return
         host = network_of(peer)
         if resets == MAX_RESETS:
@@ -135,13 +136,15 @@ class Resets:
 
 def _open_calls(host: Network | None) -> dict[str, int]:
     """How many calls have not ended for gRPC, of each of the host's newest connections. Those that wait have not."""
+    inside = importlib.import_module("grpc._cython.cygrpc")
+    servers, sockets_of, socket_of = (getattr(inside, name) for name in QUESTIONS)
     found: dict[str, int] = {}
-    for server in _told(_grpc.channelz_get_servers, 0).get("server", []):
+    for server in _told(servers, 0).get("server", []):
         # All of a server's connections fit in one answer: options.MAX_CONNECTIONS.
-        listed = _told(_grpc.channelz_get_server_sockets, int(server["ref"]["serverId"]), 0, 1 << 20)
+        listed = _told(sockets_of, int(server["ref"]["serverId"]), 0, 1 << 20)
         sockets = {one["name"].removeprefix(_NAME): int(one["socketId"]) for one in listed.get("socketRef", [])}
         for peer in [one for one in sockets if network_of(one) == host][-_MAX_LOOKED_AT:]:
-            if one := _told(_grpc.channelz_get_socket, sockets[peer]):
+            if one := _told(socket_of, sockets[peer]):
                 data = one["socket"]["data"]
                 ended = int(data["streamsSucceeded"]) + int(data["streamsFailed"])
                 found[peer] = int(data["streamsStarted"]) - ended

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 
-from scheduler_svc.frontend.rpc.peers import Network, listeners
+from scheduler_svc.frontend.grpc_tuning.peers import Network, listeners
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler_svc.frontend.rpc.peers import sockets_to
+from scheduler_svc.frontend.grpc_tuning.peers import sockets_to
 
 # Calls of a connection from which it is corked: with one call, a turn rarely has two messages.
 MIN_CALLS = 2
@@ -57,7 +57,8 @@ class Connection:
 class Corks:
     """The connections with calls that stream. A call joins and leaves by its context."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_on: bool = True) -> None:
+        self._max_corked = MAX_CORKED if is_on else 0
         self._connections: dict[str, Connection] = {}
         self._num_corked = 0
 
@@ -66,7 +67,7 @@ class Corks:
         peer = context.peer()
         connection = self._connections.setdefault(peer, Connection(peer))
         connection.num_calls += 1
-        if connection.num_calls == MIN_CALLS and connection.duplicate is None and self._num_corked < MAX_CORKED:
+        if connection.num_calls == MIN_CALLS and connection.duplicate is None and self._num_corked < self._max_corked:
             connection.duplicate = sockets_to([peer], MAX_FILES).get(peer)
             self._num_corked += connection.duplicate is not None
         return connection

@@ -1,0 +1,237 @@
+"""The calls that both clients have, but those that stream a completion: a method, a request, the meaning of an answer.
+
+A function here has the signature and the docstring of a client's method; `blocking` and `asynchronous` make that method
+of it, or those for calls that tell their progress. Knows nothing of channels and retries, which the clients own.
+"""
+
+import functools
+import inspect
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, cast
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
+
+from tandem_client import types
+from tandem_client.credentials import Metadata
+from tandem_client.wire import messages
+from tandem_client.wire.chat import ChatMessages, ChatOptions
+from tandem_client.wire.request import abort_request, detokenize_request, render_chat_request, tokenize_request
+from tandem_client.wire.routing import to_service
+
+_Given = ParamSpec("_Given")
+_Value = TypeVar("_Value")
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+Running = Literal["finish", "recompute", "continue", "abort"]
+_Unary = grpc.UnaryUnaryMultiCallable
+_Streaming = grpc.UnaryStreamMultiCallable
+
+
+class Stubs:
+    """The calls on a channel."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.inference = inference_pb2_grpc.InferenceServiceStub(channel)
+        self.control = control_pb2_grpc.ControlServiceStub(channel)
+        # This stub has no types.
+        self.health = cast(Any, health_pb2_grpc.HealthStub(channel))
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc(Generic[_Value]):
+    """One call. `method` finds it among a client's stubs, `read` makes the value of its answer."""
+
+    method: Callable[[Any], Any]
+    request: object
+    timeout: float | None
+    read: Callable[[Any], _Value]
+    more: Metadata
+
+
+def _rpc(
+    method: "Callable[[Stubs], _Unary[_Request, _Response] | _Streaming[_Request, _Response]]",
+    request: _Request,
+    timeout: float | None,
+    read: Callable[[_Response], _Value],
+    more: Metadata = (),
+) -> Rpc[_Value]:
+    return Rpc(method, request, timeout, read, more)
+
+
+def tokenize(
+    text: str, *, add_special_tokens: bool | None = None, model: str | None = None, timeout: float | None = None
+) -> Rpc[list[int]]:
+    """The token ids that `generate` would make of the text."""
+    request = tokenize_request(text, add_special_tokens=add_special_tokens, model=model)
+    return _rpc(lambda stubs: stubs.inference.Tokenize, request, timeout, lambda answer: list(answer.token_ids))
+
+
+def detokenize(
+    token_ids: Iterable[int],
+    *,
+    skip_special_tokens: bool | None = None,
+    model: str | None = None,
+    timeout: float | None = None,
+) -> Rpc[str]:
+    """The text of token ids."""
+    request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens, model=model)
+    return _rpc(lambda stubs: stubs.inference.Detokenize, request, timeout, lambda answer: answer.text)
+
+
+def render_chat(
+    chat: ChatMessages, *, model: str | None = None, timeout: float | None = None, **options: Unpack[ChatOptions]
+) -> Rpc[types.RenderedChat]:
+    """The text and the token ids that `generate` would make of a conversation. Options as in `ChatOptions`."""
+    request = render_chat_request(chat, model=model, **options)
+    return _rpc(lambda stubs: stubs.inference.RenderChat, request, timeout, messages.rendered_chat)
+
+
+def abort(
+    *request_ids: str, service: str | None = None, timeout: float | None = None
+) -> Rpc[dict[str, types.AbortOutcome]]:
+    """Cancels waiting or running requests of this client's tenant; the outcome for each id.
+
+    `service` is that of their streams, by which a proxy in front of several finds it.
+    """
+    request, more = abort_request(request_ids), to_service(service)
+    return _rpc(lambda stubs: stubs.control.Abort, request, timeout, messages.abort_outcomes, more)
+
+
+def model_info(*, timeout: float | None = None) -> Rpc[types.ModelInfo]:
+    """The served model, its limits and default settings."""
+    request = control_pb2.GetModelInfoRequest()
+    return _rpc(lambda stubs: stubs.control.GetModelInfo, request, timeout, messages.model_info)
+
+
+def load(*, timeout: float | None = None) -> Rpc[types.Load]:
+    """The service's load: requests, pages, workers; and whether it serves."""
+    return _rpc(lambda stubs: stubs.control.GetLoad, control_pb2.GetLoadRequest(), timeout, messages.load)
+
+
+def health(*, timeout: float | None = None) -> Rpc[bool]:
+    """Whether the service is ready. Raises Unavailable if it cannot be reached."""
+
+    def read(answer: health_pb2.HealthCheckResponse) -> bool:
+        return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    return _rpc(lambda stubs: stubs.health.Check, health_pb2.HealthCheckRequest(), timeout, read)
+
+
+def flush_cache(*, timeout: float | None = None) -> Rpc[int]:
+    """Empties the prefix cache; the number of pages that it held."""
+    request = control_pb2.FlushCacheRequest()
+    return _rpc(lambda stubs: stubs.control.FlushCache, request, timeout, lambda answer: answer.pages)
+
+
+def quarantine(*, timeout: float | None = None) -> Rpc[list[types.QuarantinedRequest]]:
+    """The requests that the service refuses because they killed their workers, oldest first."""
+    request = control_pb2.ListQuarantineRequest()
+    return _rpc(lambda stubs: stubs.control.ListQuarantine, request, timeout, messages.quarantine)
+
+
+def clear_quarantine(*keys: str, timeout: float | None = None) -> Rpc[int]:
+    """Ends the quarantine of the requests with these keys, of all without keys; the number of requests."""
+    request = control_pb2.ClearQuarantineRequest(keys=keys)
+    return _rpc(lambda stubs: stubs.control.ClearQuarantine, request, timeout, lambda answer: answer.removed)
+
+
+def drain(
+    worker: str = "", *, max_seconds: float = 0.0, force: bool = False, timeout: float | None = None
+) -> Rpc[types.DrainProgress]:
+    """Empties a worker, or the service without a name, and ends it; yields the progress about once a second.
+
+    `worker`: its `name` or `pid` in `load().per_worker`. `max_seconds`: the time for the drain; 0: no limit for a
+    worker, `grace_seconds` for the service. `force`: also the last worker that serves. The drain goes on if the
+    iteration is left early. NotFound: there is no such worker; InvalidArgument: it is the last one.
+    """
+    request = control_pb2.DrainRequest(worker=worker, max_seconds=max_seconds, force=force)
+    return _rpc(lambda stubs: stubs.control.Drain, request, timeout, messages.drain_progress)
+
+
+def update_weights(
+    folder: str | os.PathLike[str],
+    *,
+    version: str,
+    running: Running = "recompute",
+    in_turn: bool = False,
+    max_seconds: float = 0.0,
+    timeout: float | None = None,
+) -> Rpc[types.UpdateProgress]:
+    """Lets all workers load new weights of the same model; yields the progress about once a second.
+
+    The last value has a final state; only DONE means that all workers have the weights. `folder`: an absolute path
+    on the workers' hosts, below the service's --weights-folders, with safetensors. `version`: a name that was never
+    used before. `running`: requests on a worker that loads finish first, are computed again, continue with the old
+    keys and values, or are aborted. `in_turn`: one worker after the other. `max_seconds`: the time for the update;
+    0: 600. The update goes on if the iteration is left early. PermissionDenied: updates are off; AlreadyExists:
+    another one goes on; InvalidArgument: a wrong folder or version.
+    """
+    name = f"RUNNING_REQUESTS_{running.upper()}"
+    if name not in control_pb2.RunningRequests.keys()[1:]:
+        raise ValueError(f"running is {running!r}; it must be finish, recompute, continue or abort")
+    request = control_pb2.UpdateWeightsRequest(
+        version=version,
+        folder=os.fspath(folder),
+        running=control_pb2.RunningRequests.Value(name),
+        in_turn=in_turn,
+        max_seconds=max_seconds,
+    )
+    return _rpc(lambda stubs: stubs.control.UpdateWeights, request, timeout, messages.update_progress)
+
+
+def blocking(make: Callable[_Given, Rpc[_Value]]) -> Callable[Concatenate[Any, _Given], _Value]:
+    """The method of the blocking client."""
+
+    @functools.wraps(make)
+    def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> _Value:
+        return self._call(make(*args, **kwargs))
+
+    return _with_self(method, make)
+
+
+def asynchronous(
+    make: Callable[_Given, Rpc[_Value]],
+) -> Callable[Concatenate[Any, _Given], Coroutine[Any, Any, _Value]]:
+    """The method of the asynchronous client."""
+
+    @functools.wraps(make)
+    async def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> _Value:
+        return await self._call(make(*args, **kwargs))
+
+    return _with_self(method, make)
+
+
+def blocking_progress(make: Callable[_Given, Rpc[_Value]]) -> Callable[Concatenate[Any, _Given], Iterator[_Value]]:
+    """The method of the blocking client, of a call that tells its progress."""
+
+    @functools.wraps(make)
+    def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> Iterator[_Value]:
+        return self._progress(make(*args, **kwargs))
+
+    return _with_self(method, make, Iterator)
+
+
+def asynchronous_progress(
+    make: Callable[_Given, Rpc[_Value]],
+) -> Callable[Concatenate[Any, _Given], AsyncIterator[_Value]]:
+    """The method of the asynchronous client, of a call that tells its progress."""
+
+    @functools.wraps(make)
+    async def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> AsyncIterator[_Value]:
+        async for value in self._progress(make(*args, **kwargs)):
+            yield value
+
+    return _with_self(method, make, AsyncIterator)
+
+
+def _with_self(method: Any, make: Callable[..., Rpc[Any]], several: Any = None) -> Any:
+    """Shows `self` and the type of the value, or of `several`, in the method's signature, as `help` prints it."""
+    own, me = inspect.signature(make), inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    (value,) = own.return_annotation.__args__
+    shown = value if several is None else several[value]
+    method.__signature__ = own.replace(parameters=[me, *own.parameters.values()], return_annotation=shown)
+    return method

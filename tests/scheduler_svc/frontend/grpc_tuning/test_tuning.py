@@ -1,0 +1,97 @@
+"""The switch of what needs gRPC's inside: everything is found in this version, and what is not is off with its cost."""
+
+import asyncio
+import logging
+import socket
+import types
+from dataclasses import replace
+
+import grpc.aio
+import pytest
+from grpc._cython import cygrpc
+
+from scheduler_svc.frontend.grpc_tuning import memory, peers, release, resets, tuning
+from scheduler_svc.frontend.grpc_tuning.corks import Corks
+from scheduler_svc.frontend.grpc_tuning.event_loop import QUEUE
+from scheduler_svc.frontend.grpc_tuning.writes import run_as_task
+from scheduler_svc.frontend.streaming.stream import RequestStream
+from scheduler_svc.frontend.streaming.writer import StreamWriter
+
+
+def test_this_version_has_everything(caplog: pytest.LogCaptureFixture):
+    assert tuning.find() == tuning.ON and not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        (QUEUE, "wakeups"),
+        (release.WAITING_COROUTINE, "release"),
+        (release.BATCH, "release"),
+        *((name, "resets") for name in resets.QUESTIONS),
+    ],
+)
+def test_a_part_whose_name_is_gone_is_off_and_the_log_says_what_it_costs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, part: str
+):
+    monkeypatch.delattr(cygrpc, name)
+    assert tuning.find() == replace(tuning.ON, **{part: False})
+    [record] = caplog.records
+    assert f"{part} is off, because grpcio {grpc.__version__}" in record.getMessage()
+    assert record.levelno == logging.WARNING and record.getMessage().endswith(tuning._COSTS[part])
+
+
+def test_on_another_system_and_python_only_what_they_have_is_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(peers, "FILES", "/nowhere")
+    monkeypatch.setattr(memory, "is_possible", lambda: False)
+    monkeypatch.setattr(asyncio, "Future", object)
+    assert tuning.find() == replace(tuning.OFF, wakeups=True, release=True)
+    assert len(caplog.records) == 4
+
+
+def test_a_grpcio_without_its_inner_module_still_serves(monkeypatch: pytest.MonkeyPatch):
+    def missing(name: str) -> types.ModuleType:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(tuning.importlib, "import_module", missing)
+    assert tuning.find() == replace(tuning.ON, wakeups=False, release=False, resets=False)
+
+
+def test_without_corks_nobody_looks_for_sockets(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> dict[str, socket.socket]:
+        raise AssertionError("the files of the process are looked at")
+
+    monkeypatch.setattr("scheduler_svc.frontend.grpc_tuning.corks.sockets_to", refuse)
+    corks = Corks(is_on=False)
+    context = types.SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1")
+    connections = [corks.join(context) for _ in range(3)]
+    assert all(one.duplicate is None for one in connections)
+
+
+def test_a_write_that_is_a_task_ends_and_fails_like_the_others():
+    async def test() -> None:
+        released = asyncio.Event()
+        written: list[str] = []
+
+        async def write(message: object) -> None:
+            await released.wait()
+            if isinstance(message, BaseException):
+                raise message
+            written.append(str(message))
+
+        writer = StreamWriter(RequestStream(None), write, lambda: None, run_as_task)
+        later = asyncio.create_task(writer.write("a"))
+        await asyncio.sleep(0)
+        assert not writer.is_idle and not later.done()
+        released.set()
+        await later
+        assert written == ["a"] and writer.is_idle
+        for error in (grpc.aio.InternalError("gone"), asyncio.CancelledError()):
+            writer.begin(error)
+            with pytest.raises(type(error)):
+                await writer.wait()
+            assert writer.is_idle
+
+    asyncio.run(test())
