@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tandem_client.services.child import missing_programs
+from tandem_client.services.programs import missing_programs
 
 # Longer lines are hard to read.
 _MAX_WIDTH = 100

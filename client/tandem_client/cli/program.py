@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from tandem_client.cli.help import flag_of, render
 from tandem_client.cli.reporting import Exit
-from tandem_client.services.pair import PROGRAMS
+from tandem_client.services.programs import PROGRAMS
 
 _NAME = "tandem"
 
