@@ -152,13 +152,19 @@ class Child:
             return
 
     def _wait(self) -> None:
-        if sys.platform == "linux":
-            # The number stays that of this process while its group is killed.
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        else:
-            self._process.wait()
+        try:
+            if sys.platform == "linux":
+                # The number stays that of this process while its group is killed.
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            else:
+                self._process.wait()
+            is_ours = True
+        except ChildProcessError:
+            # Somebody else has reaped it, so its number may be another's.
+            is_ours = False
         with self._lock:
-            self._kill_group()
+            if is_ours:
+                self._kill_group()
             status = self._reap()
         # Not until the end of the pipe, which a process that left the session may keep open.
         self._reader.join(_LAST_OUTPUT_SECONDS)

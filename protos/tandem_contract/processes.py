@@ -28,8 +28,8 @@ from tandem_contract.log_lines import last_line
 
 # The exit code of all programs for wrong settings.
 WRONG_SETTINGS = 2
-# The exit status of a process that the system could not start.
-NOT_STARTED = 1
+# The exit status of a process that the system could not start, and what is said of it.
+NOT_STARTED, NOT_STARTED_WORDS = 1, "could not be started"
 # Enough for the stacks of a process that ends by a fatal signal, before which the signal is named.
 _KEPT_LINES = 200
 # A driver that looks later than this after its last look was stalled itself, and so was what it heard.
@@ -225,7 +225,8 @@ class Supervisor:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        """`program` is asked before each start; None: there is nothing to start yet, and the next look asks again.
+        """`program` is asked before each start. None: there is nothing to start yet, and the next look asks again.
+        OSError: the start has failed.
 
         `look` calls `hear` with each line, and `on_change` at each change of state: after the last line of a process,
         `ended` tells how it ended. A process that serves and prints nothing for `silence_seconds` is killed.
@@ -347,18 +348,18 @@ class Supervisor:
         return min(dues, default=None)
 
     def _start(self, now: float) -> None:
-        program = self._program()
-        if program is None:
-            self._start_at = -math.inf
-            return
         self._started_at, self._served_at = now, math.inf
-        self.num_starts += 1
-        self.lines.clear()
         try:
+            program = self._program()
+            if program is None:
+                self._start_at = -math.inf
+                return
+            self.num_starts += 1
+            self.lines.clear()
             self._life = self._start_life(program, self._woken)
         except OSError as error:
             self.lines.append(str(error.strerror))
-            self._on_end(now, NOT_STARTED, "could not be started")
+            self._on_end(now, NOT_STARTED, NOT_STARTED_WORDS)
             return
         self.pid = self._life.pid
         self._enter(State.STARTING)

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -118,6 +119,15 @@ def test_after_the_end_no_signal_is_sent(start: Start, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "killpg", refuse)
     one.child.signal(signal.SIGTERM)
     one.child.kill()
+
+
+def test_a_child_that_somebody_else_has_reaped_has_ended(start: Start) -> None:
+    one = start("print(sys.stdin.read(), flush=True)")
+    one.child.signal(signal.SIGSTOP)
+    one.child.signal(signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(one.child.pid, 0)
+    assert one.until_end() in (0, -signal.SIGKILL)
 
 
 def test_a_child_inherits_descriptors_that_are_closed_here(start: Start) -> None:
