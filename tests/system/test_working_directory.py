@@ -104,8 +104,7 @@ def test_the_files_are_imported_without_protection(folder: Path) -> None:
 
 def help_of(folder: Path, *command: str, **changed: str) -> None:
     """Runs a program that imports its modules and ends."""
-    arguments = [str(os.getpid()), "true"] if command[-1].endswith(".leash") else ["--help"]
-    done = run(folder, *command, *arguments, **changed)
+    done = run(folder, *command, "--help", **changed)
     assert ran(folder) == "", done.stderr
     # Ray, which only the cluster's commands need, is not installed everywhere.
     assert done.returncode == 0 or "ray" in done.stderr, done.stderr
