@@ -1,191 +1,101 @@
-"""Keeps one worker's process running on a node: starts it, reads its output, starts it again, ends it.
+"""Keeps one worker's process running on a node, and reports it.
 
-Owns the process and what is reported of it. Knows nothing of Ray: the actor that holds a supervisor is a process of
-Ray, and the worker ends with it.
+Knows nothing of Ray: the actor that holds a supervisor is a process of Ray, and the worker ends with it.
 """
 
 import contextlib
+import math
 import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 import gpu_worker
 from gpu_worker.cluster.fleet import Fleet
 from gpu_worker.cluster.reports import Report, State
-from gpu_worker.cluster.restarts import GiveUp, Restarts
-from tandem_contract.log_lines import last_line, may_have_cause
+from tandem_contract import processes
+from tandem_contract.child import Program, signal_name
+from tandem_contract.log_lines import may_have_cause
+from tandem_contract.processes import Ended, GiveUp, Heard, Policy, run
 
-_KEPT_LINES, _MAX_LINE = 20, 500
-# The time for the last output after a worker has ended.
-_LAST_OUTPUT_SECONDS = 1.0
+_MAX_LINE = 500
 # What a worker logs when the scheduler has admitted it.
 _JOINED = "joined the scheduler"
 _FOLDER = Path(gpu_worker.__file__).parents[1]
 
 
+def policy(max_failures: int) -> Policy:
+    """That of a worker: one that served for a minute was no failure of its settings, its model or its machine."""
+    return Policy(
+        first_pause_seconds=0.1, steady_seconds=60.0, steady_at_once=False, needs_service=False,
+        max_ends=max_failures, window_seconds=math.inf,
+    )  # fmt: skip
+
+
 class Supervisor:
-    """One worker that is started again until `stop`, or until `Restarts` gives up."""
+    """One worker that is started again until `stop`, or until it is given up."""
 
     def __init__(self, fleet: Fleet, *, number: int = 0, output: TextIO | None = None) -> None:
         """output: where the worker's lines go, with its number; default: stderr."""
-        self._command = fleet.command(sys.executable)
-        self._number, self._output = number, output or sys.stderr
-        self._max_failures = fleet.max_failures
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._changed = threading.Condition()
-        self._process: subprocess.Popen[str] | None = None
-        self._state, self._since, self._cause = State.STARTING, time.monotonic(), ""
-        self._joined_at: float | None = None
-        self._num_starts = 0
-        self._stopping = False
-        self._start_thread()
-
-    def _start_thread(self) -> None:
+        self._output, self._max_failures = output or sys.stderr, fleet.max_failures
+        self._last_line = ""
+        # Replaced as a whole, so that other threads may read it; and since when it is so.
+        self._known = Report(number=number, state=State.STARTING, host=socket.gethostname()), time.monotonic()
+        paths = [str(_FOLDER), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        environment = {"PYTHONPATH": os.pathsep.join(paths)}
+        program = Program(argv=tuple(fleet.command(sys.executable)), environment=environment)
+        self._process = processes.Supervisor(
+            f"worker {number}", lambda: program, policy(fleet.max_failures), hear=self._hear, on_change=self._note
+        )
         # The kernel ends the worker with the thread that started it, so this thread lives as long as the supervisor.
-        self._restarts = Restarts(max_failures=self._max_failures)
-        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        self._thread = threading.Thread(target=run, args=(self._process,), name="supervisor", daemon=True)
         self._thread.start()
 
     def report(self) -> Report:
         """The worker as it is now."""
-        with self._changed:
-            return Report(
-                number=self._number,
-                state=self._state,
-                host=socket.gethostname(),
-                pid=self._process.pid if self._process is not None and self._process.poll() is None else 0,
-                num_starts=self._num_starts,
-                seconds=time.monotonic() - self._since,
-                cause=self._cause,
-                last_line=self._lines[-1] if self._lines else "",
-            )
+        known, since = self._known
+        return replace(known, seconds=time.monotonic() - since, last_line=self._last_line)
 
     def retry(self) -> bool:
         """Starts a worker that was given up. Returns whether it was."""
-        with self._changed:
-            if self._stopping or self._state != State.GIVEN_UP:
-                return False
-            self._enter(State.STARTING)
-        self._thread.join()
-        self._start_thread()
-        return True
+        return self._process.retry()
 
     def stop(self, grace_seconds: float) -> None:
         """Ends the worker: SIGTERM, on which its requests move to other workers, and SIGKILL after the grace."""
-        with self._changed:
-            self._stopping = True
-            self._signal(signal.SIGTERM)
-            self._changed.notify_all()
-        self._thread.join(grace_seconds)
-        if self._thread.is_alive():
-            with self._changed:
-                self._signal(signal.SIGKILL)
-            self._thread.join()
-        with self._changed:
-            self._enter(State.STOPPED)
+        self._process.stop(grace_seconds)
+        self._thread.join()
 
-    def _signal(self, number: signal.Signals) -> None:
-        """Signals the process; SIGKILL also reaches the processes that it started."""
-        if self._process is None or self._process.poll() is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            if number == signal.SIGKILL:
-                os.killpg(self._process.pid, number)
-            else:
-                self._process.send_signal(number)
+    def _hear(self, line: str) -> Heard:
+        line = line[:_MAX_LINE]
+        if line:
+            with contextlib.suppress(OSError, ValueError):
+                print(f"{self._process.name}: {line}", file=self._output, flush=True)
+        if may_have_cause(line):
+            self._last_line = line
+        return Heard.SERVES if _JOINED in line else Heard.WORDS
 
-    def _run(self) -> None:
-        while True:
-            status = self._run_once()
-            with self._changed:
-                if self._stopping:
-                    return
-                served = time.monotonic() - self._joined_at if self._joined_at is not None else 0.0
-                decision = self._restarts.decide(status=status, served_seconds=served)
-                self._cause = self._ending(status)
-                if isinstance(decision, GiveUp):
-                    self._cause = f"{decision.why}: {self._cause}"
-                    self._enter(State.GIVEN_UP)
-                    return
-                self._enter(State.PAUSED)
-                if self._changed.wait_for(lambda: self._stopping, decision):
-                    return
+    def _note(self, process: processes.Supervisor) -> None:
+        if process.state == processes.State.STARTING:
+            self._last_line = ""
+        known, _ = self._known
+        state, cause = State(process.state.value), known.cause
+        if state in (State.PAUSED, State.GIVEN_UP) and process.ended is not None:
+            cause = self._cause(process.ended)
+        known = replace(known, state=state, pid=process.pid, num_starts=process.num_starts, cause=cause)
+        self._known = known, process.since
 
-    def _run_once(self) -> int:
-        """Runs the worker until it ends. Returns its exit status."""
-        with self._changed:
-            if self._stopping:
-                return 0
-            self._joined_at = None
-            self._lines.clear()
-            self._num_starts += 1
-            self._enter(State.STARTING)
-            try:
-                self._process = process = self._start()
-            except OSError as error:
-                self._lines.append(f"the process cannot be started: {error}")
-                return 1
-        reader = threading.Thread(target=self._read, args=(process,), name="reader", daemon=True)
-        reader.start()
-        status = process.wait()
-        # What it started ends with it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        reader.join(_LAST_OUTPUT_SECONDS)
-        return status
-
-    def _start(self) -> "subprocess.Popen[str]":
-        paths = [str(_FOLDER), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "gpu_worker.cluster.leash", str(os.getpid()), *self._command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            text=True,
-            errors="replace",
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths)},
-        )
-
-    def _read(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stdout is not None
-        with process.stdout as lines:
-            for line in lines:
-                self._take(line.rstrip()[:_MAX_LINE])
-
-    def _take(self, line: str) -> None:
-        if not line:
-            return
-        with contextlib.suppress(OSError, ValueError):
-            print(f"worker {self._number}: {line}", file=self._output, flush=True)
-        if not may_have_cause(line):
-            return
-        with self._changed:
-            self._lines.append(line)
-            if _JOINED in line:
-                self._joined_at = time.monotonic()
-                self._enter(State.SERVING)
-
-    def _enter(self, state: State) -> None:
-        """Changes the state. The caller holds the lock."""
-        if state != self._state:
-            self._state, self._since = state, time.monotonic()
-
-    def _ending(self, status: int) -> str:
-        """How the worker ended, with its own last line."""
-        ended = f"killed by {_name_of(-status)}" if status < 0 else f"exit code {status}"
-        return f"{ended}: {last_line(self._lines)}"
-
-
-def _name_of(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    def _cause(self, ended: Ended) -> str:
+        """How the worker ended, with its own last line, after why it is given up."""
+        how = f"killed by {signal_name(-ended.status)}" if ended.status < 0 else f"exit code {ended.status}"
+        if ended.how == processes.NOT_STARTED_WORDS:
+            how = "the process cannot be started"
+        told = f"{how}: {ended.cause[:_MAX_LINE]}"
+        if not isinstance(ended.then, GiveUp):
+            return told
+        if ended.then.wrong_settings:
+            return f"its settings are refused on this node: {told}"
+        return f"it failed {self._max_failures} times in a row: {told}"

@@ -3,6 +3,7 @@
 Owns the address, and the secret with which a front end proves that this service started it. Does not know requests.
 """
 
+import math
 import secrets
 import threading
 import time
@@ -63,8 +64,6 @@ class FrontendProcesses:
             )
             for number in range(1, count + 1)
         ]
-        # Guards the decision whether other sockets may share the port.
-        self._sharing = threading.Lock()
         self._is_stopping = False
 
     @property
@@ -73,18 +72,16 @@ class FrontendProcesses:
         return self._children[0].listen
 
     def _start_sharing(self) -> None:
-        with self._sharing:
-            for held in self._held:
-                held.start_sharing()
+        for held in self._held:
+            held.start_sharing()
 
     def _announce(self) -> None:
-        with self._sharing:
-            if all(child.is_listening for child in self._children):
-                for held in self._held:
-                    held.stop_sharing()
-                if self._health_listen:
-                    announce("health listening on %s", self._health_listen)
-                announce("%s%s", READY, self.listen)
+        if all(child.is_listening for child in self._children):
+            for held in self._held:
+                held.stop_sharing()
+            if self._health_listen:
+                announce("health listening on %s", self._health_listen)
+            announce("%s%s", READY, self.listen)
 
     def watch(self, *, restart: bool) -> None:
         """Starts, checks and restarts each front end; see `FrontendProcess.watch`."""
@@ -95,13 +92,13 @@ class FrontendProcesses:
         """Kills a front end (f-<pid>-…) that the core lost, in case it hangs; `watch` replaces it."""
         pid = frontend.partition("-")[2].partition("-")[0]
         for child in self._children:
-            if child.is_pid(pid):
-                child.kill()
+            if child.process.pid and str(child.process.pid) == pid:
+                child.process.kill()
 
     @property
     def is_running(self) -> bool:
-        """Whether at least one front end runs."""
-        return any(child.is_running for child in self._children)
+        """Whether at least one front end ran at the last `watch`."""
+        return any(child.process.pid for child in self._children)
 
     def ask_to_stop(self) -> None:
         """Asks each front end to end after its streams. Later calls do nothing."""
@@ -112,10 +109,21 @@ class FrontendProcesses:
 
     def stop(self) -> None:
         """Asks all front ends to end, kills those that take too long, and frees the address."""
+        woken = threading.Event()
+        for child in self._children:
+            child.process.wake = woken.set
         self.ask_to_stop()
         limit = time.monotonic() + STOP_SECONDS
-        for child in self._children:
-            child.wait(max(0.0, limit - time.monotonic()))
+        while running := [child for child in self._children if child.process.pid]:
+            seconds = limit - time.monotonic()
+            if seconds <= 0:
+                limit = math.inf
+                for child in running:
+                    child.kill_late()
+            woken.wait(max(0.0, seconds) if limit < math.inf else None)
+            woken.clear()
+            for child in running:
+                child.process.look()
         self._release()
 
     def _release(self) -> None:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from tandem_client.services.pair import ServicePair
-from tandem_client.services.restarts import RestartPolicy
+from tandem_contract.processes import OnZero, Policy
 from tests.client.fake_service import WAIT_SECONDS, FakeService
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,18 +76,16 @@ class Output:
         return found[times - 1]
 
 
-def quick_policy(max_ends: int | None = 5, *, ends_in_order: bool = False) -> RestartPolicy:
+def quick_policy(max_ends: int | None = 5, on_zero: OnZero = OnZero.AGAIN) -> Policy:
     """The policy of `tandem serve`, with pauses that are too short to notice."""
-    return RestartPolicy(
-        max_ends=max_ends, ends_in_order=ends_in_order, first_pause_seconds=0.01, last_pause_seconds=0.01
-    )
+    return Policy(max_ends=max_ends, on_zero=on_zero, first_pause_seconds=0.01, last_pause_seconds=0.01)
 
 
 def make_pair(output: Output, standbys: int = 0) -> ServicePair:
     return ServicePair(
         scheduler_flags=["--of-scheduler"],
         worker_flags=["--of-worker"],
-        scheduler_policy=quick_policy(ends_in_order=True),
+        scheduler_policy=quick_policy(on_zero=OnZero.WANTED),
         worker_policy=quick_policy(max_ends=None),
         standbys=standbys,
         on_line=output.show,

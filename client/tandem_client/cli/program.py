@@ -13,8 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tandem_client.cli.reporting import Exit
-from tandem_client.services.child import missing_programs
-from tandem_client.services.pair import PROGRAMS
+from tandem_client.services.programs import PROGRAMS, missing_programs
 
 _NAME = "tandem"
 

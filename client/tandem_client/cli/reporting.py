@@ -12,7 +12,7 @@ import typer
 
 from tandem_client import errors
 from tandem_client.cli.flag_names import keyword_in_flags, refusal_in_flags
-from tandem_client.services.child import missing_programs
+from tandem_client.services.programs import missing_programs
 
 
 class Exit(IntEnum):

@@ -21,10 +21,10 @@ from tandem_client.demo.rounds import Arrivals, Round, differing, run_round
 from tandem_client.demo.services import Services, free_address
 from tandem_client.demo.show import Board, Teller, make_console, result_table, round_line
 from tandem_client.errors import TandemError
-from tandem_client.services.child import missing_programs
-from tandem_client.services.pair import PROGRAMS, flags
-from tandem_client.services.supervisor import ServiceEnded
+from tandem_client.services.pair import flags
+from tandem_client.services.programs import PROGRAMS, missing_programs
 from tandem_client.services.toy import TOY_NOTICE, is_toy
+from tandem_contract.processes import ServiceEnded
 
 _INTERRUPTED = 130
 # The time for the lines about the kill to end after the last stream.

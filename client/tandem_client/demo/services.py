@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from tandem_client.services.pair import ServicePair
-from tandem_client.services.restarts import RestartPolicy
-from tandem_client.services.supervisor import ServiceEnded
 from tandem_contract.log_lines import parse
+from tandem_contract.processes import Policy, ServiceEnded
 
 # A cold start compiles kernels.
 _READY_SECONDS = 240.0
 _STOP_SECONDS = 20.0
+_LOOK_SECONDS = 0.01
 
 # Takes the name of the speaker and the line.
 Say = Callable[[str, str], None]
@@ -32,9 +32,9 @@ class Services:
         self._pair = ServicePair(
             scheduler_flags=scheduler_flags,
             worker_flags=worker_flags,
-            scheduler_policy=RestartPolicy(max_ends=1),
+            scheduler_policy=Policy(max_ends=1),
             # The demo kills the worker once.
-            worker_policy=RestartPolicy(max_ends=2, first_pause_seconds=0.0),
+            worker_policy=Policy(max_ends=2, first_pause_seconds=0.0),
             on_line=self._on_line,
             say=lambda line: say("demo", line),
         )
@@ -44,7 +44,7 @@ class Services:
     @property
     def worker_pid(self) -> int:
         """The process id of the worker that was started last."""
-        return self._pair.worker.child.pid
+        return self._pair.worker.pid
 
     async def start(self) -> None:
         """Starts both at the same time and waits until the service is ready. Raises ServiceEnded."""
@@ -58,9 +58,11 @@ class Services:
 
     async def kill_worker(self) -> None:
         """Kills the worker with SIGKILL and waits until another one has been started."""
-        next_start = self._pair.worker.next_start
-        self._pair.worker.child.signal(signal.SIGKILL)
-        await next_start.wait()
+        worker = self._pair.worker
+        num_starts = worker.num_starts
+        worker.signal(signal.SIGKILL)
+        while worker.num_starts == num_starts:
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def stop(self) -> list[str]:
         """Stops both, the worker last; returns a line for each that did not end well."""

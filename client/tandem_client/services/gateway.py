@@ -3,15 +3,13 @@
 The gateway starts when the scheduler listens, and starts again if the scheduler comes back at another address.
 """
 
-import asyncio
 import signal
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
-from tandem_client.services.child import Child, OnLine
 from tandem_client.services.probe import gateway_flags
-from tandem_client.services.restarts import RestartPolicy
-from tandem_client.services.supervisor import Supervisor
+from tandem_client.services.programs import RESTARTED, OnLine, kept
+from tandem_contract.child import Program, python
+from tandem_contract.processes import Heard
 
 PROGRAM = "tandem_client.gateway"
 # Its line at each start. Wrong flags end it before.
@@ -26,30 +24,28 @@ class Gateway:
     ) -> None:
         self._flags, self._scheduler_flags = list(flags), list(scheduler_flags)
         self._on_line = on_line
-        self._address = ""
-        self._known = asyncio.Event()
-        self.child = Child("gateway", PROGRAM, flags, on_line=self._on_child_line)
-        # The service goes on without it.
-        self._supervisor = Supervisor(self.child, RestartPolicy(max_ends=None), say=say, on_end=lambda: None)
+        self._address, self._health = "", ""
+        self.process = kept("gateway", self._program, RESTARTED, hear=self._hear, say=say)
 
     def follow(self, address: str, health: str) -> None:
         """Takes the address of the scheduler that listens now, and that of its health; empty without one."""
         if address == self._address:
             return
-        self._address = address
-        own = [f"--health-address={health}"] if health else []
+        is_first = not self._address
+        self._address, self._health = address, health
+        if is_first:
+            self.process.hurry()
+        else:
+            self.process.signal(signal.SIGTERM)
+
+    def _program(self) -> Program | None:
+        if not self._address:
+            return None
+        own = [f"--health-address={self._health}"] if self._health else []
         # The user's own flags come last, so that they count.
-        self.child.arguments = [*gateway_flags(self._scheduler_flags, address), *own, *self._flags]
-        if self._known.is_set():
-            self.child.signal(signal.SIGTERM)
-        self._known.set()
+        flags = [*gateway_flags(self._scheduler_flags, self._address), *own, *self._flags]
+        return Program(argv=python(PROGRAM, *flags))
 
-    async def run(self) -> NoReturn:
-        """Starts the gateway when a scheduler listens, and keeps it running. Raises ServiceEnded."""
-        await self._known.wait()
-        return await self._supervisor.run()
-
-    def _on_child_line(self, name: str, line: str) -> None:
-        self._on_line(name, line)
-        if _LISTENING in line:
-            self._supervisor.mark_serving()
+    def _hear(self, line: str) -> Heard:
+        self._on_line(self.process.name, line)
+        return Heard.SERVES if _LISTENING in line else Heard.WORDS

@@ -8,19 +8,18 @@ import contextlib
 import re
 import signal
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from tandem_client.errors import TandemError
-from tandem_client.services.child import Child
 from tandem_client.services.gateway import Gateway
 from tandem_client.services.probe import Probe, with_probe
-from tandem_client.services.restarts import RestartPolicy
-from tandem_client.services.supervisor import Supervisor
+from tandem_client.services.programs import OPTIONAL, PROGRAMS, RESTARTED, SCHEDULER, kept
 from tandem_client.services.workers import Workers
 from tandem_client.types import Load, WaitReason
+from tandem_contract.child import Program, python
 from tandem_contract.log_lines import parse
+from tandem_contract.processes import Heard, Policy, Supervisor, run_async
 
-PROGRAMS = ("scheduler_svc", "gpu_worker")
 _HOLDER = "gpu_worker.holder"
 _LOOK_SECONDS = 0.1
 # How often a service that was ready is asked whether it still is. After how long it is told that it is not, and then
@@ -60,8 +59,8 @@ class ServicePair:
         *,
         scheduler_flags: Sequence[str],
         worker_flags: Sequence[str],
-        scheduler_policy: RestartPolicy,
-        worker_policy: RestartPolicy,
+        scheduler_policy: Policy = SCHEDULER,
+        worker_policy: Policy = RESTARTED,
         standbys: int = 0,
         holder_flags: Sequence[str] | None = None,
         gateway_flags: Sequence[str] | None = None,
@@ -89,8 +88,11 @@ class ServicePair:
         self._commanded = asyncio.Event()
         # Set when a child ends.
         self._down = asyncio.Event()
-        scheduler = Child("scheduler", PROGRAMS[0], [_WITH_PARENT, *scheduler_flags], on_line=self._on_child_line)
-        self.scheduler = Supervisor(scheduler, scheduler_policy, say=say, on_end=self._on_scheduler_end)
+        scheduler = Program(argv=python(PROGRAMS[0], _WITH_PARENT, *scheduler_flags))
+        self.scheduler = kept(
+            "scheduler", lambda: scheduler, scheduler_policy,
+            hear=self._hear_scheduler, say=say, on_end=self._on_scheduler_end,
+        )  # fmt: skip
         self._workers = Workers(
             PROGRAMS[1],
             [_WITH_PARENT, *worker_flags],
@@ -99,27 +101,18 @@ class ServicePair:
             on_line=on_line,
             on_end=self._down.set,
             say=say,
-            is_urgent=self._has_suspects,
         )
-        self._holder: Supervisor | None = None
+        self._holders: list[Supervisor] = []
         if holder_flags is not None:
-            child = Child("holder", _HOLDER, [_WITH_PARENT, *holder_flags], on_line=on_line)
+            holder = Program(argv=python(_HOLDER, _WITH_PARENT, *holder_flags))
             # Without a holder workers compute lost pages again.
-            policy = RestartPolicy(needs_service=False, max_ends=None)
-            self._holder = Supervisor(child, policy, say=say, on_end=lambda: None)
-        self._gateway: Gateway | None = None
+            self._holders = [kept("holder", lambda: holder, OPTIONAL, hear=self._hear_holder, say=say)]
+        # What callers reach.
+        self._services, self._gateway = [self.scheduler], None
         if gateway_flags is not None:
             self._gateway = Gateway([_WITH_PARENT, *gateway_flags], scheduler_flags, on_line=on_line, say=say)
-        self._supervising: list[asyncio.Task[NoReturn]] = []
-
-    @property
-    def _holders(self) -> list[Child]:
-        return [] if self._holder is None else [self._holder.child]
-
-    @property
-    def _services(self) -> list[Child]:
-        """What callers reach."""
-        return [self.scheduler.child, *([] if self._gateway is None else [self._gateway.child])]
+            self._services.append(self._gateway.process)
+        self._supervising: dict[Supervisor, asyncio.Task[None]] = {}
 
     @property
     def worker(self) -> Supervisor:
@@ -129,23 +122,24 @@ class ServicePair:
     def start(self) -> None:
         """Starts the scheduler and the first worker at the same time, standby workers when these are ready."""
         # The holder is the first, so that a worker finds it.
-        first = [] if self._holder is None else [self._holder]
-        supervising = [asyncio.create_task(each.run()) for each in (*first, self.scheduler)]
-        if self._gateway is not None:
-            supervising.append(asyncio.create_task(self._gateway.run()))
-        self._supervising = [*supervising, *self._workers.start()]
+        for each in (*self._holders, *self._services):
+            self._supervising[each] = asyncio.create_task(run_async(each))
+        for each in self._workers.all:
+            self._supervising[each] = asyncio.create_task(run_async(each, self._has_suspects))
 
     async def guard(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Does the work while all processes run. Raises ServiceEnded, and cancels the work, if one of them ends."""
         working = asyncio.create_task(work)
         try:
-            await asyncio.wait([working, *self._supervising], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([working, *self._supervising.values()], return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
         finally:
             working.cancel()
         await asyncio.wait([working])
-        return next(task.result() for task in self._supervising if task.done())
+        ended = next(task.exception() for task in self._supervising.values() if task.done())
+        assert ended is not None, "a process ends for good by a failure"
+        raise ended
 
     async def listening(self) -> str:
         """Waits until the scheduler listens; returns its address."""
@@ -184,27 +178,28 @@ class ServicePair:
 
     async def stop(self, grace_seconds: float) -> list[str]:
         """Stops all, each within the grace; returns a line for each that did not end with status 0."""
-        for task in self._supervising:
-            task.cancel()
-        await asyncio.gather(*self._supervising, return_exceptions=True)
+        for each in self._supervising:
+            each.start_no_more()
         wrong: list[str] = []
-        for children in (self._services, self._workers.children, self._holders):
-            running = [child for child in children if child.running]
-            found = await asyncio.gather(*(child.stop(grace_seconds) for child in running))
-            ended = zip(running, found, strict=True)
-            wrong += [f"the {child.name} ended with status {status}" for child, status in ended if status]
+        for group in (self._services, self._workers.all, self._holders):
+            running = [each for each in group if each.pid]
+            for each in group:
+                each.stop(grace_seconds)
+            tasks = [self._supervising[each] for each in group if each in self._supervising]
+            await asyncio.gather(*tasks, return_exceptions=True)
+            ended = [(each.name, each.ended.status) for each in running if each.ended is not None]
+            wrong += [f"the {name} ended with status {status}" for name, status in ended if status]
         return wrong
 
     def stop_now(self) -> None:
         """Lets the scheduler, which `stop` has signalled, end all streams now; kills what is left after a moment."""
-        self.scheduler.child.signal(signal.SIGTERM)
+        self.scheduler.signal(signal.SIGTERM)
         asyncio.get_running_loop().call_later(_NOW_SECONDS, self.kill)
 
     def kill(self) -> None:
         """Kills all processes and those that they started."""
-        for child in (*self._services, *self._workers.children, *self._holders):
-            if child.running:
-                child.kill_group()
+        for each in self._supervising:
+            each.kill()
 
     async def _serves(self, client: Probe) -> bool | None:
         """Whether the service is ready and a running worker serves it; None if it does not answer."""
@@ -239,20 +234,24 @@ class ServicePair:
         except TandemError:
             return False
 
-    def _on_child_line(self, name: str, line: str) -> None:
-        self._on_line(name, line)
-        is_scheduler = name == self.scheduler.child.name
-        if is_scheduler and self._has_door and (probe := _HEALTH.search(line)) is not None:
+    def _hear_holder(self, line: str) -> Heard:
+        self._on_line("holder", line)
+        return Heard.WORDS
+
+    def _hear_scheduler(self, line: str) -> Heard:
+        self._on_line(self.scheduler.name, line)
+        if self._has_door and (probe := _HEALTH.search(line)) is not None:
             self._probe = probe[1]
-        if is_scheduler and self._has_door and (command := READY.search(parse(line).message)) is not None:
+        if self._has_door and (command := READY.search(parse(line).message)) is not None:
             self._command = command[1]
             self._commanded.set()
-        if is_scheduler and (found := _LISTENING.search(line)) is not None:
-            self._address = found[1]
-            if self._gateway is not None:
-                self._gateway.follow(self._address, self._probe)
-            self._listening.set()
-            self.scheduler.mark_serving()
+        if (found := _LISTENING.search(line)) is None:
+            return Heard.WORDS
+        self._address = found[1]
+        if self._gateway is not None:
+            self._gateway.follow(self._address, self._probe)
+        self._listening.set()
+        return Heard.SERVES
 
     def _on_scheduler_end(self) -> None:
         self._address = ""

@@ -40,8 +40,8 @@ def _probe_core(folder: Path) -> list[float]:
     """Notes the time at which each output leaves. Starts the front end with a probe too."""
     from tandem.internal.v1 import frontend_pb2
 
-    from scheduler_svc.processes import frontend_process
     from scheduler_svc.shell.dispatch import EffectDispatcher
+    from tandem_contract import child
 
     sent: list[float] = []
     send = EffectDispatcher.send
@@ -55,13 +55,13 @@ def _probe_core(folder: Path) -> list[float]:
 
     EffectDispatcher.send = noted_send
 
-    popen = frontend_process.subprocess.Popen
+    popen = child.subprocess.Popen
 
-    def probed(command: list[str], *args: Any, **options: Any) -> Any:
+    def probed(command: tuple[str, ...], *args: Any, **options: Any) -> Any:
         at = command.index(_FRONT_END)
         return popen([*command[:at], __spec__.name, str(folder), "--front-end", *command[at + 1 :]], *args, **options)
 
-    frontend_process.subprocess.Popen = probed  # type: ignore[misc, assignment]
+    child.subprocess.Popen = probed  # type: ignore[misc, assignment]
     return sent
 
 

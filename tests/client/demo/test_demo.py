@@ -16,8 +16,8 @@ from tandem_client.demo.rounds import Arrivals, Completion, Round, differing, ru
 from tandem_client.demo.services import Services
 from tandem_client.demo.show import Board, Teller, one_line, result_table, round_line
 from tandem_client.errors import Internal
-from tandem_client.services.supervisor import ServiceEnded
 from tandem_client.types import Summary, Timing, Usage
+from tandem_contract.processes import ServiceEnded
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService
 

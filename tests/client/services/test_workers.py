@@ -5,13 +5,8 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 
-import pytest
-
 from tandem_client.cli.commands import serve
 from tandem_client.cli.reporting import Exit
-from tandem_client.services.child import Child
-from tandem_client.services.restarts import RestartPolicy
-from tandem_client.services.supervisor import ServiceEnded, Supervisor
 from tests.client.fake_programs import STAYS, Output, make_pair
 from tests.client.fake_service import WAIT_SECONDS, FakeService
 
@@ -90,25 +85,3 @@ def test_a_standby_worker_that_never_serves_is_tried_again(service: FakeService,
         assert len(flags_of(output, "worker 2")) == 3
 
     assert run_serve(service, 1, play) == (0, "")
-
-
-@pytest.mark.parametrize("looks", [1, 4])
-def test_the_pause_before_a_restart_ends_when_a_worker_is_needed_at_once(programs: Programs, looks: int) -> None:
-    programs(scheduler=STAYS, worker="sys.exit(1)")
-    slept: list[float] = []
-    answers = [False] * (looks - 1) + [True]
-
-    async def is_urgent() -> bool:
-        return answers.pop(0)
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    async def run() -> None:
-        child = Child("worker", "gpu_worker", [], on_line=lambda *_: None)
-        policy = RestartPolicy(needs_service=False, max_ends=2, first_pause_seconds=20.0)
-        await Supervisor(child, policy, say=lambda _: None, on_end=lambda: None, is_urgent=is_urgent, sleep=sleep).run()
-
-    with pytest.raises(ServiceEnded, match="2 times"):
-        asyncio.run(run())
-    assert slept == [0.2] * (looks - 1) and not answers

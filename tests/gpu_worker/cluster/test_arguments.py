@@ -104,7 +104,7 @@ def test_without_ray_the_command_says_what_to_install() -> None:
 
 def test_help_and_arguments_import_neither_torch_nor_ray() -> None:
     code = (
-        "import sys; from gpu_worker.cluster import __main__, supervisor, capacity, head, leash; "
+        "import sys; from gpu_worker.cluster import __main__, supervisor, capacity, head; "
         "print([name for name in ('torch', 'transformers', 'ray') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -9,7 +9,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,8 +16,8 @@ import pytest
 from gpu_worker.cluster.capacity import Node, why_not_placed, why_too_small
 from gpu_worker.cluster.fleet import Fleet
 from gpu_worker.cluster.reports import Report, State, line_of, summary_of
-from gpu_worker.cluster.restarts import STEADY_SECONDS, GiveUp, Restarts
-from gpu_worker.cluster.supervisor import Supervisor
+from gpu_worker.cluster.supervisor import Supervisor, policy
+from tandem_contract.processes import GiveUp, Restart
 from tests.architecture.source import ROOT
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
@@ -33,7 +32,8 @@ class Program(Fleet):
     __slots__ = ()
 
     def command(self, python: str) -> list[str]:
-        return [python, "-c", f"import os, signal, sys, time\n{self.flags[0]}"]
+        ends_with_parent = "import ctypes; ctypes.CDLL(None).prctl(1, 9)"
+        return [python, "-c", f"{ends_with_parent}\nimport os, signal, sys, time\n{self.flags[0]}"]
 
 
 def program(code: str, **settings: int) -> Program:
@@ -155,28 +155,27 @@ def test_a_worker_ends_with_the_process_that_holds_its_supervisor() -> None:
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_leash_without_its_parent_starts_nothing(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    leash = [sys.executable, "-m", "gpu_worker.cluster.leash"]
-    gone = subprocess.run([*leash, "1", "touch", str(mark)], cwd=ROOT, check=False)
-    assert gone.returncode == 1 and not mark.exists()
-    wrong = [*leash, str(os.getpid()), "/no/such/program"]
-    done = subprocess.run(wrong, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 127 and "/no/such/program cannot be started" in done.stderr
-
-
 def test_pauses_double_within_bounds_and_a_steady_worker_starts_afresh() -> None:
-    restarts = Restarts(max_failures=12, rng=random.Random(1))
-    pauses = [restarts.decide(status=1, served_seconds=0.0) for _ in range(11)]
+    restart = Restart(policy(12), random.Random(1))
+
+    def decide(status: int, served_seconds: float) -> float | GiveUp:
+        ever_served = served_seconds > 0
+        return restart.decide(
+            at=0.0, status=status, ever_served=ever_served, start_seconds=1.0, served_seconds=served_seconds
+        )
+
+    pauses = [decide(1, 0.0) for _ in range(11)]
     bounds = [min(0.1 * 2**n, 30.0) for n in range(11)]
     for pause, bound in zip(pauses, bounds, strict=True):
         assert isinstance(pause, float) and bound / 2 <= pause <= bound
-    assert isinstance(restarts.decide(status=-9, served_seconds=1.0), GiveUp)
-    assert isinstance(restarts.decide(status=-9, served_seconds=STEADY_SECONDS), float)
-    assert restarts.num_failures == 1
-    assert restarts.decide(status=0, served_seconds=1.0) == 0.0
+    assert isinstance(decide(-9, 1.0), GiveUp)
+    assert isinstance(decide(-9, 60.0), float)
+    # That was the first one in a row.
+    assert all(isinstance(decide(1, 0.0), float) for _ in range(10))
+    assert isinstance(decide(1, 0.0), GiveUp)
+    assert decide(0, 1.0) == 0.0
     # Settings that worked once are not the fault.
-    assert isinstance(restarts.decide(status=2, served_seconds=1.0), float)
+    assert isinstance(decide(2, 1.0), float)
 
 
 def test_nodes_that_are_too_small_are_listed() -> None:

@@ -1,6 +1,5 @@
 """Front ends as child processes: when one is replaced, what it inherits, and what is logged when it ends."""
 
-import io
 import logging
 import os
 import socket
@@ -8,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import psutil
 import pytest
@@ -17,7 +15,6 @@ from scheduler_svc.processes import frontend_process
 from scheduler_svc.processes.address import ListenError
 from scheduler_svc.processes.frontend_process import FrontendFailed
 from scheduler_svc.processes.frontends import FrontendProcesses
-from tests.rigs.instructions import at_every_instruction
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 READY = "frontend listening on "
@@ -260,57 +257,3 @@ def test_a_taken_address_is_refused_before_a_process_starts(bench: Bench) -> Non
             with pytest.raises(ListenError, match="the port is taken"):
                 FrontendProcesses(count, listen=f"127.0.0.1:{taken.getsockname()[1]}", flags=[])
     assert pids() == before
-
-
-class FakeChild:
-    """A child that has printed READY and dies at a word of the test."""
-
-    def __init__(self) -> None:
-        self.pid, self.stdout = 1, io.StringIO(f"{READY}127.0.0.1:1\n")
-        self.code: int | None = None
-
-    def poll(self) -> int | None:
-        return self.code
-
-
-class FakeThread:
-    """A reader that the test runs; `join` gives up at once, as when the reader is slow."""
-
-    made: ClassVar[list["FakeThread"]] = []
-
-    def __init__(self, target: Callable[..., None], args: tuple[object, ...], daemon: bool) -> None:
-        self.run = lambda: target(*args)
-        self.made.append(self)
-
-    def start(self) -> None:
-        pass
-
-    def join(self, seconds: float) -> None:
-        pass
-
-
-def test_a_front_end_that_dies_while_its_line_is_read_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At whichever instruction of the reader its end is seen."""
-    monkeypatch.setattr(frontend_process.threading, "Thread", FakeThread)
-    clock = Clock(monkeypatch)
-    num_instructions, at = 1, 0
-    while at < num_instructions:
-        child, num_looks = FakeChild(), 0
-        one = frontend_process.FrontendProcess(
-            "it", listen="", flags=[], secret=b"", on_start=lambda: None, on_ready=lambda: None, silence_seconds=9.0
-        )
-        monkeypatch.setattr(one, "_popen", lambda child=child: child)
-        clock.now += 100
-        one.watch(restart=True)
-
-        def look(child: FakeChild = child, one: frontend_process.FrontendProcess = one, last: int = at + 1) -> None:
-            nonlocal num_looks
-            num_looks += 1
-            if num_looks == last:
-                child.code = -9
-                one.watch(restart=False)
-
-        num_instructions = at_every_instruction(FakeThread.made.pop().run, look, frontend_process)
-        assert not one.is_listening, f"instruction {at} of {num_instructions}"
-        at += 1
-    assert at > 30

@@ -10,7 +10,7 @@ import typer
 
 from tandem_client.cli.flags import OUTPUT, option
 from tandem_client.cli.reporting import Exit, fail
-from tandem_client.services.child import missing_programs
+from tandem_client.services.programs import missing_programs
 
 
 def plot(

@@ -19,12 +19,12 @@ from tandem_client.cli.reporting import Exit, require_programs
 from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.errors import TandemError
 from tandem_client.services.line_writer import LineWriter
-from tandem_client.services.pair import PROGRAMS, READY, ServicePair, flags
+from tandem_client.services.pair import READY, ServicePair, flags
 from tandem_client.services.probe import Probe
-from tandem_client.services.restarts import RestartPolicy
-from tandem_client.services.supervisor import ServiceEnded
+from tandem_client.services.programs import PROGRAMS
 from tandem_client.services.toy import TOY_NOTICE, is_toy
 from tandem_contract.log_lines import as_json
+from tandem_contract.processes import ServiceEnded
 
 # Longer than the service's own grace for its streams (30 s by default).
 _STOP_SECONDS = 45.0
@@ -76,10 +76,6 @@ def serve(
             *shared,
             *shlex.split(worker),
         ],
-        # A scheduler that was drained stays down, and the workers with it.
-        scheduler_policy=RestartPolicy(ends_in_order=True),
-        # The service goes on without a worker, and its health says why.
-        worker_policy=RestartPolicy(max_ends=None),
         standbys=standby,
         holder_flags=shared if holds_pools else None,
         gateway_flags=_gateway_flags(http, gateway, log_format),

@@ -1,0 +1,121 @@
+"""Whether a process that ended is started again, and after which pause."""
+
+import math
+import random
+
+import pytest
+
+from tandem_contract.processes import GiveUp, OnZero, Policy, Restart
+
+LOOP = GiveUp(", 5 times within 60 s; it is not started again")
+
+
+class WholePause(random.Random):
+    """Draws the upper bound, so that pauses are exact."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+def restart(**policy: object) -> Restart:
+    return Restart(Policy(**policy), WholePause())  # type: ignore[arg-type]
+
+
+def decide(
+    one: Restart,
+    at: float = 0.0,
+    *,
+    status: int = 1,
+    ever_served: bool = True,
+    start_seconds: float = 0.0,
+    served_seconds: float = 0.0,
+) -> float | GiveUp:
+    return one.decide(
+        at=at, status=status, ever_served=ever_served, start_seconds=start_seconds, served_seconds=served_seconds
+    )
+
+
+def test_pauses_double_up_to_the_last_one() -> None:
+    one = restart()
+    assert [decide(one, at=100 * n) for n in range(9)] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    one = restart(first_pause_seconds=0.1, last_pause_seconds=0.3, jitter=False)
+    assert [decide(one) for _ in range(4)] == [0.1, 0.2, 0.3, 0.3]
+
+
+@pytest.mark.parametrize(("at_once", "pauses"), [(True, [0.5, 1, 0, 0, 0.5, 1]), (False, [0.5, 1, 0.5, 0.5, 1, 2])])
+def test_a_process_that_served_for_some_time_begins_the_pauses_anew(at_once: bool, pauses: list[float]) -> None:
+    one = restart(steady_at_once=at_once)
+    served = (0, 2.9, 3, 3, 0, 0)
+    assert [decide(one, at=n, served_seconds=seconds) for n, seconds in enumerate(served)] == pauses
+
+
+def test_a_process_that_starts_slowly_must_serve_for_as_long() -> None:
+    one = restart()
+    served = (20, 39.9, 40)
+    assert [decide(one, start_seconds=40, served_seconds=seconds) for seconds in served] == [0.5, 1, 0]
+
+
+def test_a_process_that_serves_and_ends_again_and_again_is_still_in_a_crash_loop() -> None:
+    one = restart(max_ends=5)
+    assert [decide(one, at=10 * n, served_seconds=5) for n in range(5)] == [0, 0, 0, 0, LOOP]
+
+
+def test_jitter_makes_each_pause_between_half_and_all_of_its_length() -> None:
+    pauses = [decide(Restart(Policy(), random.Random(seed))) for seed in range(200)]
+    seconds = [pause for pause in pauses if isinstance(pause, float)]
+    assert len(set(seconds)) == 200
+    assert 0.25 <= min(seconds) < 0.27
+    assert 0.48 < max(seconds) <= 0.5
+
+
+def test_so_many_ends_within_the_window_are_a_crash_loop() -> None:
+    one = restart(max_ends=5)
+    assert all(isinstance(decide(one, at=at), float) for at in (0, 15, 30, 45, 60, 75))
+    assert decide(one, at=76) == LOOP
+    assert decide(restart(max_ends=1)) == GiveUp("; it is not started again")
+
+
+def test_ends_in_a_row_are_counted_from_the_last_steady_process_on() -> None:
+    one = restart(max_ends=3, window_seconds=math.inf)
+    in_a_row = GiveUp(", 3 times in a row; it is not started again")
+    assert [decide(one, at=1e6 * n) for n in range(3)][2] == in_a_row
+    one = restart(max_ends=3, window_seconds=math.inf)
+    served = (0, 0, 3, 0)
+    assert all(isinstance(decide(one, at=n, served_seconds=seconds), float | int) for n, seconds in enumerate(served))
+    assert decide(one, at=9) == in_a_row
+    one = restart(max_ends=2, window_seconds=math.inf)
+    assert [decide(one, status=status) for status in (1, 0, 1)] == [0.5, 0.0, 0.5]
+
+
+def test_a_policy_without_a_limit_restarts_a_crash_loop_for_ever() -> None:
+    one = restart()
+    assert all(isinstance(decide(one), float) for _ in range(50))
+
+
+@pytest.mark.parametrize("needs_service", [True, False])
+def test_wrong_settings_are_not_tried_again(needs_service: bool) -> None:
+    one = restart(needs_service=needs_service)
+    assert decide(one, status=2, ever_served=False) == GiveUp("", wrong_settings=True)
+
+
+def test_settings_that_served_once_are_tried_again() -> None:
+    """For example, the port may be taken for a moment."""
+    assert isinstance(decide(restart(), status=2), float)
+
+
+def test_a_process_that_never_served_is_not_started_again() -> None:
+    assert decide(restart(), ever_served=False) == GiveUp(" before it served")
+
+
+def test_a_process_that_needs_no_service_is_tried_again_with_growing_pauses() -> None:
+    one = restart(needs_service=False, final=frozenset())
+    assert [decide(one, status=status, ever_served=False) for status in (2, 1, 0)] == [0.5, 1, 2]
+
+
+def test_a_process_that_ended_in_order_starts_again_at_once_or_not_at_all_or_as_others() -> None:
+    one = restart(max_ends=5)
+    assert [decide(one, status=0) for _ in range(9)] == [0.0] * 9
+    one = restart(on_zero=OnZero.WANTED)
+    assert decide(one, status=0) == GiveUp(" because it was drained", in_order=True)
+    one = restart(on_zero=OnZero.CRASH)
+    assert [decide(one, status=0) for _ in range(2)] == [0.5, 1]
