@@ -1,9 +1,9 @@
 """Rotary embeddings of a model's queries and keys, recognised by what they compute.
 
-Transformers' attention modules call a function of their own Python module, which takes queries, keys, cosines and sines.
-Where its results are those of the native operator, the attention module's forward is copied with the native function
-under that name. A decorated forward is copied with its decorators, which hold it in a closure. The Python module itself
-stays as it is.
+Transformers' attention modules call a function of their own Python module, which takes queries, keys, cosines and
+sines. Where its results are those of the native operator, the attention module's forward is copied with the native
+function under that name. A decorated forward is copied with its decorators, which hold it in a closure. The Python
+module itself stays as it is.
 """
 
 import inspect
