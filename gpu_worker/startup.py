@@ -79,7 +79,7 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     warn_of(files)
     with phase("compatibility check"):
         whole = model_facts(files.config, dtype=dtype, packs=(packs := can_pack(device, dtype)))
-        facts, shared = part_of_rank(files.config, whole, ranks, dtype, packs=packs)
+        facts, shared, trial = part_of_rank(files.config, whole, ranks, dtype, device, packs=packs)
         layers, costs, merged = facts.layers, facts.costs, facts.merged
         if device.type == "cuda":
             check_cuda_shapes(layers, dtype)
@@ -88,6 +88,9 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     reach = bound.within(length).reach
     sizes = plan_memory(settings, costs, device, reach)
     together = meet(ranks, device)
+    if trial is not None:
+        with phase("comparison of a plan of ranks"):
+            trial.run(ranks, together, device)
     model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged, shared)
     sizes = least_sizes(sizes, together)
     if device.type == "cpu" and settings.threads is None and not ranks.is_group:

@@ -1,9 +1,9 @@
 """Imports Transformers without the parts of torch that a worker on a CPU does not use, and without garbage collections.
 
 Transformers marks functions for torch.compile and imports distributed tensors and FlexAttention; that loads Dynamo,
-SymPy and FSDP, 600 modules and a second of CPU. A worker whose kernels are C++ needs none of it. Owns what is left out;
-whatever asks for Dynamo later gets it, complete. If a version of Transformers imports the compiler all the same, the log
-says so.
+SymPy and FSDP, 600 modules and a second of CPU. A worker whose kernels are C++ needs none of it. Owns what is left
+out; whatever asks for Dynamo later gets it, complete. If a version of Transformers imports the compiler all the same,
+the log says so.
 """
 
 import gc
