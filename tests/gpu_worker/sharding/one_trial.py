@@ -37,7 +37,7 @@ class OverGloo:
 @torch.no_grad()
 def doubled(model: PreTrainedModel) -> PreTrainedModel:
     """The model with twice the first layer's last projection."""
-    model.get_submodule("model.layers.0.mlp.down_proj").weight.mul_(2)
+    model.get_parameter("model.layers.0.mlp.down_proj.weight").mul_(2)
     return model
 
 
