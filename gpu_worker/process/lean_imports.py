@@ -1,13 +1,15 @@
 """Imports Transformers without the parts of torch that a worker on a CPU does not use, and without garbage collections.
 
 Transformers marks functions for torch.compile and imports distributed tensors and FlexAttention; that loads Dynamo,
-SymPy and FSDP, 600 modules and a second of CPU. A worker whose kernels are C++ needs none of it. Owns what is left out;
-whatever asks for Dynamo later gets it, complete.
+SymPy and FSDP, 600 modules and a second of CPU. A worker whose kernels are C++ needs none of it. Owns what is left
+out; whatever asks for Dynamo later gets it, complete. If a version of Transformers imports the compiler all the same,
+the log says so.
 """
 
 import gc
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,10 +17,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+log = logging.getLogger(__name__)
+
 _DYNAMO = "torch._dynamo"
 _INDEX_MODE = f"{_DYNAMO}._trace_wrapped_higher_order_op"
 # Names of torch._dynamo that only mark a function for its tracer.
 _MARKS = frozenset({"allow_in_graph", "assume_constant_result", "disable"})
+# Only the compiler imports it.
+_HEAVY = "sympy"
+_ASKS_FOR_FLEX = "is_torch_flex_attn_available"
 # Modules that the code of every model imports; importing `transformers` alone imports none of them.
 _OF_EVERY_MODEL = ("modeling_utils", "masking_utils", "modeling_layers", "generation.utils")
 
@@ -46,14 +53,32 @@ def import_transformers(*, without_compiler: bool) -> None:
     without_compiler: without Dynamo, distributed tensors and Transformers' own FlexAttention. Its functions are then
     not marked for torch.compile, so this is not for a process that compiles a model's code; it may compile other code.
     """
+    leaves_out = without_compiler and _DYNAMO not in sys.modules
+    try:
+        _import_transformers(without_compiler=without_compiler, leaves_out=leaves_out)
+    except (ImportError, AttributeError, TypeError):
+        # What stands in for the compiler does not do for this version; a fault of another kind is raised again.
+        if not leaves_out:
+            raise
+        _loaded(_DYNAMO)
+        _import_transformers(without_compiler=False, leaves_out=False)
+    if leaves_out and (compiler_is_loaded() or _HEAVY in sys.modules):
+        version = sys.modules["transformers"].__version__
+        log.info("Transformers %s imports torch's compiler: the start takes up to a second of CPU longer", version)
+
+
+def _import_transformers(*, without_compiler: bool, leaves_out: bool) -> None:
     with ExitStack() as stack:
-        if without_compiler and _DYNAMO not in sys.modules:
+        if leaves_out:
             _leave_out_compiler(stack)
         importlib.import_module("transformers")
         _share_list_of_models(stack)
         if without_compiler:
-            utils = importlib.import_module("transformers.utils")
-            _replace(stack, utils, "is_torch_flex_attn_available", _no)
+            importlib.import_module("transformers.utils")
+            # Where it is defined and wherever it was imported: modules take it from one or another.
+            for name, module in list(sys.modules.items()):
+                if name.startswith("transformers.") and _ASKS_FOR_FLEX in vars(module):
+                    _replace(stack, module, _ASKS_FOR_FLEX, _no)
         for name in _OF_EVERY_MODEL:
             importlib.import_module(f"transformers.{name}")
 

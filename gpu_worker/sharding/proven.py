@@ -15,8 +15,6 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 
-from gpu_worker.checkpoint.files import ModelRefused
-
 FILE = Path(__file__).with_name("proven.json")
 
 
@@ -27,15 +25,6 @@ def plan_hash(model: PreTrainedModel, plan: DistributedConfig) -> str:
     if (plan.ep_size or 1) > 1:
         facts.append(sorted((model.ep_plan or {}).items()))
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
-
-
-def check_proven(model: PreTrainedModel, plan: DistributedConfig) -> None:
-    """Raises ModelRefused if the model's plan is not in the file."""
-    if plan_hash(model, plan) not in proven().values():
-        raise ModelRefused(
-            f"the tensor-parallel plan of {type(model).__name__} in Transformers {transformers.__version__} was never "
-            "compared with the whole model; set ranks to 1"
-        )
 
 
 def proven() -> dict[str, str]:

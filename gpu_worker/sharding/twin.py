@@ -32,7 +32,7 @@ from gpu_worker.memory.estimate import pool_slices, pool_tensors
 from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding.plan import plan_for
-from gpu_worker.sharding.proven import check_proven
+from gpu_worker.sharding.proven import plan_hash
 
 # Tokens of the meta model's step; no model has a dimension of this size.
 _NUM_TOKENS = 13
@@ -46,6 +46,8 @@ class Part:
 
     facts: ModelFacts
     plan: DistributedConfig
+    # As `proven.py` makes it.
+    plan_hash: str
 
 
 def part_of(
@@ -55,16 +57,14 @@ def part_of(
     *,
     dtype: torch.dtype,
     packs: bool,
-    trusts: bool = False,
 ) -> Part:
     """This rank's part of the model. Raises ModelRefused.
 
-    whole: the facts of the whole model. packs: linear layers will be packed. trusts: a plan need not be proven.
+    whole: the facts of the whole model. packs: linear layers will be packed.
     """
     with pretended_group(ranks):
         model, plan = sharded_model(config, whole.layers, ranks)
-        if not trusts:
-            check_proven(model, plan)
+        hashed = plan_hash(model, plan)
         kept, total = _weight_elements(model, config, packs=packs)
         recorded = _calls(model, ranks)
     if kept > _MOST_KEPT * total:
@@ -74,7 +74,9 @@ def part_of(
         )
     pairs = zip(whole.layers.layers, recorded.calls, strict=True)
     layers = LayerMap(layers=tuple(_local(layer, call.query[1], call.key[1], ranks.rank) for layer, call in pairs))
-    return Part(facts=replace(whole, layers=layers, costs=_costs(whole.costs, layers, kept, dtype)), plan=plan)
+    return Part(
+        facts=replace(whole, layers=layers, costs=_costs(whole.costs, layers, kept, dtype)), plan=plan, plan_hash=hashed
+    )
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def run_shared(member: Member, ranks: Ranks, folder: Path, kv_heads: int) -> Sha
         config = config_of(member, kv_heads)
         packs = can_pack(torch.device("cpu"), torch.float32)
         whole = examine(config, dtype=torch.float32, packs=packs)
-        part = part_of(config, whole, ranks, dtype=torch.float32, packs=packs, trusts=True)
+        part = part_of(config, whole, ranks, dtype=torch.float32, packs=packs)
     except ModelRefused as error:
         return Shared(model_type=name, result="refused", detail=str(error))
     own, plan = part.facts, part.plan

@@ -1,6 +1,9 @@
 """Which modules get native operators, and that a model computes the same with them."""
 
 import copy
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from gpu_worker.cpu_operators.forward import restore_forwards
 from gpu_worker.cpu_operators.gates import native_gate
 from gpu_worker.cpu_operators.norms import native_norm
 from gpu_worker.cpu_operators.replace import Replaced, replace_operators
+from gpu_worker.cpu_operators.rotations import native_rotations
 from gpu_worker.native.library import native_library
 from tests.gpu_worker.reference import float64_model
 from tests.gpu_worker.rig import RigSpec, config_of
@@ -119,3 +123,61 @@ def test_a_model_computes_the_same(family: str, norms: int) -> None:
         assert error <= 2 * usual
         restore_forwards(served)
         assert torch.equal(served(ids).logits, own(ids).logits)
+
+
+def rotated(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor, axis: int = 1) -> tuple[Tensor, Tensor]:
+    cosine, sine = cosine.unsqueeze(axis), sine.unsqueeze(axis)
+
+    def half(x: Tensor) -> Tensor:
+        one, other = x.chunk(2, -1)
+        return torch.cat([-other, one], -1)
+
+    return query * cosine + half(query) * sine, key * cosine + half(key) * sine
+
+
+class Rotating(nn.Module):
+    """Calls a rotation whose name and arguments are no model's."""
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return torch.cat(rotated(x, x, table.cos(), table.sin()))
+
+
+def with_hints(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        return function(*args, **{"table" if name == "old" else name: value for name, value in options.items()})
+
+    return called
+
+
+class Decorated(nn.Module):
+    """The same below two decorators, which rename an argument."""
+
+    forward = with_hints(with_hints(Rotating.forward))
+
+
+@pytest.mark.parametrize("module", [Rotating(), Decorated()], ids=lambda module: type(module).__name__)
+def test_rotations_are_recognised(module: nn.Module) -> None:
+    native = native_rotations(module, {})
+    assert native is not None
+    generator = torch.Generator().manual_seed(4)
+    x, table = torch.randn(1, 2, 5, 16, generator=generator), torch.randn(1, 5, 16, generator=generator)
+    options = {"old": table} if isinstance(module, Decorated) else {"table": table}
+    with pytest.MonkeyPatch.context() as patch:
+        # The module's own function is called by its own forward only.
+        expected = module(x, **options)
+        patch.setattr(f"{__name__}.rotated", None)
+        torch.testing.assert_close(native(x, **options), expected)
+
+
+def test_what_a_config_lets_expect_and_was_not_found_is_said() -> None:
+    spec = RigSpec(page_size=64, group=2, head_dim=64, family="qwen3")
+    config = config_of(spec)
+    assert list(Replaced(norms=1, gates=1, rotations=1).lacking(config)) == []
+    assert [line.split(" of ")[0] for line in Replaced().lacking(config)] == [
+        "no norm",
+        "no gated layer",
+        "no rotary embedding",
+    ]
+    [line] = Replaced(norms=1, gates=1).lacking(config)
+    assert "of qwen3 is computed by a native operator, although its config has rope_parameters" in line

@@ -39,7 +39,7 @@ def captured(folder: Path, rank: int) -> tuple[Runner, GraphRecorder]:
     ranks = Ranks(rank=rank, size=SIZE, local_rank=rank, local_size=SIZE)
     files = read_files(folder)
     whole = examine(files.config, dtype=torch.float32, packs=True)
-    part = part_of(files.config, whole, ranks, dtype=torch.float32, packs=True, trusts=True)
+    part = part_of(files.config, whole, ranks, dtype=torch.float32, packs=True)
     backend = recorder()
     with pretended_group(ranks):
         facts = part.facts

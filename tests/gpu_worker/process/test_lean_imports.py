@@ -67,3 +67,44 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 print(isinstance(TransformGetItemToIndex(), torch.overrides.TorchFunctionMode))
 """
     assert run(code) == "[2.0, 2.0] [1] True\nTrue"
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        # It uses the compiler as its modules are imported, and asks for a name that nothing stands in for.
+        ("import torch._dynamo; torch._dynamo.config", "Transformers {} imports torch's compiler"),
+        ("import sympy", "Transformers {} imports torch's compiler"),
+        ("if 'torch._dynamo.config' not in sys.modules: raise AttributeError('x')", "Transformers {} imports torch's"),
+        ("pass", None),
+    ],
+)
+def test_a_version_that_needs_the_compiler_gets_it_and_the_log_says_so(version: str, said: str | None) -> None:
+    code = f"""
+import logging, sys, transformers
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+from gpu_worker.process import lean_imports
+class Loader:
+    def find_spec(self, name, path=None, target=None):
+        if name == "transformers.masking_utils":
+            {version}
+sys.meta_path.insert(0, Loader())
+lean_imports.import_transformers(without_compiler=True)
+print("transformers.masking_utils" in sys.modules, transformers.__version__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        env=child_environment() | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    is_there, installed = last.split()
+    assert is_there == "True"
+    assert [line for line in lines if "compiler" in line][:1] == (
+        [] if said is None else [line for line in lines if line.startswith(said.format(installed))]
+    )
+    assert (said is None) is not any("compiler" in line for line in lines)
