@@ -75,6 +75,7 @@ class Popen(subprocess.Popen[str]):
         self._child_created = True
 
 
+# The ordinary start, also where the class gets another one.
 _EXECUTE = subprocess.Popen._execute_child
 _SIGNATURE = inspect.signature(_EXECUTE)
 
