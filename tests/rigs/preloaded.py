@@ -165,6 +165,8 @@ def main() -> None:
     # Ctrl-C is for those that it forks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
+    # numpy's library of linear algebra, which the programs do not use, starts its threads at its import.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     for name in _MODULES:
         importlib.import_module(name)
     for name in _MODULES:
