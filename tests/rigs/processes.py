@@ -14,11 +14,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 
+from tests.rigs.preloaded import PROGRAMS, Popen, Server
 from tests.rigs.streams import Caller
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
@@ -33,6 +36,18 @@ def child_environment() -> dict[str, str]:
     kept["PYTHONPATH"] = os.pathsep.join([*ours, *filter(None, [kept.get("PYTHONPATH")])])
     kept["PYTHONUNBUFFERED"] = "1"
     return kept
+
+
+@cache
+def _server() -> Server:
+    return Server(child_environment(), REPOSITORY)
+
+
+def _server_of(arguments: list[str], environment: dict[str, str]) -> Server | None:
+    """What forks a program of these arguments, None if it is to be started."""
+    if sys.platform != "linux" or arguments[0] not in PROGRAMS:
+        return None
+    return server if (server := _server()).can_fork(environment) else None
 
 
 class Child:
@@ -52,16 +67,18 @@ class Child:
         self.lines: list[str] = []
         self.killed = False
         self._changed = threading.Condition()
-        self._process = subprocess.Popen(
-            [*within, python, "-m", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=REPOSITORY,
-            env=child_environment() | (environment or {}),
-            text=True,
-            errors="replace",
-        )
+        options: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "cwd": REPOSITORY,
+            "env": child_environment() | (environment or {}),
+            "text": True,
+            "errors": "replace",
+        }
+        command = [*within, python, "-m", *arguments]
+        server = None if within or python != sys.executable else _server_of(arguments, options["env"])
+        self._process = subprocess.Popen(command, **options) if server is None else Popen(server, command, **options)
         self._drained = False
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()

@@ -1,0 +1,311 @@
+"""Processes that need not import: a process that has imported what they import, and has started nothing, forks them.
+
+Each is as one that `subprocess` starts with the same program: a child of its user, with the arguments (also for the
+system), variables, folder and descriptors that it was given, a seed of its own, and an end of its own: an ordinary
+interpreter's, or a signal's. It differs where modules read variables at their import, and in the parts of the product
+that it has imported and does not use; so a program is started in the ordinary way if its variables are other than the
+forking process's, and tests of imports start it themselves.
+
+The forks of a scheduler service have children ready too, which become its first front ends.
+"""
+
+import argparse
+import atexit
+import ctypes
+import gc
+import importlib
+import inspect
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+_SERVICE, _FRONT_END = "scheduler_svc", "scheduler_svc.frontend"
+PROGRAMS = (_SERVICE, "tests.rigs.checking_worker", "scheduler_svc.recording.replay")
+# What those import, at once and later.
+_MODULES = (
+    "scheduler_svc.__main__",
+    "scheduler_svc.frontend.__main__",
+    "scheduler_svc.frontend.server",
+    "scheduler_svc.recording.replay",
+    "tests.rigs.checking_worker",
+)
+# A variable of each test; and what the programs read when they run.
+_READ_LATE = ("PYTEST_CURRENT_TEST", "TANDEM_")
+
+_PR_SET_CHILD_SUBREAPER = 36
+_MAX_ORDER_BYTES, _MAX_DESCRIPTORS = 128 << 10, 64
+# Room for the arguments that the system shows.
+_ROOM = "-" * (16 << 10)
+_FIRST_UNUSED = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """What a process shall become. `descriptors` are its numbers of those that come with the order."""
+
+    command: list[str]
+    environment: dict[str, str]
+    descriptors: list[int]
+
+
+class Popen(subprocess.Popen[str]):
+    """As `subprocess.Popen` of `python -m`, from `server`."""
+
+    def __init__(self, server: "Server", command: Sequence[str], **options: Any) -> None:
+        self._server = server
+        super().__init__(command, **options)
+
+    def _execute_child(self, *arguments: Any) -> None:
+        given = _given(self, arguments)
+        try:
+            self.pid = self._server.fork(*_order(given))
+        finally:
+            _close(self, given)
+        self._child_created = True
+
+
+# The ordinary start, also where the class gets another one.
+_EXECUTE = subprocess.Popen._execute_child
+_SIGNATURE = inspect.signature(_EXECUTE)
+
+
+def _given(popen: subprocess.Popen, arguments: tuple) -> Mapping[str, Any]:
+    return _SIGNATURE.bind(popen, *arguments).arguments
+
+
+def _order(given: Mapping[str, Any]) -> tuple[_Order, list[int]]:
+    """The order, and this process's descriptors for it."""
+    ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+    streams = [number if end == -1 else end for number, end in enumerate(ends)]
+    passed = list(given["pass_fds"])
+    environment = dict(os.environ if given["env"] is None else given["env"])
+    order = _Order(command=list(given["args"]), environment=environment, descriptors=[0, 1, 2, *passed])
+    return order, [*streams, *passed]
+
+
+def _close(popen: subprocess.Popen, given: Mapping[str, Any]) -> None:
+    """Closes the child's ends, as `subprocess` does."""
+    names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+    popen._close_pipe_fds(*(given[name] for name in names))
+
+
+def _send(connection: socket.socket, order: _Order, descriptors: list[int]) -> None:
+    socket.send_fds(connection, [json.dumps(asdict(order)).encode()], descriptors)
+
+
+def _receive(connection: socket.socket) -> tuple[_Order, list[int]] | None:
+    """An order and this process's descriptors for it; None if the user has ended."""
+    packet, descriptors, _, _ = socket.recv_fds(connection, _MAX_ORDER_BYTES, _MAX_DESCRIPTORS)
+    return (_Order(**json.loads(packet)), descriptors) if packet else None
+
+
+class Server:
+    """The user's end of the process that forks."""
+
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+        """Forks only for this environment, and in this folder."""
+        self._environment = dict(environment)
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.rigs.preloaded", str(theirs.fileno()), _ROOM],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd=folder,
+                env=self._environment,
+                pass_fds=(theirs.fileno(),),
+            )
+        atexit.register(self.close)
+        assert self._control.recv(1), "the process that forks cannot import"
+
+    def close(self) -> None:
+        """Ends the process that forks, not those that it has forked."""
+        self._control.close()
+        self._process.wait()
+
+    def can_fork(self, environment: Mapping[str, str]) -> bool:
+        """Whether modules would read the same variables at their import in this environment."""
+        return _read_early(environment) == _read_early(self._environment)
+
+    def fork(self, order: _Order, descriptors: list[int]) -> int:
+        """Returns the id of a new child of this process. The descriptors stay the caller's."""
+        with self._lock:
+            # The process that forks leaves its child an orphan, which becomes a child of this process.
+            _adopt(True)
+            try:
+                _send(self._control, order, descriptors)
+                return int(self._control.recv(32))
+            finally:
+                _adopt(False)
+
+
+def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(_READ_LATE)}
+
+
+def _adopt(is_on: bool) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(is_on)) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def main() -> None:
+    """Forks until the user has ended; a fork becomes the program that it was ordered to be."""
+    # Ctrl-C is for those that it forks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    # numpy's library of linear algebra, which the programs do not use, starts its threads at its import.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    for name in _MODULES:
+        importlib.import_module(name)
+    for name in _MODULES:
+        if name.endswith(".__main__") or name in PROGRAMS:
+            # It becomes the main module.
+            del sys.modules[name]
+    assert "torch" not in sys.modules
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork has no other thread"
+    gc.collect()
+    gc.freeze()
+    control.send(b"+")
+    while received := _receive(control):
+        if (pid := _fork_orphan(received[1])) is None:
+            _begin(*received)
+        control.send(str(pid).encode())
+
+
+def _fork_orphan(descriptors: list[int]) -> int | None:
+    """Returns the process's id, and None in the process."""
+    reading, writing = os.pipe()
+    waiting, going = os.pipe()
+    middle = os.fork()
+    if not middle:
+        if pid := os.fork():
+            os.write(writing, str(pid).encode())
+            os._exit(0)
+        os.close(going)
+        # Until the process in the middle has ended, and this one has its other parent.
+        os.read(waiting, 1)
+        return None
+    for number in (waiting, writing, *descriptors):
+        os.close(number)
+    os.waitpid(middle, 0)
+    os.close(going)
+    with open(reading, "rb") as file:
+        return int(file.read())
+
+
+def _begin(order: _Order, descriptors: list[int]) -> None:
+    """Becomes the program."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _take(order, descriptors)
+    program, arguments = order.command[2], order.command[3:]
+    if program == _SERVICE:
+        _prepare_front_ends(arguments)
+    _run(program, arguments)
+
+
+def _take(order: _Order, descriptors: list[int]) -> None:
+    """Takes what a program gets from who starts it."""
+    # Above all numbers that it shall have.
+    limit = max(_FIRST_UNUSED, *order.descriptors) + 1
+    high = [_duplicate(number, limit) for number in descriptors]
+    for number, source in zip(order.descriptors, high, strict=True):
+        os.dup2(source, number)
+    last = 2
+    for number in sorted(order.descriptors):
+        if number > last:
+            os.closerange(last + 1, number)
+            last = number
+    os.closerange(last + 1, os.sysconf("SC_OPEN_MAX"))
+    for name in os.environ.keys() - order.environment.keys():
+        del os.environ[name]
+    os.environ.update(order.environment)
+    sys.orig_argv = order.command
+    _show(order.command)
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _duplicate(number: int, least: int) -> int:
+    import fcntl
+
+    return fcntl.fcntl(number, fcntl.F_DUPFD, least)
+
+
+def _show(command: list[str]) -> None:
+    """Has the system show this command."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    # arg_start and arg_end, proc_pid_stat(5).
+    begin, end = int(fields[45]), int(fields[46])
+    text = b"".join(os.fsencode(word) + b"\0" for word in command)
+    assert len(text) <= end - begin, f"{len(text)} bytes of arguments, at most {end - begin}"
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
+def _run(program: str, arguments: list[str]) -> None:
+    """Runs the program as `python -m` does, in the emptied main module."""
+    names = vars(sys.modules["__main__"])
+    for name in [name for name in names if not name.startswith("__")]:
+        del names[name]
+    sys.argv = ["-m", *arguments]
+    runpy._run_module_as_main(program)
+    # What it returns, its names, is no exit code.
+    sys.exit()
+
+
+def _prepare_front_ends(arguments: list[str]) -> None:
+    """Forks one child for each front end that the service starts, and has its `subprocess` use them."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    parser.add_argument("--frontends", type=int, default=1)
+    with suppress(argparse.ArgumentError):
+        spares = [_fork_spare() for _ in range(min(parser.parse_known_args(arguments)[0].frontends, 8))]
+
+        def execute(popen: subprocess.Popen, *given: Any) -> None:
+            values = _given(popen, given)
+            if not spares or values["args"][1:4] != ["-P", "-m", _FRONT_END]:
+                return _EXECUTE(popen, *given)
+            popen.pid, connection = spares.pop()
+            try:
+                with connection:
+                    _send(connection, *_order(values))
+            finally:
+                _close(popen, values)
+            popen._child_created = True
+            return None
+
+        subprocess.Popen._execute_child = execute
+
+
+def _fork_spare() -> tuple[int, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if pid := os.fork():
+        theirs.close()
+        return pid, ours
+    ours.close()
+    received = _receive(theirs)
+    if received is None:
+        os._exit(0)
+    order, descriptors = received
+    _take(order, descriptors)
+    # As with -P.
+    del sys.path[0]
+    _run(_FRONT_END, order.command[4:])
+    raise AssertionError("a program ends its process")
+
+
+if __name__ == "__main__":
+    from tests.rigs import preloaded
+
+    preloaded.main()

@@ -1,0 +1,51 @@
+"""A program that prints what its start gave it, as JSON, and then ends as its first argument says."""
+
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+
+def report() -> dict[str, Any]:
+    """What two starts of the same program have in common."""
+    process = Path("/proc/self")
+    listed = sorted(map(int, os.listdir("/proc/self/fd")))
+    status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines() if ":\t" in line)
+    return {
+        "arguments": sys.argv,
+        "command": sys.orig_argv,
+        "shown": list(filter(None, (process / "cmdline").read_text().split("\0"))),
+        "name": __name__,
+        "spec": __spec__.name if __spec__ else None,
+        "path": sys.path,
+        "folder": os.getcwd(),
+        "variables": dict(os.environ),
+        "descriptors": [each for each in listed if (process / "fd" / str(each)).exists()],
+        "stdin": os.readlink("/proc/self/fd/0"),
+        "stdout is stderr": os.path.sameopenfile(1, 2),
+        "is line by line": [sys.stdout.write_through, sys.stderr.write_through],
+        "parent, group and session": [os.getppid(), os.getpgrp(), os.getsid(0)],
+        "signals": [str(signal.getsignal(number)).partition(" at ")[0] for number in signal.valid_signals()],
+        "masks": [status[name] for name in ("SigBlk", "SigIgn")],
+        "limits": [resource.getrlimit(number) for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
+        "threads": [threading.active_count(), threading.current_thread().name],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({"same": report(), "other": [os.getpid(), random.random()]}))
+    match sys.argv[1]:
+        case "returns":
+            pass
+        case "raises":
+            raise ValueError("as ordered")
+        case "waits":
+            print("waits")
+            signal.pause()
+        case code:
+            sys.exit(int(code))
