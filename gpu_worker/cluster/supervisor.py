@@ -32,7 +32,7 @@ def policy(max_failures: int) -> Policy:
     """That of a worker: one that served for a minute was no failure of its settings, its model or its machine."""
     return Policy(
         first_pause_seconds=0.1, steady_seconds=60.0, steady_at_once=False, needs_service=False,
-        max_ends=max_failures, window_seconds=math.inf,
+        each_alone=True, max_ends=max_failures, window_seconds=math.inf,
     )  # fmt: skip
 
 

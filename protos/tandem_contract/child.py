@@ -22,9 +22,9 @@ from typing import IO
 from tandem_contract.parent import PARENT
 
 # Of one line; the rest is dropped.
-_MAX_LINE_BYTES = 8192
+_MAX_LINE_BYTES = 1 << 16
 # Lines that nobody has taken. Then the process waits at its pipe.
-_MAX_WAITING = 4096
+_MAX_WAITING = 1024
 _FULL_SECONDS = 0.5
 # The time for the last output after a process has ended.
 _LAST_OUTPUT_SECONDS = 1.0

@@ -63,6 +63,9 @@ class Policy:
     on_zero: OnZero = OnZero.AGAIN
     # A process that never served is not started again: its settings, model or machine are at fault.
     needs_service: bool = True
+    # Whether each process is judged by itself: by `final` if it did not serve, though an earlier one did, and by status
+    # 0 as drained though none has served.
+    each_alone: bool = False
     # Statuses after which one that never served is not started again; after it served, 2 may mean a port that is taken
     # for a moment.
     final: frozenset[int] = frozenset({WRONG_SETTINGS})
@@ -101,10 +104,11 @@ class Restart:
         not.
         """
         policy = self.policy
-        if status == 0 and ever_served and policy.on_zero != OnZero.CRASH:
+        if status == 0 and (ever_served or policy.each_alone) and policy.on_zero != OnZero.CRASH:
             self._begin_anew()
             return GiveUp(" because it was drained", in_order=True) if policy.on_zero == OnZero.WANTED else 0.0
-        if not ever_served and status in policy.final:
+        has_served = served_seconds > 0 if policy.each_alone else ever_served
+        if not has_served and status in policy.final:
             return GiveUp("", wrong_settings=True)
         if not ever_served and policy.needs_service:
             return GiveUp(" before it served")

@@ -34,7 +34,8 @@ SHARED = {
 }
 """Settings of scheduler and worker, and the variable that sets each of them for both."""
 _PREFIXES = ("TANDEM_SCHEDULER_", "TANDEM_WORKER_", "TANDEM_HOLDER_", "TANDEM_GATEWAY_")
-_OF_CLIENT = ("TANDEM_ADDRESS", "TANDEM_TLS", "TANDEM_TOKEN")
+_OF_CLIENT = frozenset({"TANDEM_ADDRESS", "TANDEM_TLS", "TANDEM_TOKEN", "TANDEM_TOKEN_FILE"})
+_TLS_OF_CLIENT = "TANDEM_TLS_"
 
 Model = TypeVar("Model", bound=BaseModel)
 # What a variable may say for true and false, in any case.
@@ -89,13 +90,13 @@ class Program(Generic[Model]):
 
     def warnings(self, environ: Mapping[str, str]) -> list[str]:
         """Returns a line for the TANDEM_ variables that no program reads, and one for those of Kubernetes."""
-        others = (*(prefix for prefix in _PREFIXES if prefix != self.prefix), *_OF_CLIENT)
-        shared = {variable for variables in SHARED.values() for variable in variables}
+        others = (*(prefix for prefix in _PREFIXES if prefix != self.prefix), _TLS_OF_CLIENT)
+        known = _OF_CLIENT | {variable for variables in SHARED.values() for variable in variables}
         ignored = [
             name
             for name, value in sorted(without_service_links(environ).items())
             if value and name.startswith(_TANDEM) and not name.startswith((self.prefix, *others))
-            if name not in shared
+            if name not in known
         ]
         said = f"ignored {', '.join(ignored)}: variables of this program begin with {self.prefix}"
         return ([said] if ignored else []) + service_link_warnings(environ, _TANDEM, others)

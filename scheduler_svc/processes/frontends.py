@@ -112,6 +112,8 @@ class FrontendProcesses:
         woken = threading.Event()
         for child in self._children:
             child.process.wake = woken.set
+            # It may have ended before it could wake this thread.
+            child.process.look()
         self.ask_to_stop()
         limit = time.monotonic() + STOP_SECONDS
         while running := [child for child in self._children if child.process.pid]:

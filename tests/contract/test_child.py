@@ -15,7 +15,8 @@ from tandem_contract import child
 from tandem_contract.child import Child, Program, python
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
-LEAVES = "import signal, sys; print('left', flush=True); signal.pause()"
+# In one write, because a child's streams are unbuffered and two processes share the pipe.
+LEAVES = "import os, signal; os.write(1, b'left\\n'); signal.pause()"
 
 
 class Watched:
@@ -72,7 +73,7 @@ def test_all_lines_come_before_the_end(start: Start) -> None:
 def test_a_long_line_is_cut_and_the_next_one_is_whole(start: Start) -> None:
     one = start("print('x' * 100_000); sys.stdout.buffer.write(b'bad \\xff\\n'); print('without an end', end='')")
     assert one.until_end() == 0
-    assert one.lines == ["x" * 8192, "bad \N{REPLACEMENT CHARACTER}", "without an end"]
+    assert one.lines == ["x" * 65_536, "bad \N{REPLACEMENT CHARACTER}", "without an end"]
 
 
 def test_the_end_is_seen_although_another_process_holds_the_output(start: Start) -> None:

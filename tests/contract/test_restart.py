@@ -119,3 +119,10 @@ def test_a_process_that_ended_in_order_starts_again_at_once_or_not_at_all_or_as_
     assert decide(one, status=0) == GiveUp(" because it was drained", in_order=True)
     one = restart(on_zero=OnZero.CRASH)
     assert [decide(one, status=0) for _ in range(2)] == [0.5, 1]
+
+
+def test_processes_that_are_judged_alone_say_nothing_of_each_other() -> None:
+    one = restart(needs_service=False, each_alone=True)
+    assert decide(one, status=2) == GiveUp("", wrong_settings=True)
+    assert decide(one, status=2, served_seconds=9.0) == 0
+    assert decide(one, status=0, ever_served=False) == 0

@@ -297,10 +297,10 @@ def test_other_shared_variables() -> None:
 def test_names_without_a_program_are_ignored_with_a_warning(name: str) -> None:
     """Also those of the program's own settings."""
     program = PROGRAMS[name]
-    variables = {"TANDEM_MAX_WAITING": "5", "TANDEM_MAX_ROWS": "3", "TANDEM_RECORD": ""}
+    variables = {"TANDEM_MAX_WAITING": "5", "TANDEM_TOKENS": "3", "TANDEM_RECORD": "", "TANDEM_TOKEN": "of the client"}
     assert program.read([], variables) == program.read([], {})
     assert program.warnings(variables) == [
-        f"ignored TANDEM_MAX_ROWS, TANDEM_MAX_WAITING: variables of this program begin with {program.prefix}"
+        f"ignored TANDEM_MAX_WAITING, TANDEM_TOKENS: variables of this program begin with {program.prefix}"
     ]
 
 

@@ -4,6 +4,7 @@ Owns the address and the table of their counters. The kernel spreads connections
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -16,6 +17,7 @@ from tandem_client.gateway.metrics import table_bytes
 from tandem_client.gateway.running.server import LISTENING, check, url_of
 from tandem_client.gateway.settings import Settings
 from tandem_contract.child import Program, python
+from tandem_contract.logs import announce
 from tandem_contract.processes import Heard, Policy, ServiceEnded, State, Supervisor, run_async
 
 log = logging.getLogger("tandem.gateway")
@@ -65,6 +67,9 @@ class _Processes:
                 each.stop(self._settings.grace_seconds + _SPARE_SECONDS)
             ended = await asyncio.gather(*running, return_exceptions=True)
         failure = next((each for each in ended if isinstance(each, ServiceEnded)), None)
+        for fault in ended:
+            if isinstance(fault, BaseException) and not isinstance(fault, ServiceEnded | asyncio.CancelledError):
+                raise fault
         if failure is None:
             log.info("stopped")
             return 0
@@ -74,7 +79,9 @@ class _Processes:
     def _hear(self, line: str) -> Heard:
         if LISTENING in line:
             return Heard.SERVES
-        print(line, file=sys.stderr, flush=True)
+        # Without a reader of the log the gateway goes on.
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
         return Heard.WORDS
 
     def _on_change(self, one: Supervisor) -> None:
@@ -84,4 +91,4 @@ class _Processes:
             self._num_listening += 1
             # At the start when all listen, then after each restart.
             if self._num_listening >= self._settings.processes:
-                log.info("%s %s", LISTENING, self._url)
+                announce("%s %s", LISTENING, self._url)

@@ -26,6 +26,7 @@ from tandem_client.gateway.running.certificates import Followed, follow, load
 from tandem_client.gateway.settings import Settings
 from tandem_client.gateway.upstream.guard import Guard
 from tandem_client.gateway.upstream.service import Service
+from tandem_contract.logs import announce
 from tandem_contract.settings import SettingError
 
 log = logging.getLogger("tandem.gateway")
@@ -171,7 +172,7 @@ class _Server(uvicorn.Server):
 async def _announce(server: uvicorn.Server, url: str) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
-    log.info("%s %s", LISTENING, url)
+    announce("%s %s", LISTENING, url)
 
 
 def _config(settings: Settings, app: App, seats: Seats, readers: Readers) -> uvicorn.Config:
