@@ -33,9 +33,12 @@ sys.dont_write_bytecode = False
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-# A shell ignores Ctrl-C for what it runs in the background, and the programs that the tests start would inherit that.
+# A shell ignores Ctrl-C for what it runs in the background, and nohup the end of the terminal. The programs that the
+# tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 FILE_SECONDS = Path(__file__).with_name("file_seconds.json")
 # Shorter files are not in it.
