@@ -57,6 +57,7 @@ class _Order:
     command: list[str]
     environment: dict[str, str]
     descriptors: list[int]
+    in_new_session: bool
 
 
 class Popen(subprocess.Popen[str]):
@@ -90,7 +91,10 @@ def _order(given: Mapping[str, Any]) -> tuple[_Order, list[int]]:
     streams = [number if end == -1 else end for number, end in enumerate(ends)]
     passed = list(given["pass_fds"])
     environment = dict(os.environ if given["env"] is None else given["env"])
-    order = _Order(command=list(given["args"]), environment=environment, descriptors=[0, 1, 2, *passed])
+    order = _Order(
+        command=list(given["args"]), environment=environment, descriptors=[0, 1, 2, *passed],
+        in_new_session=given["start_new_session"],
+    )  # fmt: skip
     return order, [*streams, *passed]
 
 
@@ -217,6 +221,11 @@ def _begin(order: _Order, descriptors: list[int]) -> None:
 
 def _take(order: _Order, descriptors: list[int]) -> None:
     """Takes what a program gets from who starts it."""
+    if order.in_new_session:
+        os.setsid()
+    # The server's own would close numbers that are the program's, when the program ends.
+    for each in [each for each in gc.get_objects() if isinstance(each, socket.socket)]:
+        each.detach()
     # Above all numbers that it shall have.
     limit = max(_FIRST_UNUSED, *order.descriptors) + 1
     high = [_duplicate(number, limit) for number in descriptors]
@@ -274,7 +283,7 @@ def _prepare_front_ends(arguments: list[str]) -> None:
 
         def execute(popen: subprocess.Popen, *given: Any) -> None:
             values = _given(popen, given)
-            if not spares or values["args"][1:4] != ["-P", "-m", _FRONT_END]:
+            if not spares or list(values["args"][1:4]) != ["-P", "-m", _FRONT_END]:
                 return _EXECUTE(popen, *given)
             popen.pid, connection = spares.pop()
             try:
