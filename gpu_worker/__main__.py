@@ -34,7 +34,7 @@ from tandem_contract import logs
 from tandem_contract.cache_dir import cache_dir
 from tandem_contract.parent import die_with_parent
 from tandem_contract.runtime_dir import WORKER_SOCKET, KeyFile, endpoint_of
-from tandem_contract.settings import SettingError
+from tandem_contract.settings import SettingError, refused
 from tandem_contract.version import version
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         settings = PROGRAM.read(arguments, os.environ)
     except SettingError as error:
-        for line in str(error).splitlines():
-            print(f"gpu_worker: {line}", file=sys.stderr)
-        return 2
+        return refused("gpu_worker", error)
     # A rank without its launcher would be in the way of the next start.
     if settings.exit_with_parent or (settings.ranks > 1 and is_rank()):
         die_with_parent()

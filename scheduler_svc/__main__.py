@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -51,7 +51,7 @@ from tandem_contract import logs
 from tandem_contract.logs import announce
 from tandem_contract.parent import die_with_parent
 from tandem_contract.runtime_dir import KEY_NAME
-from tandem_contract.settings import SettingError
+from tandem_contract.settings import SettingError, refused
 
 
 def flight_dir(settings: SchedulerSettings) -> Path | None:
@@ -115,11 +115,7 @@ def main() -> int:
                 die_with_parent()
             service = _Service(settings, stack)
         except (SettingError, ListenError) as error:
-            prefix = "listen: " if isinstance(error, ListenError) else ""
-            for line in str(error).splitlines():
-                with suppress(OSError):
-                    print(f"scheduler_svc: {prefix}{line}", file=sys.stderr)
-            return 2
+            return refused("scheduler_svc: listen" if isinstance(error, ListenError) else "scheduler_svc", error)
         logs.start("core", level=settings.log_level, log_format=settings.log_format, package="scheduler_svc")
         for line in PROGRAM.warnings(os.environ):
             log.warning("%s", line)

@@ -24,7 +24,7 @@ from tandem_contract import logs
 from tandem_contract.log_lines import LogFormat
 from tandem_contract.parent import die_with_parent
 from tandem_contract.runtime_dir import default_runtime_dir, own_runtime_dir
-from tandem_contract.settings import SHARED, Program, SettingError, Size, file
+from tandem_contract.settings import SHARED, Program, SettingError, Size, file, refused
 
 log = logging.getLogger("gpu_worker.holder")
 
@@ -38,9 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         settings = PROGRAM.read(arguments, os.environ)
     except SettingError as error:
-        for line in str(error).splitlines():
-            print(f"holder: {line}", file=sys.stderr)
-        return 2
+        return refused("holder", error)
     if settings.exit_with_parent:
         die_with_parent()
     logs.start("holder", level="info", log_format=settings.log_format, package="gpu_worker")

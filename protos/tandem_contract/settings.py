@@ -11,10 +11,12 @@ import dataclasses
 import difflib
 import math
 import re
+import sys
 import textwrap
 import tomllib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +27,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.service_links import service_link_warnings, without_service_links
 from tandem_contract.version import version
 
@@ -46,6 +49,14 @@ _WORDS = {
 
 class SettingError(ValueError):
     """Settings are refused. Each line of the message has a setting, its value and the requirement."""
+
+
+def refused(program: str, error: Exception) -> int:
+    """Prints each line of the error behind the program's name, if stderr is read. Returns the exit code."""
+    for line in str(error).splitlines():
+        with suppress(OSError):
+            print(f"{program}: {line}", file=sys.stderr)
+    return WRONG_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)

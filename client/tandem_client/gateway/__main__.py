@@ -24,7 +24,7 @@ def main() -> int:
         return 2
     # The modules that need them.
     from tandem_client.gateway.settings import PROGRAM
-    from tandem_contract.settings import SettingError
+    from tandem_contract.settings import SettingError, refused
 
     arguments = sys.argv[1:]
     try:
@@ -47,9 +47,7 @@ def main() -> int:
             gc.freeze()
             server.serve(settings, bound)
     except SettingError as error:
-        for line in str(error).splitlines():
-            print(f"gateway: {line}", file=sys.stderr)
-        return 2
+        return refused("gateway", error)
     return 0
 
 
