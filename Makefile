@@ -103,58 +103,58 @@ run-worker: $(SERVING) $(STUBS) ## Run a worker, before or after the scheduler
 	    RUNTIME_DIR CONFIG CONNECT KEYS RANKS NNODES RDZV_ENDPOINT RDZV_ID LOCAL_ADDR) $(ARGS)
 
 bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers, vLLM, llama.cpp and the limit of the machine
-	$(BIN)/python -m tests.benchmarks.serving $(ARGS)
+	$(BIN)/python -m tests.measure.serving $(ARGS)
 
 bench-attention: $(INSTALLED) $(STUBS) ## Measure decode attention on a CPU against memory and cores; compare with limits
-	$(BIN)/python -m tests.benchmarks.attention $(ARGS)
+	$(BIN)/python -m tests.measure.attention $(ARGS)
 
 bench-constraints: $(INSTALLED) $(STUBS) ## Measure what masks of constraints cost a worker's steps; compare with the limit
-	$(BIN)/python -m tests.benchmarks.constraints $(ARGS)
+	$(BIN)/python -m tests.measure.constraints $(ARGS)
 
 bench-core: $(INSTALLED) $(STUBS) ## Measure the scheduler's time per step and per admission; compare with limits
-	$(BIN)/python -m tests.benchmarks.core $(ARGS)
+	$(BIN)/python -m tests.measure.core $(ARGS)
 
 bench-gateway: $(INSTALLED) $(STUBS) ## Measure the gateway's CPU per message and time to first token; compare with limits
-	$(BIN)/python -m tests.benchmarks.gateway $(ARGS)
+	$(BIN)/python -m tests.measure.gateway $(ARGS)
 
 bench-overload: $(INSTALLED) $(STUBS) ## Measure refusals, health and goodput at ten times the load; compare with limits
-	$(BIN)/python -m tests.benchmarks.overload $(ARGS)
+	$(BIN)/python -m tests.measure.overload $(ARGS)
 
 bench-floods: $(INSTALLED) $(STUBS) ## Measure health beside unread watches, resets, and 10,000 calls at once
-	$(BIN)/python -m tests.benchmarks.floods $(ARGS)
+	$(BIN)/python -m tests.measure.floods $(ARGS)
 
 bench-front: $(INSTALLED) $(STUBS) ## Measure streaming: tokens/s, waits and CPU per token, memory; compare with limits
-	$(BIN)/python -m tests.benchmarks.front $(ARGS)
+	$(BIN)/python -m tests.measure.front $(ARGS)
 
 bench-host-step: $(INSTALLED) $(STUBS) ## Measure the host's part of a worker's decode step
-	$(BIN)/python -m tests.benchmarks.host_step $(ARGS)
+	$(BIN)/python -m tests.measure.host_step $(ARGS)
 
 bench-linears: $(INSTALLED) $(STUBS) ## Measure linear layers on a CPU against memory, cores and oneDNN; compare with limits
-	$(BIN)/python -m tests.benchmarks.linears $(ARGS)
+	$(BIN)/python -m tests.measure.linears $(ARGS)
 
 bench-takeover: $(INSTALLED) $(STUBS) ## Measure the pause until a standby worker serves after a kill; compare with limits
-	$(BIN)/python -m tests.benchmarks.takeover $(ARGS)
+	$(BIN)/python -m tests.measure.takeover $(ARGS)
 
 bench-tenants: $(INSTALLED) $(STUBS) ## Measure what a polite tenant waits beside a greedy one; compare with the limit
-	$(BIN)/python -m tests.benchmarks.tenants $(ARGS)
+	$(BIN)/python -m tests.measure.tenants $(ARGS)
 
 bench-failing-steps: $(INSTALLED) $(STUBS) ## Measure what a request that makes steps fail costs its batchmates
-	$(BIN)/python -m tests.benchmarks.failing_steps $(ARGS)
+	$(BIN)/python -m tests.measure.failing_steps $(ARGS)
 
 bench-links: $(INSTALLED) $(STUBS) ## Measure the exchange of a plan over a socket file, TCP and CURVE; compare with the limit
-	$(BIN)/python -m tests.benchmarks.links $(ARGS)
+	$(BIN)/python -m tests.measure.links $(ARGS)
 
 bench-start: $(INSTALLED) $(STUBS) ## Measure the start of the service, from process start to first token
-	$(BIN)/python -m tests.benchmarks.start $(ARGS)
+	$(BIN)/python -m tests.measure.start $(ARGS)
 
 bench-prompts: $(INSTALLED) $(STUBS) ## Measure prompts on a CPU against the time of their matrix products
-	$(BIN)/python -m tests.benchmarks.prompts $(ARGS)
+	$(BIN)/python -m tests.measure.prompts $(ARGS)
 
 divergence: $(INSTALLED) $(STUBS) ## Measure how often sampled text differs when batched, preempted or after a kill
-	$(BIN)/python -m tests.benchmarks.divergence $(ARGS)
+	$(BIN)/python -m tests.measure.divergence $(ARGS)
 
 experiments: $(INSTALLED) $(STUBS) ## Measure the gain of each policy of the core, on virtual time
-	$(BIN)/python -m tests.benchmarks.policies $(ARGS)
+	$(BIN)/python -m tests.measure.policies $(ARGS)
 
 inventory: $(INSTALLED) $(STUBS) ## List commands, flags, RPCs, fields, settings, variables and metrics, to compare commits
 	@$(BIN)/python tests/measure/inventory.py
@@ -344,7 +344,7 @@ test-gpu: ## Run the worker's tests on CUDA (PYTHON=, PARTS="forward-1 census-1"
 
 gpu-day: ## Measure and check on a GPU, with results in gpu-day/ (PYTHON=, PARTS="serving attention")
 	@$(call needs-wheels,$@)
-	$(GPU_PATH) $(PYTHON) -m tests.gpu_day $(PARTS) $(ARGS)
+	$(GPU_PATH) $(PYTHON) -m tests.measure.gpu_day $(PARTS) $(ARGS)
 
 needs-wheels = test -f $(STUBS) && test -d .wheels || \
 	{ echo "$(1) needs .stubs and .wheels; run make gpu-wheels on a machine with a package registry" >&2; exit 1; }

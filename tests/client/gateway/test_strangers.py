@@ -21,11 +21,11 @@ from tandem_client.gateway.http.protocol import Readers, bounded
 from tandem_client.gateway.http.seats import SEAT, Seats
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.upstream import callers
-from tests.benchmarks.gateway.attacker import first_message
 from tests.client.fake_service import endless
 from tests.client.gateway.conftest import Fronted, start_gateway
 from tests.client.gateway.test_bounds import connected, everything
 from tests.client.gateway.told_service import ToldService
+from tests.measure.gateway.attacker import first_message
 from tests.rigs.authorities import Authority
 
 KEY, METRICS_KEY = "Bearer tandem_a", "Bearer tandem_m"

@@ -157,7 +157,7 @@ def test_callers_behind_stalled_calls_are_served(run: Run, monkeypatch: pytest.M
 
 
 def test_the_service_lets_in_the_messages_of_the_slots_alone(run: Run, monkeypatch: pytest.MonkeyPatch):
-    """20 calls send 4 MB less a byte each as far as the server lets them; `tests.benchmarks.stalled_messages` measures
+    """20 calls send 4 MB less a byte each as far as the server lets them; `tests.measure.stalled_messages` measures
     the memory.
     """
     monkeypatch.setattr(read_slots, "YIELD_SECONDS", 1000.0)

@@ -1,0 +1,236 @@
+"""Measures the cost of the core, optionally beside peers' schedulers: `python -m tests.measure.core [--json]`.
+
+Owns the rounds, the figures, the bars and their output; `schedulers/` holds the measured variants. Every scheduler runs
+in a process of its own for each number of rows, all on one CPU core, and they take turns: each round runs a few steps
+of every scheduler. Figures are process CPU time, medians over all rounds. Needs no torch.
+"""
+
+import argparse
+import cProfile
+import json
+import os
+import platform
+import pstats
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scheduler_svc.core.messages.config import MAX_LANES
+from tests.measure import many_lanes
+from tests.measure.core_bars import judged, verdict
+from tests.measure.machine import description
+from tests.measure.percentiles import percentiles
+from tests.measure.schedulers.__main__ import PEERS
+from tests.measure.schedulers.child import Child, ChildFailed, Series
+from tests.measure.schedulers.loaded_core import MOST_STEPS, NUM_WAITING, LoadedCore
+
+ROWS = (32, 256, 1024, 4096)
+CONTEXT = 512
+# Measured and warm-up steps per turn; warm-up replaces the previous process's data in the CPU caches. A turn is as long
+# as the core's longest period: it looks at a blocked queue every 32 steps.
+_TURN, _WARM = 32, 4
+_OTHER_TURNS = {"admit": (4, 1), "pool_full_look": (8, 1)}
+# A cold and a cached admission take five steps each, which limits the turns that one core can run.
+_MOST_TURNS = MOST_STEPS // (10 * sum(_OTHER_TURNS["admit"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One scheduler at one number of rows: the series of figures of each variant."""
+
+    name: str
+    rows: int
+    note: str
+    series: dict[str, Series]
+
+
+def num_turns(num_steps: int) -> int:
+    """Returns the number of rounds that give every variant `num_steps` steps."""
+    return -(-num_steps // _TURN)
+
+
+def measure(children: Sequence[tuple[int, Child]], num_steps: int) -> list[Measured]:
+    """Runs all schedulers in turns; the first variant changes from round to round."""
+    loaded = [child.loaded() for _, child in children]
+    results = [
+        Measured(name=child.name, rows=rows, note=info["note"], series={variant: {} for variant in info["variants"]})
+        for (rows, child), info in zip(children, loaded, strict=True)
+    ]
+    for done in range(num_turns(num_steps)):
+        for (_, child), result in zip(children, results, strict=True):
+            variants = list(result.series)
+            first = done % len(variants)
+            for variant in variants[first:] + variants[:first]:
+                turn, warm = _OTHER_TURNS.get(variant, (_TURN, _WARM))
+                child.run(variant, warm)
+                for key, values in child.run(variant, turn).items():
+                    result.series[variant].setdefault(key, []).extend(values)
+    return results
+
+
+def added(waiting: Sequence[float], without: Sequence[float]) -> float:
+    """Returns the fraction that waiting requests add to a step: the median over turns of their ratio of means.
+
+    Means include work that the core does once in many steps.
+    """
+    means = [np.array(of).reshape(-1, _TURN).mean(axis=1) for of in (waiting, without)]
+    return float(np.median(means[0] / means[1])) - 1
+
+
+def figures(measured: Measured) -> dict[str, Any]:
+    """Tandem's line: medians in microseconds and bytes, with p10, p90 and mean under `spread`."""
+    series = measured.series
+    step, admit = series["step"], series["admit"]
+    without = {"rows_taken": step["step_us"], "pool_full": series["rows_free"]["step_us"]}
+    waiting = {name: series[f"{name}_waiting"]["step_us"] for name in without}
+    adds = {name: added(waiting[name], without[name]) for name in without}
+    worst = max(adds, key=adds.__getitem__)
+    values = {
+        "step_us": step["step_us"],
+        "plan_bytes": step["plan_bytes"],
+        "encode_us": step["encode_us"],
+        "decode_us": step["decode_us"],
+        "admit_cold_us": admit["admit_cold_us"],
+        "admit_cached_us": admit["admit_cached_us"],
+        f"step_us_{NUM_WAITING}_waiting": waiting[worst],
+        "hash_us": admit["hash_us"],
+        "output_us": step["output_us"],
+    }
+    if "report_us" in step:
+        values["report_us"] = step["report_us"]
+    return {
+        "rows": measured.rows,
+        **{name: float(np.median(of)) for name, of in values.items()},
+        "waiting_adds": adds[worst],
+        "waiting": {
+            name: {
+                "step_us": float(np.median(waiting[name])),
+                "without_us": float(np.median(without[name])),
+                "adds": adds[name],
+            }
+            for name in waiting
+        },
+        "step_us_look": float(np.median(series["pool_full_look"]["step_us"])),
+        "admit_cached_tokens": float(np.median(admit["admit_cached_tokens"])),
+        "plan_bytes_most": max(step["plan_bytes"]),
+        "spread": {name: {**percentiles(of, (10, 90)), "mean": float(np.mean(of))} for name, of in values.items()},
+    }
+
+
+def peer_figures(measured: Measured) -> dict[str, Any]:
+    """A peer's line: medians of its figures per step."""
+    series = measured.series["step"]
+    return {
+        "peer": measured.name,
+        "rows": measured.rows,
+        **{name: float(np.median(of)) for name, of in series.items()},
+        "spread": {name: {**percentiles(of, (10, 90)), "mean": float(np.mean(of))} for name, of in series.items()},
+        "note": measured.note,
+    }
+
+
+def profile(num_rows: int, num_steps: int) -> None:
+    """Profiles the steps and prints the result to stderr."""
+    core = LoadedCore(num_rows, CONTEXT, num_steps)
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in range(num_steps):
+        core.step()
+    profiler.disable()
+    pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(30)
+
+
+def report(
+    lines: Sequence[dict[str, Any]], peers: Sequence[dict[str, Any]], bars: Sequence[dict[str, Any]]
+) -> Iterator[str]:
+    """Yields the figures as text."""
+    for line in lines:
+        yield f"{line['rows']} rows running, about {CONTEXT} tokens each:"
+        yield from _table(line)
+        for name, of in line["waiting"].items():
+            change = f"{of['without_us']:.1f} -> {of['step_us']:.1f} us, {of['adds']:+.1%}"
+            yield f"  {NUM_WAITING} waiting, {name.replace('_', ' ')}: {change}"
+        yield f"  a step that looks at the queue again, pool full: {line['step_us_look']:.1f} us"
+        yield f"  cached tokens found by the cached admission: {line['admit_cached_tokens']:.0f}"
+    for line in peers:
+        ours = [own["step_us"] for own in lines if own["rows"] == line["rows"]]
+        times = f", {line['step_us'] / ours[0]:.1f} times Tandem's" if ours else ""
+        yield f"{line['peer']}, {line['rows']} rows: {line['step_us']:.1f} us per decode step{times} ({line['note']})"
+        yield from _table(line)
+    for bar in bars:
+        yield verdict(bar)
+
+
+def _table(line: dict[str, Any]) -> Iterator[str]:
+    for name, of in line["spread"].items():
+        value, unit = line[name], "bytes" if name == "plan_bytes" else "us"
+        yield f"  {name:<24}{value:9.1f} {unit:<6} p10 {of['p10']:8.1f}  p90 {of['p90']:8.1f}  mean {of['mean']:8.1f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 1 if a bar is missed, 2 if a peer does not run."""
+    parser = argparse.ArgumentParser(prog="python -m tests.measure.core", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--steps", type=int, default=320, help="measured decode steps per variant")
+    parser.add_argument("--rows", type=lambda value: [int(rows) for rows in value.split(",")], default=list(ROWS))
+    parser.add_argument("--lanes", type=int, metavar="N", help="measure a core with N workers of 48 rows instead")
+    parser.add_argument("--report-steps", action="store_true", help="make the reports of --steps FILE, too")
+    parser.add_argument("--logprobs", type=int, metavar="K", help="every row requests logprobs with K alternatives")
+    parser.add_argument("--profile", type=int, metavar="ROWS", help="profile a core with ROWS rows instead")
+    parser.add_argument("--peer-python", default=sys.executable, help="a Python with the packages that peers import")
+    for peer in PEERS:
+        parser.add_argument(f"--{peer}", type=Path, metavar="DIR", help=f"measure {peer}'s scheduler of this checkout")
+    args = parser.parse_args(argv)
+    if not 1 <= args.steps <= _MOST_TURNS * _TURN:
+        parser.error(f"--steps is {args.steps}; it must be 1 to {_MOST_TURNS * _TURN}")
+    if any(not 8 <= rows <= 16_384 for rows in args.rows):
+        parser.error(f"--rows is {args.rows}; each must be 8 to 16384")
+    if args.lanes is not None:
+        if not 1 <= args.lanes <= MAX_LANES:
+            parser.error(f"--lanes is {args.lanes}; it must be 1 to {MAX_LANES}")
+        return many_lanes.run(args.lanes, as_json=args.json)
+    if args.profile:
+        profile(args.profile, args.steps)
+        return 0
+    core = max(os.sched_getaffinity(0))
+    options = ["--num-logprobs", str(0 if args.logprobs is None else 1 + args.logprobs)]
+    options += ["--report-steps"] if args.report_steps else []
+    folders = {peer: getattr(args, peer.replace("-", "_")) for peer in PEERS}
+    with ExitStack() as stack:
+        children: list[tuple[int, Child]] = []
+        for rows in args.rows:
+            arguments = [str(rows), str(CONTEXT), str(num_turns(args.steps) * (_TURN + _WARM)), str(core)]
+            for peer, folder in folders.items():
+                if folder is not None:
+                    child = Child([peer, *arguments, "--folder", str(folder)], args.peer_python)
+                    children.append((rows, stack.enter_context(child)))
+            children.append((rows, stack.enter_context(Child(["tandem", *arguments, *options]))))
+        try:
+            measured = measure(children, args.steps)
+        except ChildFailed as error:
+            print(error, file=sys.stderr)
+            return 2
+    lines = [figures(of) for of in measured if of.name == "tandem"]
+    peers = [peer_figures(of) for of in measured if of.name != "tandem"]
+    bars = judged(lines)
+    if args.json:
+        for line in [*lines, *peers, *bars]:
+            print(json.dumps(line))
+    else:
+        for row in report(lines, peers, bars):
+            print(row)
+        about = description()
+        print(
+            f"{about['cpu']}, core {core}, load {about['load_1min']}; Python {platform.python_version()}, numpy "
+            f"{np.__version__}; process CPU time, the garbage collector on, {args.steps} steps of each"
+        )
+    return 0 if all(bar["met"] for bar in bars) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,80 @@
+"""Measures how often sampled text differs from the same request run alone: `python -m tests.measure.divergence`.
+
+The bundled model runs behind the whole service at temperature 0.8 with penalties and a seed per prompt, in float32 and
+in bfloat16, with torch's operators and with the C++ kernels of a CPU. Every round sends the same requests: one after
+another, again, batched, with a worker kill in the middle, and with a pool so small that requests are preempted; then
+the requests that ran alone are compared between the kernels. Floating-point sums differ between batches, chunks and
+kernels, so a nearly tied sample may change; after it the text differs. Up to that token the difference of the logprobs
+is measured.
+
+A last part compares the greedy text of bfloat16 with that of float32, with the model of `make bench` too. Owns the
+command and the order of its parts.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.measure.divergence.compare import Answer, Difference, compare, report
+from tests.measure.divergence.greedy import greedy_report, measure_greedy
+from tests.measure.divergence.rounds import BUNDLED, KERNELS, SAMPLED, Requests, WorkerKind, measure
+from tests.measure.workload import model_folder
+from tests.rigs.processes import REPOSITORY
+
+
+def main() -> int:
+    """Returns 0 if every round met its condition."""
+    parser = argparse.ArgumentParser(prog="divergence", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--prompts", type=int, default=64, help="number of bundled prompts (64)")
+    parser.add_argument("--new-tokens", type=int, default=64, help="new tokens per prompt (64)")
+    parser.add_argument("--model", type=Path, help="default: the bundled model; greedy also that of make bench")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--parts", nargs="+", choices=("sampled", "greedy"), default=["sampled", "greedy"])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, help="all on a CPU, torch on other devices")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    args = parser.parse_args()
+    if args.prompts < 1:
+        parser.error(f"--prompts is {args.prompts}; it must be at least 1")
+    kernels: list[str] = args.kernels or ([*KERNELS] if args.device == "cpu" else ["torch"])
+    lines = (REPOSITORY / "tests" / "bundled_recipe" / "prompts.txt").read_text().splitlines()
+    count = min(args.prompts, len(lines))
+    texts = tuple(lines[i * len(lines) // count] for i in range(count))
+    missed = _sampled(args, kernels, texts) if "sampled" in args.parts else []
+    if "greedy" in args.parts:
+        for model in [args.model] if args.model else [BUNDLED / "model", model_folder()]:
+            error = measure_greedy(model, texts, args.new_tokens, device=args.device, kernel=kernels[-1])
+            print(json.dumps(dataclasses.asdict(error)) if args.json else greedy_report([error]), flush=True)
+    if missed:
+        print(f"no stream met {', '.join(missed)}; increase --prompts or --new-tokens", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _sampled(args: argparse.Namespace, kernels: Sequence[str], texts: tuple[str, ...]) -> list[str]:
+    """Prints the rounds of each dtype and kernel. Returns those that did not meet their condition."""
+    requests = Requests(texts=texts, new_tokens=args.new_tokens, options=SAMPLED)
+    found: list[Difference] = []
+    for dtype in args.dtypes:
+        answers: dict[str, list[Answer]] = {}
+        for kernel in kernels:
+            model = args.model or BUNDLED / "model"
+            worker = WorkerKind(model=model, device=args.device, dtype=dtype, kernel=kernel)
+            alone, differences = measure(requests, worker)
+            differences += [compare(f"as {other}", then, alone) for other, then in answers.items()]
+            answers[kernel] = alone
+            own = [dataclasses.replace(each, dtype=dtype, kernel=kernel) for each in differences]
+            lines = [json.dumps(dataclasses.asdict(one)) for one in own] if args.json else report(own).splitlines()
+            print("\n".join(lines if args.json or not found else lines[1:]), flush=True)
+            found += own
+    return [
+        f"{one.dtype} {one.kernel}: {one.name}"
+        for one in found
+        if (one.name == "worker killed" and not one.interrupted) or (one.name == "preempted" and not one.preempted)
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,109 @@
+"""The greedy text of bfloat16 compared with that of float32: how long they are equal, and how near the tie was then.
+
+At the first difference both have read the same tokens, so the gap between the logprobs that float32 gives to its own
+token and to the other one is the gap of their logits. Owns the comparison and its report.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem_client.wire.request import GenerateOptions
+from tests.measure.divergence.compare import Answer, first_difference
+from tests.measure.divergence.rounds import Requests, Service, WorkerKind, together
+from tests.measure.percentiles import percentiles
+from tests.rigs.processes import Rig
+
+GREEDY: GenerateOptions = {"temperature": 0.0, "logprobs": 20}
+# Output positions, from 1.
+POSITIONS = (1, 4, 16, 64)
+_PERCENTILES = (10, 50, 90, 100)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GreedyError:
+    """Greedy texts of one model in bfloat16 and in float32."""
+
+    model: str
+    streams: int
+    # By output position p: the share of streams whose first p tokens are equal.
+    equal: dict[int, float]
+    # Equal tokens before the first difference, of all tokens up to it, the differing one included.
+    equal_tokens: int
+    compared_tokens: int
+    # Gaps of logits in float32: where the texts first differ, and of its best two tokens at every compared position.
+    gaps: dict[str, float]
+    usual_gaps: dict[str, float]
+    # Differences whose token is not among float32's best ones.
+    far: int
+    # The largest difference of a logprob of the same token after the same text.
+    max_logprob_difference: float
+
+
+def greedy_error(model: str, exact: Sequence[Answer], rounded: Sequence[Answer]) -> GreedyError:
+    """Compares the streams of float32 (`exact`) with those of bfloat16. Raises ValueError without streams."""
+    pairs = list(zip(exact, rounded, strict=True))
+    if not pairs:
+        raise ValueError("there are no streams to compare")
+    gaps, usual, far, equal_tokens, largest = list[float](), list[float](), 0, 0, 0.0
+    places = [first_difference(one.tokens, other.tokens) for one, other in pairs]
+    for (one, other), place in zip(pairs, places, strict=True):
+        end = len(one.tokens) if place is None else place
+        equal_tokens += end
+        for a, b in zip(one.logprobs[:end], other.logprobs[:end], strict=True):
+            largest = max(largest, abs(a.logprob - b.logprob))
+        for each in one.logprobs[: end + (place is not None)]:
+            best = sorted((value for _, value in each.top), reverse=True)
+            usual.append(best[0] - best[1])
+        if place is not None:
+            chosen = dict(one.logprobs[place].top).get(other.tokens[place])
+            if chosen is None:
+                far += 1
+            else:
+                gaps.append(one.logprobs[place].logprob - chosen)
+    ends = [len(one.tokens) if place is None else place for (one, _), place in zip(pairs, places, strict=True)]
+    longest = max(len(one.tokens) for one in exact)
+    return GreedyError(
+        model=model,
+        streams=len(pairs),
+        equal={p: sum(end >= p for end in ends) / len(ends) for p in POSITIONS if p <= longest},
+        equal_tokens=equal_tokens,
+        compared_tokens=equal_tokens + sum(place is not None for place in places),
+        gaps=percentiles(gaps, _PERCENTILES),
+        usual_gaps=percentiles(usual, _PERCENTILES),
+        far=far,
+        max_logprob_difference=largest,
+    )
+
+
+def measure_greedy(model: Path, texts: tuple[str, ...], new_tokens: int, *, device: str, kernel: str) -> GreedyError:
+    """Runs the requests with a worker of each dtype."""
+    requests = Requests(texts=texts, new_tokens=new_tokens, options=GREEDY)
+    found: list[list[Answer]] = []
+    for dtype in ("float32", "bfloat16"):
+        with Rig() as rig:
+            client = Service(rig, WorkerKind(model=model, device=device, dtype=dtype, kernel=kernel)).client
+            found.append(together(client, requests, lambda _: None))
+            client.close()
+    return greedy_error(model.name, *found)
+
+
+def greedy_report(found: Sequence[GreedyError]) -> str:
+    """A paragraph per model."""
+    lines: list[str] = []
+    for one in found:
+        shares = ", ".join(f"{p}: {share:.0%}" for p, share in one.equal.items())
+        rate = one.equal_tokens / one.compared_tokens
+        lines += [
+            f"greedy, bfloat16 against float32, {one.model}: {one.streams} streams",
+            f"  texts still equal after so many tokens: {shares}",
+            f"  equal tokens up to the first difference: {one.equal_tokens} of {one.compared_tokens} ({rate:.1%})",
+            f"  gap of logits at the first difference: {_listed(one.gaps)}; farther than the best 20: {one.far}",
+            f"  gap between the best two at every position: {_listed(one.usual_gaps)}",
+            f"  largest difference of a logprob before: {one.max_logprob_difference:.1e}",
+        ]
+    return "\n".join(lines)
+
+
+def _listed(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2g}" for name, value in values.items()) or "none"

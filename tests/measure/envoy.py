@@ -1,0 +1,110 @@
+"""Measures what Envoy with the committed file adds to a service:
+`python -m tests.measure.envoy [--json] [--requests N]`.
+
+The program is the one that the variable TANDEM_ENVOY names, or the one on PATH. One service, a content-checking worker
+that takes no time for a step, and one caller. Requests go directly and through Envoy in turns, one at a time:
+`first_token_ms` is the time from the call to the first message with a token, medians of the turns, and `added` the
+median of the differences of each turn. Then 32 streams at once: microseconds of CPU that Envoy and the front end take
+per token, and tokens per second.
+"""
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from tests.measure.machine import description
+from tests.rigs.envoy import HOW_TO_INSTALL, Envoy, find_envoy
+from tests.rigs.processes import Rig, SchedulerProcess
+from tests.rigs.streams import Caller
+from tests.system.asks import Ask
+
+_SHAPE = ("--page-size", "16", "--max-rows", "32", "--max-length", "2048", "--num-pages", "4096")
+_NUM_STREAMS, _NUM_TOKENS, _WARM_UP = 32, 500, 20
+
+
+def _first_token_ms(caller: Caller, rng: random.Random) -> float:
+    """Of one request of 30 tokens."""
+    request = Ask(prompt=tuple(rng.choices(range(200), k=30)), max_new_tokens=2).request()
+    began = time.perf_counter()
+    stream = caller.generate(request)
+    stream.wait_tokens(1)
+    elapsed = time.perf_counter() - began
+    stream.result()
+    return 1e3 * elapsed
+
+
+def _cpu_seconds(pid: int) -> float:
+    used = psutil.Process(pid).cpu_times()
+    return used.user + used.system
+
+
+def _streaming(caller: Caller, pids: dict[str, int]) -> dict[str, float]:
+    """All streams at once: tokens per second, and microseconds of CPU per token by process."""
+    before = {name: _cpu_seconds(pid) for name, pid in pids.items()}
+    began = time.perf_counter()
+    asks = [Ask(prompt=(number, 1, 2), max_new_tokens=_NUM_TOKENS) for number in range(_NUM_STREAMS)]
+    for stream in [caller.generate(ask.request()) for ask in asks]:
+        stream.result()
+    seconds = time.perf_counter() - began
+    tokens = _NUM_STREAMS * _NUM_TOKENS
+    spent = {f"{name}_us": 1e6 * (_cpu_seconds(pid) - before[name]) / tokens for name, pid in pids.items()}
+    return {"tokens_per_second": tokens / seconds, **spent}
+
+
+def measure(envoy: Envoy, scheduler: SchedulerProcess, direct: Caller, requests: int) -> dict[str, Any]:
+    """The figures of both ways, and what Envoy adds."""
+    through = Caller(envoy.address)
+    ways, rng = {"direct": direct, "envoy": through}, random.Random(1)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(_WARM_UP + requests):
+        for name, caller in ways.items():
+            times[name].append(_first_token_ms(caller, rng))
+    measured = {name: each[_WARM_UP:] for name, each in times.items()}
+    first = {name: median(each) for name, each in measured.items()}
+    first["added"] = median(b - a for a, b in zip(measured["direct"], measured["envoy"], strict=True))
+    pids = {"envoy": envoy.process.pid, "front_end": scheduler.frontend_pid()}
+    streaming = {name: _streaming(caller, pids) for name, caller in ways.items()}
+    through.close()
+    return {"first_token_ms": first, "streaming": streaming}
+
+
+def main() -> None:
+    """Prints the figures. Without Envoy it ends with the way to install it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--requests", type=int, default=200)
+    args = parser.parse_args()
+    program = find_envoy()
+    if program is None:
+        raise SystemExit(HOW_TO_INSTALL)
+    with Rig() as rig:
+        rig.worker(*_SHAPE, late=False)
+        scheduler = rig.scheduler()
+        direct = rig.caller(scheduler)
+        direct.wait_serving()
+        with Envoy(program, Path(rig.runtime_dir), [scheduler.address]) as envoy:
+            envoy.wait_healthy([scheduler.address])
+            figures = measure(envoy, scheduler, direct, args.requests)
+    if args.json:
+        print(json.dumps({"machine": description(), "requests": args.requests, **figures}))
+        return
+    first = figures["first_token_ms"]
+    print(
+        f"first token, median of {args.requests}: direct {first['direct']:.2f} ms, envoy {first['envoy']:.2f} ms, "
+        f"added {first['added']:.2f} ms"
+    )
+    for name, each in figures["streaming"].items():
+        print(
+            f"{_NUM_STREAMS} streams, {name}: {each['tokens_per_second']:,.0f} tokens/s; CPU per token: "
+            f"Envoy {each['envoy_us']:.0f} us, front end {each['front_end_us']:.0f} us"
+        )
+
+
+if __name__ == "__main__":
+    main()

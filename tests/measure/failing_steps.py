@@ -1,0 +1,174 @@
+"""Measures what a request that makes its steps fail costs its batchmates: `python -m tests.measure.failing_steps`.
+
+Real processes: the service with its front end, and a content-checking worker on which each step that computes a certain
+token fails. While 31 streams run, such requests are sent one after the other. The service finds each by bisection and
+refuses it when it is sent again. Owns the order of requests, the gaps between tokens, the bar and the report.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from tandem_client import AsyncClient
+from tandem_client.errors import Internal, Quarantined
+from tests.measure.machine import description, versions
+from tests.rigs.processes import Rig
+
+# Milliseconds by which the longest gap between two tokens of any batchmate may exceed the longest one undisturbed.
+BAR_MS = 100.0
+CULPRIT = 281
+_NUM_TOKENS = 6000
+_SHAPE = ("--max-rows", "64", "--max-length", "8192", "--token-budget", "512", "--page-size", "16")
+# Quiet time before each request, from which the undisturbed gaps are taken.
+_PAUSE_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Batchmate:
+    """One stream that has nothing wrong with it: the times at which its tokens came."""
+
+    times: list[float] = field(default_factory=list[float])
+
+    async def read(self, client: AsyncClient, prompt: Sequence[int]) -> None:
+        stream = client.generate(prompt, max_new_tokens=_NUM_TOKENS, ignore_eos=True, temperature=0.0)
+        async for _ in stream:
+            self.times.append(time.perf_counter())
+
+    def gaps(self, begin: float, end: float) -> Iterator[float]:
+        """The gaps between tokens that touch this span, in seconds."""
+        return (after - before for before, after in pairwise(self.times) if after >= begin and before <= end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """One request that makes its steps fail. Gaps are the longest of any batchmate, in milliseconds."""
+
+    failed_steps: int
+    undisturbed_ms: float
+    disturbed_ms: float
+    # The same request once more, which is refused.
+    again_ms: float
+    seconds: float
+
+    @property
+    def beyond_ms(self) -> float:
+        return self.disturbed_ms - self.undisturbed_ms
+
+
+def _longest_ms(batchmates: list[Batchmate], begin: float, end: float) -> float:
+    return 1e3 * max(gap for batchmate in batchmates for gap in batchmate.gaps(begin, end))
+
+
+async def _cost(client: AsyncClient, batchmates: list[Batchmate], number: int) -> Cost:
+    """Sends one culprit twice and returns its cost."""
+
+    async def ends(error: type[Exception]) -> tuple[float, float]:
+        begin = time.perf_counter()
+        try:
+            async for _ in client.generate([1, 2, CULPRIT, number], max_new_tokens=20):
+                pass
+        except error:
+            return begin, time.perf_counter()
+        raise AssertionError(f"the request did not end with {error.__name__}")
+
+    quiet = time.perf_counter()
+    await asyncio.sleep(_PAUSE_SECONDS)
+    resets = (await client.load()).lane_resets
+    begin, end = await ends(Internal)
+    # The last requests of the bisection have their next tokens by then.
+    await asyncio.sleep(_PAUSE_SECONDS / 2)
+    failed_steps = (await client.load()).lane_resets - resets
+    again = await ends(Quarantined)
+    await asyncio.sleep(_PAUSE_SECONDS / 4)
+    return Cost(
+        failed_steps=failed_steps,
+        undisturbed_ms=_longest_ms(batchmates, quiet, begin - 0.1),
+        disturbed_ms=_longest_ms(batchmates, begin, end),
+        again_ms=_longest_ms(batchmates, *again),
+        seconds=end - begin,
+    )
+
+
+async def measured(address: str, num_batchmates: int, num_culprits: int) -> list[Cost]:
+    """The costs of culprits, one after the other. Raises if a batchmate ends."""
+    async with AsyncClient(address) as client:
+        await client.wait_ready(60.0)
+        batchmates = [Batchmate() for _ in range(num_batchmates)]
+        tasks = [
+            asyncio.create_task(batchmate.read(client, [100 + idx % 100, *range(1, 2 + idx)]))
+            for idx, batchmate in enumerate(batchmates)
+        ]
+        while not all(len(batchmate.times) > 20 for batchmate in batchmates):
+            await asyncio.sleep(0.05)
+        costs: list[Cost] = []
+        for number in range(num_culprits):
+            costs.append(await _cost(client, batchmates, number))
+            one = costs[-1]
+            line = f"request {number + 1}: {one.failed_steps} failed steps in {one.seconds:.2f} s, longest gap "
+            line += f"{one.disturbed_ms:.0f} ms, undisturbed {one.undisturbed_ms:.0f} ms, refused {one.again_ms:.0f} ms"
+            print(line, file=sys.stderr)
+        ended = [task for task in tasks if task.done()]
+        assert not ended, f"{len(ended)} batchmates ended: {ended[0]}"
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return costs
+
+
+def summary(costs: list[Cost]) -> dict[str, Any]:
+    """Median and most of each figure, in milliseconds."""
+
+    def spread(values: list[float]) -> dict[str, float]:
+        return {"median": median(values), "most": max(values)}
+
+    return {
+        "requests": len(costs),
+        "failed_steps": sum(one.failed_steps for one in costs),
+        "undisturbed_ms": spread([one.undisturbed_ms for one in costs]),
+        "disturbed_ms": spread([one.disturbed_ms for one in costs]),
+        "beyond_ms": spread([one.beyond_ms for one in costs]),
+        "refused_beyond_ms": spread([one.again_ms - one.undisturbed_ms for one in costs]),
+    }
+
+
+def main() -> None:
+    """Exits with 1 if the bar is missed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.measure.failing_steps", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--requests", type=int, default=10, help="requests that make their steps fail")
+    parser.add_argument("--batchmates", type=int, default=31)
+    parser.add_argument("--step-ms", type=float, default=10.0, help="least time of a step")
+    args = parser.parse_args()
+    num_pages = 1 + (args.batchmates + 1) * (_NUM_TOKENS + 200) // 16
+    flags = (*_SHAPE, "--num-pages", str(num_pages), "--step-ms", str(args.step_ms), "--fail-token", str(CULPRIT))
+    with Rig() as rig:
+        scheduler = rig.scheduler()
+        rig.worker(*flags, late=False)
+        costs = asyncio.run(measured(scheduler.address, args.batchmates, args.requests))
+    found = summary(costs)
+    if args.json:
+        rounds = [asdict(one) for one in costs]
+        print(json.dumps({"machine": description(), "versions": versions(), **found, "rounds": rounds}))
+    else:
+        print(f"{found['requests']} requests made {found['failed_steps']} steps fail beside {args.batchmates} streams;")
+        print("the longest gap between two tokens of any stream, ms: median (most)")
+        for name, key in (
+            ("undisturbed", "undisturbed_ms"),
+            ("while a request is found", "disturbed_ms"),
+            ("beyond the undisturbed gap", "beyond_ms"),
+            ("the same, sent again and refused", "refused_beyond_ms"),
+        ):
+            print(f"  {name:<34} {found[key]['median']:6.1f}  ({found[key]['most']:.1f})")
+        print(f"bar: {BAR_MS:g} ms beyond the undisturbed gap")
+    sys.exit(found["beyond_ms"]["median"] > BAR_MS)
+
+
+if __name__ == "__main__":
+    main()

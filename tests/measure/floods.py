@@ -1,0 +1,118 @@
+"""Health beside hostile callers: `python -m tests.measure.floods [--json] [--seconds S] [--rounds N] [PART ...]`.
+
+One service with a content-checking worker, and another caller's `Check` every 20 ms while one attacker (`flood_client`)
+opens 3,000 watches with names of 20 KB that never end, opens and resets calls as fast as it can, or sends 10,000 calls
+at once. Each part runs beside the part without an attack in the same round. Owns the order, the figures and the report.
+"""
+
+import argparse
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import psutil
+
+from tests.measure.flood_client import ATTACKS
+from tests.measure.machine import cpu_seconds, description
+from tests.measure.percentiles import percentiles
+from tests.rigs.processes import Child, Rig
+
+BAR_MS = 50.0
+ALONE = "no attack"
+START_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def _peak_mb(pid: int) -> Iterator[list[float]]:
+    """Yields a list that has the largest resident memory of the process at the end of the block."""
+    process, found, over = psutil.Process(pid), [0.0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            found[0] = max(found[0], process.memory_info().rss / 1e6)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+def run_part(rig: Rig, address: str, pid: int, attack: str, seconds: float) -> dict[str, Any]:
+    """Runs one part against the front end of this process id. Returns its figures."""
+
+    def start(role: str) -> Child:
+        flags = ["--address", address, "--seconds", str(seconds)]
+        child = Child(role, ["tests.measure.flood_client", role, *flags])
+        rig.children.append(child)
+        return child
+
+    before, begun = cpu_seconds(pid), time.time()
+    with _peak_mb(pid) as peak:
+        # The attacker begins a second later and ends with the probe.
+        probe = start("probe")
+        attacker = None if attack == ALONE else start(attack)
+        probed = json.loads(probe.wait_line(r'^\{"waits".*\}$', seconds + START_SECONDS).group())
+        told = {} if attacker is None else json.loads(attacker.wait_line(r"^\{.*\}$", START_SECONDS).group())
+    return {
+        "attack": attack,
+        "checks": len(probed["waits"]),
+        "failed": probed["failed"],
+        "health_ms": percentiles([1e3 * one for one in probed["waits"]], (50, 99)),
+        "attacker": told,
+        "front_end_cpu": (cpu_seconds(pid) - before) / (time.time() - begun),
+        "peak_mb": peak[0],
+    }
+
+
+def summary(rounds: list[dict[str, dict[str, Any]]], attack: str) -> dict[str, Any]:
+    """The median and spread of p99 over the rounds, and the median of its ratio to the part without attack."""
+    each = [found[attack]["health_ms"]["p99"] for found in rounds]
+    ratios = [found[attack]["health_ms"]["p99"] / found[ALONE]["health_ms"]["p99"] for found in rounds]
+    failed = sum(sum(found[attack]["failed"].values()) for found in rounds)
+    return {
+        "attack": attack,
+        "health_p99_ms": {"median": median(each), "least": min(each), "most": max(each)},
+        "ratio": median(ratios),
+        "failed": failed,
+        "peak_mb": max(found[attack]["peak_mb"] for found in rounds),
+        "met": median(each) <= BAR_MS and not failed,
+    }
+
+
+def main() -> int:
+    """Returns 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.measure.floods", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--seconds", type=float, default=8.0, help="duration of each part")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("parts", nargs="*", help="the attacks; default: all")
+    args = parser.parse_args()
+    parts, rounds = [ALONE, *(args.parts or ATTACKS)], list[dict[str, dict[str, Any]]]()
+    about = description()
+    print(json.dumps(about) if args.json else ", ".join(f"{name} {value}" for name, value in about.items()))
+    for _ in range(args.rounds):
+        found: dict[str, dict[str, Any]] = {}
+        for attack in parts:
+            # A service of its own for each, so that one attack's memory is not another's.
+            with Rig() as rig:
+                rig.worker(late=False)
+                scheduler = rig.scheduler("--log-level", "error")
+                rig.caller(scheduler).wait_serving()
+                found[attack] = run_part(rig, scheduler.address, scheduler.frontend_pid(), attack, args.seconds)
+            print(json.dumps(found[attack]), flush=True)
+        rounds.append(found)
+    lines = [summary(rounds, attack) for attack in parts]
+    for line in lines:
+        print(json.dumps(line))
+    return 0 if all(line["met"] for line in lines) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

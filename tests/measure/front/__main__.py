@@ -1,0 +1,258 @@
+"""Measures the front: `python -m tests.measure.front [--json] [--quick] [--parts fast door memory]`.
+
+A worker without a model answers every plan at once (`tests/rigs/instant_worker.py`), so that what remains is the
+core, the front ends, the wire and the client; all of them share two cores. Part `fast`: 256 streams as fast as they
+go. Part `steady`: 256 streams of 400 steps per second, 102,400 tokens per second. Part `paced`: 32 streams of 20
+steps per second. Each runs twice: as it is, for speed and CPU; then with a clock in core and front end
+(`probed_service.py`), for the time that tokens wait there. Part `door`: the loads of `steady` and `paced` with TLS
+and tokens and without, in turn. Part `metrics`: `steady` with a metrics page and without, in turn. Part `memory`:
+10,000 open streams, compared with as many empty calls of a gRPC server that does nothing. Owns the order, the bars
+and the report.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from tests.measure.front import memory
+from tests.measure.front.door import Door
+from tests.measure.front.figures import Bar, delivery_ms, stream_figures, wait_figures
+from tests.measure.front.probed_service import waits
+from tests.measure.machine import description
+from tests.rigs.processes import Child, Rig, SchedulerProcess
+
+NUM_CORES = 2
+WAIT_BAR_MS = 20.0
+DOOR_BAR, DOOR_SECONDS = 1.1, 5.0
+METRICS_BAR_US = 2.0
+METRICS_FLAGS = ("--metrics-listen", "127.0.0.1:0")
+TIMEOUT_SECONDS = 180.0
+_PARTS = ("fast", "steady", "paced", "door", "metrics", "memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One load and its bars, which hold for one front end."""
+
+    name: str
+    num_streams: int
+    # The limit of each stream's output, which it does not reach.
+    num_tokens: int
+    seconds: float
+    step_ms: float
+    # CPU of front end and core per token, in microseconds.
+    cpu_bar: float
+    # Tokens per second to clients; 0: the load has its pace.
+    speed_bar: float = 0.0
+
+
+FAST = Load(name="fast", num_streams=256, num_tokens=40_000, seconds=8.0, step_ms=0.0, cpu_bar=25.0, speed_bar=60_000.0)
+STEADY = Load(
+    name="steady",
+    num_streams=256,
+    num_tokens=20_000,
+    seconds=8.0,
+    step_ms=2.5,
+    cpu_bar=25.0,
+    speed_bar=100_000.0,
+)
+PACED = Load(name="paced", num_streams=32, num_tokens=1000, seconds=10.0, step_ms=50.0, cpu_bar=90.0)
+
+
+def thread_seconds(pid: int) -> float:
+    """CPU seconds of all threads of a process, with nanosecond resolution."""
+    total = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        # A thread may end meanwhile.
+        with contextlib.suppress(OSError):
+            total += int(path.read_text().split()[0])
+    return total / 1e9
+
+
+def _processes(scheduler: SchedulerProcess, worker: Child, client: Child) -> dict[str, list[int]]:
+    children = [child.pid for child in psutil.Process(scheduler.pid).children()]
+    return {"front_end": children, "core": [scheduler.pid], "client": [client.pid], "worker": [worker.pid]}
+
+
+def worker_flags(num_streams: int, num_tokens: int, step_ms: float) -> list[str]:
+    """Flags of an instant worker that runs all streams at once."""
+    page_size = 128
+    max_length = num_tokens + page_size
+    num_pages = 2 + num_streams * (2 + num_tokens // page_size)
+    sizes = {"page-size": page_size, "max-length": max_length, "num-pages": num_pages, "max-rows": num_streams}
+    words = [f"--{name}={value}" for name, value in sizes.items()]
+    return [*words, f"--token-budget={16 * num_streams}", f"--step-ms={step_ms}"]
+
+
+def run(
+    load: Load, num_front_ends: int, *, is_probed: bool, door: Door | None = None, more_flags: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Runs one load on processes of its own. Returns its figures; those of the waits only if it is probed.
+
+    With a `door`, callers use TLS and a token.
+    """
+    with Rig() as rig, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        sizes = worker_flags(load.num_streams, load.num_tokens, load.step_ms)
+        notes = ["--sent-at", f"{folder}/worker.npy", f"--streams={load.num_streams}", f"--tokens={load.num_tokens}"]
+        where = ["--runtime-dir", str(rig.runtime_dir)]
+        worker = Child("worker", ["tests.rigs.instant_worker", *where, *sizes, *notes])
+        rig.children.append(worker)
+        program = ("tests.measure.front.probed_service", name) if is_probed else ("scheduler_svc",)
+        flags = ["--frontends", str(num_front_ends), "--log-level", "warning"]
+        scheduler = rig.scheduler(*flags, *(door.service_flags if door else ()), *more_flags, program=program)
+        if door is None:
+            rig.caller(scheduler).wait_serving()
+        notes = [f"--file={folder}/client.npy", f"--seconds={load.seconds}", *(door.client_flags if door else ())]
+        client = _client(rig, "stream", scheduler, load, notes)
+        client.wait_line("^streaming$", TIMEOUT_SECONDS)
+        pids = _processes(scheduler, worker, client)
+        before, begun = {who: sum(map(thread_seconds, ids)) for who, ids in pids.items()}, time.monotonic()
+        client.wait_line("^over$", TIMEOUT_SECONDS)
+        seconds = time.monotonic() - begun
+        used = {who: sum(map(thread_seconds, ids)) - before[who] for who, ids in pids.items()}
+        checked = json.loads(client.wait_line(r'^\{"wrong".*\}$', TIMEOUT_SECONDS).group())
+        rows = np.load(folder / "client.npy")
+        for child in (worker, scheduler):
+            child.terminate()
+        figures = stream_figures(rows, checked.pop("begun"), checked.pop("over"))
+        # The window as this process sees it differs by the time that a line takes.
+        num_tokens = figures["tokens_per_second"] * seconds
+        return {
+            "part": load.name,
+            "front_ends": num_front_ends,
+            **figures,
+            "delivery_ms": delivery_ms(rows, np.load(folder / "worker.npy")),
+            "cpu_us_per_token": {who: 1e6 * spent / num_tokens for who, spent in used.items()},
+            "cpu_share": {who: spent / seconds for who, spent in used.items()},
+            "wrong_streams": checked["wrong"],
+            **(wait_figures(waits(folder)) if is_probed else {}),
+        }
+
+
+def _client(rig: Rig, role: str, scheduler: SchedulerProcess, load: Load, more: list[str]) -> Child:
+    flags = ["--address", scheduler.address, f"--streams={load.num_streams}", f"--tokens={load.num_tokens}", *more]
+    client = Child("client", ["tests.measure.front.client", role, *flags])
+    rig.children.append(client)
+    return client
+
+
+def measure_door(load: Load, num_runs: int) -> tuple[dict[str, Any], list[Bar]]:
+    """Runs a load with and without TLS and tokens, in turn. Returns the service's CPU per token of each run."""
+    found: dict[str, list[float]] = {"plain": [], "door": []}
+    num_wrong = 0
+    with tempfile.TemporaryDirectory() as name:
+        door = Door(Path(name))
+        for _ in range(num_runs):
+            for kind, used in (("plain", None), ("door", door)):
+                figures = run(load, 1, is_probed=False, door=used)
+                cpu = figures["cpu_us_per_token"]
+                found[kind].append(cpu["front_end"] + cpu["core"])
+                num_wrong += figures["wrong_streams"]
+    ratio = float(np.median(found["door"]) / np.median(found["plain"]))
+    line = {"part": f"door, {load.name}", "cpu_us_per_token": {kind: sorted(values) for kind, values in found.items()}}
+    return line, [
+        Bar(name=f"CPU per token with TLS and tokens, of that without, {load.name}", value=ratio, limit=DOOR_BAR),
+        Bar(name="streams with wrong tokens", value=num_wrong, limit=0),
+    ]
+
+
+def measure_metrics(load: Load, num_runs: int) -> tuple[dict[str, Any], list[Bar]]:
+    """Runs a load with and without a metrics page, in turn. Returns the front end's CPU per delta of each run."""
+    found: dict[str, list[float]] = {"off": [], "on": []}
+    num_wrong = 0
+    for number in range(num_runs):
+        for kind in ("off", "on") if number % 2 else ("on", "off"):
+            figures = run(load, 1, is_probed=False, more_flags=METRICS_FLAGS if kind == "on" else ())
+            found[kind].append(figures["cpu_us_per_token"]["front_end"] * figures["tokens_per_message"])
+            num_wrong += figures["wrong_streams"]
+    added = float(np.median(found["on"]) - np.median(found["off"]))
+    line = {"part": f"metrics, {load.name}", "front_end_us_per_delta": {kind: sorted(of) for kind, of in found.items()}}
+    return line, [
+        Bar(name=f"CPU us per delta that metrics add to the front end, {load.name}", value=added, limit=METRICS_BAR_US),
+        Bar(name="streams with wrong tokens", value=num_wrong, limit=0),
+    ]
+
+
+def bars(load: Load, plain: dict[str, Any], probed: dict[str, Any]) -> list[Bar]:
+    """The bars of a load."""
+    cpu = plain["cpu_us_per_token"]
+    found = [
+        Bar(name="CPU us per token of front end and core", value=cpu["front_end"] + cpu["core"], limit=load.cpu_bar),
+        Bar(
+            name="longest wait of a token in the front end, ms", value=probed["front_end_ms"]["p100"], limit=WAIT_BAR_MS
+        ),
+        Bar(name="streams with wrong tokens", value=plain["wrong_streams"] + probed["wrong_streams"], limit=0),
+    ]
+    if load.speed_bar:
+        speed = Bar(name="tokens per second", value=plain["tokens_per_second"], limit=load.speed_bar, is_floor=True)
+        found.insert(0, speed)
+    return found
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text(part)}" for name, part in value.items())
+    return f"{value:,.2f}".removesuffix(".00") if isinstance(value, float) else str(value)
+
+
+def report(line: dict[str, Any]) -> Iterator[str]:
+    """Yields the lines of a part as text."""
+    yield f"\n{line['part']}"
+    for name, value in line.items():
+        if name != "part":
+            yield f"  {name + ':':<24}{_text(value)}"
+
+
+def measure(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], list[Bar]]]:
+    """Yields each part's figures and bars."""
+    for load in (FAST, STEADY, PACED):
+        if load.name in args.parts:
+            of_part = replace(load, seconds=1.0) if args.quick else load
+            plain = run(of_part, args.front_ends, is_probed=False)
+            yield plain, []
+            probed = run(of_part, 1, is_probed=True)
+            yield {**probed, "part": f"{load.name}, with a clock"}, bars(load, plain, probed)
+    if "door" in args.parts:
+        for load in (STEADY, PACED):
+            yield measure_door(replace(load, seconds=1.0 if args.quick else DOOR_SECONDS), args.runs)
+    if "metrics" in args.parts:
+        yield measure_metrics(replace(STEADY, seconds=1.0 if args.quick else DOOR_SECONDS), args.runs)
+    if "memory" in args.parts:
+        yield memory.measure(500 if args.quick else args.open_streams)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.measure.front", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--quick", action="store_true", help="a smoke test with meaningless figures")
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
+    parser.add_argument("--front-ends", type=int, default=1, help="front ends of the parts fast and paced")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each kind in the parts door and metrics")
+    parser.add_argument("--open-streams", type=int, default=10_000, help="streams of the part memory")
+    args = parser.parse_args(argv)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:NUM_CORES])
+    about, is_met = description(), True
+    print(json.dumps(about) if args.json else _text(about))
+    for line, found in measure(args):
+        print(json.dumps(line) if args.json else "\n".join(report(line)), flush=True)
+        for bar in found:
+            is_met = is_met and bar.is_met
+            result = f"{bar.line()['bar']}: {_text(float(bar.value))}, {'met' if bar.is_met else 'MISSED'}"
+            print(json.dumps(bar.line()) if args.json else result, flush=True)
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""The memory of open streams: processes that hold them, and the same number of empty calls to compare with.
+
+A stream is a Generate call whose caller has read its first token; the worker makes a step every 2 s. An empty call
+is one of the same client to a grpc.aio server with the same options, whose handler has read the request, has sent the
+initial metadata and waits. Figures are resident memory (RssAnon) after all calls are open, less that before the first.
+Owns both servers' start and the figures; `python -m tests.measure.front.memory` is the empty server.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import psutil
+from tandem.v1 import inference_pb2
+
+from scheduler_svc.frontend.rpc.options import server_options
+from tests.measure.front.figures import Bar
+from tests.rigs.processes import Child, Rig
+
+BAR_KB = 20.0
+TIMEOUT_SECONDS = 180.0
+STEP_SECONDS = 2.0
+_WARM_STREAMS = 50
+_NUM_TOKENS = 100
+
+
+def resident_kb(pid: int) -> float:
+    """RssAnon: the process's own memory, in 1,000 bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1.024
+    raise AssertionError(f"/proc/{pid}/status has no RssAnon")
+
+
+def _hold(rig: Rig, address: str, num_streams: int, until: str) -> Child:
+    flags = ["--address", address, f"--streams={num_streams}", f"--tokens={_NUM_TOKENS}", f"--until={until}"]
+    client = Child("hold", ["tests.measure.front.client", "hold", *flags])
+    rig.children.append(client)
+    client.wait_line("^holding$", TIMEOUT_SECONDS)
+    return client
+
+
+def _held_kb(rig: Rig, pids: dict[str, int], address: str, num_streams: int, until: str) -> dict[str, float]:
+    """KB per stream of each process, without what the first streams need once."""
+    _hold(rig, address, _WARM_STREAMS, until)
+    before = {name: resident_kb(pid) for name, pid in pids.items()}
+    _hold(rig, address, num_streams, until)
+    return {name: (resident_kb(pid) - before[name]) / num_streams for name, pid in pids.items()}
+
+
+def measure(num_streams: int) -> tuple[dict[str, Any], list[Bar]]:
+    """Returns the figures and the bar."""
+    with Rig() as rig:
+        empty = Child("empty server", ["tests.measure.front.memory"])
+        rig.children.append(empty)
+        address = empty.wait_line(r"^listening on (\S+)$").group(1)
+        of_empty = _held_kb(rig, {"server": empty.pid}, address, num_streams, "metadata")["server"]
+        for child in rig.children:
+            child.kill()
+    with Rig() as rig:
+        num_rows = num_streams + _WARM_STREAMS
+        sizes = ["--page-size=128", "--max-length=256", f"--num-pages={2 * num_rows + 2}", f"--max-rows={num_rows}"]
+        pace = [f"--token-budget={16 * num_rows}", f"--step-ms={1e3 * STEP_SECONDS}"]
+        where = ["--runtime-dir", str(rig.runtime_dir)]
+        worker = Child("worker", ["tests.rigs.instant_worker", *where, *sizes, *pace])
+        rig.children.append(worker)
+        flags = [f"--max-streams={num_rows}", f"--max-waiting={num_rows}", "--log-level=warning"]
+        scheduler = rig.scheduler(*flags)
+        rig.caller(scheduler).wait_serving()
+        [front_end] = psutil.Process(scheduler.pid).children()
+        pids = {"front_end": front_end.pid, "core": scheduler.pid}
+        of_streams = _held_kb(rig, pids, scheduler.address, num_streams, "delta")
+        for child in rig.children:
+            child.kill()
+    above = of_streams["front_end"] + of_streams["core"] - of_empty
+    line = {"part": "memory", "streams": num_streams, "kb_per_stream": of_streams, "kb_per_empty_call": of_empty}
+    return line, [Bar(name="KB per open stream above an empty gRPC call", value=above, limit=BAR_KB)]
+
+
+async def serve_empty() -> None:
+    """Serves calls that never end, with the front end's options."""
+
+    async def wait(_: object, context: Any) -> None:
+        await context.read()
+        await context.send_initial_metadata(())
+        await asyncio.get_running_loop().create_future()
+
+    server = grpc.aio.server(options=server_options(max_message_bytes=4 << 20, share_port=False, max_connections=64))
+    handlers = {"Generate": cast(Any, grpc).stream_stream_rpc_method_handler(wait)}
+    name = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(f"listening on 127.0.0.1:{port}", flush=True)
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(serve_empty()))

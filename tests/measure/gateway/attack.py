@@ -1,0 +1,147 @@
+"""A caller with a token, without and with an attack by callers that have none: gaps of its streams, and its new calls.
+
+Real processes over TLS at a public address: a fake service that knows one token, the gateway, and the attacker. Rounds
+without and with the attack take turns.
+"""
+
+import asyncio
+import json
+import ssl
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from tests.measure.gateway.attacker import ADDRESSES, BODIES, HANDSHAKES, SLOW_BODIES
+from tests.measure.percentiles import percentiles
+from tests.rigs.authorities import Authority
+from tests.rigs.processes import Child
+
+TOKEN = "tandem_benchmark"
+NUM_STREAMS, RATE = 4, 100.0
+SECONDS, CALLS_PER_SECOND = 8.0, 5.0
+GAP_BAR_MS, CALL_BAR_MS = 25.0, 100.0
+_EVENT = b'"text": " token"'
+
+
+class _Caller:
+    """The caller with the token."""
+
+    def __init__(self, port: int, certificate: Path) -> None:
+        self._port = port
+        self._context = ssl.create_default_context(cafile=str(certificate))
+        self.gaps, self.calls = list[float](), list[float]()
+
+    async def _open(self, num_tokens: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, ssl=self._context, limit=1 << 20)
+        body = json.dumps({"prompt": "a", "model": "m", "max_tokens": num_tokens, "stream": True}).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {TOKEN}\r\ncontent-length: {len(body)}"
+        )
+        writer.write(head.encode() + b"\r\n\r\n" + body)
+        return reader, writer
+
+    async def stream(self) -> None:
+        """Reads a stream of events, and notes the time between two of them."""
+        reader, writer = await self._open(1_000_000)
+        try:
+            await reader.readuntil(_EVENT)
+            before = time.perf_counter()
+            while True:
+                await reader.readuntil(_EVENT)
+                now = time.perf_counter()
+                self.gaps.append(now - before)
+                before = now
+        finally:
+            writer.transport.abort()
+
+    async def call(self) -> None:
+        """Makes a call on a new connection to its first event."""
+        while True:
+            began = time.perf_counter()
+            reader, writer = await self._open(4)
+            await reader.readuntil(_EVENT)
+            self.calls.append(time.perf_counter() - began)
+            writer.transport.abort()
+            await asyncio.sleep(1 / CALLS_PER_SECOND)
+
+    async def run(self) -> None:
+        """Calls for some seconds."""
+        works = [asyncio.create_task(self.stream()) for _ in range(NUM_STREAMS)]
+        works.append(asyncio.create_task(self.call()))
+        await asyncio.sleep(SECONDS)
+        for work in works:
+            assert not work.done(), work.exception()
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+
+
+def _cpu(child: Child) -> float:
+    return sum(psutil.Process(child.pid).cpu_times()[:2])
+
+
+def _round(port: int, certificate: Path, gateway: Child, *, attacked: bool) -> dict[str, float]:
+    caller, attacker, before = _Caller(port, certificate), None, _cpu(gateway)
+    if attacked:
+        arguments = ["tests.measure.gateway.attacker", f"127.0.0.1:{port}", "--seconds", str(SECONDS + 2)]
+        attacker = Child("attacker", arguments)
+        attacker.wait_line("attack begins")
+        # The slow bodies are there.
+        time.sleep(1.0)
+    asyncio.run(caller.run())
+    gaps, calls = (percentiles([1e3 * one for one in each], (50, 99)) for each in (caller.gaps, caller.calls))
+    found = {"gap_p50": gaps["p50"], "gap_p99": gaps["p99"], "call_p50": calls["p50"], "call_p99": calls["p99"]}
+    found["gateway_cpu"] = (_cpu(gateway) - before) / SECONDS
+    if attacker is not None:
+        assert attacker.wait() == 0, attacker.output()
+        said = attacker.wait_line(r"^\{.*\}$").group()
+        print(f"attacker: {said}", flush=True)
+        sent = json.loads(said)
+        found["attacker_cpu"] = sent["cpu"] / sent["seconds"]
+    return found
+
+
+def measure(*, rounds: int) -> dict[str, Any]:
+    """Returns medians of the rounds in milliseconds, and the parts of a core that were used."""
+    with tempfile.TemporaryDirectory() as folder:
+        pair = Authority(Path(folder)).issue("gateway", "IP:127.0.0.1")
+        certificate = Path(folder) / "authority.pem"
+        service = Child("service", ["tests.measure.gateway.service", "--rate", str(RATE), "--token", TOKEN])
+        address = service.wait_line(r"listening on (\S+)").group(1)
+        flags = ["--listen", "0.0.0.0:0", "--tls-cert", str(pair.certificate), "--tls-key", str(pair.key)]
+        gateway = Child("gateway", ["tandem_client.gateway", "--address", address, *flags])
+        port = int(gateway.wait_line(r"gateway listening on \S+:(\d+)").group(1))
+        try:
+            _round(port, certificate, gateway, attacked=False)
+            quiet, loud = list[dict[str, float]](), list[dict[str, float]]()
+            for _ in range(rounds):
+                quiet.append(_round(port, certificate, gateway, attacked=False))
+                loud.append(_round(port, certificate, gateway, attacked=True))
+        except (AssertionError, OSError, EOFError, subprocess.SubprocessError):
+            print(gateway.output(), flush=True)
+            raise
+        finally:
+            gateway.kill()
+            service.kill()
+    alone = {name: median(each[name] for each in quiet) for name in quiet[0]}
+    beside = {name: median(each[name] for each in loud) for name in loud[0]}
+    return {
+        "attack": f"{BODIES:g} bodies of 4 MiB/s, {HANDSHAKES:g} half-open handshakes/s, {SLOW_BODIES} slow bodies of"
+        f" each of {len(ADDRESSES)} addresses",
+        "streams": NUM_STREAMS,
+        "tokens_per_second": RATE,
+        **{f"{name}_ms": round(alone[name], 2) for name in ("gap_p50", "gap_p99", "call_p50", "call_p99")},
+        **{f"attacked_{name}_ms": round(beside[name], 2) for name in ("gap_p50", "gap_p99", "call_p50", "call_p99")},
+        "worst_gap_p99_ms": round(max(each["gap_p99"] for each in loud), 2),
+        "worst_call_p99_ms": round(max(each["call_p99"] for each in loud), 2),
+        "gap_p99_ratio": round(beside["gap_p99"] / alone["gap_p99"], 2),
+        "call_p99_ratio": round(beside["call_p99"] / alone["call_p99"], 2),
+        "gateway_cores": round(alone["gateway_cpu"], 2),
+        "attacked_gateway_cores": round(beside["gateway_cpu"], 2),
+        "attacker_cores": round(beside["attacker_cpu"], 2),
+        "met": beside["gap_p99"] <= GAP_BAR_MS and beside["call_p99"] <= CALL_BAR_MS,
+    }

@@ -1,0 +1,136 @@
+"""Runs a part in a process of its own, with a time limit, while its record is read.
+
+Owns the process and its end. For a CPU, processes are forked from one that has imported torch and Transformers, because
+these imports take seconds. For a GPU each process is fresh: an import may look for a device, and after that a forked
+process cannot use CUDA.
+"""
+
+import importlib
+import json
+import multiprocessing
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gpu_worker.__main__ import choose_allocator, keep_compiled_kernels
+from tandem_contract.parent import die_with_parent
+from tests.measure.gpu_day.day import Day
+from tests.measure.gpu_day.part_table import Part
+from tests.measure.gpu_day.record import Record
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """How a part shall run."""
+
+    device: str
+    tiny: bool
+    flex_nano_vllm: str
+
+
+def context(device: str) -> BaseContext:
+    """The context that makes the parts' processes."""
+    if device != "cpu":
+        return multiprocessing.get_context("spawn")
+    forking = multiprocessing.get_context("forkserver")
+    forking.set_forkserver_preload(["torch", "transformers", "transformers.models.qwen3.modeling_qwen3"])
+    return forking
+
+
+def run_part(
+    making: BaseContext,
+    part: Part,
+    request: Request,
+    limit_seconds: float,
+    on_change: Callable[[str, float, dict[str, Any]], None],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Runs a part to its end or its limit. `on_change` gets outcome, seconds and record, also while it runs."""
+    begun = clock()
+    with tempfile.TemporaryDirectory(prefix="tandem-gpu-day-") as folder:
+        path = Path(folder) / "record.json"
+        process = making.Process(target=_run, args=(part, request, folder, begun + limit_seconds))
+        process.start()
+        seen = ""
+        try:
+            while process.is_alive() and clock() < begun + limit_seconds:
+                process.join(_POLL_SECONDS)
+                content = path.read_text() if path.exists() else "{}"
+                if content != seen:
+                    seen = content
+                    on_change("running", clock() - begun, json.loads(content))
+            outcome = f"stopped: it may take {limit_seconds:.0f} s" if process.is_alive() else ""
+        finally:
+            _end(process.pid)
+            process.join()
+        outcome = outcome or ("passed" if process.exitcode == 0 else f"failed: exit code {process.exitcode}")
+        content = json.loads(path.read_text()) if path.exists() else {}
+        if (error := Path(folder) / "error.txt").exists():
+            outcome = f"failed: {error.read_text()}"
+        on_change(outcome, clock() - begun, content)
+
+
+def _run(part: Part, request: Request, folder: str, ends_at: float) -> None:
+    """The process of a part."""
+    # The forking process ends with the command, even one that is killed; services end with the part.
+    die_with_parent()
+    # Parts and workers share them.
+    keep_compiled_kernels()
+    choose_allocator()
+    record = Record(part=part.name, path=Path(folder) / "record.json")
+    if request.device != "cpu":
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        record.note(f"{torch.cuda.get_device_name()}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free at the start")
+    else:
+        from gpu_worker.native.library import leave_out_kernels
+
+        # The parts look at what a GPU runs.
+        leave_out_kernels()
+        if request.tiny:
+            import torch
+
+            torch.set_num_threads(1)
+    day = Day(
+        device=request.device,
+        tiny=request.tiny,
+        scratch=Path(folder),
+        ends_at=ends_at,
+        record=record,
+        flex_nano_vllm=request.flex_nano_vllm,
+    )
+    try:
+        importlib.import_module(part.module).run(day)
+    except Exception as error:
+        traceback.print_exc()
+        line = str(error).strip().split("\n")[0][:300]
+        (Path(folder) / "error.txt").write_text(f"{type(error).__name__}: {line}")
+        raise SystemExit(1) from None
+
+
+def _end(pid: int | None) -> None:
+    """Kills a part's process, if it still runs, and all that it started."""
+    if pid is None or not psutil.pid_exists(pid):
+        return
+    try:
+        ours = psutil.Process(pid)
+        tree = [*ours.children(recursive=True), ours]
+    except psutil.NoSuchProcess:
+        return
+    for process in tree:
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue

@@ -1,0 +1,141 @@
+"""A warm runner of a random model in this process: what a worker process has without its link.
+
+Owns the choice of sizes and the one place that says how captured graphs are switched on and off.
+"""
+
+import gc
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from gpu_worker.attention.flex_kernel import FlexKernel
+from gpu_worker.attention.layers import LayerMap
+from gpu_worker.checkpoint.linear import PackedLinear, can_pack
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
+from gpu_worker.compatibility.rope import pin
+from gpu_worker.geometry import Geometry, default_chunk_align
+from gpu_worker.graphs.backend import GraphBackend
+from gpu_worker.graphs.cuda import CudaGraphs
+from gpu_worker.memory.estimate import estimate
+from gpu_worker.settings import WorkerSettings
+from gpu_worker.startup import plan_memory
+from gpu_worker.step.runner import Runner
+from tests.measure.gpu_day.day import Day
+from tests.measure.gpu_day.models import random_model
+from tests.rigs.graph_recorder import GraphRecorder
+from tests.rigs.padded_shapes import few_shapes
+
+# Compiled code and packed weights, which the recorder takes as one operator each.
+_OPAQUE = ((FlexKernel, "__call__"), (PackedLinear, "forward"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A model and its runner."""
+
+    model: PreTrainedModel
+    runner: Runner
+    layers: LayerMap
+    dtype: torch.dtype
+
+    @property
+    def geometry(self) -> Geometry:
+        """The runner's sizes."""
+        return self.runner.geometry
+
+
+def serve(
+    day: Day,
+    config: PreTrainedConfig,
+    *,
+    dtype: str = "",
+    max_rows: int,
+    max_length: int,
+    token_budget: int,
+    num_pages: int | None = None,
+    host_pool_bytes: int = 0,
+    graphs: bool | None = None,
+) -> Served:
+    """A warm runner. dtype: the day's by default. Without `num_pages` the pool has pages for every row, if they fit.
+
+    graphs: None is what a worker does, which captures on a GPU alone.
+    """
+    device, torch_dtype = torch.device(day.device), getattr(torch, dtype or day.dtype)
+    model = random_model(config, device, torch_dtype)
+    meta_model = meta_model_of(config, dtype=torch_dtype)
+    layers = check_model(meta_model)
+    if device.type == "cuda":
+        check_cuda_shapes(layers, torch_dtype)
+    settings = WorkerSettings(
+        device=day.device,
+        max_rows=max_rows,
+        max_length=max_length,
+        token_budget=token_budget,
+        num_pages=num_pages,
+        host_pool_bytes=host_pool_bytes,
+    )
+    costs = estimate(meta_model, layers, dtype=torch_dtype, packs=can_pack(device, torch_dtype))
+    pin(model, max_length)
+    geometry = plan_memory(settings, costs, device).geometry
+    captures = not day.on_cpu if graphs is None else graphs
+    runner = _runner(model, layers, geometry, device, torch_dtype, graphs=captures)
+    runner.warm_up(lambda name, seconds: print(f"  {name}: {seconds:.1f} s", flush=True))
+    return Served(model=model, runner=runner, layers=layers, dtype=torch_dtype)
+
+
+def _runner(
+    model: PreTrainedModel,
+    layers: LayerMap,
+    geometry: Geometry,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    graphs: bool,
+) -> Runner:
+    """A runner that is not warm yet, with padded steps. On a CPU graphs are recorded operators."""
+    on_cpu = device.type == "cpu"
+    backend: GraphBackend | None = None
+    if graphs:
+        backend = GraphRecorder(opaque=_OPAQUE, transparent=["tandem::attend"]) if on_cpu else CudaGraphs(device)
+    runner = Runner(
+        model,
+        layers,
+        geometry,
+        device=device,
+        dtype=dtype,
+        shapes=few_shapes(geometry, geometry.max_rows) if on_cpu else None,
+        graphs=backend,
+    )
+    if not on_cpu:
+        runner.on_device.fuse_layers()
+    return runner
+
+
+def cold_runner(
+    day: Day, config: PreTrainedConfig, *, num_pages: int, max_rows: int, max_length: int, page_size: int
+) -> Runner:
+    """An eager runner that is not warm: a kernel compiles at its first call."""
+    device, dtype = torch.device(day.device), getattr(torch, day.dtype)
+    model = random_model(config, device, dtype)
+    layers = check_model(meta_model_of(config, dtype=dtype))
+    chunk_align = default_chunk_align(on_cpu=day.on_cpu)
+    geometry = Geometry(
+        page_size=page_size,
+        num_pages=num_pages,
+        max_rows=max_rows,
+        max_length=max_length,
+        token_budget=max_rows + chunk_align,
+        chunk_align=chunk_align,
+        vocab_size=config.vocab_size,
+    )
+    return _runner(model, layers, geometry, device, dtype, graphs=False)
+
+
+def free_memory(device: str) -> None:
+    """Returns memory that the caller no longer refers to, so that another process of the machine can use it."""
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()

@@ -1,0 +1,215 @@
+"""Measures what hostile constraints cost others: `python -m tests.measure.hostile_constraints [--rounds N]`.
+
+A service with two tenants and the checking worker, whose steps take 10 ms. The polite tenant has 16 streams, and once a
+second it sends a valid grammar that nobody has sent before. In every second part the hostile tenant sends ten requests
+per second, each with another grammar that is within all limits and needs minutes for its first mask. Prints the gaps
+between the tokens of the 16 streams in both parts, their ratio, and how long the polite tenant's new grammars waited
+beside the hostile ones. Before that, a trial process alone: the seconds until a hostile grammar's verdict as a multiple
+of the limit of CPU time, and the next grammar's milliseconds in the process that follows, as in one that runs already.
+The exit code is 1 if a bar is missed.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import threading
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tandem.v1 import inference_pb2 as pb
+
+from scheduler_svc.frontend.constraints.trial_process import TrialProcess
+from tandem_contract.grammar_limits import COMPILE_SECONDS
+from tests.measure.machine import description
+from tests.measure.percentiles import percentiles
+from tests.rigs import byte_tokenizer
+from tests.rigs.processes import Rig
+from tests.rigs.streams import Caller, Stream
+
+NUM_STREAMS, PART_SECONDS = 16, 8.0
+HOSTILE_PER_SECOND, STEP_MS = 10, 10
+MOST_ITL_RATIO, MOST_WAIT_SECONDS = 1.10, 3.0
+# Of the limit of CPU time, on a machine that has nothing else to do. A slower one has longer limits, and longer waits.
+MOST_VERDICT_RATIO = 1.25
+TENANTS = ("polite", "hostile")
+
+
+def metadata(tenant: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer secret-of-{tenant}"),)
+
+
+def token_file(folder: Path) -> Path:
+    """Writes the tokens of both tenants."""
+    path, lines = folder / "tokens.toml", list[str]()
+    for tenant in TENANTS:
+        digest = hashlib.sha256(f"secret-of-{tenant}".encode()).hexdigest()
+        lines += [f"[tenants.{tenant}]", f'tokens = [{{ hash = "sha256:{digest}" }}]']
+    path.write_text("\n".join(lines))
+    path.chmod(0o600)
+    return path
+
+
+def request(number: int, *, tokens: int, lark: str = "") -> pb.GenerateRequest:
+    """A request for so many tokens, unless its grammar ends it before."""
+    made = pb.GenerateRequest(token_ids={"ids": [97, number % 250]})  # pyright: ignore[reportArgumentType]
+    made.stop.max_new_tokens = tokens
+    if lark:
+        made.constraint.lark = lark
+    else:
+        made.stop.ignore_eos = True
+    return made
+
+
+def evil(number: int) -> str:
+    """No part is repeated more than 9,999 times, but the first mask walks through all of them."""
+    return f"start: /{'x{9999}' * 40}y{{{number + 1}}}/"
+
+
+class Load:
+    """The requests of both tenants to one service."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._streams = list[Stream]()
+        self.waits, self.refusals = list[float](), Counter[str]()
+        self._number = 0
+        self._deadline = 0.0
+
+    def wait_ready(self) -> None:
+        """Returns when a request is admitted, and the trial process has read the tokenizer."""
+        for _ in range(600):
+            stream = self._caller.generate(request(0, tokens=1), metadata=metadata("polite"))
+            stream.wait(lambda transcript, stream=stream: transcript.summary is not None or stream.ended)
+            if stream.error is None:
+                break
+            time.sleep(0.1)
+        self._new_grammar(is_beside=False)
+
+    def part(self, *, is_hostile: bool) -> list[float]:
+        """Returns the gaps between the polite tenant's tokens, in seconds, in a part of the run."""
+        streams = [
+            self._caller.generate(request(i, tokens=4000), metadata=metadata("polite")) for i in range(NUM_STREAMS)
+        ]
+        for stream in streams:
+            stream.wait_tokens(5)
+        begun = time.monotonic()
+        self._deadline = begun + PART_SECONDS
+        helpers = [threading.Thread(target=self._be_hostile)] if is_hostile else []
+        for helper in helpers:
+            helper.start()
+        for second in range(int(PART_SECONDS) - 1):
+            time.sleep(max(0.0, begun + second + 1 - time.monotonic()))
+            self._new_grammar(is_beside=is_hostile)
+        time.sleep(max(0.0, self._deadline - time.monotonic()))
+        for helper in helpers:
+            helper.join()
+        for stream in streams:
+            stream.cancel()
+        times = [[at for at in stream.times if begun < at < self._deadline] for stream in streams]
+        return [later - earlier for one in times for earlier, later in pairwise(one)]
+
+    def _new_grammar(self, *, is_beside: bool) -> None:
+        self._number += 1
+        sent = time.monotonic()
+        lark = f'start: ("a" | "b" | /c+/){{1,9}} // {self._number} toy_complete=2'
+        stream = self._caller.generate(request(1, tokens=8, lark=lark), metadata=metadata("polite"))
+        stream.wait(lambda transcript: transcript.accepted is not None or stream.ended, 60.0)
+        if stream.error is not None:
+            self.refusals[f"polite: {stream.error.code().name}"] += 1  # pyright: ignore[reportAttributeAccessIssue]
+        if is_beside:
+            self.waits.append(time.monotonic() - sent)
+
+    def _be_hostile(self) -> None:
+        calls = list[Stream]()
+        while time.monotonic() < self._deadline:
+            self._number += 1
+            call = request(2, tokens=8, lark=evil(self._number))
+            calls.append(self._caller.generate(call, metadata=metadata("hostile")))
+            time.sleep(1 / HOSTILE_PER_SECOND)
+        for call in calls:
+            call.cancel()
+            code = call.error.code() if isinstance(call.error, grpc.Call) else None
+            self.refusals["hostile: waits" if code is None else f"hostile: {code.name}"] += 1
+
+
+async def _trials(rounds: int) -> dict[str, Any]:
+    """Returns the figures of a trial process without a service."""
+    process = TrialProcess(
+        byte_tokenizer.tokenizer_json(),
+        vocab_size=byte_tokenizer.VOCAB_SIZE,
+        eos_token_ids=[byte_tokenizer.EOS_ID],
+    )
+    seconds: dict[str, list[float]] = {"running": [], "hostile": [], "next": []}
+    number = 0
+
+    async def timed(kind: str, grammar: str) -> None:
+        begun = time.perf_counter()
+        await process.judge(grammar)
+        seconds[kind].append(time.perf_counter() - begun)
+
+    try:
+        await process.judge("start: /x/")
+        limit = COMPILE_SECONDS * process.slowness
+        for _ in range(rounds):
+            number += 1
+            await timed("running", f'start: "a{number}" | "b"')
+            await timed("hostile", f"start:{' a' * 20}{number * ' b'}\na: /x{{30000}}/\nb: /y/")
+            await timed("next", f'start: "c{number}" | "d"')
+    finally:
+        process.close()
+    return {
+        "verdict_by_limit": percentiles([each / limit for each in seconds["hostile"]], (0, 50, 100)),
+        "running_trial_ms": percentiles([1e3 * each for each in seconds["running"]], (0, 50, 100)),
+        "next_trial_ms": percentiles([1e3 * each for each in seconds["next"]], (0, 50, 100)),
+        "slowness": process.slowness,
+    }
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """Returns the figures of a trial process alone, and of one service."""
+    alone_trials = asyncio.run(_trials(rounds))
+    with Rig() as rig:
+        rig.worker("--step-ms", str(STEP_MS), "--max-rows", "64", "--num-pages", "8192", "--max-length", "8192",
+                   "--token-budget", "256", late=False)  # fmt: skip
+        scheduler = rig.scheduler("--tokens", str(token_file(rig.runtime_dir)))
+        load = Load(rig.caller(scheduler))
+        load.wait_ready()
+        gaps: dict[bool, list[float]] = {False: [], True: []}
+        for _ in range(rounds):
+            for is_hostile in (False, True):
+                gaps[is_hostile] += load.part(is_hostile=is_hostile)
+        alone, beside = (percentiles([1e3 * one for one in gaps[part]], (50, 99)) for part in (False, True))
+        ratio, wait = beside["p99"] / alone["p99"], max(load.waits)
+        return {
+            **alone_trials,
+            "itl_ms_alone": alone, "itl_ms_beside": beside, "itl_p99_ratio": ratio,
+            "new_grammar_seconds": {**percentiles(load.waits, (50,)), "most": wait},
+            "refusals": dict(load.refusals),
+            "met": alone_trials["verdict_by_limit"]["p50"] <= MOST_VERDICT_RATIO
+            and ratio <= MOST_ITL_RATIO and wait <= MOST_WAIT_SECONDS * alone_trials["slowness"]
+            and not any(one.startswith("polite") for one in load.refusals),
+        }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.measure.hostile_constraints", allow_abbrev=False)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    found = measure(args.rounds)
+    if args.json:
+        print(json.dumps({**found, "machine": description()}))
+    else:
+        for name, value in found.items():
+            print(f"{name:24}{value}")
+        print(f"bars: verdict {MOST_VERDICT_RATIO}, ratio {MOST_ITL_RATIO}, wait {MOST_WAIT_SECONDS} s")
+    return 0 if found["met"] else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

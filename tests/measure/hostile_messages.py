@@ -1,0 +1,148 @@
+"""Measures what hostile requests cost a front end until they are refused: `python -m tests.measure.hostile_messages
+[--json]`.
+
+Each kind of message of 4 MB is refused in a process of its own by the service's code, and is parsed in another one by
+protobuf alone, which is what a service without a scan would do first. CPU time is the minimum of several runs; memory
+is the rise of the process's peak over its value before the first run.
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+from tandem.v1 import control_pb2, inference_pb2
+
+from scheduler_svc.frontend.rpc import parsing
+from scheduler_svc.frontend.rpc.status import Refusal
+from scheduler_svc.frontend.sizes.limits import Sizes
+from scheduler_svc.frontend.sizes.scan import Scan
+from tests.measure.machine import description, peak_mb
+
+NUM_BYTES = 4_000_000
+BAR_MS = 5.0
+RUNS, PEER_RUNS = 7, 3
+# A model with a long context: every limit that follows from it is larger than the message.
+SIZES = Sizes(prompt_tokens=131_071, text_chars=131_072 * 16, length=131_072)
+
+_VARINT = b"\xf8\x01\x01"  # field 31
+_GENERATE, _RESUME = inference_pb2.GenerateRequest, inference_pb2.ResumeRequest
+_ABORT, _LOAD = control_pb2.AbortRequest, control_pb2.GetLoadRequest
+_NUMBERS = {each.name: each.number for each in _GENERATE.DESCRIPTOR.fields}
+_SAMPLING, _STOP, _TOKEN_IDS = _NUMBERS["sampling"], _NUMBERS["stop"], _NUMBERS["token_ids"]
+_LOGIT_BIAS, _STOP_STRINGS, _BANNED = 10, 3, 12
+
+
+def _field(number: int, data: bytes) -> bytes:
+    size, left = bytearray(), len(data)
+    while left > 127:
+        size.append(left & 127 | 128)
+        left >>= 7
+    return bytes([number << 3 | 2]) + bytes(size) + bytes([left]) + data
+
+
+def _filled(piece: bytes) -> bytes:
+    return piece * (NUM_BYTES // len(piece))
+
+
+# The message and the function that makes its bytes, by a readable name.
+MESSAGES: dict[str, tuple[type[Message], Callable[[], bytes]]] = {
+    "500,000 stop strings": (_GENERATE, lambda: _field(_STOP, _field(_STOP_STRINGS, b"stop12") * 500_000)),
+    "empty stop strings": (_GENERATE, lambda: _field(_STOP, _filled(_field(_STOP_STRINGS, b"")))),
+    "4,000,000 prompt ids": (_GENERATE, lambda: _field(_TOKEN_IDS, _field(1, _filled(b"\x05")))),
+    "prompt ids, not packed": (_GENERATE, lambda: _field(_TOKEN_IDS, _filled(b"\x08\x05"))),
+    "biases": (_GENERATE, lambda: _field(_SAMPLING, _filled(_field(_LOGIT_BIAS, b"\x08\x05\x15\0\0\0\0")))),
+    "banned tokens": (_GENERATE, lambda: _field(_SAMPLING, _field(_BANNED, _filled(b"\x05")))),
+    "empty messages": (_GENERATE, lambda: _filled(_field(_SAMPLING, b""))),
+    "offsets": (_RESUME, lambda: _filled(_field(3, b""))),
+    "ids to abort": (_ABORT, lambda: _filled(_field(1, b"a"))),
+    "deep groups": (_LOAD, lambda: _filled(b"\xfb\x01")),
+    "unknown numbers": (_GENERATE, lambda: _filled(_VARINT)),
+    "unknown groups": (_LOAD, lambda: _filled(b"\xfb\x01\xfc\x01")),
+    "unknown strings": (_GENERATE, lambda: _filled(_field(15, b"x"))),
+    "unknown, in one message": (_GENERATE, lambda: _field(_SAMPLING, _filled(_VARINT))),
+    "unknown, in many": (_GENERATE, lambda: _filled(_field(_SAMPLING, _VARINT * 10))),
+    "unknown, in an entry": (
+        _GENERATE,
+        lambda: _field(_SAMPLING, _field(_LOGIT_BIAS, b"\x08\x05" + _filled(_VARINT))),
+    ),
+}
+
+
+def as_served(kind: type[Message], data: bytes) -> None:
+    """The front end's handling of a message, without its limit of bytes."""
+    try:
+        Scan(kind.DESCRIPTOR).check(data, SIZES)
+        parsing.parse(kind, data)
+    except Refusal:
+        return
+    raise AssertionError("accepted")
+
+
+def as_parsed(kind: type[Message], data: bytes) -> None:
+    """The peer: protobuf alone."""
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        return
+    message.DiscardUnknownFields()
+
+
+def _measure(work: Callable[[type[Message], bytes], None], name: str, runs: int, answer: Any) -> None:
+    kind, make = MESSAGES[name]
+    data = make()
+    before, spent = peak_mb(), list[float]()
+    for _ in range(runs):
+        begun = time.process_time()
+        work(kind, data)
+        spent.append(time.process_time() - begun)
+    answer.send((1000 * min(spent), peak_mb() - before))
+
+
+def measure(work: Callable[[type[Message], bytes], None], name: str, runs: int) -> tuple[float, float]:
+    """Returns the CPU milliseconds per message and the rise of the memory peak in megabytes."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_measure, args=(work, name, runs, theirs))
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv()
+    finally:
+        process.join()
+
+
+def main() -> int:
+    """Returns 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.measure.hostile_messages", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--no-peer", action="store_true", help="do not measure the peer")
+    args = parser.parse_args()
+    lines: list[dict[str, Any]] = []
+    for name in MESSAGES:
+        cpu_ms, grown_mb = measure(as_served, name, RUNS)
+        line: dict[str, Any] = {"message": name, "cpu_ms": cpu_ms, "grown_mb": grown_mb, "met": cpu_ms <= BAR_MS}
+        if not args.no_peer:
+            line["peer_cpu_ms"], line["peer_grown_mb"] = measure(as_parsed, name, PEER_RUNS)
+        lines.append(line)
+        if args.json:
+            print(json.dumps(line))
+    if not args.json:
+        machine = ", ".join(f"{name} {value}" for name, value in description().items())
+        print(f"messages of 4 MB, {machine}; the bar is {BAR_MS:g} ms of CPU until the refusal\n")
+        print(f"{'':26}{'refused':>10}{'memory':>10}{'parsed':>12}{'memory':>10}")
+        for line in lines:
+            peer = ""
+            if "peer_cpu_ms" in line:
+                peer = f"{line['peer_cpu_ms']:>9.1f} ms{line['peer_grown_mb']:>7.0f} MB"
+            verdict = "met" if line["met"] else "MISSED"
+            print(f"{line['message']:26}{line['cpu_ms']:>7.2f} ms{line['grown_mb']:>7.1f} MB{peer}   {verdict}")
+    return 0 if all(line["met"] for line in lines) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,148 @@
+"""Measures what the journal adds to a step of the core: `python -m tests.measure.journal [--json] [--rows N…]`.
+
+A step is one StepOutput with a token for each row, all of requests that linger, as the shell passes it on: its record
+is made, encoded and written to a file. Figures are wall time of the scheduler's thread, medians over steps.
+`rewrite_ms` is the time for which a rewriting holds that thread, with `--tokens` tokens of output for each row.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.journal import framing, records
+from scheduler_svc.journal.clock import clock_after
+from scheduler_svc.journal.folder import JournalFolder
+from scheduler_svc.journal.keeper import JournalKeeper
+from scheduler_svc.journal.reader import SavedCore
+from scheduler_svc.journal.suspicion import SuspicionLog
+from scheduler_svc.journal.writer import JournalWriter, Sync
+from tests.measure.machine import description
+from tests.measure.percentiles import percentiles
+
+_PROMPT_TOKENS = 512
+_WARM = 20
+
+
+class Load:
+    """A keeper with `rows` requests, each with `num_tokens` tokens of output, in a folder."""
+
+    def __init__(self, folder: Path, rows: int, *, num_tokens: int, sync: Sync) -> None:
+        self.rows = rows
+        self._outputs = np.arange(num_tokens, dtype=np.int32)
+        self._folder = JournalFolder(folder)
+        self.keeper = JournalKeeper(
+            saved=SavedCore(),
+            cache_root=bytes(32),
+            next_generation=1 << 32,
+            outputs_of=lambda request_id: (self._outputs,),
+            spans_of=lambda request_id: {},
+            suspicion=SuspicionLog(Scheduler(CoreConfig())),
+            make_writer=lambda snapshot: JournalWriter(
+                self._folder, snapshot=snapshot, max_bytes=1 << 30, sync=sync, now=time.monotonic()
+            ),
+            on_steady=self._folder.forget_crashes,
+            clock=clock_after("", 0.0),
+        )
+        self.keeper.restore(lambda event, **entry: [], time.monotonic())
+        for stream in range(rows):
+            self._admit(stream)
+        self.keeper.write(time.monotonic())
+        self._streams = np.arange(rows, dtype=np.uint64)
+        self._random = np.random.default_rng(7)
+        self._offset = num_tokens
+
+    def _admit(self, stream: int) -> None:
+        submit = ev.Submit(
+            frontend="f", stream=stream, request_id=f"request {stream}",
+            prompt=np.arange(_PROMPT_TOKENS, dtype=np.int32), sampling=bytes(60), max_new_tokens=4096,
+            min_new_tokens=0, stop_token_ids=(), ignore_eos=True, priority=0, max_time_seconds=0.0,
+            deadline_seconds=0.0, linger_seconds=60.0, secret_hash=bytes(32), description=bytes(200),
+        )  # fmt: skip
+        self.keeper.observe(submit, [fx.Admitted(frontend="f", stream=stream, requests_ahead=0)])
+
+    def step(self) -> fx.StepOutput:
+        """The next step's output, one token per row."""
+        self._offset += 1
+        return fx.StepOutput(
+            frontend="f",
+            streams=self._streams,
+            offsets=np.full(self.rows, self._offset - 1, np.int32),
+            tokens=self._random.integers(0, 150_000, self.rows, dtype=np.int32),
+            logprobs=None,
+            prompt_logprobs=(),
+            ends=(),
+        )
+
+    def close(self) -> None:
+        self.keeper.close(time.monotonic())
+        self._folder.close()
+
+
+def measure(folder: Path, rows: int, *, steps: int, num_tokens: int, sync: Sync) -> dict[str, Any]:
+    """Returns one line of the report."""
+    load = Load(folder, rows, num_tokens=num_tokens, sync=sync)
+    spent: list[float] = []
+    tick = ev.Tick()
+    for i in range(_WARM + steps):
+        output = load.step()
+        start = time.perf_counter()
+        load.keeper.observe(tick, [output])
+        load.keeper.write(time.monotonic())
+        if i >= _WARM:
+            spent.append(time.perf_counter() - start)
+    output = load.step()
+    written = len(framing.frame(records.tokens_record(output.streams, output.offsets, output.tokens)))
+    start = time.perf_counter()
+    for _ in load.keeper.snapshot():
+        pass
+    rewrite = time.perf_counter() - start
+    load.close()
+    times = percentiles(spent)
+    return {
+        "rows": rows,
+        "sync": str(sync),
+        "step_us": round(1e6 * times["p50"], 1),
+        "p99_us": round(1e6 * times["p99"], 1),
+        "token_ns": round(1e9 * times["p50"] / rows),
+        "token_bytes": round(written / rows, 1),
+        "rewrite_ms": round(1e3 * rewrite, 2),
+    }
+
+
+def lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measures each combination of rows and sync."""
+    for rows in arguments.rows:
+        for sync in Sync:
+            # A device may take 10 ms to sync.
+            steps = arguments.steps if sync is not Sync.STEP else min(arguments.steps, 200)
+            with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+                yield measure(Path(folder), rows, steps=steps, num_tokens=arguments.tokens, sync=sync)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parses the command line, measures and prints."""
+    parser = argparse.ArgumentParser(prog="python -m tests.measure.journal", description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[32, 256], help="rows of a step")
+    parser.add_argument("--steps", type=int, default=1000, help="measured steps")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens of output of each row in a rewriting")
+    parser.add_argument("--folder", type=Path, default=None, help="where the journal is written; default: TMPDIR")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    arguments = parser.parse_args(argv)
+    if not arguments.json:
+        print(description())
+    for line in lines(arguments):
+        print(json.dumps(line) if arguments.json else "  ".join(f"{name} {value}" for name, value in line.items()))
+
+
+if __name__ == "__main__":
+    main()

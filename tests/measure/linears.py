@@ -1,0 +1,204 @@
+"""Measures linear layers on a CPU against their limit and their peers: `python -m tests.measure.linears`.
+
+The limit is the larger of two times: reading W, x and y at the bandwidth of memory, and the multiply-adds at the rate
+of the cores; both are measured in the same run. The peers are oneDNN with prepacked weights and torch's plain layer.
+Every layer has copies that exceed the caches, as the layers of a model do. Owns the rounds, the bars and the report.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gpu_worker.attention.kv_cache import huge_zeros
+from gpu_worker.checkpoint.native_linear import LinearKernel, linear_kernel
+from tests.measure.limits import multiply_rate, read_bandwidth
+from tests.measure.machine import description
+from tests.measure.serving.roofline import linear_shapes
+from tests.measure.workload import MODEL
+
+# The benchmarks' model, with merged layers: (input features, output features), and how many of them a step has.
+MODEL_SHAPES = dict.fromkeys(linear_shapes(), MODEL["num_hidden_layers"])
+MODEL_SHAPES[MODEL["hidden_size"], MODEL["vocab_size"]] = 1
+LARGER_SHAPES = {(2048, 2048): 1, (2048, 8192): 1}
+ROWS, QUICK_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128, 512), (1, 32)
+_COPIES_BYTES = 80 << 20
+_ROUND_SECONDS = 0.006
+# Of the limit with few rows, where W is read only once; and of oneDNN's rate with any number of rows.
+FEW_ROWS, FEW_BAR, ONEDNN_BAR = 4, 0.85, 0.95
+
+Call = Callable[[Tensor, int], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """One layer's median times in microseconds; `share` is the limit's time divided by the kernel's."""
+
+    dtype: str
+    threads: int
+    in_features: int
+    out_features: int
+    layers: int
+    rows: int
+    native_us: float
+    onednn_us: float
+    torch_us: float
+    limit_us: float
+
+    @property
+    def share(self) -> float:
+        """How much of the limit the kernel reaches."""
+        return self.limit_us / self.native_us
+
+    def gflops(self, microseconds: float) -> float:
+        """10^9 floating-point operations per second."""
+        return 2 * self.rows * self.in_features * self.out_features / microseconds / 1e3
+
+
+def engines(kernel: LinearKernel, weight: Tensor, copies: int) -> dict[str, Call]:
+    """A call of each engine with input and number of the copy."""
+    num_bytes = kernel.packed_bytes(weight)
+    memory = huge_zeros((copies * num_bytes,), torch.uint8).split(num_bytes)
+    native = [kernel.pack(weight, part.view(weight.dtype)) for part in memory]
+    onednn = [torch.ops.mkldnn._reorder_linear_weight(weight.clone()) for _ in range(copies)]
+    plain = [weight.clone() for _ in range(copies)]
+    return {
+        "native": lambda x, i: kernel.multiply(x, native[i], None, weight.shape[0]),
+        "onednn": lambda x, i: torch.ops.mkldnn._linear_pointwise(x, onednn[i], None, "none", [], ""),
+        "torch": lambda x, i: nn.functional.linear(x, plain[i]),
+    }
+
+
+def median_times(calls: dict[str, Call], x: Tensor, copies: int, rounds: int) -> dict[str, float]:
+    """Seconds of a call of each engine; they take turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    number = 0
+    for _ in range(rounds):
+        for name, call in calls.items():
+            call(x, number % copies)
+            count, begun, spent = 0, time.perf_counter(), 0.0
+            while spent < _ROUND_SECONDS or not count:
+                number += 1
+                call(x, number % copies)
+                count, spent = count + 1, time.perf_counter() - begun
+            times[name].append(spent / count)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+@torch.inference_mode()
+def measure(
+    dtype: torch.dtype, threads: int, shapes: dict[tuple[int, int], int], row_counts: Iterable[int], rounds: int
+) -> Iterator[Figures]:
+    """The figures of every layer and number of rows, with so many threads."""
+    kernel = linear_kernel(dtype)
+    if kernel is None:
+        raise SystemExit(f"the C++ kernel for {dtype} is not built on this machine")
+    torch.set_num_threads(threads)
+    bandwidth, rate = read_bandwidth(threads), multiply_rate(dtype, threads)
+    for (num_in, num_out), layers in shapes.items():
+        weight = torch.randn(num_out, num_in).to(dtype)
+        copies = max(1, -(-_COPIES_BYTES // weight.nbytes))
+        calls = engines(kernel, weight, copies)
+        for rows in row_counts:
+            x = torch.randn(rows, num_in).to(dtype)
+            took = median_times(calls, x, copies, rounds)
+            num_bytes = weight.nbytes + x.nbytes + rows * num_out * dtype.itemsize
+            limit = max(num_bytes / bandwidth, 2 * rows * num_in * num_out / rate)
+            yield Figures(
+                dtype=str(dtype).removeprefix("torch."),
+                threads=threads,
+                in_features=num_in,
+                out_features=num_out,
+                layers=layers,
+                rows=rows,
+                **{f"{name}_us": seconds * 1e6 for name, seconds in (took | {"limit": limit}).items()},
+            )
+
+
+def steps(found: Sequence[Figures]) -> list[Figures]:
+    """The layers of a step of the benchmarks' model together, by dtype, threads and rows."""
+    groups: dict[tuple[str, int, int], list[Figures]] = {}
+    for each in found:
+        if (each.in_features, each.out_features) in MODEL_SHAPES:
+            groups.setdefault((each.dtype, each.threads, each.rows), []).append(each)
+    sums = []
+    for (dtype, threads, rows), group in groups.items():
+        times = {
+            name: sum(getattr(each, name) * each.layers for each in group)
+            for name in ("native_us", "onednn_us", "torch_us", "limit_us")
+        }
+        # One layer of as many weights.
+        weights = sum(each.in_features * each.out_features * each.layers for each in group)
+        sums.append(
+            Figures(dtype=dtype, threads=threads, in_features=1, out_features=weights, layers=1, rows=rows, **times)
+        )
+    return sums
+
+
+def missed(step: Figures) -> list[str]:
+    """The bars that a step misses."""
+    name = f"{step.dtype}, {step.threads} threads, {step.rows} rows"
+    faults = []
+    if step.rows <= FEW_ROWS and step.share < FEW_BAR:
+        faults.append(f"{name}: {step.share:.0%} of the limit, the bar is {FEW_BAR:.0%}")
+    if step.onednn_us < ONEDNN_BAR * step.native_us:
+        faults.append(f"{name}: {step.onednn_us / step.native_us:.0%} of oneDNN's rate, the bar is {ONEDNN_BAR:.0%}")
+    return faults
+
+
+def line(each: Figures) -> str:
+    """One row of the report."""
+    shape = f"{each.in_features} x {each.out_features}" if each.in_features > 1 else "all of a step"
+    rates = "".join(f"{each.gflops(took):8.1f}" for took in (each.native_us, each.onednn_us, each.torch_us))
+    gigabytes = each.in_features * each.out_features * (4 if each.dtype == "float32" else 2) / each.native_us / 1e3
+    return f"{each.dtype:>9}{each.threads:4}{shape:>15}{each.rows:6}{rates}{gigabytes:9.1f}{each.share:9.0%}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the figures. Returns 1 if a step of the benchmarks' model misses a bar."""
+    parser = argparse.ArgumentParser(prog="python -m tests.measure.linears", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--quick", action="store_true", help="the model's layers, two numbers of rows, two rounds")
+    parser.add_argument("--rows", type=int, nargs="+")
+    parser.add_argument("--dtypes", choices=("float32", "bfloat16"), nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args(argv)
+    row_counts = args.rows or (QUICK_ROWS if args.quick else ROWS)
+    shapes = MODEL_SHAPES if args.quick else MODEL_SHAPES | LARGER_SHAPES
+    if min(*row_counts, *args.threads, args.rounds, 1) < 1 or max(args.threads) > (os.cpu_count() or 1):
+        parser.error(f"--rows, --rounds and --threads must be at least 1, and --threads at most {os.cpu_count()}")
+    if not args.json:
+        print(
+            f"{'dtype':>9}{'thr':>4}{'layer':>15}{'rows':>6}{'native':>8}{'oneDNN':>8}{'torch':>8}{'GB/s':>9}{'limit':>9}"
+        )
+    found: list[Figures] = []
+    for threads in args.threads:
+        for dtype in args.dtypes:
+            own: list[Figures] = []
+            for each in measure(getattr(torch, dtype), threads, shapes, row_counts, args.rounds):
+                own.append(each)
+                print(json.dumps(asdict(each)) if args.json else line(each), flush=True)
+            for step in steps(own):
+                print(json.dumps(asdict(step)) if args.json else line(step), flush=True)
+            found += own
+            if not args.json:
+                rate, bandwidth = multiply_rate(getattr(torch, dtype), threads), read_bandwidth(threads)
+                print(f"{dtype}, {threads} threads: {rate / 1e9:.0f} GFLOP/s, reads {bandwidth / 1e9:.1f} GB/s")
+    if not args.json:
+        about = description()
+        print(f"GFLOP/s; GB/s of W read; share of the limit. {about['cpu']}, load {about['load_1min']}")
+    faults = [fault for step in steps(found) for fault in missed(step)]
+    print("\n".join(faults), file=sys.stderr, end="\n" if faults else "")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,239 @@
+"""The core with many lanes: what it costs to seat new requests, and to plan a decode step of every lane.
+
+`python -m tests.measure.core --lanes 64` runs it. Every lane has `ROWS_PER_LANE` running rows and room for more;
+then `NUM_NEW` requests arrive between two ticks. The workers answer every plan with random tokens, at once. Figures are
+process CPU time, in ms, medians over all repeats. Drives `Scheduler.handle` alone and needs no torch.
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
+from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.scheduler import Scheduler
+from tests.measure.core_bars import verdict
+
+ROWS_PER_LANE, NUM_NEW, PROMPT_TOKENS, NUM_PREFIXES = 48, 200, 512, 64
+SEATING_MS, DECODE_MS = 60.0, 10.0
+"""The bars, for 64 lanes."""
+_PAGE_SIZE, _VOCAB_SIZE, _EOS = 64, 32_000, 2
+_ROOT = prefix_root(b"benchmark", "")
+_NONE = np.zeros(0, np.int32)
+
+
+class ManyLanes:
+    """A core with `num_lanes` workers of `rows` running rows each."""
+
+    def __init__(self, num_lanes: int, rows: int, *, num_prefixes: int = 0, seed: int = 0) -> None:
+        """With `num_prefixes`, the first half of each prompt is one of as many beginnings; otherwise all differ."""
+        self._rng = np.random.default_rng(seed)
+        self._now, self._streams = 0.0, 0
+        self._plans: deque[tuple[str, Plan]] = deque()
+        self._prefixes = [self._tokens(PROMPT_TOKENS // 2) for _ in range(num_prefixes)]
+        self._core = Scheduler(CoreConfig(max_waiting=100_000, max_waiting_tokens=1 << 40, prove_workers=False))
+        self._handle(ev.FrontendJoined(frontend="f-1"))
+        for number in range(num_lanes):
+            self._handle(ev.WorkerJoined(worker=f"w-{number}", info=_info(2 * rows, num_pages=2 * rows * 16)))
+        self.fill_ms, self.num_fill_ticks = self._fill(num_lanes * rows)
+
+    def _fill(self, count: int) -> tuple[float, int]:
+        """Submits `count` requests at once and runs until all have a row. Returns the ticks' ms and number."""
+        for _ in range(count):
+            self.submit()
+        ticks = [self.tick()]
+        while self._core.queue.num_waiting:
+            self.answer()
+            ticks.append(self.tick())
+        for _ in range(4):
+            self.answer()
+            self.tick()
+        return sum(ticks), len(ticks)
+
+    def _tokens(self, count: int) -> Int32Array:
+        return self._rng.integers(_EOS + 1, _VOCAB_SIZE, count, np.int32)
+
+    def _handle(self, event: ev.Event) -> None:
+        self._now += 1e-6
+        for effect in self._core.handle(event, self._now):
+            if isinstance(effect, fx.SendPlan):
+                self._plans.append((effect.worker, effect.plan))
+
+    def submit(self) -> int:
+        """Submits a request. Returns its stream."""
+        self._streams += 1
+        prompt = self._tokens(PROMPT_TOKENS)
+        if self._prefixes:
+            prefix = self._prefixes[self._streams * 7 % len(self._prefixes)]
+            prompt[: len(prefix)] = prefix
+        self._handle(
+            ev.Submit(
+                frontend="f-1",
+                stream=self._streams,
+                request_id=f"r-{self._streams}",
+                prompt=prompt,
+                sampling=bytes(56),
+                max_new_tokens=400,
+                min_new_tokens=0,
+                stop_token_ids=(),
+                ignore_eos=True,
+                priority=0,
+                max_time_seconds=0,
+                deadline_seconds=0,
+                prefix_root=_ROOT,
+                page_hashes=hash_pages(_ROOT, prompt, _PAGE_SIZE),
+            )
+        )
+        return self._streams
+
+    def tick(self) -> float:
+        """Makes the next plans of all lanes. Returns the ms that it took."""
+        begun = time.process_time_ns()
+        self._handle(ev.Tick())
+        return (time.process_time_ns() - begun) / 1e6
+
+    def answer(self) -> None:
+        """Answers the oldest plan of every lane."""
+        answered = set[str]()
+        for _ in range(len(self._plans)):
+            worker, plan = self._plans.popleft()
+            if worker in answered:
+                self._plans.append((worker, plan))
+                continue
+            answered.add(worker)
+            count = int(plan.chunk_samples.sum()) + len(plan.decode_rows)
+            tokens = self._tokens(count)
+            self._handle(
+                ev.StepDone(
+                    worker=worker,
+                    generation=plan.generation,
+                    step=plan.step,
+                    status=ev.StepStatus.OK,
+                    detail="",
+                    tokens=tokens,
+                    nonfinite=_NONE,
+                    compute_us=1,
+                )
+            )
+
+    def arrive(self, count: int) -> tuple[list[float], int]:
+        """Lets `count` requests arrive. Returns the ms of each tick until all have a row, and the first one's seats.
+
+        Ends them then, so that the next call finds the same core.
+        """
+        self.answer()
+        streams = [self.submit() for _ in range(count)]
+        ticks = [self.tick()]
+        seated = count - self._core.queue.num_waiting
+        while self._core.queue.num_waiting:
+            self.answer()
+            ticks.append(self.tick())
+        for stream in streams:
+            self._handle(ev.Cancel(frontend="f-1", stream=stream))
+        for _ in range(4):
+            self.answer()
+            self.tick()
+        return ticks, seated
+
+    def decode(self) -> float:
+        """Returns the ms of a tick in which every lane decodes."""
+        self.answer()
+        return self.tick()
+
+    def rows_per_lane(self) -> list[int]:
+        """Returns the number of running rows of each lane."""
+        return [lane.rows.num_seated for lane in self._core.lanes.values()]
+
+
+def measure(num_lanes: int, rows: int, num_new: int, *, num_prefixes: int, repeats: int) -> dict[str, Any]:
+    """Returns the figures of one core, as medians over the repeats.
+
+    `seating_ms` is the time of all ticks until all new requests have a row, `tick_ms` that of the longest tick.
+    """
+    core = ManyLanes(num_lanes, rows, num_prefixes=num_prefixes)
+    seating: list[tuple[list[float], int]] = []
+    decoding: list[float] = []
+    for _ in range(repeats):
+        seating.append(core.arrive(num_new))
+        decoding += [core.decode() for _ in range(4)]
+    spread = core.rows_per_lane()
+    return {
+        "lanes": num_lanes,
+        "rows": rows,
+        "new": num_new,
+        "prefixes": num_prefixes,
+        "seating_ms": float(np.median([sum(ticks) for ticks, _ in seating])),
+        "seating_ms_all": [round(sum(ticks), 2) for ticks, _ in seating],
+        "seating_ticks": float(np.median([len(ticks) for ticks, _ in seating])),
+        "tick_ms": float(np.median([max(ticks) for ticks, _ in seating])),
+        "seated_at_once": min(seated for _, seated in seating),
+        "decode_ms": float(np.median(decoding)),
+        "fill_ms": core.fill_ms,
+        "fill_ticks": core.num_fill_ticks,
+        "rows_least": min(spread),
+        "rows_most": max(spread),
+    }
+
+
+def judged(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the bars for the lines of 64 lanes: ms until all new requests have a row, and ms of a decode tick."""
+    bars: list[dict[str, Any]] = []
+    for line in lines:
+        if (line["lanes"], line["rows"], line["new"]) != (64, ROWS_PER_LANE, NUM_NEW):
+            continue
+        kind = f"64 lanes, {line['prefixes']} prefixes"
+        for bar, value, limit in (
+            (f"{kind}: {NUM_NEW} requests seated in at most {SEATING_MS:.0f} ms", line["seating_ms"], SEATING_MS),
+            (f"{kind}: a decode tick of at most {DECODE_MS:.0f} ms", line["decode_ms"], DECODE_MS),
+        ):
+            bars.append({"bar": bar, "value": value, "limit": limit, "met": value <= limit})
+    return bars
+
+
+def table(line: dict[str, Any]) -> str:
+    """Returns one line as text."""
+    return (
+        f"{line['lanes']} lanes of {line['rows']} rows, {line['prefixes']} shared prefixes: {line['new']} new requests "
+        f"seated in {line['seating_ms']:.1f} ms ({line['seating_ms_all']}) over {line['seating_ticks']:.0f} ticks, the "
+        f"longest {line['tick_ms']:.1f} ms; the first seated {line['seated_at_once']}; decode tick "
+        f"{line['decode_ms']:.2f} ms; filling {line['fill_ms']:.0f} ms in {line['fill_ticks']} ticks; "
+        f"{line['rows_least']} to {line['rows_most']} rows per lane"
+    )
+
+
+def run(num_lanes: int, *, as_json: bool) -> int:
+    """Measures without and with shared prefixes, and prints the figures. Returns 1 if a bar is missed."""
+    prefixes = (0, NUM_PREFIXES)
+    lines = [measure(num_lanes, ROWS_PER_LANE, NUM_NEW, num_prefixes=count, repeats=5) for count in prefixes]
+    bars = judged(lines)
+    for line in lines:
+        print(json.dumps(line) if as_json else table(line))
+    for bar in bars:
+        print(json.dumps(bar) if as_json else verdict(bar))
+    return 0 if all(bar["met"] for bar in bars) else 1
+
+
+def _info(max_rows: int, num_pages: int) -> WorkerInfo:
+    return WorkerInfo(
+        identity="benchmark",
+        model="benchmark",
+        vocab_size=_VOCAB_SIZE,
+        page_size=_PAGE_SIZE,
+        num_pages=num_pages + 1,
+        max_rows=max_rows,
+        max_length=4096,
+        token_budget=8192,
+        chunk_align=64,
+        logit_rows=max_rows + 64,
+        eos_token_ids=(_EOS,),
+        pid=0,
+    )

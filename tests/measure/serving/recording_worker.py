@@ -1,0 +1,99 @@
+"""A worker that keeps its plans, and replays them once it has been told to stop.
+
+`python -m tests.measure.serving.recording_worker --replays N [--profile] -- FLAGS` is `gpu_worker FLAGS`. After
+SIGTERM the same warm runner executes the same frames again without sockets: what the worker alone would take, in the
+same process and memory, on the same core. Owns the recording; prints one JSON object.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from tandem.internal.v1 import worker_pb2 as pb
+
+import gpu_worker.link.link as link_module
+from gpu_worker.__main__ import main as run_worker
+from gpu_worker.step.runner import Runner
+from gpu_worker.wire.frames import Outcome
+from tests.measure.serving import replay, step_profile
+
+
+class RecordedRunner:
+    """Passes every call on to a runner; keeps plans, results and times."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.plans: list[pb.StepPlan] = []
+        self.outcomes: list[Outcome] = []
+        self.spans: list[tuple[float, float]] = []
+
+    @property
+    def num_in_flight(self) -> int:
+        return self.runner.num_in_flight
+
+    @property
+    def constraints(self) -> Any:
+        return self.runner.constraints
+
+    @property
+    def pool_id(self) -> bytes:
+        return self.runner.pool_id
+
+    def report_pages(self, join: pb.Join) -> None:
+        self.runner.report_pages(join)
+
+    def join(self, message: pb.Joined) -> None:
+        self.runner.join(message)
+
+    def submit(self, message: pb.StepPlan) -> None:
+        begun = time.perf_counter()
+        self.runner.submit(message)
+        self.spans.append((begun, time.perf_counter()))
+        self.plans.append(message)
+
+    def collect(self, *, wait: bool = True) -> Outcome | None:
+        outcome = self.runner.collect(wait=wait)
+        if outcome is not None:
+            self.outcomes.append(outcome)
+        return outcome
+
+
+def report(recorded: RecordedRunner, replays: int, profiled: bool) -> dict[str, Any]:
+    """Replays the plans. Returns the times of every step: (begin, end) in seconds of the monotonic clock."""
+    recording = replay.Recording.of(recorded.plans, recorded.outcomes)
+    spans = [replay.run(recorded.runner, recording) for _ in range(replays)]
+    found: dict[str, Any] = {"recorded_worker": True, "recorded": recorded.spans, "replays": spans}
+    if profiled:
+        found["profile"] = step_profile.measure(recorded.runner, recording, spans[-1])
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the worker's exit code."""
+    at = arguments.index("--")
+    parser = argparse.ArgumentParser(prog="recording_worker", allow_abbrev=False)
+    parser.add_argument("--replays", type=int, default=1)
+    parser.add_argument("--profile", action="store_true")
+    args = parser.parse_args(arguments[:at])
+    if args.profile:
+        step_profile.trace_kernels()
+
+    class RecordingLink(link_module.Link):
+        def __init__(self, endpoint: str, join: pb.Join, runner: Runner, **options: Any) -> None:
+            self._recorded = RecordedRunner(runner)
+            super().__init__(endpoint, join, self._recorded, **options)
+
+        def serve(self) -> None:
+            super().serve()
+            print(json.dumps(report(self._recorded, args.replays, args.profile)), flush=True)
+
+    link_module.Link = RecordingLink
+    return run_worker(arguments[at + 1 :])
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    os._exit(exit_code)

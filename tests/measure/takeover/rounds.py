@@ -1,0 +1,168 @@
+"""One service with a standby worker, and the kill of its serving worker under streams.
+
+Owns the process of `tandem serve`, the streams and the clock. Times are in seconds since the kill.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem_client import AsyncClient, TlsSettings
+from tandem_client.demo.services import free_address
+from tandem_client.errors import TandemError
+from tandem_client.types import DrainState, Load
+from tests.measure.front.door import Door
+from tests.rigs.processes import REPOSITORY, child_environment
+
+NUM_STREAMS = 32
+KNOWN_TOKENS = 200
+PROMPT_TOKENS = 150
+# The streams still have as many tokens to compute when they reach KNOWN_TOKENS, at least.
+_TOKENS_AFTER = 100
+# Tokens that the worker has sent arrive while it is stopped.
+QUIET_SECONDS = 0.1
+_MOST_SECONDS = 120.0
+_LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Takeover:
+    """One kill. `first` and `last`: seconds until a token of any stream, and until each stream had one."""
+
+    first: float
+    last: float
+    # The longest time without a token of any stream.
+    pause: float
+    # Positions that were computed again, of all streams together.
+    recomputed_tokens: int
+    known_tokens: int
+    # From the kill until a worker was on standby again.
+    standby_again: float
+    texts: tuple[str, ...]
+
+
+class Stream:
+    """One request, its tokens so far, and the time of its first token after `killed_at`."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.text = ""
+        self.recomputed_tokens = 0
+        self.killed_at: float | None = None
+        self.first_after: float | None = None
+        # The longest time between two messages, the second of which came after `killed_at`.
+        self.pause = 0.0
+        self.last_at = 0.0
+
+    async def run(self, client: AsyncClient, prompt: list[int], *, resume: bool = False) -> None:
+        """Runs the request to its end."""
+        num_tokens = KNOWN_TOKENS - PROMPT_TOKENS + _TOKENS_AFTER
+        stream = client.generate(prompt, max_new_tokens=num_tokens, ignore_eos=True, temperature=0.0, resume=resume)
+        async for delta in stream:
+            now = time.monotonic()
+            if self.killed_at is not None:
+                if self.first_after is None:
+                    self.first_after = now - self.killed_at
+                self.pause = max(self.pause, now - self.last_at)
+            self.last_at = now
+            self.num_tokens += len(delta.token_ids)
+            self.text += delta.text
+        assert stream.summary is not None and self.num_tokens == num_tokens, "a stream has lost tokens"
+        self.recomputed_tokens = stream.summary.usage.recomputed_tokens
+
+
+def prompts() -> list[list[int]]:
+    """The prompts of the streams; no two begin alike, so no pages are shared."""
+    draw = random.Random(7)
+    return [[draw.randrange(100, 1000) for _ in range(PROMPT_TOKENS)] for _ in range(NUM_STREAMS)]
+
+
+@asynccontextmanager
+async def service(standbys: int, worker_flags: str, *, has_door: bool = False) -> AsyncIterator[AsyncClient]:
+    """Runs `tandem serve` with standby workers, ready, until the end of the block; with a door over TLS with tokens."""
+    address = free_address()
+    with tempfile.TemporaryDirectory(prefix="tandem-takeover-") as folder:
+        command = [sys.executable, "-m", "tandem_client.cli", "serve", "--listen", address, "--standby", str(standbys)]
+        command += ["--device", "cpu", "--runtime-dir", folder, "--worker", worker_flags]
+        door = Door(Path(folder)) if has_door else None
+        command += door.service_flags if door is not None else []
+        log = Path(folder) / "serve.log"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, cwd=REPOSITORY, env=child_environment(), stdin=subprocess.DEVNULL
+            )
+        try:
+            tls = None if door is None else TlsSettings(ca=door.authority)
+            async with AsyncClient(address, token=door and door.token, tls=tls) as client:
+                await _until(client, lambda load: load.workers == 1 and load.standby_workers == standbys)
+                yield client
+        except BaseException:
+            print(log.read_text(), file=sys.stderr)
+            raise
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+
+
+async def takeover(client: AsyncClient, standbys: int, *, is_planned: bool = False) -> Takeover:
+    """Kills the serving worker under the streams; returns when all have ended and the standby workers are back.
+
+    If `is_planned`, the worker is drained instead, and the times begin with the call.
+    """
+    streams = [Stream() for _ in range(NUM_STREAMS)]
+    running = [
+        asyncio.create_task(stream.run(client, prompt)) for stream, prompt in zip(streams, prompts(), strict=True)
+    ]
+    while min(stream.num_tokens for stream in streams) < KNOWN_TOKENS - PROMPT_TOKENS:
+        await asyncio.sleep(0.002)
+        for task in running:
+            if task.done():
+                task.result()
+    [serving] = [worker.pid for worker in (await client.load()).per_worker if not worker.is_standby]
+    if not is_planned:
+        os.kill(serving, signal.SIGSTOP)
+        await asyncio.sleep(QUIET_SECONDS)
+    known = sum(PROMPT_TOKENS + stream.num_tokens for stream in streams)
+    killed_at = time.monotonic()
+    for stream in streams:
+        stream.killed_at = killed_at
+    if is_planned:
+        async for progress in client.drain(str(serving)):
+            state = progress.state
+        assert state == DrainState.DONE
+    else:
+        os.kill(serving, signal.SIGKILL)
+    await asyncio.gather(*running)
+    await _until(client, lambda load: load.workers == 1 and load.standby_workers == standbys)
+    again = time.monotonic() - killed_at
+    after = [stream.first_after for stream in streams if stream.first_after is not None]
+    assert len(after) == NUM_STREAMS, "a stream ended before the kill"
+    return Takeover(
+        first=min(after),
+        pause=max(stream.pause for stream in streams),
+        last=max(after),
+        recomputed_tokens=sum(stream.recomputed_tokens for stream in streams),
+        known_tokens=known,
+        standby_again=again,
+        texts=tuple(stream.text for stream in streams),
+    )
+
+
+async def _until(client: AsyncClient, is_so: Callable[[Load], bool]) -> None:
+    async with asyncio.timeout(_MOST_SECONDS):
+        while True:
+            try:
+                if is_so(await client.load()):
+                    return
+            except TandemError:
+                pass  # The service does not listen yet.
+            await asyncio.sleep(_LOOK_SECONDS)

@@ -1,0 +1,111 @@
+"""Measures the death of a scheduler with a journal: `python -m tests.measure.takeover.scheduler_loss [--kills N]`.
+
+Kills the scheduler under streams that resume and starts it again at once, N times. `--worker checking` measures a
+worker that computes nothing, `--forget-pages` a scheduler that lets its workers keep no page. Times are in seconds
+since the kill; they contain the start of the scheduler and the pauses of the clients.
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+import time
+from statistics import median
+
+import psutil
+
+from tandem_client import AsyncClient
+from tandem_client.demo.services import free_address
+from tests.measure.machine import description
+from tests.measure.takeover.rounds import KNOWN_TOKENS, NUM_STREAMS, PROMPT_TOKENS, QUIET_SECONDS, Stream, prompts
+from tests.rigs.processes import Child, Rig, SchedulerProcess
+
+_VOCABULARY = 250
+_SIZES = "--num-pages 1024 --max-rows 32 --max-length 512 --token-budget 512"
+_WORKERS = {
+    "bundled": f"gpu_worker --device cpu --exit-with-parent {_SIZES}",
+    "checking": f"tests.rigs.checking_worker --exit-with-parent --step-ms 4 --page-size 32 {_SIZES}",
+}
+
+
+class Service:
+    """One worker, and one scheduler after another at the same address."""
+
+    def __init__(self, rig: Rig, kind: str, *, forgets_pages: bool) -> None:
+        self._rig, self._forgets_pages = rig, forgets_pages
+        self.address = free_address()
+        flags = ["--runtime-dir", str(rig.runtime_dir), *_WORKERS[kind].split()[1:]]
+        rig.children.append(Child("worker", [_WORKERS[kind].split()[0], *flags]))
+        self.scheduler = self._start()
+
+    def _start(self) -> SchedulerProcess:
+        program = ("tests.measure.takeover.without_kept_pages",) if self._forgets_pages else ("scheduler_svc",)
+        journal = ("--journal", str(self._rig.runtime_dir / "journal"))
+        return self._rig.launch_scheduler(*journal, listen=self.address, program=program)
+
+    def restart(self) -> None:
+        """Kills the scheduler, and starts another one when the port is free."""
+        frontends = psutil.Process(self.scheduler.pid).children()
+        self.scheduler.kill()
+        psutil.wait_procs(frontends, timeout=10)
+        self.scheduler = self._start()
+
+
+async def death(client: AsyncClient, service: Service) -> dict[str, float]:
+    """One death under streams of KNOWN_TOKENS known tokens; returns when all have ended."""
+    streams = [Stream() for _ in range(NUM_STREAMS)]
+    # The vocabulary of a checking worker is small.
+    texts = [[token % _VOCABULARY for token in prompt] for prompt in prompts()]
+    running = [
+        asyncio.create_task(stream.run(client, text, resume=True)) for stream, text in zip(streams, texts, strict=True)
+    ]
+    while min(stream.num_tokens for stream in streams) < KNOWN_TOKENS - PROMPT_TOKENS:
+        await asyncio.sleep(0.002)
+    # Tokens that it has sent arrive while it is stopped.
+    service.scheduler.signal(signal.SIGSTOP)
+    await asyncio.sleep(QUIET_SECONDS)
+    killed_at = time.monotonic()
+    for stream in streams:
+        stream.killed_at = killed_at
+    known = sum(PROMPT_TOKENS + stream.num_tokens for stream in streams)
+    await asyncio.to_thread(service.restart)
+    await asyncio.gather(*running)
+    after = [stream.first_after for stream in streams if stream.first_after is not None]
+    recomputed = sum(stream.recomputed_tokens for stream in streams)
+    return {"first": min(after), "last": max(after), "recomputed": float(recomputed), "known": float(known)}
+
+
+async def _measured(kills: int, kind: str, *, forgets_pages: bool) -> list[dict[str, float]]:
+    found: list[dict[str, float]] = []
+    with Rig() as rig:
+        service = Service(rig, kind, forgets_pages=forgets_pages)
+        async with AsyncClient(service.address) as client:
+            await client.wait_ready(60.0)
+            for _ in range(kills):
+                found.append(await death(client, service))
+                # The next round computes its prompts again.
+                await client.flush_cache()
+                print(json.dumps(found[-1]), file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.measure.takeover.scheduler_loss", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--worker", choices=sorted(_WORKERS), default="bundled")
+    parser.add_argument("--forget-pages", action="store_true", help="the scheduler lets its workers keep no page")
+    args = parser.parse_args()
+    found = asyncio.run(_measured(args.kills, args.worker, forgets_pages=args.forget_pages))
+    medians = {name: median(one[name] for one in found) for name in found[0]}
+    if args.json:
+        print(json.dumps({"machine": description(), "worker": args.worker, **medians, "rounds": found}))
+    else:
+        print(f"{len(found)} deaths of the scheduler under {NUM_STREAMS} streams, worker: {args.worker}; medians")
+        print(f"  first token of any stream {medians['first']:.2f} s, of the last stream {medians['last']:.2f} s")
+        print(f"  {medians['recomputed']:.0f} of {medians['known']:.0f} known tokens computed again")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""A polite tenant beside a greedy one: `python -m tests.measure.tenants [--json] [--rounds N] [--requests N]`.
+
+One service (`tandem serve`, bundled model, CPU, token file with two tenants) serves both. In each round the greedy
+tenant first sends only its share of the rows, and then more, in each way that it has. The bar compares the polite
+tenant's time to the first token with that beside the greedy tenant's share, in the same rounds. Owns the service, the
+order and the report.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tandem_client import AsyncClient
+from tandem_client.demo.services import free_address
+from tests.measure.machine import description
+from tests.measure.percentiles import percentiles
+from tests.rigs.processes import REPOSITORY, Child, child_environment
+
+NUM_ROWS, MAX_WAITING = 16, 256
+BAR_RATIO = 2.0
+MOST_SECONDS = 600.0
+# The greedy tenant's first calls come all at once. gRPC accepts 512 of them in half a second, in which one or two calls
+# of the polite tenant wait.
+FILL_SECONDS = 3.0
+SHARE = "its share"
+# The greedy tenant's flags by what it does.
+WAYS = {
+    SHARE: ["--live", str(NUM_ROWS // 2)],
+    "a salt per request": ["--live", "64", "--new-salts"],
+    "priority 1000": ["--live", "64", "--priority", "1000"],
+    "a full queue": ["--live", str(2 * MAX_WAITING)],
+    # Refused at once, and sent again at once, 64 at a time.
+    "a priority that it may not have": ["--live", "64", "--refused", "priority"],
+    "another model": ["--live", "64", "--refused", "model"],
+    "a wrong token": ["--live", "64", "--refused", "token"],
+    "calls without the right": ["--live", "64", "--refused", "right"],
+}
+TOKENS = {"polite": "tandem_benchmark_polite", "greedy": "tandem_benchmark_greedy"}
+
+
+def _token_file(folder: Path) -> Path:
+    path, lines = folder / "tokens.toml", list[str]()
+    for tenant, token in TOKENS.items():
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        lines += [f"[tenants.{tenant}]", f'tokens = [{{ hash = "sha256:{digest}" }}]', "priority = [0, 1000]"]
+    path.write_text("\n".join(lines) + "\n")
+    path.chmod(0o600)
+    return path
+
+
+@contextmanager
+def service() -> Generator[str]:
+    """Runs the service until the end of the block. Yields its address."""
+    with tempfile.TemporaryDirectory(prefix="tandem-tenants-") as folder:
+        address, log = free_address(), Path(folder) / "serve.log"
+        command = [sys.executable, "-m", "tandem_client.cli", "serve", "--listen", address, "--device", "cpu"]
+        command += ["--runtime-dir", folder, "--tokens", str(_token_file(Path(folder)))]
+        command += ["--scheduler", f"--max-waiting {MAX_WAITING}", "--worker", f"--max-rows {NUM_ROWS} --threads 1"]
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, cwd=REPOSITORY, env=child_environment(), stdin=subprocess.DEVNULL
+            )
+        try:
+            asyncio.run(_wait(address))
+            yield address
+        except BaseException:
+            print(log.read_text(), file=sys.stderr)
+            raise
+        finally:
+            process.terminate()
+            process.wait()
+
+
+async def _wait(address: str) -> None:
+    async with AsyncClient(address, token=TOKENS["polite"]) as client:
+        await client.wait_ready(timeout=MOST_SECONDS)
+
+
+def waits_beside(address: str, flags: list[str], requests: int) -> dict[str, Any]:
+    """Returns the polite tenant's waits and refusals while the greedy one runs with these flags."""
+
+    def start(role: str, *more: str) -> Child:
+        return Child(role, ["tests.measure.tenants.caller", role, "--address", address, "--token", TOKENS[role], *more])
+
+    greedy = start("greedy", *flags)
+    time.sleep(FILL_SECONDS)
+    try:
+        polite = start("polite", "--requests", str(requests))
+        try:
+            return json.loads(polite.wait_line(r"^\{.*\}$", MOST_SECONDS).group())
+        finally:
+            polite.kill()
+    finally:
+        greedy.kill()
+
+
+def summary(rounds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """For each way: percentiles over all requests in ms, the p99 of each round, and the ratio to the share's p99."""
+    waits = {way: [[1e3 * one for one in part["waits"]] for part in parts] for way, parts in rounds.items()}
+    of_all = {way: percentiles([one for part in parts for one in part], (50, 99)) for way, parts in waits.items()}
+    found: list[dict[str, Any]] = []
+    for way, parts in waits.items():
+        each = [percentiles(part, (99,))["p99"] for part in parts]
+        spread = {"median": median(each), "least": min(each), "most": max(each)}
+        ratio = of_all[way]["p99"] / of_all[SHARE]["p99"]
+        found.append(
+            {
+                "greedy": way,
+                "requests": sum(map(len, parts)),
+                "refusals": sum(part["refusals"] for part in rounds[way]),
+                "first_token_ms": of_all[way],
+                "p99_of_rounds_ms": spread,
+                "ratio": ratio,
+                "met": ratio <= BAR_RATIO,
+            }
+        )
+    return found
+
+
+def main() -> int:
+    """Returns 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.measure.tenants", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=100, help="of the polite tenant, in each round and way")
+    args = parser.parse_args()
+    rounds: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    with service() as address:
+        for _ in range(args.rounds):
+            for way, flags in WAYS.items():
+                rounds[way].append(waits_beside(address, flags, args.requests))
+    found = summary(rounds)
+    about = description()
+    print(json.dumps(about) if args.json else ", ".join(f"{name} {value}" for name, value in about.items()))
+    for one in found:
+        if args.json:
+            print(json.dumps(one))
+            continue
+        all_ms, spread = one["first_token_ms"], one["p99_of_rounds_ms"]
+        print(
+            f"greedy tenant sends {one['greedy']}: polite one's first token p50 {all_ms['p50']:.1f} ms, p99 "
+            f"{all_ms['p99']:.1f} ms ({one['requests']} requests, {one['refusals']} refusals; rounds "
+            f"{spread['least']:.1f} to {spread['most']:.1f}), {one['ratio']:.2f} times, "
+            f"{'met' if one['met'] else 'MISSED'}"
+        )
+    return 0 if all(one["met"] for one in found) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
