@@ -6,15 +6,13 @@ the whole attention operator of one layer: it writes the step's keys and values 
 values come from memory, as in a model. Owns the cases, the rounds, the bar and the report.
 """
 
-import argparse
-import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from math import inf
 from typing import Any
 
 import torch
@@ -31,8 +29,8 @@ from gpu_worker.step.kernels import Kernels
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
+from tests.measure.harness import Bar, Measurement
 from tests.measure.limits import read_bandwidth
-from tests.measure.machine import description
 
 BAR = 0.6
 KV_HEADS, DIM = 4, 64
@@ -238,34 +236,30 @@ def line(each: Figures) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the figures. Returns 1 if a case of the C++ kernel misses the bar."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.attention", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--quick", action="store_true", help="one page size, five rounds")
-    parser.add_argument("--torch", choices=("some", "all", "none"), default="some", help="cases of torch's operators")
-    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=list(DTYPES))
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args(argv)
+    measurement = Measurement("attention")
+    measurement.flag("--quick", action="store_true", help="one page size, five rounds")
+    measurement.flag("--torch", choices=("some", "all", "none"), default="some", help="cases of torch's operators")
+    measurement.flag("--dtypes", choices=DTYPES, nargs="+", default=list(DTYPES))
+    measurement.flag("--threads", type=int, default=1)
+    args = measurement.begin(argv)
     if not 1 <= args.threads <= (os.cpu_count() or 1):
-        parser.error(f"--threads is {args.threads}; it must be 1 to {os.cpu_count()}")
+        measurement.parser.error(f"--threads is {args.threads}; it must be 1 to {os.cpu_count()}")
     torch.set_num_threads(args.threads)
-    if not args.json:
-        print(f"reads {read_bandwidth(args.threads) / 1e9:.1f} GB/s; products, GFLOP/s:", end=" ")
-        print(", ".join(f"{name} {gemm_rate(getattr(torch, name)) / 1e9:.0f}" for name in args.dtypes))
-        print(
-            "    dtype context  page group  sees                       kernel   us per layer (range)      GB/s  share"
-        )
-    faults: list[str] = []
+    rates = ", ".join(f"{name} {gemm_rate(getattr(torch, name)) / 1e9:.0f}" for name in args.dtypes)
+    measurement.note(f"reads {read_bandwidth(args.threads) / 1e9:.1f} GB/s; products, GFLOP/s: {rates}")
+    measurement.note(
+        "    dtype context  page group  sees                       kernel   us per layer (range)      GB/s  share"
+    )
+    worst = inf
     for case, with_torch in all_cases(args.dtypes, quick=args.quick):
         compares = args.torch == "all" or (args.torch == "some" and with_torch)
         kernels = ("native", "torch") if compares else ("native",)
         for each in measure(case, kernels, args.threads, _QUICK_ROUNDS if args.quick else _ROUNDS):
-            print(json.dumps(asdict(each)) if args.json else line(each), flush=True)
-            if each.kernel == "native" and each.share < BAR:
-                faults.append(f"{line(each)}: the bar is {BAR:.0%}")
-    if not args.json:
-        print(f"share: of the larger of both limits. {description()['cpu']}, load {description()['load_1min']}")
-    print("\n".join(faults), file=sys.stderr, end="\n" if faults else "")
-    return 1 if faults else 0
+            measurement.line(asdict(each), text=line(each))
+            worst = min(worst, each.share) if each.kernel == "native" else worst
+    measurement.note("share: of the larger of both limits")
+    measurement.bar(Bar(name="least share of the C++ kernel", value=worst, limit=BAR, is_floor=True))
+    return measurement.exit_code
 
 
 if __name__ == "__main__":

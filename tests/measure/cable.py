@@ -5,13 +5,10 @@ are needed. While 16 streams run, the cable is pulled; three seconds after the s
 Prints the seconds from the pull to the notice, and from plugging in to the next token of any stream and of all streams.
 """
 
-import argparse
-import json
 import sys
 import time
-from statistics import median
 
-from tests.measure.machine import description
+from tests.measure.harness import Measurement, spread
 from tests.rigs.network import Network, why_not
 from tests.rigs.processes import Rig
 from tests.rigs.remote import RemoteKeys
@@ -58,12 +55,11 @@ def one_round(rig: Rig, net: Network) -> dict[str, float]:
     return {"noticed": noticed, "first_token": first, "every_stream": every}
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Returns the exit code: 2 if this machine allows no network namespaces."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.cable", description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N")
-    args = parser.parse_args(arguments)
+    measurement = Measurement("cable")
+    measurement.flag("--rounds", type=int, default=3, metavar="N")
+    args = measurement.begin()
     if reason := why_not():
         print(f"cable: {reason}", file=sys.stderr)
         return 2
@@ -71,19 +67,14 @@ def main(arguments: list[str]) -> int:
     for _ in range(args.rounds):
         with Network() as net, Rig() as rig:
             rounds.append(one_round(rig, net))
-    if args.json:
-        print(json.dumps({"machine": description(), "rounds": rounds}))
-        return 0
-    print(description())
     for name, what in (
-        ("noticed", "from the pull until the service knows"),
+        ("noticed", "seconds from the pull until the service knows"),
         ("first_token", "from plugging in until the next token of any stream"),
         ("every_stream", "from plugging in until the next token of all 16"),
     ):
-        found = [each[name] for each in rounds]
-        print(f"{what}: {median(found):.2f} s ({min(found):.2f} to {max(found):.2f})")
+        measurement.line({"what": what, "seconds": spread([each[name] for each in rounds])})
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -7,11 +7,9 @@ The constraint is a JSON schema of an endless list, so that no row ends. Owns th
 import argparse
 import hashlib
 import json
-import statistics
-import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from itertools import count
+from typing import Any
 
 import llguidance
 import numpy as np
@@ -23,7 +21,7 @@ from gpu_worker.process.ranks import SINGLE
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.step.runner import Runner
 from tests.gpu_worker.plans import TinyCore
-from tests.measure.machine import description
+from tests.measure.harness import Bar, Measurement, in_turns, spread
 
 # Tokens per second with constraints, as a share of those without.
 BAR = 0.9
@@ -45,22 +43,6 @@ _SCHEMA = {
 }
 SOURCE = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(_SCHEMA)).encode()
 HASH = hashlib.sha256(SOURCE).digest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """Medians over the rounds; times are of a step, in microseconds."""
-
-    rows: int
-    constrained_rows: int
-    plain_us: float
-    constrained_us: float
-    # CPU time of the worker's process.
-    plain_cpu_us: float
-    constrained_cpu_us: float
-    # Of each round, then their median.
-    ratios: list[float]
-    ratio: float
 
 
 def steps(runner: Runner, num_rows: int, num_constrained: int, num_steps: int, generation: int) -> tuple[float, float]:
@@ -101,56 +83,46 @@ def prepare(constraints: Constraints) -> None:
     assert answers == [(HASH, "")], answers
 
 
-def measure(arguments: argparse.Namespace) -> Figures:
-    """The rounds, in turns."""
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Figures of the rounds, in turns: microseconds of a step, and of the worker's CPU time."""
     settings = WorkerSettings(device="cpu", max_rows=arguments.rows, threads=arguments.threads, shared_pool="off")
     runner, _, _ = prepared(settings, BUNDLED_MODEL, time.perf_counter(), SINGLE)
     assert isinstance(runner, Runner) and runner.constraints is not None
-    plain: list[tuple[float, float]] = []
-    constrained: list[tuple[float, float]] = []
+    generations = count(1)
     num = arguments.constrained or arguments.rows
-    for number in range(arguments.rounds):
-        runner.join(pb.Joined(generation=2 * number + 1))
+
+    def of(num_constrained: int) -> tuple[float, float]:
+        generation = next(generations)
+        runner.join(pb.Joined(generation=generation))
         prepare(runner.constraints)
-        for found, count, generation in ((plain, 0, 2 * number + 1), (constrained, num, 2 * number + 2)):
-            found.append(steps(runner, arguments.rows, count, arguments.steps, generation))
+        return steps(runner, arguments.rows, num_constrained, arguments.steps, generation)
+
+    found = in_turns(arguments.rounds, {"plain": lambda: of(0), "constrained": lambda: of(num)})
     runner.constraints.close()
-    ratios = [before / after for (before, _), (after, _) in zip(plain, constrained, strict=True)]
-    both = [*zip(*plain, strict=True), *zip(*constrained, strict=True)]
-    times = [round(statistics.median(column), 1) for column in both]
-    return Figures(
-        rows=arguments.rows,
-        constrained_rows=num,
-        plain_us=times[0],
-        constrained_us=times[2],
-        plain_cpu_us=times[1],
-        constrained_cpu_us=times[3],
-        ratios=[round(ratio, 3) for ratio in ratios],
-        ratio=round(statistics.median(ratios), 3),
-    )
+    ratios = [plain / own for (plain, _), (own, _) in zip(found["plain"], found["constrained"], strict=True)]
+    return {
+        "rows": arguments.rows,
+        "constrained_rows": num,
+        "step_us": {name: spread([took for took, _ in each]) for name, each in found.items()},
+        "cpu_us": {name: spread([cpu for _, cpu in each]) for name, each in found.items()},
+        "ratio": spread(ratios),
+    }
 
 
-def main(arguments: Sequence[str]) -> int:
+def main() -> int:
     """Returns the exit code: 1 if the bar was missed."""
-    parser = argparse.ArgumentParser(prog="tests.measure.constraints")
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--constrained", type=int, default=0, help="rows with a constraint; default: all")
-    parser.add_argument("--steps", type=int, default=300, help="decode steps of a round")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads of the worker; default: measured")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
-    figures = measure(given)
-    if given.json:
-        print(json.dumps({"machine": description(), **asdict(figures)}))
-    else:
-        print(description())
-        print(f"{figures.rows} rows, {figures.constrained_rows} with a constraint:")
-        print(f"  a step: {figures.plain_us:.0f} us without constraints, {figures.constrained_us:.0f} us with them")
-        print(f"  CPU time of the worker: {figures.plain_cpu_us:.0f} us and {figures.constrained_cpu_us:.0f} us")
-        print(f"  tokens per second: {figures.ratio:.3f} of those without (bar {BAR}); rounds {figures.ratios}")
-    return 0 if figures.ratio >= BAR else 1
+    measurement = Measurement("constraints")
+    measurement.flag("--rows", type=int, default=32)
+    measurement.flag("--constrained", type=int, default=0, help="rows with a constraint; default: all")
+    measurement.flag("--steps", type=int, default=300, help="decode steps of a round")
+    measurement.flag("--rounds", type=int, default=7)
+    measurement.flag("--threads", type=int, default=None, help="CPU threads of the worker; default: measured")
+    figures = measure(measurement.begin())
+    measurement.line(figures)
+    ratio = figures["ratio"]["median"]
+    measurement.bar(Bar(name="tokens per second, of those without constraints", value=ratio, limit=BAR, is_floor=True))
+    return measurement.exit_code
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -7,9 +7,7 @@ of every scheduler. Figures are process CPU time, medians over all rounds. Needs
 
 import argparse
 import cProfile
-import json
 import os
-import platform
 import pstats
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,9 +20,8 @@ import numpy as np
 
 from scheduler_svc.core.messages.config import MAX_LANES
 from tests.measure import many_lanes
-from tests.measure.core_bars import judged, verdict
-from tests.measure.machine import description
-from tests.measure.percentiles import percentiles
+from tests.measure.core_bars import judged
+from tests.measure.harness import Measurement, percentiles
 from tests.measure.schedulers.__main__ import PEERS
 from tests.measure.schedulers.child import Child, ChildFailed, Series
 from tests.measure.schedulers.loaded_core import MOST_STEPS, NUM_WAITING, LoadedCore
@@ -145,25 +142,23 @@ def profile(num_rows: int, num_steps: int) -> None:
     pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(30)
 
 
-def report(
-    lines: Sequence[dict[str, Any]], peers: Sequence[dict[str, Any]], bars: Sequence[dict[str, Any]]
-) -> Iterator[str]:
-    """Yields the figures as text."""
-    for line in lines:
-        yield f"{line['rows']} rows running, about {CONTEXT} tokens each:"
-        yield from _table(line)
-        for name, of in line["waiting"].items():
-            change = f"{of['without_us']:.1f} -> {of['step_us']:.1f} us, {of['adds']:+.1%}"
-            yield f"  {NUM_WAITING} waiting, {name.replace('_', ' ')}: {change}"
-        yield f"  a step that looks at the queue again, pool full: {line['step_us_look']:.1f} us"
-        yield f"  cached tokens found by the cached admission: {line['admit_cached_tokens']:.0f}"
-    for line in peers:
-        ours = [own["step_us"] for own in lines if own["rows"] == line["rows"]]
-        times = f", {line['step_us'] / ours[0]:.1f} times Tandem's" if ours else ""
-        yield f"{line['peer']}, {line['rows']} rows: {line['step_us']:.1f} us per decode step{times} ({line['note']})"
-        yield from _table(line)
-    for bar in bars:
-        yield verdict(bar)
+def report(line: dict[str, Any]) -> Iterator[str]:
+    """Yields the figures of Tandem's core as text."""
+    yield f"{line['rows']} rows running, about {CONTEXT} tokens each:"
+    yield from _table(line)
+    for name, of in line["waiting"].items():
+        change = f"{of['without_us']:.1f} -> {of['step_us']:.1f} us, {of['adds']:+.1%}"
+        yield f"  {NUM_WAITING} waiting, {name.replace('_', ' ')}: {change}"
+    yield f"  a step that looks at the queue again, pool full: {line['step_us_look']:.1f} us"
+    yield f"  cached tokens found by the cached admission: {line['admit_cached_tokens']:.0f}"
+
+
+def peer_report(line: dict[str, Any], of_tandem: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yields the figures of a peer's scheduler as text."""
+    ours = [own["step_us"] for own in of_tandem if own["rows"] == line["rows"]]
+    times = f", {line['step_us'] / ours[0]:.1f} times Tandem's" if ours else ""
+    yield f"{line['peer']}, {line['rows']} rows: {line['step_us']:.1f} us per decode step{times} ({line['note']})"
+    yield from _table(line)
 
 
 def _table(line: dict[str, Any]) -> Iterator[str]:
@@ -174,29 +169,48 @@ def _table(line: dict[str, Any]) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 1 if a bar is missed, 2 if a peer does not run."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.core", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--steps", type=int, default=320, help="measured decode steps per variant")
-    parser.add_argument("--rows", type=lambda value: [int(rows) for rows in value.split(",")], default=list(ROWS))
-    parser.add_argument("--lanes", type=int, metavar="N", help="measure a core with N workers of 48 rows instead")
-    parser.add_argument("--report-steps", action="store_true", help="make the reports of --steps FILE, too")
-    parser.add_argument("--logprobs", type=int, metavar="K", help="every row requests logprobs with K alternatives")
-    parser.add_argument("--profile", type=int, metavar="ROWS", help="profile a core with ROWS rows instead")
-    parser.add_argument("--peer-python", default=sys.executable, help="a Python with the packages that peers import")
+    measurement = Measurement("core")
+    measurement.flag("--steps", type=int, default=320, help="measured decode steps per variant")
+    measurement.flag("--rows", type=lambda value: [int(rows) for rows in value.split(",")], default=list(ROWS))
+    measurement.flag("--lanes", type=int, metavar="N", help="measure a core with N workers of 48 rows instead")
+    measurement.flag("--report-steps", action="store_true", help="make the reports of --steps FILE, too")
+    measurement.flag("--logprobs", type=int, metavar="K", help="every row requests logprobs with K alternatives")
+    measurement.flag("--profile", type=int, metavar="ROWS", help="profile a core with ROWS rows instead")
+    measurement.flag("--peer-python", default=sys.executable, help="a Python with the packages that peers import")
     for peer in PEERS:
-        parser.add_argument(f"--{peer}", type=Path, metavar="DIR", help=f"measure {peer}'s scheduler of this checkout")
-    args = parser.parse_args(argv)
+        measurement.flag(f"--{peer}", type=Path, metavar="DIR", help=f"measure {peer}'s scheduler of this checkout")
+    args = measurement.begin(argv)
     if not 1 <= args.steps <= _MOST_TURNS * _TURN:
-        parser.error(f"--steps is {args.steps}; it must be 1 to {_MOST_TURNS * _TURN}")
+        measurement.parser.error(f"--steps is {args.steps}; it must be 1 to {_MOST_TURNS * _TURN}")
     if any(not 8 <= rows <= 16_384 for rows in args.rows):
-        parser.error(f"--rows is {args.rows}; each must be 8 to 16384")
+        measurement.parser.error(f"--rows is {args.rows}; each must be 8 to 16384")
     if args.lanes is not None:
         if not 1 <= args.lanes <= MAX_LANES:
-            parser.error(f"--lanes is {args.lanes}; it must be 1 to {MAX_LANES}")
-        return many_lanes.run(args.lanes, as_json=args.json)
+            measurement.parser.error(f"--lanes is {args.lanes}; it must be 1 to {MAX_LANES}")
+        many_lanes.run(measurement, args.lanes)
+        return measurement.exit_code
     if args.profile:
         profile(args.profile, args.steps)
         return 0
+    try:
+        measured = measure_all(args)
+    except ChildFailed as error:
+        print(error, file=sys.stderr)
+        return 2
+    lines = [figures(of) for of in measured if of.name == "tandem"]
+    for line in lines:
+        measurement.line(line, text="\n".join(report(line)))
+    for of in measured:
+        if of.name != "tandem":
+            line = peer_figures(of)
+            measurement.line(line, text="\n".join(peer_report(line, lines)))
+    measurement.note(f"process CPU time, the garbage collector on, {args.steps} steps of each; numpy {np.__version__}")
+    measurement.bar(*judged(lines))
+    return measurement.exit_code
+
+
+def measure_all(args: argparse.Namespace) -> list[Measured]:
+    """Measures Tandem and each peer that has a checkout, on one core. Raises ChildFailed."""
     core = max(os.sched_getaffinity(0))
     options = ["--num-logprobs", str(0 if args.logprobs is None else 1 + args.logprobs)]
     options += ["--report-steps"] if args.report_steps else []
@@ -210,26 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     child = Child([peer, *arguments, "--folder", str(folder)], args.peer_python)
                     children.append((rows, stack.enter_context(child)))
             children.append((rows, stack.enter_context(Child(["tandem", *arguments, *options]))))
-        try:
-            measured = measure(children, args.steps)
-        except ChildFailed as error:
-            print(error, file=sys.stderr)
-            return 2
-    lines = [figures(of) for of in measured if of.name == "tandem"]
-    peers = [peer_figures(of) for of in measured if of.name != "tandem"]
-    bars = judged(lines)
-    if args.json:
-        for line in [*lines, *peers, *bars]:
-            print(json.dumps(line))
-    else:
-        for row in report(lines, peers, bars):
-            print(row)
-        about = description()
-        print(
-            f"{about['cpu']}, core {core}, load {about['load_1min']}; Python {platform.python_version()}, numpy "
-            f"{np.__version__}; process CPU time, the garbage collector on, {args.steps} steps of each"
-        )
-    return 0 if all(bar["met"] for bar in bars) else 1
+        return measure(children, args.steps)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@ attempt to connect is swallowed. Then the seconds until a call ends whose connec
 connection without calls lives that is pinged every 5 s. All run at once, for 60 s.
 """
 
-import argparse
 import asyncio
 import json
-import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from tandem_client import AsyncClient, Client
 from tandem_client.errors import Unavailable
 from tests.client.gateway.conftest import start_gateway
 from tests.client.listeners import Proxy, silent_listener
-from tests.measure.machine import description
+from tests.measure.harness import Measurement
 from tests.rigs.processes import Rig
 from tests.rigs.raw_http2 import GOAWAY, PING, RawConnection
 
@@ -130,21 +128,14 @@ def measure(rig: Rig) -> dict[str, float]:
         return {name: each.result() for name, each in found.items()}
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.dead_connections", description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args(arguments)
+    measurement = Measurement("dead_connections")
+    measurement.begin()
     with Rig() as rig:
-        found = measure(rig)
-    if args.json:
-        print(json.dumps({"machine": description(), "seconds": found}))
-        return 0
-    print(description())
-    for name, seconds in found.items():
-        print(f"{name}: {seconds:.1f} s")
+        measurement.line({"seconds": measure(rig)})
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -8,8 +8,6 @@ median of the differences of each turn. Then 32 streams at once: microseconds of
 per token, and tokens per second.
 """
 
-import argparse
-import json
 import random
 import time
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tests.measure.machine import description
+from tests.measure.harness import Measurement
 from tests.rigs.envoy import HOW_TO_INSTALL, Envoy, find_envoy
 from tests.rigs.processes import Rig, SchedulerProcess
 from tests.rigs.streams import Caller
@@ -74,12 +72,11 @@ def measure(envoy: Envoy, scheduler: SchedulerProcess, direct: Caller, requests:
     return {"first_token_ms": first, "streaming": streaming}
 
 
-def main() -> None:
+def main() -> int:
     """Prints the figures. Without Envoy it ends with the way to install it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--requests", type=int, default=200)
-    args = parser.parse_args()
+    measurement = Measurement("envoy")
+    measurement.flag("--requests", type=int, default=200)
+    args = measurement.begin()
     program = find_envoy()
     if program is None:
         raise SystemExit(HOW_TO_INSTALL)
@@ -91,20 +88,9 @@ def main() -> None:
         with Envoy(program, Path(rig.runtime_dir), [scheduler.address]) as envoy:
             envoy.wait_healthy([scheduler.address])
             figures = measure(envoy, scheduler, direct, args.requests)
-    if args.json:
-        print(json.dumps({"machine": description(), "requests": args.requests, **figures}))
-        return
-    first = figures["first_token_ms"]
-    print(
-        f"first token, median of {args.requests}: direct {first['direct']:.2f} ms, envoy {first['envoy']:.2f} ms, "
-        f"added {first['added']:.2f} ms"
-    )
-    for name, each in figures["streaming"].items():
-        print(
-            f"{_NUM_STREAMS} streams, {name}: {each['tokens_per_second']:,.0f} tokens/s; CPU per token: "
-            f"Envoy {each['envoy_us']:.0f} us, front end {each['front_end_us']:.0f} us"
-        )
+    measurement.line({"requests": args.requests, "streams": _NUM_STREAMS, **figures})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -5,20 +5,17 @@ token fails. While 31 streams run, such requests are sent one after the other. T
 refuses it when it is sent again. Owns the order of requests, the gaps between tokens, the bar and the report.
 """
 
-import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
 from tandem_client import AsyncClient
 from tandem_client.errors import Internal, Quarantined
-from tests.measure.machine import description, versions
+from tests.measure.harness import Bar, Measurement, rows, spread
 from tests.rigs.processes import Rig
 
 # Milliseconds by which the longest gap between two tokens of any batchmate may exceed the longest one undisturbed.
@@ -123,11 +120,7 @@ async def measured(address: str, num_batchmates: int, num_culprits: int) -> list
 
 
 def summary(costs: list[Cost]) -> dict[str, Any]:
-    """Median and most of each figure, in milliseconds."""
-
-    def spread(values: list[float]) -> dict[str, float]:
-        return {"median": median(values), "most": max(values)}
-
+    """The spread of each figure, in milliseconds."""
     return {
         "requests": len(costs),
         "failed_steps": sum(one.failed_steps for one in costs),
@@ -138,14 +131,13 @@ def summary(costs: list[Cost]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Exits with 1 if the bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.failing_steps", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--requests", type=int, default=10, help="requests that make their steps fail")
-    parser.add_argument("--batchmates", type=int, default=31)
-    parser.add_argument("--step-ms", type=float, default=10.0, help="least time of a step")
-    args = parser.parse_args()
+def main() -> int:
+    """Returns 1 if the bar is missed."""
+    measurement = Measurement("failing_steps")
+    measurement.flag("--requests", type=int, default=10, help="requests that make their steps fail")
+    measurement.flag("--batchmates", type=int, default=31)
+    measurement.flag("--step-ms", type=float, default=10.0, help="least time of a step")
+    args = measurement.begin()
     num_pages = 1 + (args.batchmates + 1) * (_NUM_TOKENS + 200) // 16
     flags = (*_SHAPE, "--num-pages", str(num_pages), "--step-ms", str(args.step_ms), "--fail-token", str(CULPRIT))
     with Rig() as rig:
@@ -153,22 +145,14 @@ def main() -> None:
         rig.worker(*flags, late=False)
         costs = asyncio.run(measured(scheduler.address, args.batchmates, args.requests))
     found = summary(costs)
-    if args.json:
-        rounds = [asdict(one) for one in costs]
-        print(json.dumps({"machine": description(), "versions": versions(), **found, "rounds": rounds}))
-    else:
-        print(f"{found['requests']} requests made {found['failed_steps']} steps fail beside {args.batchmates} streams;")
-        print("the longest gap between two tokens of any stream, ms: median (most)")
-        for name, key in (
-            ("undisturbed", "undisturbed_ms"),
-            ("while a request is found", "disturbed_ms"),
-            ("beyond the undisturbed gap", "beyond_ms"),
-            ("the same, sent again and refused", "refused_beyond_ms"),
-        ):
-            print(f"  {name:<34} {found[key]['median']:6.1f}  ({found[key]['most']:.1f})")
-        print(f"bar: {BAR_MS:g} ms beyond the undisturbed gap")
-    sys.exit(found["beyond_ms"]["median"] > BAR_MS)
+    measurement.note("the longest gap between two tokens of any stream:")
+    measurement.line(
+        {**found, "batchmates": args.batchmates, "rounds": [asdict(one) for one in costs]}, text="\n".join(rows(found))
+    )
+    beyond = found["beyond_ms"]["median"]
+    measurement.bar(Bar(name="ms beyond the undisturbed gap", value=beyond, limit=BAR_MS))
+    return measurement.exit_code
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

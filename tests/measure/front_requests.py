@@ -4,14 +4,12 @@ One service with a content-checking worker; 16 requests of one output token at a
 Prints microseconds of the front end's CPU per request, its first and last messages included.
 """
 
-import argparse
-import json
 import random
 
 import psutil
 from tandem.v1 import inference_pb2 as pb
 
-from tests.measure.machine import description
+from tests.measure.harness import Measurement
 from tests.rigs.processes import Rig
 from tests.rigs.streams import Caller
 from tests.system.asks import Ask
@@ -53,21 +51,18 @@ def measure(caller: Caller, pid: int, count: int) -> dict[str, float]:
     return found
 
 
-def main() -> None:
+def main() -> int:
     """Prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--requests", type=int, default=480)
-    args = parser.parse_args()
+    measurement = Measurement("front_requests")
+    measurement.flag("--requests", type=int, default=480)
+    args = measurement.begin()
     with Rig() as rig:
         scheduler, _, caller = rig.serve(*_SHAPE, *_BUDGET, late=False)
-        figures = measure(caller, scheduler.frontend_pid(), args.requests)
-    if args.json:
-        print(json.dumps({"machine": description(), "requests": args.requests, "cpu_us": figures}))
-        return
-    for name, each in figures.items():
-        print(f"{name:16} {each:8,.0f} us")
+        measurement.line(
+            {"requests": args.requests, "cpu_us": measure(caller, scheduler.frontend_pid(), args.requests)}
+        )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -5,17 +5,12 @@ applies the plan, lays it out, fills the staging buffer, and turns the tokens in
 process CPU time of one thread, medians over steps.
 """
 
-import argparse
 import gc
-import json
 import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -28,9 +23,8 @@ from gpu_worker.step import runner as runner_module
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.staging import Staging
 from gpu_worker.wire.frames import parse_frame, result_frame
+from tests.measure.harness import Measurement, percentiles
 from tests.measure.host_step_load import MOST_STEPS, Load, make_frames, make_runner, without_cuda
-from tests.measure.machine import description
-from tests.measure.percentiles import percentiles
 
 # Unmeasured steps, and steps per turn.
 _WARM, _TURN = 20, 10
@@ -113,28 +107,6 @@ def measure(num_rows: int, load: Load, num_steps: int) -> dict[str, Any]:
     }
 
 
-def compare(folder: Path, arguments: Sequence[str], num_repeats: int) -> list[dict[str, Any]]:
-    """Runs the benchmark of the checkout in `folder` and this one in turns. Returns a line per load, with medians."""
-    own = Path(__file__).resolve().parents[2]
-    found: dict[Path, list[list[dict[str, Any]]]] = {folder.resolve(): [], own: []}
-    for _ in range(num_repeats):
-        for root, runs in found.items():
-            # The other checkout may have no generated stubs; the protocol is the same.
-            paths = (root, root / "client", root / "protos", root / ".stubs", own / ".stubs")
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-            command = [sys.executable, "-m", "tests.measure.host_step", "--json", *arguments]
-            done = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-            runs.append([json.loads(line) for line in done.stdout.splitlines()])
-    lines: list[dict[str, Any]] = []
-    before, after = found.values()
-    for i, first in enumerate(after[0]):
-        then, now = ([run[i]["step_us"] for run in runs] for runs in (before, after))
-        medians = {"before_us": float(np.median(then)), "after_us": float(np.median(now))}
-        ratio = medians["after_us"] / medians["before_us"]
-        lines.append({"load": first["load"], "rows": first["rows"], **medians, "ratio": ratio, "runs": [then, now]})
-    return lines
-
-
 def report(line: dict[str, Any]) -> Iterator[str]:
     """Yields the figures of one load as text."""
     yield "{load}, {rows} rows: {step_us:.0f} us (p10 {p10:.0f}, p90 {p90:.0f})".format(**line, **line["spread"])
@@ -143,33 +115,21 @@ def report(line: dict[str, Any]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the figures. Without --against it pins this process to one core."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.host_step", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=200, help="measured steps per load")
-    parser.add_argument("--mixed", action="store_true", help="the last row computes chunks of prompts")
-    parser.add_argument("--against", type=Path, metavar="DIR", help="compare with this checkout, in turns")
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each checkout, with --against")
-    args = parser.parse_args(argv)
+    """Prints the figures. Pins this process to one core."""
+    measurement = Measurement("host_step")
+    measurement.flag("--rows", type=int, default=256)
+    measurement.flag("--steps", type=int, default=200, help="measured steps per load")
+    measurement.flag("--mixed", action="store_true", help="the last row computes chunks of prompts")
+    args = measurement.begin(argv)
     most = (MOST_STEPS - _WARM) // 2 - _TURN
     if not 1 <= args.steps <= most:
-        parser.error(f"--steps is {args.steps}; it must be 1 to {most}")
-    if args.against is not None:
-        arguments = [f"--rows={args.rows}", f"--steps={args.steps}", *(["--mixed"] if args.mixed else [])]
-        for line in compare(args.against, arguments, args.repeats):
-            text = "{load}, {rows} rows: {before_us:.0f} -> {after_us:.0f} us, ratio {ratio:.3f}".format(**line)
-            print(json.dumps(line) if args.json else text)
-        return 0
+        measurement.parser.error(f"--steps is {args.steps}; it must be 1 to {most}")
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     for draws in (False, True):
         line = measure(args.rows, Load(draws=draws, mixed=args.mixed), args.steps)
-        print(json.dumps(line) if args.json else "\n".join(report(line)))
-    if not args.json:
-        about = description()
-        versions = f"Python {platform.python_version()}, numpy {np.__version__}, torch {torch.__version__}"
-        print(f"{about['cpu']}, load {about['load_1min']}; {versions}; process CPU time, {args.steps} steps of each")
+        measurement.line(line, text="\n".join(report(line)))
+    measurement.note(f"process CPU time, {args.steps} steps of each; numpy {np.__version__}, torch {torch.__version__}")
     return 0
 
 

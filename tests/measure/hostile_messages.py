@@ -6,8 +6,6 @@ protobuf alone, which is what a service without a scan would do first. CPU time 
 is the rise of the process's peak over its value before the first run.
 """
 
-import argparse
-import json
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -20,7 +18,8 @@ from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.sizes.limits import Sizes
 from scheduler_svc.frontend.sizes.scan import Scan
-from tests.measure.machine import description, peak_mb
+from tests.measure.harness import Bar, Measurement
+from tests.measure.machine import peak_mb
 
 NUM_BYTES = 4_000_000
 BAR_MS = 5.0
@@ -118,30 +117,18 @@ def measure(work: Callable[[type[Message], bytes], None], name: str, runs: int) 
 
 def main() -> int:
     """Returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.hostile_messages", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--no-peer", action="store_true", help="do not measure the peer")
-    args = parser.parse_args()
-    lines: list[dict[str, Any]] = []
+    measurement = Measurement("hostile_messages")
+    measurement.flag("--no-peer", action="store_true", help="do not measure the peer")
+    args = measurement.begin()
+    measurement.note("messages of 4 MB: CPU and memory until the refusal, and of a parser alone")
     for name in MESSAGES:
         cpu_ms, grown_mb = measure(as_served, name, RUNS)
-        line: dict[str, Any] = {"message": name, "cpu_ms": cpu_ms, "grown_mb": grown_mb, "met": cpu_ms <= BAR_MS}
+        line: dict[str, Any] = {"message": name, "cpu_ms": cpu_ms, "grown_mb": grown_mb}
         if not args.no_peer:
             line["peer_cpu_ms"], line["peer_grown_mb"] = measure(as_parsed, name, PEER_RUNS)
-        lines.append(line)
-        if args.json:
-            print(json.dumps(line))
-    if not args.json:
-        machine = ", ".join(f"{name} {value}" for name, value in description().items())
-        print(f"messages of 4 MB, {machine}; the bar is {BAR_MS:g} ms of CPU until the refusal\n")
-        print(f"{'':26}{'refused':>10}{'memory':>10}{'parsed':>12}{'memory':>10}")
-        for line in lines:
-            peer = ""
-            if "peer_cpu_ms" in line:
-                peer = f"{line['peer_cpu_ms']:>9.1f} ms{line['peer_grown_mb']:>7.0f} MB"
-            verdict = "met" if line["met"] else "MISSED"
-            print(f"{line['message']:26}{line['cpu_ms']:>7.2f} ms{line['grown_mb']:>7.1f} MB{peer}   {verdict}")
-    return 0 if all(line["met"] for line in lines) else 1
+        measurement.line(line)
+        measurement.bar(Bar(name=f"CPU ms, {name}", value=cpu_ms, limit=BAR_MS))
+    return measurement.exit_code
 
 
 if __name__ == "__main__":

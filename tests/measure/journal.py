@@ -6,7 +6,6 @@ is made, encoded and written to a file. Figures are wall time of the scheduler's
 """
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,8 +25,7 @@ from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.journal.reader import SavedCore
 from scheduler_svc.journal.suspicion import SuspicionLog
 from scheduler_svc.journal.writer import JournalWriter, Sync
-from tests.measure.machine import description
-from tests.measure.percentiles import percentiles
+from tests.measure.harness import Measurement, percentiles
 
 _PROMPT_TOKENS = 512
 _WARM = 20
@@ -129,20 +127,17 @@ def lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield measure(Path(folder), rows, steps=steps, num_tokens=arguments.tokens, sync=sync)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Parses the command line, measures and prints."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.journal", description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[32, 256], help="rows of a step")
-    parser.add_argument("--steps", type=int, default=1000, help="measured steps")
-    parser.add_argument("--tokens", type=int, default=512, help="tokens of output of each row in a rewriting")
-    parser.add_argument("--folder", type=Path, default=None, help="where the journal is written; default: TMPDIR")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    arguments = parser.parse_args(argv)
-    if not arguments.json:
-        print(description())
-    for line in lines(arguments):
-        print(json.dumps(line) if arguments.json else "  ".join(f"{name} {value}" for name, value in line.items()))
+def main() -> int:
+    """Measures and prints."""
+    measurement = Measurement("journal")
+    measurement.flag("--rows", type=int, nargs="+", default=[32, 256], help="rows of a step")
+    measurement.flag("--steps", type=int, default=1000, help="measured steps")
+    measurement.flag("--tokens", type=int, default=512, help="tokens of output of each row in a rewriting")
+    measurement.flag("--folder", type=Path, default=None, help="where the journal is written; default: TMPDIR")
+    for line in lines(measurement.begin()):
+        measurement.line(line)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -5,22 +5,21 @@ of the cores; both are measured in the same run. The peers are oneDNN with prepa
 Every layer has copies that exceed the caches, as the layers of a model do. Owns the rounds, the bars and the report.
 """
 
-import argparse
-import json
+import itertools
 import os
-import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import median
 
 import torch
 from torch import Tensor, nn
 
 from gpu_worker.attention.kv_cache import huge_zeros
 from gpu_worker.checkpoint.native_linear import LinearKernel, linear_kernel
+from tests.measure.harness import Bar, Measurement, in_turns
 from tests.measure.limits import multiply_rate, read_bandwidth
-from tests.measure.machine import description
 from tests.measure.serving.roofline import linear_shapes
 from tests.measure.workload import MODEL
 
@@ -78,18 +77,18 @@ def engines(kernel: LinearKernel, weight: Tensor, copies: int) -> dict[str, Call
 
 def median_times(calls: dict[str, Call], x: Tensor, copies: int, rounds: int) -> dict[str, float]:
     """Seconds of a call of each engine; they take turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    number = 0
-    for _ in range(rounds):
-        for name, call in calls.items():
-            call(x, number % copies)
-            count, begun, spent = 0, time.perf_counter(), 0.0
-            while spent < _ROUND_SECONDS or not count:
-                number += 1
-                call(x, number % copies)
-                count, spent = count + 1, time.perf_counter() - begun
-            times[name].append(spent / count)
-    return {name: statistics.median(each) for name, each in times.items()}
+    numbers = itertools.cycle(range(copies))
+
+    def seconds(call: Call) -> float:
+        call(x, next(numbers))
+        count, begun, spent = 0, time.perf_counter(), 0.0
+        while spent < _ROUND_SECONDS or not count:
+            call(x, next(numbers))
+            count, spent = count + 1, time.perf_counter() - begun
+        return spent / count
+
+    times = in_turns(rounds, {name: partial(seconds, call) for name, call in calls.items()})
+    return {name: median(each) for name, each in times.items()}
 
 
 @torch.inference_mode()
@@ -142,15 +141,13 @@ def steps(found: Sequence[Figures]) -> list[Figures]:
     return sums
 
 
-def missed(step: Figures) -> list[str]:
-    """The bars that a step misses."""
+def bars(step: Figures) -> Iterator[Bar]:
+    """The bars of a step."""
     name = f"{step.dtype}, {step.threads} threads, {step.rows} rows"
-    faults = []
-    if step.rows <= FEW_ROWS and step.share < FEW_BAR:
-        faults.append(f"{name}: {step.share:.0%} of the limit, the bar is {FEW_BAR:.0%}")
-    if step.onednn_us < ONEDNN_BAR * step.native_us:
-        faults.append(f"{name}: {step.onednn_us / step.native_us:.0%} of oneDNN's rate, the bar is {ONEDNN_BAR:.0%}")
-    return faults
+    if step.rows <= FEW_ROWS:
+        yield Bar(name=f"share of the limit, {name}", value=step.share, limit=FEW_BAR, is_floor=True)
+    rate = step.onednn_us / step.native_us
+    yield Bar(name=f"share of oneDNN's rate, {name}", value=rate, limit=ONEDNN_BAR, is_floor=True)
 
 
 def line(each: Figures) -> str:
@@ -163,41 +160,36 @@ def line(each: Figures) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the figures. Returns 1 if a step of the benchmarks' model misses a bar."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.linears", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--quick", action="store_true", help="the model's layers, two numbers of rows, two rounds")
-    parser.add_argument("--rows", type=int, nargs="+")
-    parser.add_argument("--dtypes", choices=("float32", "bfloat16"), nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args(argv)
+    measurement = Measurement("linears")
+    measurement.flag("--quick", action="store_true", help="the model's layers, two numbers of rows, two rounds")
+    measurement.flag("--rows", type=int, nargs="+")
+    measurement.flag("--dtypes", choices=("float32", "bfloat16"), nargs="+", default=["float32", "bfloat16"])
+    measurement.flag("--threads", type=int, nargs="+", default=[1, 2])
+    measurement.flag("--rounds", type=int, default=3)
+    args = measurement.begin(argv)
     row_counts = args.rows or (QUICK_ROWS if args.quick else ROWS)
     shapes = MODEL_SHAPES if args.quick else MODEL_SHAPES | LARGER_SHAPES
     if min(*row_counts, *args.threads, args.rounds, 1) < 1 or max(args.threads) > (os.cpu_count() or 1):
-        parser.error(f"--rows, --rounds and --threads must be at least 1, and --threads at most {os.cpu_count()}")
-    if not args.json:
-        print(
-            f"{'dtype':>9}{'thr':>4}{'layer':>15}{'rows':>6}{'native':>8}{'oneDNN':>8}{'torch':>8}{'GB/s':>9}{'limit':>9}"
-        )
+        most = os.cpu_count()
+        measurement.parser.error(f"--rows, --rounds and --threads must be at least 1, and --threads at most {most}")
+    measurement.note(
+        f"{'dtype':>9}{'thr':>4}{'layer':>15}{'rows':>6}{'native':>8}{'oneDNN':>8}{'torch':>8}{'GB/s':>9}{'limit':>9}"
+    )
     found: list[Figures] = []
     for threads in args.threads:
         for dtype in args.dtypes:
             own: list[Figures] = []
             for each in measure(getattr(torch, dtype), threads, shapes, row_counts, args.rounds):
                 own.append(each)
-                print(json.dumps(asdict(each)) if args.json else line(each), flush=True)
+                measurement.line(asdict(each), text=line(each))
             for step in steps(own):
-                print(json.dumps(asdict(step)) if args.json else line(step), flush=True)
+                measurement.line(asdict(step), text=line(step))
             found += own
-            if not args.json:
-                rate, bandwidth = multiply_rate(getattr(torch, dtype), threads), read_bandwidth(threads)
-                print(f"{dtype}, {threads} threads: {rate / 1e9:.0f} GFLOP/s, reads {bandwidth / 1e9:.1f} GB/s")
-    if not args.json:
-        about = description()
-        print(f"GFLOP/s; GB/s of W read; share of the limit. {about['cpu']}, load {about['load_1min']}")
-    faults = [fault for step in steps(found) for fault in missed(step)]
-    print("\n".join(faults), file=sys.stderr, end="\n" if faults else "")
-    return 1 if faults else 0
+            rate, bandwidth = multiply_rate(getattr(torch, dtype), threads), read_bandwidth(threads)
+            measurement.note(f"{dtype}, {threads} threads: {rate / 1e9:.0f} GFLOP/s, reads {bandwidth / 1e9:.1f} GB/s")
+    measurement.note("GFLOP/s; GB/s of W read; share of the limit")
+    measurement.bar(*(bar for step in steps(found) for bar in bars(step)))
+    return measurement.exit_code
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ process that answers at once. Frames have the sizes of a decode plan of 256 rows
 links take turns; each figure is the least of the rounds: where the system places the threads changes it twofold.
 """
 
-import argparse
-import json
 import os
 import random
 import subprocess
@@ -28,13 +26,15 @@ from scheduler_svc.remote.key_files import WORKERS, make
 from scheduler_svc.remote.listener import RemoteListener
 from scheduler_svc.shell.remote_link import RemoteLink
 from scheduler_svc.shell.router_link import RouterLink
-from tests.measure.machine import description
+from tests.measure.harness import Bar, Measurement
 from tests.rigs.processes import REPOSITORY, child_environment
 
 # The most CPU time that CURVE may add to an exchange of a decode plan, in microseconds.
 BAR_US = 100.0
 ROWS, ROUNDS = 256, 25
 KINDS = ("ipc", "tcp", "curve")
+# The first argument of the process at the other end of a link.
+ANSWER = "answer"
 _RESULT = pb.WorkerToCore(
     result=pb.StepResult(generation=3, step=1 << 20, status=pb.STEP_STATUS_OK, tokens=bytes(4 * ROWS), compute_us=9000)
 ).SerializeToString()
@@ -67,8 +67,8 @@ class Exchange:
     """One link with a worker at its other end."""
 
     def __init__(self, link: RouterLink, endpoint: str, keys: Path | None) -> None:
-        command = [sys.executable, "-m", "tests.measure.links", "--answer", endpoint]
-        command += [] if keys is None else ["--keys", str(keys)]
+        command = [sys.executable, "-m", "tests.measure.links", ANSWER, endpoint]
+        command += [] if keys is None else [str(keys)]
         self._worker = subprocess.Popen(command, cwd=REPOSITORY, env=child_environment())
         self.link = link
         self._peer = ""
@@ -141,37 +141,26 @@ def measure(num_exchanges: int) -> dict[str, dict[str, dict[str, float]]]:
     return figures
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Returns the exit code: 1 if CURVE costs more than the bar."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.links", description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--exchanges", type=int, default=200, metavar="N", help="of each round (default: 200)")
-    parser.add_argument("--answer", metavar="ENDPOINT", help=argparse.SUPPRESS)
-    parser.add_argument("--keys", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args(arguments)
-    if args.answer:
-        answer(args.answer, args.keys)
-        return 0
+    measurement = Measurement("links")
+    measurement.flag("--exchanges", type=int, default=200, metavar="N", help="of each round (default: 200)")
+    args = measurement.begin()
     figures = measure(args.exchanges)
+    for name, of_plan in figures.items():
+        measurement.line({"plan": name, **of_plan})
     decode = figures["decode plan"]
     added = decode["curve"]["cpu_us"] - decode["tcp"]["cpu_us"]
-    missed = added > BAR_US
-    if args.json:
-        print(json.dumps({"machine": description(), "figures": figures, "curve_adds_cpu_us": added, "missed": missed}))
-        return int(missed)
-    print(description())
-    for name, of_plan in figures.items():
-        size = of_plan["bytes"]
-        print(f"\n{name}: {size['down']:,.0f} bytes down, {size['up']:,.0f} up")
-        for kind in KINDS:
-            print(f"  {kind:<6} {of_plan[kind]['exchange_us']:9.0f} us, {of_plan[kind]['cpu_us']:7.0f} us of CPU")
-    verdict = "missed" if missed else "met"
-    print(f"\nCURVE adds {added:.0f} us of CPU to a decode plan; the bar is {BAR_US:.0f}: {verdict}")
-    return int(missed)
+    measurement.bar(Bar(name="us of CPU that CURVE adds to a decode plan", value=added, limit=BAR_US))
+    return measurement.exit_code
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == [ANSWER]:
+        answer(sys.argv[2], Path(sys.argv[3]) if sys.argv[3:] else None)
+        code = 0
+    else:
+        code = main()
     # The answering process ends with its socket.
-    code = main(sys.argv[1:])
     sys.stdout.flush()
     os._exit(code)

@@ -5,10 +5,8 @@ then `NUM_NEW` requests arrive between two ticks. The workers answer every plan 
 process CPU time, in ms, medians over all repeats. Drives `Scheduler.handle` alone and needs no torch.
 """
 
-import json
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.scheduler import Scheduler
-from tests.measure.core_bars import verdict
+from tests.measure.harness import Bar, Measurement
 
 ROWS_PER_LANE, NUM_NEW, PROMPT_TOKENS, NUM_PREFIXES = 48, 200, 512, 64
 SEATING_MS, DECODE_MS = 60.0, 10.0
@@ -184,19 +182,15 @@ def measure(num_lanes: int, rows: int, num_new: int, *, num_prefixes: int, repea
     }
 
 
-def judged(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the bars for the lines of 64 lanes: ms until all new requests have a row, and ms of a decode tick."""
-    bars: list[dict[str, Any]] = []
-    for line in lines:
-        if (line["lanes"], line["rows"], line["new"]) != (64, ROWS_PER_LANE, NUM_NEW):
-            continue
-        kind = f"64 lanes, {line['prefixes']} prefixes"
-        for bar, value, limit in (
-            (f"{kind}: {NUM_NEW} requests seated in at most {SEATING_MS:.0f} ms", line["seating_ms"], SEATING_MS),
-            (f"{kind}: a decode tick of at most {DECODE_MS:.0f} ms", line["decode_ms"], DECODE_MS),
-        ):
-            bars.append({"bar": bar, "value": value, "limit": limit, "met": value <= limit})
-    return bars
+def judged(line: dict[str, Any]) -> list[Bar]:
+    """Returns the bars for a line of 64 lanes."""
+    if (line["lanes"], line["rows"], line["new"]) != (64, ROWS_PER_LANE, NUM_NEW):
+        return []
+    kind = f"64 lanes, {line['prefixes']} prefixes"
+    return [
+        Bar(name=f"ms until {NUM_NEW} requests have a row, {kind}", value=line["seating_ms"], limit=SEATING_MS),
+        Bar(name=f"ms of a decode tick, {kind}", value=line["decode_ms"], limit=DECODE_MS),
+    ]
 
 
 def table(line: dict[str, Any]) -> str:
@@ -210,16 +204,12 @@ def table(line: dict[str, Any]) -> str:
     )
 
 
-def run(num_lanes: int, *, as_json: bool) -> int:
-    """Measures without and with shared prefixes, and prints the figures. Returns 1 if a bar is missed."""
-    prefixes = (0, NUM_PREFIXES)
-    lines = [measure(num_lanes, ROWS_PER_LANE, NUM_NEW, num_prefixes=count, repeats=5) for count in prefixes]
-    bars = judged(lines)
-    for line in lines:
-        print(json.dumps(line) if as_json else table(line))
-    for bar in bars:
-        print(json.dumps(bar) if as_json else verdict(bar))
-    return 0 if all(bar["met"] for bar in bars) else 1
+def run(measurement: Measurement, num_lanes: int) -> None:
+    """Measures without and with shared prefixes, and prints figures and bars."""
+    for num_prefixes in (0, NUM_PREFIXES):
+        line = measure(num_lanes, ROWS_PER_LANE, NUM_NEW, num_prefixes=num_prefixes, repeats=5)
+        measurement.line(line, text=table(line))
+        measurement.bar(*judged(line))
 
 
 def _info(max_rows: int, num_pages: int) -> WorkerInfo:

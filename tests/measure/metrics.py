@@ -7,11 +7,9 @@ what a request adds besides. `page_ms` is the time to make the text, without its
 thread, medians.
 """
 
-import argparse
-import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +23,7 @@ from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.metrics.page import Page
 from scheduler_svc.recording.flight.recorder import FlightRecorder
-from tests.measure.front.figures import Bar
-from tests.measure.machine import description
+from tests.measure.harness import Bar, Measurement
 from tests.measure.schedulers.loaded_core import LoadedCore
 
 STEP_BAR_US, DELTA_BAR_US = 5.0, 2.0
@@ -130,29 +127,18 @@ def _page_ms(page: Page) -> float:
     return float(np.median(times))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.metrics", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--steps", type=int, default=600, help="measured steps of the core")
-    args = parser.parse_args(argv)
-    figures = measure(args.steps)
-    bars = [
+    measurement = Measurement("metrics")
+    measurement.flag("--steps", type=int, default=600, help="measured steps of the core")
+    figures = measure(measurement.begin().steps)
+    measurement.line({"rows": ROWS, **figures})
+    measurement.bar(
         Bar(name="us of core time per step", value=figures["step_us"], limit=STEP_BAR_US),
         Bar(name="us per step for the flight recorder", value=figures["flight_us"], limit=STEP_BAR_US),
         Bar(name="us of front end time per delta", value=figures["delta_us"], limit=DELTA_BAR_US),
-    ]
-    about = description()
-    if args.json:
-        for line in (about, figures, *(bar.line() for bar in bars)):
-            print(json.dumps(line))
-    else:
-        print(f"{about['cpu']}, {ROWS} rows")
-        for name, value in figures.items():
-            print(f"  {name:<14}{value:8.2f}")
-        for bar in bars:
-            print(f"{bar.line()['bar']}: {bar.value:.2f}, {'met' if bar.is_met else 'MISSED'}")
-    return 0 if all(bar.is_met for bar in bars) else 1
+    )
+    return measurement.exit_code
 
 
 if __name__ == "__main__":

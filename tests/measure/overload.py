@@ -6,7 +6,6 @@ their own (`overload_client`): one sends the requests, the other polls health an
 with a core for each process. Owns the order, the figures and the report.
 """
 
-import argparse
 import csv
 import json
 import tempfile
@@ -16,9 +15,9 @@ from typing import Any
 
 import psutil
 
-from tests.measure.machine import cpu_seconds, description, waited_seconds
+from tests.measure.harness import Bar, Measurement, in_ms
+from tests.measure.machine import cpu_seconds, waited_seconds
 from tests.measure.overload_client import MAX_NEW_TOKENS
-from tests.measure.percentiles import percentiles
 from tests.rigs.processes import Child, Rig, SchedulerProcess
 
 NUM_ROWS, STEP_MS = 16, 10
@@ -75,11 +74,11 @@ def run_part(rig: Rig, scheduler: SchedulerProcess, worker: Child, steps: Path, 
         "completed_per_second": goodput,
         "tokens_per_second": goodput * MAX_NEW_TOKENS,
         "refused": len(answers["refusals"]),
-        "refusal_ms": percentiles([1e3 * one for one in answers["refusals"]], (50, 99)),
-        "health_ms": percentiles([1e3 * one for one in probed["health_seconds"]], (50, 99)),
-        "first_token_ms": percentiles([1e3 * one for one in answers["first_tokens"]], (50, 99)),
+        "refusal_ms": in_ms(answers["refusals"]),
+        "health_ms": in_ms(probed["health_seconds"]),
+        "first_token_ms": in_ms(answers["first_tokens"]),
         "idle_rows": _idle_rows(steps, *window),
-        "client_late_ms": percentiles([1e3 * one for one in answers["lateness"]], (50, 99)),
+        "client_late_ms": in_ms(answers["lateness"]),
         "cpu_share": {
             **{name: seconds_used / wall for name, seconds_used in used.items()},
             "client": answers["cpu_seconds"] / seconds,
@@ -103,59 +102,29 @@ def run(num_front_ends: int, seconds: float, quick_seconds: float) -> list[Any]:
         return [run_part(rig, scheduler, worker, steps, rate, length) for rate, length in parts]
 
 
-def bars(alone: Any, overload: Any) -> list[dict[str, Any]]:
-    """Returns each bar with its value and result."""
+def bars(alone: Any, overload: Any) -> list[Bar]:
+    """Returns the bars of both parts."""
     share = overload["completed_per_second"] / alone["completed_per_second"]
-    refusal, health = overload["refusal_ms"].get("p99", float("nan")), overload["health_ms"]["p99"]
     return [
-        {"bar": f"refusal p99 at most {BAR_REFUSAL_MS:g} ms", "value": refusal, "met": refusal <= BAR_REFUSAL_MS},
-        {"bar": f"health p99 at most {BAR_HEALTH_MS:g} ms", "value": health, "met": health <= BAR_HEALTH_MS},
-        {"bar": f"goodput at least {BAR_GOODPUT:.0%} of part one's", "value": share, "met": share >= BAR_GOODPUT},
-        {"bar": "no unexpected answers", "value": sum(overload["others"].values()), "met": not overload["others"]},
+        Bar(name="p99 of refusals in ms", value=overload["refusal_ms"].get("p99", float("nan")), limit=BAR_REFUSAL_MS),
+        Bar(name="p99 of health in ms", value=overload["health_ms"]["p99"], limit=BAR_HEALTH_MS),
+        Bar(name="goodput, of part one's", value=share, limit=BAR_GOODPUT, is_floor=True),
+        Bar(name="unexpected answers", value=sum(overload["others"].values()), limit=0),
     ]
-
-
-def _pair(figures: dict[str, float]) -> str:
-    return " / ".join(f"{value:.1f}" for value in figures.values()) or "none"
-
-
-def print_part(part: Any) -> None:
-    """Prints one part's figures."""
-    word = "front end" if part["front_ends"] == 1 else "front ends"
-    print(f"\n{part['rate']:g} requests/s, {part['front_ends']} {word}: {part['requests']} requests")
-    completed, tokens = part["completed_per_second"], part["tokens_per_second"]
-    print(f"  goodput:              {completed:.1f} requests/s, {tokens:.0f} tokens/s")
-    print(f"  refused:              {part['refused']}, p50 / p99 in ms: {_pair(part['refusal_ms'])}")
-    print(f"  health, ms:           {_pair(part['health_ms'])}")
-    print(f"  first token, ms:      {_pair(part['first_token_ms'])}")
-    print(f"  rows idle:            {part['idle_rows']:.2f} of {NUM_ROWS}")
-    print(f"  client late, ms:      {_pair(part['client_late_ms'])}")
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in part["cpu_share"].items())
-    print(f"  CPU of one core:      {shares}")
-    print(f"  ready, not running:   front ends {part['front_ends_kept_waiting_share']:.1%} of the time")
-    for what, count in part["others"].items():
-        print(f"  other answers:        {count} x {what}")
 
 
 def main() -> int:
     """Returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.overload", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the overload; part one takes half")
-    parser.add_argument("--front-ends", type=int, nargs="+", default=[1, 2])
-    args = parser.parse_args()
-    about, is_met = description(), True
-    print(json.dumps(about) if args.json else ", ".join(f"{name} {value}" for name, value in about.items()))
+    measurement = Measurement("overload")
+    measurement.flag("--seconds", type=float, default=60.0, help="duration of the overload; part one takes half")
+    measurement.flag("--front-ends", type=int, nargs="+", default=[1, 2])
+    args = measurement.begin()
     for count in args.front_ends:
         parts = run(count, args.seconds, args.seconds / 2)
-        found = bars(*parts)
-        is_met = is_met and all(line["met"] for line in found)
         for part in parts:
-            print(json.dumps(part)) if args.json else print_part(part)
-        for line in found:
-            value = f"{line['value']:.2f}".removesuffix(".00")
-            print(json.dumps(line) if args.json else f"{line['bar']}: {value}, {'met' if line['met'] else 'MISSED'}")
-    return 0 if is_met else 1
+            measurement.line(part)
+        measurement.bar(*bars(*parts))
+    return measurement.exit_code
 
 
 if __name__ == "__main__":

@@ -29,8 +29,7 @@ from gpu_worker.startup import start
 from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.started import StartedRows
-from tests.measure.machine import description
-from tests.measure.percentiles import percentiles
+from tests.measure.harness import Bar, Measurement, percentiles
 from tests.measure.workload import PAGE_SIZE, model_folder
 
 BAR = 0.85
@@ -168,16 +167,14 @@ def measure(runner: Runner, length: int, rounds: int) -> Figures:
     )
 
 
-def report(found: Sequence[Figures]) -> str:
-    """A line per length."""
-    lines = [
-        f"{'tokens':>7}{'prompt':>11}{'linears':>11}{'logits':>9}{'attention':>11}{'GEMM':>15}{'share of bound':>16}"
-    ]
-    for one in found:
-        line = f"{one.tokens:>7}{one.prompt_ms:>8.1f} ms{one.linears_ms:>8.1f} ms{one.logits_ms:>6.1f} ms"
-        line += f"{one.attention_bound_ms:>8.1f} ms{one.gemm_gflops:>8.0f} GFLOP/s{one.share:>10.1%} "
-        lines.append(line + "({p10:.1%} to {p90:.1%})".format(**one.spread))
-    return "\n".join(lines)
+HEADER = f"{'tokens':>7}{'prompt':>11}{'linears':>11}{'logits':>9}{'attention':>11}{'GEMM':>15}{'share of bound':>16}"
+
+
+def report(one: Figures) -> str:
+    """A row below the header."""
+    line = f"{one.tokens:>7}{one.prompt_ms:>8.1f} ms{one.linears_ms:>8.1f} ms{one.logits_ms:>6.1f} ms"
+    line += f"{one.attention_bound_ms:>8.1f} ms{one.gemm_gflops:>8.0f} GFLOP/s{one.share:>10.1%} "
+    return line + "({p10:.1%} to {p90:.1%})".format(**one.spread)
 
 
 def profile(runner: Runner, length: int) -> str:
@@ -209,32 +206,31 @@ def settings_of(folder: Path, args: argparse.Namespace) -> WorkerSettings:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the figures. With one thread it pins this process to one core. Returns 1 if a length misses the bar."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.prompts", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--quick", action="store_true", help="two lengths, three rounds")
-    parser.add_argument("--tokens", type=int, nargs="+", help="lengths of prompts")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--profile", action="store_true", help="print the operators of each prompt by time")
-    args = parser.parse_args(argv)
+    measurement = Measurement("prompts")
+    measurement.flag("--quick", action="store_true", help="two lengths, three rounds")
+    measurement.flag("--tokens", type=int, nargs="+", help="lengths of prompts")
+    measurement.flag("--dtype", choices=("float32", "bfloat16"), default="float32")
+    measurement.flag("--threads", type=int, default=1)
+    measurement.flag("--profile", action="store_true", help="print the operators of each prompt by time")
+    args = measurement.begin(argv)
     args.tokens = args.tokens or (QUICK_LENGTHS if args.quick else LENGTHS)
     if not 1 <= min(args.tokens) <= max(args.tokens) <= max(LENGTHS):
-        parser.error(f"--tokens must be 1 to {max(LENGTHS)}")
+        measurement.parser.error(f"--tokens must be 1 to {max(LENGTHS)}")
     if args.threads == 1:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    found: list[Figures] = []
+    measurement.note(f"{args.dtype}, threads: {args.threads}\n{HEADER}")
     with long_model() as folder:
         runner, *_ = start(settings_of(folder, args), folder)
         for length in args.tokens:
             rounds = QUICK_ROUNDS if args.quick else ROUNDS
-            found.append(measure(runner, length, rounds if length < LONG else max(3, rounds // 3)))
+            found = measure(runner, length, rounds if length < LONG else max(3, rounds // 3))
+            measurement.line(asdict(found), text=report(found))
+            measurement.bar(
+                Bar(name=f"share of the bound, {length} tokens", value=found.share, limit=BAR, is_floor=True)
+            )
             if args.profile:
                 print(profile(runner, length), file=sys.stderr)
-    print("\n".join(json.dumps(asdict(one)) for one in found) if args.json else report(found))
-    if not args.json:
-        about = description()
-        print(f"{args.dtype}, threads: {args.threads}; {about['cpu']}, load {about['load_1min']}; bar {BAR:.0%}")
-    return 1 if any(one.share < BAR for one in found) else 0
+    return measurement.exit_code
 
 
 if __name__ == "__main__":

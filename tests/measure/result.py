@@ -8,7 +8,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.measure.percentiles import percentiles
+from tests.measure.harness import percentiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,19 +4,19 @@ The calls of one tenant send 4 MB less a byte each, as far as the server lets th
 end's peak of resident memory during 12 s, and the time from request to admission of another tenant's calls meanwhile.
 """
 
-import argparse
 import asyncio
 import tempfile
 import time
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2
 
+from tests.measure.harness import Measurement, percentiles
 from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.fake_core import FakeCore, Service, model_state
 from tests.scheduler_svc.frontend.test_process import front_end
@@ -51,7 +51,7 @@ async def _admission_ms(s: Service) -> float:
     return elapsed
 
 
-async def measure(folder: Path, num_calls: int) -> str:
+async def measure(folder: Path, num_calls: int) -> dict[str, Any]:
     """Returns a line for one number of calls."""
     core = FakeCore(f"ipc://{folder}/core.sock")
     with front_end(folder, "--needs-tokens", "--log-level", "error") as (process, address):
@@ -78,17 +78,19 @@ async def measure(folder: Path, num_calls: int) -> str:
         watch.cancel()
         await s.channel.close()
     core.close()
-    p50, p99 = np.percentile(waits, (50, 99))
-    return f"{num_calls:>6} calls: {before / 1e6:.0f} -> {peak / 1e6:.0f} MB; admission p50 {p50:.1f}, p99 {p99:.1f} ms"
+    megabytes = {"before_mb": before / 1e6, "peak_mb": peak / 1e6}
+    return {"calls": num_calls, **megabytes, "admission_ms": percentiles(waits, (50, 99))}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.stalled_messages", allow_abbrev=False)
-    parser.add_argument("--calls", type=int, nargs="+", default=[0, 100, 400, 1000])
-    for num_calls in parser.parse_args().calls:
+def main() -> int:
+    """Prints the figures."""
+    measurement = Measurement("stalled_messages")
+    measurement.flag("--calls", type=int, nargs="+", default=[0, 100, 400, 1000])
+    for num_calls in measurement.begin().calls:
         with tempfile.TemporaryDirectory() as name:
-            print(asyncio.run(measure(Path(name), num_calls)), flush=True)
+            measurement.line(asyncio.run(measure(Path(name), num_calls)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

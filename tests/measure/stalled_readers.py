@@ -5,11 +5,10 @@ of the ratios of a round's two times, with the least and the most. The stalled s
 time, so the ratio is above 1 on any machine.
 """
 
-import argparse
-import statistics
 import time
 from itertools import count
 
+from tests.measure.harness import Measurement, spread
 from tests.rigs.processes import Rig
 from tests.rigs.streams import Caller
 from tests.system.asks import Ask, random_asks
@@ -47,16 +46,16 @@ def ratios(num_readers: int, num_rounds: int) -> list[float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.stalled_readers", allow_abbrev=False)
-    parser.add_argument("--readers", type=int, default=16, help="callers that do not read")
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
+def main() -> int:
+    """Prints the figures."""
+    measurement = Measurement("stalled_readers")
+    measurement.flag("--readers", type=int, default=16, help="callers that do not read")
+    measurement.flag("--rounds", type=int, default=7)
+    options = measurement.begin()
     found = ratios(options.readers, options.rounds)
-    spread = f"from {min(found):.2f} to {max(found):.2f} in {len(found)} rounds"
-    median = statistics.median(found)
-    print(f"12 streams beside {options.readers} stalled readers: {median:.2f} times as long as alone ({spread})")
+    measurement.line({"streams": 12, "stalled_readers": options.readers, "times_as_long_as_alone": spread(found)})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

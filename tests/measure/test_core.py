@@ -74,7 +74,8 @@ def objects(printed: str) -> Iterator[dict[str, Any]]:
 
 def test_every_line_of_json_has_the_documented_figures(nano_vllm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = core.main(["--json", "--rows", "8", "--steps", "20", "--nano-vllm", str(nano_vllm)])
-    line, peer, *bars = objects(capsys.readouterr().out)
+    about, line, peer, *bars = objects(capsys.readouterr().out)
+    assert about["machine"]["cores"]
     assert line.keys() >= PROMISED
     assert line["rows"] == peer["rows"] == 8
     assert all(line[name] > 0 for name in PROMISED)
@@ -87,7 +88,7 @@ def test_every_line_of_json_has_the_documented_figures(nano_vllm: Path, capsys: 
     assert line["step_us_look"] > 0
     assert line["admit_cached_tokens"] == ADMITTED_TOKENS - PAGE_SIZE
     assert peer["peer"] == "nano-vllm" and peer["step_us"] > 0
-    assert bars == judged([line])
+    assert bars == [bar.line() for bar in judged([line])]
     assert code == (0 if all(bar["met"] for bar in bars) else 1)
 
 
@@ -127,8 +128,8 @@ LINE = {
     ("changed", "missed"),
     [
         ({}, ""),
-        ({"step_us": 501.0}, "500 us per step"),
-        ({"plan_bytes_most": 4 * 1024 + 4097}, "4096 bytes"),
+        ({"step_us": 501.0}, "us per step"),
+        ({"plan_bytes_most": 4 * 1024 + 4097}, "bytes of a plan"),
         ({"admit_cold_us": 201.0}, "cold admission"),
         ({"waiting_adds": 0.051}, "waiting"),
     ],
@@ -136,7 +137,7 @@ LINE = {
 def test_each_figure_is_compared_with_its_limit(changed: dict[str, float], missed: str) -> None:
     bars = judged([{**LINE, **changed}])
     assert len(bars) == 4
-    found = [bar["bar"] for bar in bars if not bar["met"]]
+    found = [bar.name for bar in bars if not bar.is_met]
     assert len(found) == len(changed)
     assert all(missed in bar for bar in found)
 
@@ -144,5 +145,5 @@ def test_each_figure_is_compared_with_its_limit(changed: dict[str, float], misse
 def test_the_cost_of_many_rows_is_compared_with_few() -> None:
     many = {**LINE, "rows": 4096, "plan_bytes_most": 4 * 4096}
     growth = judged([LINE, {**many, "step_us": 4.5 * 400}])[-1]
-    assert (growth["value"], growth["met"]) == (4.5, True)
-    assert not judged([LINE, {**many, "step_us": 4.6 * 400}])[-1]["met"]
+    assert (growth.value, growth.is_met) == (4.5, True)
+    assert not judged([LINE, {**many, "step_us": 4.6 * 400}])[-1].is_met

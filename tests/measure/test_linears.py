@@ -7,7 +7,7 @@ import torch
 
 from gpu_worker.checkpoint.native_linear import linear_kernel
 from tests.measure import limits, linears
-from tests.measure.linears import Figures, missed, steps
+from tests.measure.linears import Figures, bars, steps
 
 ONE = Figures(
     dtype="float32", threads=1, in_features=512, out_features=512, layers=8, rows=4,
@@ -24,10 +24,10 @@ def test_a_step_is_the_sum_of_the_models_layers() -> None:
 
 
 def test_the_bars() -> None:
-    assert missed(ONE) == []
-    assert "84% of the limit" in missed(replace(ONE, limit_us=42))[0]
-    assert missed(replace(ONE, limit_us=42, rows=32)) == []
-    assert "94% of oneDNN" in missed(replace(ONE, onednn_us=47))[0]
+    assert all(bar.is_met for bar in bars(ONE))
+    assert [bar.value for bar in bars(replace(ONE, limit_us=42)) if not bar.is_met] == [0.84]
+    assert all(bar.is_met for bar in bars(replace(ONE, limit_us=42, rows=32)))
+    assert [bar.value for bar in bars(replace(ONE, onednn_us=47)) if not bar.is_met] == [0.94]
 
 
 @pytest.mark.skipif(linear_kernel(torch.float32) is None, reason="the C++ kernels are not built here")

@@ -13,7 +13,6 @@ command and the order of its parts.
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,39 +20,41 @@ from pathlib import Path
 from tests.measure.divergence.compare import Answer, Difference, compare, report
 from tests.measure.divergence.greedy import greedy_report, measure_greedy
 from tests.measure.divergence.rounds import BUNDLED, KERNELS, SAMPLED, Requests, WorkerKind, measure
+from tests.measure.harness import Measurement
 from tests.measure.workload import model_folder
 from tests.rigs.processes import REPOSITORY
 
 
 def main() -> int:
     """Returns 0 if every round met its condition."""
-    parser = argparse.ArgumentParser(prog="divergence", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--prompts", type=int, default=64, help="number of bundled prompts (64)")
-    parser.add_argument("--new-tokens", type=int, default=64, help="new tokens per prompt (64)")
-    parser.add_argument("--model", type=Path, help="default: the bundled model; greedy also that of make bench")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--parts", nargs="+", choices=("sampled", "greedy"), default=["sampled", "greedy"])
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, help="all on a CPU, torch on other devices")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    args = parser.parse_args()
+    measurement = Measurement("divergence")
+    measurement.flag("--prompts", type=int, default=64, help="number of bundled prompts (64)")
+    measurement.flag("--new-tokens", type=int, default=64, help="new tokens per prompt (64)")
+    measurement.flag("--model", type=Path, help="default: the bundled model; greedy also that of make bench")
+    measurement.flag("--device", default="cpu")
+    measurement.flag("--parts", nargs="+", choices=("sampled", "greedy"), default=["sampled", "greedy"])
+    measurement.flag("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
+    measurement.flag("--kernels", nargs="+", choices=KERNELS, help="all on a CPU, torch on other devices")
+    args = measurement.begin()
     if args.prompts < 1:
-        parser.error(f"--prompts is {args.prompts}; it must be at least 1")
+        measurement.parser.error(f"--prompts is {args.prompts}; it must be at least 1")
     kernels: list[str] = args.kernels or ([*KERNELS] if args.device == "cpu" else ["torch"])
     lines = (REPOSITORY / "tests" / "bundled_recipe" / "prompts.txt").read_text().splitlines()
     count = min(args.prompts, len(lines))
     texts = tuple(lines[i * len(lines) // count] for i in range(count))
-    missed = _sampled(args, kernels, texts) if "sampled" in args.parts else []
+    missed = _sampled(measurement, args, kernels, texts) if "sampled" in args.parts else []
     if "greedy" in args.parts:
         for model in [args.model] if args.model else [BUNDLED / "model", model_folder()]:
             error = measure_greedy(model, texts, args.new_tokens, device=args.device, kernel=kernels[-1])
-            print(json.dumps(dataclasses.asdict(error)) if args.json else greedy_report([error]), flush=True)
+            measurement.line(dataclasses.asdict(error), text=greedy_report([error]))
     if missed:
         print(f"no stream met {', '.join(missed)}; increase --prompts or --new-tokens", file=sys.stderr)
     return 1 if missed else 0
 
 
-def _sampled(args: argparse.Namespace, kernels: Sequence[str], texts: tuple[str, ...]) -> list[str]:
+def _sampled(
+    measurement: Measurement, args: argparse.Namespace, kernels: Sequence[str], texts: tuple[str, ...]
+) -> list[str]:
     """Prints the rounds of each dtype and kernel. Returns those that did not meet their condition."""
     requests = Requests(texts=texts, new_tokens=args.new_tokens, options=SAMPLED)
     found: list[Difference] = []
@@ -66,8 +67,11 @@ def _sampled(args: argparse.Namespace, kernels: Sequence[str], texts: tuple[str,
             differences += [compare(f"as {other}", then, alone) for other, then in answers.items()]
             answers[kernel] = alone
             own = [dataclasses.replace(each, dtype=dtype, kernel=kernel) for each in differences]
-            lines = [json.dumps(dataclasses.asdict(one)) for one in own] if args.json else report(own).splitlines()
-            print("\n".join(lines if args.json or not found else lines[1:]), flush=True)
+            header, *lines = report(own).splitlines()
+            if not found:
+                measurement.note(header)
+            for one, text in zip(own, lines, strict=True):
+                measurement.line(dataclasses.asdict(one), text=text)
             found += own
     return [
         f"{one.dtype} {one.kernel}: {one.name}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from tandem_client.wire.request import GenerateOptions
 from tests.measure.divergence.compare import Answer, first_difference
 from tests.measure.divergence.rounds import Requests, Service, WorkerKind, together
-from tests.measure.percentiles import percentiles
+from tests.measure.harness import percentiles
 from tests.rigs.processes import Rig
 
 GREEDY: GenerateOptions = {"temperature": 0.0, "logprobs": 20}

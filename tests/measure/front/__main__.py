@@ -26,9 +26,9 @@ import psutil
 
 from tests.measure.front import memory
 from tests.measure.front.door import Door
-from tests.measure.front.figures import Bar, delivery_ms, stream_figures, wait_figures
+from tests.measure.front.figures import delivery_ms, stream_figures, wait_figures
 from tests.measure.front.probed_service import waits
-from tests.measure.machine import description
+from tests.measure.harness import Bar, Measurement, in_turns, spread
 from tests.rigs.processes import Child, Rig, SchedulerProcess
 
 NUM_CORES = 2
@@ -149,35 +149,46 @@ def _client(rig: Rig, role: str, scheduler: SchedulerProcess, load: Load, more: 
 
 def measure_door(load: Load, num_runs: int) -> tuple[dict[str, Any], list[Bar]]:
     """Runs a load with and without TLS and tokens, in turn. Returns the service's CPU per token of each run."""
-    found: dict[str, list[float]] = {"plain": [], "door": []}
-    num_wrong = 0
     with tempfile.TemporaryDirectory() as name:
         door = Door(Path(name))
-        for _ in range(num_runs):
-            for kind, used in (("plain", None), ("door", door)):
-                figures = run(load, 1, is_probed=False, door=used)
-                cpu = figures["cpu_us_per_token"]
-                found[kind].append(cpu["front_end"] + cpu["core"])
-                num_wrong += figures["wrong_streams"]
-    ratio = float(np.median(found["door"]) / np.median(found["plain"]))
-    line = {"part": f"door, {load.name}", "cpu_us_per_token": {kind: sorted(values) for kind, values in found.items()}}
+        runs = in_turns(
+            num_runs,
+            {
+                "plain": lambda: run(load, 1, is_probed=False),
+                "door": lambda: run(load, 1, is_probed=False, door=door),
+            },
+        )
+    num_wrong = _num_wrong(runs)
+    cpu = {kind: [each["cpu_us_per_token"] for each in of] for kind, of in runs.items()}
+    found = {kind: spread([each["front_end"] + each["core"] for each in of]) for kind, of in cpu.items()}
+    ratio = found["door"]["median"] / found["plain"]["median"]
+    line = {"part": f"door, {load.name}", "cpu_us_per_token": found}
     return line, [
         Bar(name=f"CPU per token with TLS and tokens, of that without, {load.name}", value=ratio, limit=DOOR_BAR),
         Bar(name="streams with wrong tokens", value=num_wrong, limit=0),
     ]
 
 
+def _num_wrong(runs: dict[str, list[dict[str, Any]]]) -> int:
+    return sum(each["wrong_streams"] for of in runs.values() for each in of)
+
+
 def measure_metrics(load: Load, num_runs: int) -> tuple[dict[str, Any], list[Bar]]:
     """Runs a load with and without a metrics page, in turn. Returns the front end's CPU per delta of each run."""
-    found: dict[str, list[float]] = {"off": [], "on": []}
-    num_wrong = 0
-    for number in range(num_runs):
-        for kind in ("off", "on") if number % 2 else ("on", "off"):
-            figures = run(load, 1, is_probed=False, more_flags=METRICS_FLAGS if kind == "on" else ())
-            found[kind].append(figures["cpu_us_per_token"]["front_end"] * figures["tokens_per_message"])
-            num_wrong += figures["wrong_streams"]
-    added = float(np.median(found["on"]) - np.median(found["off"]))
-    line = {"part": f"metrics, {load.name}", "front_end_us_per_delta": {kind: sorted(of) for kind, of in found.items()}}
+    runs = in_turns(
+        num_runs,
+        {
+            "off": lambda: run(load, 1, is_probed=False),
+            "on": lambda: run(load, 1, is_probed=False, more_flags=METRICS_FLAGS),
+        },
+    )
+    num_wrong = _num_wrong(runs)
+    found = {
+        kind: spread([each["cpu_us_per_token"]["front_end"] * each["tokens_per_message"] for each in of])
+        for kind, of in runs.items()
+    }
+    added = found["on"]["median"] - found["off"]["median"]
+    line = {"part": f"metrics, {load.name}", "front_end_us_per_delta": found}
     return line, [
         Bar(name=f"CPU us per delta that metrics add to the front end, {load.name}", value=added, limit=METRICS_BAR_US),
         Bar(name="streams with wrong tokens", value=num_wrong, limit=0),
@@ -200,20 +211,6 @@ def bars(load: Load, plain: dict[str, Any], probed: dict[str, Any]) -> list[Bar]
     return found
 
 
-def _text(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_text(part)}" for name, part in value.items())
-    return f"{value:,.2f}".removesuffix(".00") if isinstance(value, float) else str(value)
-
-
-def report(line: dict[str, Any]) -> Iterator[str]:
-    """Yields the lines of a part as text."""
-    yield f"\n{line['part']}"
-    for name, value in line.items():
-        if name != "part":
-            yield f"  {name + ':':<24}{_text(value)}"
-
-
 def measure(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], list[Bar]]]:
     """Yields each part's figures and bars."""
     for load in (FAST, STEADY, PACED):
@@ -234,24 +231,18 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], list[Bar
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.front", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--quick", action="store_true", help="a smoke test with meaningless figures")
-    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
-    parser.add_argument("--front-ends", type=int, default=1, help="front ends of the parts fast and paced")
-    parser.add_argument("--runs", type=int, default=5, help="runs of each kind in the parts door and metrics")
-    parser.add_argument("--open-streams", type=int, default=10_000, help="streams of the part memory")
-    args = parser.parse_args(argv)
+    measurement = Measurement("front")
+    measurement.flag("--quick", action="store_true", help="a smoke test with meaningless figures")
+    measurement.flag("--parts", nargs="+", choices=_PARTS, default=_PARTS)
+    measurement.flag("--front-ends", type=int, default=1, help="front ends of the parts fast and paced")
+    measurement.flag("--runs", type=int, default=5, help="runs of each kind in the parts door and metrics")
+    measurement.flag("--open-streams", type=int, default=10_000, help="streams of the part memory")
+    args = measurement.begin(argv)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:NUM_CORES])
-    about, is_met = description(), True
-    print(json.dumps(about) if args.json else _text(about))
     for line, found in measure(args):
-        print(json.dumps(line) if args.json else "\n".join(report(line)), flush=True)
-        for bar in found:
-            is_met = is_met and bar.is_met
-            result = f"{bar.line()['bar']}: {_text(float(bar.value))}, {'met' if bar.is_met else 'MISSED'}"
-            print(json.dumps(bar.line()) if args.json else result, flush=True)
-    return 0 if is_met else 1
+        measurement.line(line)
+        measurement.bar(*found)
+    return measurement.exit_code
 
 
 if __name__ == "__main__":

@@ -1,36 +1,17 @@
-"""The figures of one run of streams, and the bars. Owns the definitions; knows nothing of processes.
+"""The figures of one run of streams. Owns the definitions; knows nothing of processes.
 
 A message is a row (stream, time, first token, number of tokens); a row with first token -1 is the request. The window
 of a run begins when every stream has its first token. Tokens per second, tokens per message and gaps are those of the
 window; times to the first token, and the time that tokens take, are those of the whole run.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tests.measure.percentiles import percentiles
+from tests.measure.harness import percentiles
 
 _WHICH = (50, 99, 100)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """A limit of one figure."""
-
-    name: str
-    value: float
-    limit: float
-    is_floor: bool = False
-
-    @property
-    def is_met(self) -> bool:
-        return self.value >= self.limit if self.is_floor else self.value <= self.limit
-
-    def line(self) -> dict[str, Any]:
-        sign = "at least" if self.is_floor else "at most"
-        return {"bar": f"{self.name} {sign} {self.limit:g}", "value": self.value, "met": self.is_met}
 
 
 def stream_figures(rows: np.ndarray, begun: float, over: float) -> dict[str, Any]:

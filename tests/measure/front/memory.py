@@ -17,7 +17,7 @@ import psutil
 from tandem.v1 import inference_pb2
 
 from scheduler_svc.frontend.rpc.options import server_options
-from tests.measure.front.figures import Bar
+from tests.measure.harness import Bar
 from tests.rigs.processes import Child, Rig
 
 BAR_KB = 20.0

@@ -5,35 +5,25 @@ time to the first token through the gateway and by gRPC, in turns, beside 256 sl
 `attack`: streams and new calls of a caller with a token, with and without callers that have none and send all they can.
 """
 
-import argparse
-import json
-from typing import Any
-
 from tests.measure.gateway import attack, cpu, ttft
-from tests.measure.machine import description
+from tests.measure.harness import Measurement
 
 
 def main() -> int:
     """Returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.gateway", allow_abbrev=False)
-    parser.add_argument("what", nargs="*", default=["cpu", "ttft", "attack"])
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=400, help="of each stream and round")
-    args = parser.parse_args()
-    found = list[dict[str, Any]]()
+    measurement = Measurement("gateway")
+    measurement.flag("what", nargs="*", default=["cpu", "ttft", "attack"])
+    measurement.flag("--rounds", type=int, default=5)
+    measurement.flag("--tokens", type=int, default=400, help="of each stream and round")
+    args = measurement.begin()
     if "cpu" in args.what:
-        found.append(cpu.measure(0.0, rounds=args.rounds, tokens=args.tokens))
-        found.append(cpu.measure(cpu.PACED_RATE, rounds=args.rounds, tokens=args.tokens // 2))
+        for rate, tokens in ((0.0, args.tokens), (cpu.PACED_RATE, args.tokens // 2)):
+            cpu.measure(measurement, rate, rounds=args.rounds, tokens=tokens)
     if "ttft" in args.what:
-        found.append(ttft.measure())
+        ttft.measure(measurement)
     if "attack" in args.what:
-        found.append(attack.measure(rounds=min(args.rounds, 3)))
-    about = description()
-    print(json.dumps(about) if args.json else ", ".join(f"{name} {value}" for name, value in about.items()))
-    for one in found:
-        print(json.dumps(one) if args.json else ", ".join(f"{name} {value}" for name, value in one.items()))
-    return 0 if all(one["met"] for one in found) else 1
+        attack.measure(measurement, rounds=min(args.rounds, 3))
+    return measurement.exit_code
 
 
 if __name__ == "__main__":

@@ -12,12 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import psutil
 
 from tests.measure.gateway.attacker import ADDRESSES, BODIES, HANDSHAKES, SLOW_BODIES
-from tests.measure.percentiles import percentiles
+from tests.measure.harness import Bar, Measurement, in_ms
 from tests.rigs.authorities import Authority
 from tests.rigs.processes import Child
 
@@ -93,20 +92,19 @@ def _round(port: int, certificate: Path, gateway: Child, *, attacked: bool) -> d
         # The slow bodies are there.
         time.sleep(1.0)
     asyncio.run(caller.run())
-    gaps, calls = (percentiles([1e3 * one for one in each], (50, 99)) for each in (caller.gaps, caller.calls))
+    gaps, calls = map(in_ms, (caller.gaps, caller.calls))
     found = {"gap_p50": gaps["p50"], "gap_p99": gaps["p99"], "call_p50": calls["p50"], "call_p99": calls["p99"]}
     found["gateway_cpu"] = (_cpu(gateway) - before) / SECONDS
     if attacker is not None:
         assert attacker.wait() == 0, attacker.output()
         said = attacker.wait_line(r"^\{.*\}$").group()
-        print(f"attacker: {said}", flush=True)
         sent = json.loads(said)
         found["attacker_cpu"] = sent["cpu"] / sent["seconds"]
     return found
 
 
-def measure(*, rounds: int) -> dict[str, Any]:
-    """Returns medians of the rounds in milliseconds, and the parts of a core that were used."""
+def measure(measurement: Measurement, *, rounds: int) -> None:
+    """Prints medians of the rounds in milliseconds, the parts of a core that were used, and the bars."""
     with tempfile.TemporaryDirectory() as folder:
         pair = Authority(Path(folder)).issue("gateway", "IP:127.0.0.1")
         certificate = Path(folder) / "authority.pem"
@@ -129,19 +127,19 @@ def measure(*, rounds: int) -> dict[str, Any]:
             service.kill()
     alone = {name: median(each[name] for each in quiet) for name in quiet[0]}
     beside = {name: median(each[name] for each in loud) for name in loud[0]}
-    return {
-        "attack": f"{BODIES:g} bodies of 4 MiB/s, {HANDSHAKES:g} half-open handshakes/s, {SLOW_BODIES} slow bodies of"
-        f" each of {len(ADDRESSES)} addresses",
-        "streams": NUM_STREAMS,
-        "tokens_per_second": RATE,
-        **{f"{name}_ms": round(alone[name], 2) for name in ("gap_p50", "gap_p99", "call_p50", "call_p99")},
-        **{f"attacked_{name}_ms": round(beside[name], 2) for name in ("gap_p50", "gap_p99", "call_p50", "call_p99")},
-        "worst_gap_p99_ms": round(max(each["gap_p99"] for each in loud), 2),
-        "worst_call_p99_ms": round(max(each["call_p99"] for each in loud), 2),
-        "gap_p99_ratio": round(beside["gap_p99"] / alone["gap_p99"], 2),
-        "call_p99_ratio": round(beside["call_p99"] / alone["call_p99"], 2),
-        "gateway_cores": round(alone["gateway_cpu"], 2),
-        "attacked_gateway_cores": round(beside["gateway_cpu"], 2),
-        "attacker_cores": round(beside["attacker_cpu"], 2),
-        "met": beside["gap_p99"] <= GAP_BAR_MS and beside["call_p99"] <= CALL_BAR_MS,
-    }
+    measurement.line(
+        {
+            "attack": f"{BODIES:g} bodies of 4 MiB/s, {HANDSHAKES:g} half-open handshakes/s, "
+            f"{SLOW_BODIES} slow bodies of each of {len(ADDRESSES)} addresses",
+            "streams": NUM_STREAMS,
+            "tokens_per_second": RATE,
+            "alone": alone,
+            "attacked": beside,
+            "worst_gap_p99": max(each["gap_p99"] for each in loud),
+            "worst_call_p99": max(each["call_p99"] for each in loud),
+        }
+    )
+    measurement.bar(
+        Bar(name="p99 of gaps in ms, attacked", value=beside["gap_p99"], limit=GAP_BAR_MS),
+        Bar(name="p99 of new calls in ms, attacked", value=beside["call_p99"], limit=CALL_BAR_MS),
+    )

@@ -5,11 +5,11 @@ import json
 import time
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import psutil
 
 from tests.measure.gateway.http_stream import read_stream
+from tests.measure.harness import Bar, Measurement, spread
 from tests.rigs.processes import Child
 
 NUM_STREAMS = 64
@@ -48,8 +48,8 @@ async def _round(url: str, gateway: Child, tokens: int) -> Cost:
     return Cost(microseconds=1e6 * cpu / messages, messages_per_second=messages / seconds)
 
 
-def measure(rate: float, *, rounds: int, tokens: int) -> dict[str, Any]:
-    """Runs the rounds at a rate; 0 is full speed. Returns medians."""
+def measure(measurement: Measurement, rate: float, *, rounds: int, tokens: int) -> None:
+    """Runs the rounds at a rate; 0 is full speed. Prints figures and the bar."""
     service, gateway, url = start(rate)
     try:
         asyncio.run(_round(url, gateway, 20))
@@ -57,13 +57,14 @@ def measure(rate: float, *, rounds: int, tokens: int) -> dict[str, Any]:
     finally:
         gateway.kill()
         service.kill()
-    each = [cost.microseconds for cost in costs]
-    return {
-        "rate": "full speed" if not rate else f"{rate:g} tokens/s a stream",
-        "streams": NUM_STREAMS,
-        "cpu_us_per_message": round(median(each), 1),
-        "least": round(min(each), 1),
-        "most": round(max(each), 1),
-        "messages_per_second": round(median(cost.messages_per_second for cost in costs)),
-        "met": median(each) <= BAR_MICROSECONDS,
-    }
+    each = spread([cost.microseconds for cost in costs])
+    name = "full speed" if not rate else f"{rate:g} tokens/s a stream"
+    measurement.line(
+        {
+            "rate": name,
+            "streams": NUM_STREAMS,
+            "cpu_us_per_message": each,
+            "messages_per_second": median(cost.messages_per_second for cost in costs),
+        }
+    )
+    measurement.bar(Bar(name=f"CPU us per message, {name}", value=each["median"], limit=BAR_MICROSECONDS))

@@ -10,7 +10,7 @@ from tandem.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.measure.gateway.cpu import start
 from tests.measure.gateway.http_stream import first_event, read_stream
-from tests.measure.percentiles import percentiles
+from tests.measure.harness import Bar, Measurement, in_ms
 
 NUM_STREAMS, RATE = 256, 8.0
 NUM_REQUESTS = 200
@@ -55,24 +55,15 @@ async def _measure(address: str, url: str) -> tuple[list[float], list[float]]:
     return direct, through
 
 
-def measure() -> dict[str, Any]:
-    """Returns percentiles in milliseconds."""
+def measure(measurement: Measurement) -> None:
+    """Prints percentiles in milliseconds and the bar."""
     service, gateway, url = start(RATE, "--apart")
     address = service.wait_line(r"listening on (\S+)").group(1)
     try:
-        direct, through = asyncio.run(_measure(address, url))
+        direct, through = map(in_ms, asyncio.run(_measure(address, url)))
     finally:
         gateway.kill()
         service.kill()
-    first, second = (percentiles([1e3 * one for one in each], (50, 99)) for each in (direct, through))
-    more = second["p50"] - first["p50"]
-    return {
-        "streams": NUM_STREAMS,
-        "tokens_per_second": RATE,
-        "grpc_ms_p50": round(first["p50"], 2),
-        "gateway_ms_p50": round(second["p50"], 2),
-        "grpc_ms_p99": round(first["p99"], 2),
-        "gateway_ms_p99": round(second["p99"], 2),
-        "more_ms_p50": round(more, 2),
-        "met": more <= BAR_MS,
-    }
+    more = through["p50"] - direct["p50"]
+    measurement.line({"streams": NUM_STREAMS, "tokens_per_second": RATE, "grpc_ms": direct, "gateway_ms": through})
+    measurement.bar(Bar(name="ms that the gateway adds to the median first token", value=more, limit=BAR_MS))

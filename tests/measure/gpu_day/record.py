@@ -5,7 +5,6 @@ aim or another engine's published number as measured here.
 """
 
 import json
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from tests.measure.harness import spread
 
 
 class Kind(StrEnum):
@@ -90,7 +91,7 @@ class Record:
 
     def repeated(self, name: str, values: Sequence[float], unit: str, *, note: str = "") -> None:
         """Adds the median of repeated measurements, with their spread."""
-        middle, low, high = statistics.median(values), min(values), max(values)
+        middle, low, high = spread(values).values()
         self.figures.append(
             Figure(
                 name=name,

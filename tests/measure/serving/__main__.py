@@ -8,6 +8,7 @@ Owns the command line and the exit code.
 import argparse
 
 from tests.measure import machine, workload
+from tests.measure.harness import Measurement
 from tests.measure.serving import bars, measure, report
 from tests.measure.serving.tandem_engine import Options
 
@@ -19,24 +20,23 @@ ENGINES = {
 }
 
 
-def parsed() -> tuple[argparse.Namespace, dict[str, measure.Peer]]:
+def parsed(measurement: Measurement) -> tuple[argparse.Namespace, dict[str, measure.Peer]]:
     """Returns the arguments, engines as a list, and the engines besides Tandem."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.serving", allow_abbrev=False)
-    parser.add_argument("--workload", type=int, choices=list(workload.WORKLOADS), default=1)
-    parser.add_argument("--threads", type=int, choices=(1, 2), default=1, help="threads of the engine")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--requests", type=int, metavar="N", help="run the first N requests only")
-    parser.add_argument("--vllm", metavar="PYTHON", help="interpreter with vLLM's CPU build")
-    parser.add_argument("--llama", metavar="PYTHON", help="interpreter with llama-cpp-python and gguf")
-    parser.add_argument("--engines", help="some of tandem, static, continuous, vllm, llama, separated by commas")
-    parser.add_argument("--replays", type=int, default=1, help="replays of each run by its worker alone")
-    parser.add_argument("--profile", action="store_true", help="print where the time of a worker's step goes")
-    parser.add_argument(
+    parser, flag = measurement.parser, measurement.flag
+    flag("--workload", type=int, choices=list(workload.WORKLOADS), default=1)
+    flag("--threads", type=int, choices=(1, 2), default=1, help="threads of the engine")
+    flag("--repeats", type=int, default=3)
+    flag("--requests", type=int, metavar="N", help="run the first N requests only")
+    flag("--vllm", metavar="PYTHON", help="interpreter with vLLM's CPU build")
+    flag("--llama", metavar="PYTHON", help="interpreter with llama-cpp-python and gguf")
+    flag("--engines", help="some of tandem, static, continuous, vllm, llama, separated by commas")
+    flag("--replays", type=int, default=1, help="replays of each run by its worker alone")
+    flag("--profile", action="store_true", help="print where the time of a worker's step goes")
+    flag(
         "--busy", type=int, default=0, metavar="N", help="beside N busy loops: no worker may be given up; no other bars"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--quick", action="store_true", help="run a smoke test: meaningless figures, no bars")
-    args = parser.parse_args()
+    flag("--quick", action="store_true", help="run a smoke test: meaningless figures, no bars")
+    args = measurement.begin()
     if args.repeats < 1:
         parser.error(f"--repeats is {args.repeats}; it must be at least 1")
     if args.busy and "tandem" not in (args.engines or "tandem").split(","):
@@ -62,7 +62,8 @@ def parsed() -> tuple[argparse.Namespace, dict[str, measure.Peer]]:
 
 def main() -> int:
     """Returns 1 if a bar is missed."""
-    args, known = parsed()
+    measurement = Measurement("serving")
+    args, known = parsed(measurement)
     load = workload.quick() if args.quick else workload.WORKLOADS[args.workload]()
     if args.requests is not None:
         load = load.first_requests(args.requests)
@@ -79,17 +80,18 @@ def main() -> int:
     about = {
         "workload": f"workload {args.workload}: {load.description()}; {args.threads} threads",
         "model": workload.MODEL_LINE,
-        "machine": machine.description(),
         "versions": machine.versions(),
         "quick": args.quick,
     }
     summaries = [report.summary(results[engine]) for engine in args.engines]
-    if args.json:
-        rooflines = [{"roofline": roofline} for roofline in measured.rooflines]
-        report.print_json([about, *summaries, *rooflines, *lines, {"profile": measured.profile}])
-    else:
-        report.print_text(about, summaries, measured.rooflines, lines)
-        report.print_profile(measured.profile)
+    measurement.line(about)
+    for figures in summaries:
+        measurement.line(figures, text="\n".join(report.engine(figures)))
+    for roofline in measured.rooflines:
+        measurement.line({"roofline": roofline}, text=report.roofline(roofline))
+    for line in lines:
+        measurement.line(line, text="\n".join(report.bar(line)))
+    measurement.line({"profile": measured.profile}, text="\n".join(report.profile(measured.profile)))
     return 0 if (args.quick and not args.busy) or all(line.get("met", True) for line in lines) else 1
 
 

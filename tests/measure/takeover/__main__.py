@@ -3,15 +3,11 @@
 Kills the serving worker of one service N times. Owns the order of the rounds, the bars and the report.
 """
 
-import argparse
 import asyncio
-import dataclasses
-import json
 import sys
-from statistics import median
 from typing import Any
 
-from tests.measure.machine import description, versions
+from tests.measure.harness import Bar, Measurement, spread
 from tests.measure.takeover.rounds import KNOWN_TOKENS, NUM_STREAMS, Takeover, service, takeover
 
 # Seconds from the kill: the median of the first token of any stream, and of the last stream.
@@ -38,17 +34,14 @@ async def measured(kills: int, standbys: int, worker_flags: str, *, has_door: bo
 
 
 def summary(found: list[Takeover]) -> dict[str, Any]:
-    """Median, least and most of each figure, and the number of texts that differ from the first round's."""
-
-    def spread(values: list[float]) -> dict[str, float]:
-        return {"median": median(values), "least": min(values), "most": max(values)}
-
+    """The spread of each figure, and the number of texts that differ from the first round's."""
     return {
         "kills": len(found),
         "streams": NUM_STREAMS,
         "known_tokens_per_stream": KNOWN_TOKENS,
         "first_seconds": spread([one.first for one in found]),
         "last_seconds": spread([one.last for one in found]),
+        "longest_pause_seconds": spread([one.pause for one in found]),
         "recomputed_tokens": spread([float(one.recomputed_tokens) for one in found]),
         "standby_again_seconds": spread([one.standby_again for one in found]),
         "texts_that_differ": sum(
@@ -57,43 +50,28 @@ def summary(found: list[Takeover]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Exits with 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.takeover", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--drains", type=int, default=10, help="planned hand-overs that are measured beside the kills")
-    parser.add_argument("--standbys", type=int, default=1)
-    parser.add_argument("--door", action="store_true", help="callers use TLS and a token")
-    parser.add_argument("--worker", default="", help='more flags of the workers, such as "--threads 1"')
-    args = parser.parse_args()
+def main() -> int:
+    """Returns 1 if a bar is missed."""
+    measurement = Measurement("takeover")
+    measurement.flag("--kills", type=int, default=50)
+    measurement.flag("--drains", type=int, default=10, help="planned hand-overs that are measured beside the kills")
+    measurement.flag("--standbys", type=int, default=1)
+    measurement.flag("--door", action="store_true", help="callers use TLS and a token")
+    measurement.flag("--worker", default="", help='more flags of the workers, such as "--threads 1"')
+    args = measurement.begin()
     found = asyncio.run(measured(args.kills, args.standbys, args.worker, has_door=args.door))
     result = summary(found)
-    pauses = asyncio.run(planned(args.drains, args.standbys, args.worker, has_door=args.door)) if args.drains else []
-    result["planned_pause_seconds"] = pauses
-    first, last = result["first_seconds"], result["last_seconds"]
-    if args.json:
-        rounds = [{**dataclasses.asdict(one), "texts": None} for one in found]
-        print(json.dumps({"machine": description(), "versions": versions(), **result, "rounds": rounds}))
-    else:
-        print(f"{len(found)} kills under {NUM_STREAMS} streams of {KNOWN_TOKENS} known tokens; seconds after the kill")
-        for name, times, bar in (
-            ("first token of any stream", first, BAR_FIRST),
-            ("of the last stream", last, BAR_LAST),
-        ):
-            line = f"  {name:<27} {times['median']:.3f}  ({times['least']:.3f} to {times['most']:.3f})"
-            print(f"{line}; bar {bar:g}")
-        again, recomputed = result["standby_again_seconds"], result["recomputed_tokens"]
-        line = f"  {'a worker on standby again':<27} {again['median']:.1f}"
-        print(f"{line}    ({again['least']:.1f} to {again['most']:.1f})")
-        print(f"  {recomputed['median']:.0f} tokens recomputed ({recomputed['least']:.0f} to {recomputed['most']:.0f})")
-        pause = median(one.pause for one in found)
-        if pauses:
-            line = f"{median(pauses):.3f}  ({min(pauses):.3f} to {max(pauses):.3f}) in {len(pauses)} planned hand-overs"
-            print(f"  longest pause of a stream   {line}; {pause:.3f} with a kill")
-        print(f"  {result['texts_that_differ']} texts differ from those of the first round")
-    sys.exit(first["median"] > BAR_FIRST or last["median"] > BAR_LAST)
+    measurement.line(result)
+    if args.drains:
+        pauses = asyncio.run(planned(args.drains, args.standbys, args.worker, has_door=args.door))
+        measurement.line({"planned_hand_overs": args.drains, "longest_pause_seconds": spread(pauses)})
+    first, last = result["first_seconds"]["median"], result["last_seconds"]["median"]
+    measurement.bar(
+        Bar(name="seconds from the kill to the first token of any stream", value=first, limit=BAR_FIRST),
+        Bar(name="seconds from the kill to the first token of the last stream", value=last, limit=BAR_LAST),
+    )
+    return measurement.exit_code
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -5,19 +5,17 @@ worker that computes nothing, `--forget-pages` a scheduler that lets its workers
 since the kill; they contain the start of the scheduler and the pauses of the clients.
 """
 
-import argparse
 import asyncio
 import json
 import signal
 import sys
 import time
-from statistics import median
 
 import psutil
 
 from tandem_client import AsyncClient
 from tandem_client.demo.services import free_address
-from tests.measure.machine import description
+from tests.measure.harness import Measurement, spread
 from tests.measure.takeover.rounds import KNOWN_TOKENS, NUM_STREAMS, PROMPT_TOKENS, QUIET_SECONDS, Stream, prompts
 from tests.rigs.processes import Child, Rig, SchedulerProcess
 
@@ -90,22 +88,18 @@ async def _measured(kills: int, kind: str, *, forgets_pages: bool) -> list[dict[
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.takeover.scheduler_loss", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--worker", choices=sorted(_WORKERS), default="bundled")
-    parser.add_argument("--forget-pages", action="store_true", help="the scheduler lets its workers keep no page")
-    args = parser.parse_args()
+def main() -> int:
+    """Prints the figures."""
+    measurement = Measurement("takeover.scheduler_loss")
+    measurement.flag("--kills", type=int, default=10)
+    measurement.flag("--worker", choices=sorted(_WORKERS), default="bundled")
+    measurement.flag("--forget-pages", action="store_true", help="the scheduler lets its workers keep no page")
+    args = measurement.begin()
     found = asyncio.run(_measured(args.kills, args.worker, forgets_pages=args.forget_pages))
-    medians = {name: median(one[name] for one in found) for name in found[0]}
-    if args.json:
-        print(json.dumps({"machine": description(), "worker": args.worker, **medians, "rounds": found}))
-    else:
-        print(f"{len(found)} deaths of the scheduler under {NUM_STREAMS} streams, worker: {args.worker}; medians")
-        print(f"  first token of any stream {medians['first']:.2f} s, of the last stream {medians['last']:.2f} s")
-        print(f"  {medians['recomputed']:.0f} of {medians['known']:.0f} known tokens computed again")
+    seconds_and_tokens = {name: spread([one[name] for one in found]) for name in found[0]}
+    measurement.line({"worker": args.worker, "deaths": len(found), "streams": NUM_STREAMS, **seconds_and_tokens})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

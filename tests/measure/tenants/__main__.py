@@ -6,7 +6,6 @@ tenant's time to the first token with that beside the greedy tenant's share, in 
 order and the report.
 """
 
-import argparse
 import asyncio
 import hashlib
 import json
@@ -16,14 +15,13 @@ import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from tandem_client import AsyncClient
 from tandem_client.demo.services import free_address
-from tests.measure.machine import description
-from tests.measure.percentiles import percentiles
+from tests.measure.harness import Bar, Measurement, in_ms, in_turns, spread
 from tests.rigs.processes import REPOSITORY, Child, child_environment
 
 NUM_ROWS, MAX_WAITING = 16, 256
@@ -106,54 +104,34 @@ def waits_beside(address: str, flags: list[str], requests: int) -> dict[str, Any
 
 def summary(rounds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """For each way: percentiles over all requests in ms, the p99 of each round, and the ratio to the share's p99."""
-    waits = {way: [[1e3 * one for one in part["waits"]] for part in parts] for way, parts in rounds.items()}
-    of_all = {way: percentiles([one for part in parts for one in part], (50, 99)) for way, parts in waits.items()}
-    found: list[dict[str, Any]] = []
-    for way, parts in waits.items():
-        each = [percentiles(part, (99,))["p99"] for part in parts]
-        spread = {"median": median(each), "least": min(each), "most": max(each)}
-        ratio = of_all[way]["p99"] / of_all[SHARE]["p99"]
-        found.append(
-            {
-                "greedy": way,
-                "requests": sum(map(len, parts)),
-                "refusals": sum(part["refusals"] for part in rounds[way]),
-                "first_token_ms": of_all[way],
-                "p99_of_rounds_ms": spread,
-                "ratio": ratio,
-                "met": ratio <= BAR_RATIO,
-            }
-        )
-    return found
+    of_all = {way: in_ms([one for part in parts for one in part["waits"]]) for way, parts in rounds.items()}
+    return [
+        {
+            "greedy": way,
+            "requests": sum(len(part["waits"]) for part in parts),
+            "refusals": sum(part["refusals"] for part in parts),
+            "first_token_ms": of_all[way],
+            "p99_of_rounds_ms": spread([in_ms(part["waits"])["p99"] for part in parts]),
+            "ratio": of_all[way]["p99"] / of_all[SHARE]["p99"],
+        }
+        for way, parts in rounds.items()
+    ]
 
 
 def main() -> int:
     """Returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.tenants", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=100, help="of the polite tenant, in each round and way")
-    args = parser.parse_args()
-    rounds: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    measurement = Measurement("tenants")
+    measurement.flag("--rounds", type=int, default=3)
+    measurement.flag("--requests", type=int, default=100, help="of the polite tenant, in each round and way")
+    args = measurement.begin()
     with service() as address:
-        for _ in range(args.rounds):
-            for way, flags in WAYS.items():
-                rounds[way].append(waits_beside(address, flags, args.requests))
-    found = summary(rounds)
-    about = description()
-    print(json.dumps(about) if args.json else ", ".join(f"{name} {value}" for name, value in about.items()))
-    for one in found:
-        if args.json:
-            print(json.dumps(one))
-            continue
-        all_ms, spread = one["first_token_ms"], one["p99_of_rounds_ms"]
-        print(
-            f"greedy tenant sends {one['greedy']}: polite one's first token p50 {all_ms['p50']:.1f} ms, p99 "
-            f"{all_ms['p99']:.1f} ms ({one['requests']} requests, {one['refusals']} refusals; rounds "
-            f"{spread['least']:.1f} to {spread['most']:.1f}), {one['ratio']:.2f} times, "
-            f"{'met' if one['met'] else 'MISSED'}"
-        )
-    return 0 if all(one["met"] for one in found) else 1
+        ways = {way: partial(waits_beside, address, flags, args.requests) for way, flags in WAYS.items()}
+        rounds = in_turns(args.rounds, ways)
+    for line in summary(rounds):
+        measurement.line(line)
+        name = f"p99 of the polite tenant, of that beside its share; the greedy one sends {line['greedy']}"
+        measurement.bar(Bar(name=name, value=line["ratio"], limit=BAR_RATIO))
+    return measurement.exit_code
 
 
 if __name__ == "__main__":
