@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -136,6 +137,12 @@ class Child:
         self._process.kill()
         self.wait()
 
+    def reap(self) -> None:
+        """Kills the process if it still runs, and waits for its end, without an error."""
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(TIMEOUT_SECONDS)
+
     def wait(self, seconds: float = TIMEOUT_SECONDS) -> int:
         """Waits for the process to end. Returns its exit code."""
         try:
@@ -222,6 +229,9 @@ class Rig:
         finally:
             for pid in self._left_behind():
                 os.kill(pid, signal.SIGKILL)
+            for child in self.children:
+                # None is left for the warnings of a later test.
+                child.reap()
             shutil.rmtree(self.runtime_dir, ignore_errors=True)
 
     def launch_scheduler(

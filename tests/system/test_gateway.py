@@ -27,8 +27,12 @@ NUM_STREAMS, NEW_TOKENS = 64, 120
 
 @contextmanager
 def gateway(rig: Rig, address: str, *flags: str) -> Iterator[tuple[Child, str]]:
-    """A gateway of the rig's service. Yields its process and its URL."""
-    child = Child("gateway", ["tandem_client.gateway", "--listen", "127.0.0.1:0", "--address", address, *flags])
+    """A gateway of the rig's service. Yields its process and its URL.
+
+    It waits for headers as long as callers may be kept from running: some open hundreds of connections at once.
+    """
+    patient = ("--head-seconds", "60", *flags)
+    child = Child("gateway", ["tandem_client.gateway", "--listen", "127.0.0.1:0", "--address", address, *patient])
     rig.children.append(child)
     yield child, child.wait_line(r"gateway listening on (http\S+)$").group(1)
     assert child.terminate() == 0, child.output()

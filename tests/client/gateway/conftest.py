@@ -30,7 +30,7 @@ def start_gateway(*flags: str) -> tuple[Child, str]:
 @pytest.fixture(scope="module")
 def module_fronted() -> Iterator[Fronted]:
     service = ToldService()
-    gateway, url = start_gateway("--address", service.address, "--head-seconds", "1", "--body-seconds", "1")
+    gateway, url = start_gateway("--address", service.address, "--head-seconds", "60")
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="tandem_key", max_retries=0)
     yield Fronted(service=service, gateway=gateway, url=url, client=client)
     client.close()

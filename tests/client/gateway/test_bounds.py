@@ -153,15 +153,25 @@ def test_a_body_gives_back_its_room_however_it_ends() -> None:
         assert room.num_taken == 0
 
 
-def test_a_body_that_comes_too_slowly(fronted: Fronted) -> None:
-    with connected(fronted.url) as sock:
+@pytest.fixture(scope="module")
+def brisk() -> Iterator[str]:
+    """The URL of a gateway that waits for a second."""
+    service = ToldService()
+    gateway, url = start_gateway("--address", service.address, "--head-seconds", "1", "--body-seconds", "1")
+    yield url
+    assert gateway.terminate() == 0, gateway.output()
+    service.stop()
+
+
+def test_a_body_that_comes_too_slowly(brisk: str) -> None:
+    with connected(brisk) as sock:
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\nconnection: close\r\n\r\n{")
         assert b" 408 " in everything(sock)
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx: "])
-def test_headers_that_do_not_come(fronted: Fronted, sent: bytes) -> None:
-    with connected(fronted.url) as sock:
+def test_headers_that_do_not_come(brisk: str, sent: bytes) -> None:
+    with connected(brisk) as sock:
         sock.sendall(sent)
         assert b"408 Request Timeout" in everything(sock)
 
