@@ -11,31 +11,33 @@ shared: then it gets the memory of the other worker's pool.
 
 What a KV pool that outlives its worker takes on a GPU beside its pages.
 
-A worker that waits to take a pool over has memory for its first pages (`shared_pool/first_pages.py`); that memory stays
+A worker that waits to take a pool over has memory for its first pages (`num_first_pages`); that memory stays
 free while it has a whole pool, because the worker after it needs it. Checksums need sums of a few pages.
 """
 
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from gpu_worker.geometry import MAX_PAGE_IDS, Geometry, align_up, default_chunk_align
+from gpu_worker.geometry import (
+    MAX_PAGE_IDS,
+    PAGES_AT_ONCE,
+    Geometry,
+    align_up,
+    default_chunk_align,
+    default_max_rows,
+    num_first_pages,
+)
 from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs
 from gpu_worker.memory.host_memory import configured_host_pages, passing_bytes
 from gpu_worker.memory.pool import WHY_CAPPED, DoesNotFit, Pool, configured_pages
 from gpu_worker.memory.sizes import Machine, Sizes, readable, settable
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.shared_pool.first_pages import PAGES_AT_ONCE, num_first_pages
 
 DEFAULT_CPU_POOL_BYTES = 1 << 30
 # Of a CUDA process, before it allocates anything: its context, kernels and libraries.
 GPU_CONTEXT_BYTES = 512 << 20
 # By how much free memory may differ from one start to the next, as a part of the pool's pages.
 _HELD_SHARE = 0.02
-
-
-def default_max_rows(*, on_cpu: bool) -> int:
-    """The default of max_rows."""
-    return 32 if on_cpu else 256
 
 
 def choose_sizes(

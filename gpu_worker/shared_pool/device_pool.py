@@ -1,7 +1,7 @@
 """A KV pool in memory of a GPU that outlives its worker, and the taking over of a dead worker's pool.
 
 Owns the pool's memory on the device, and its header in memory of the holder. Until the worker gets requests, only the
-first pages have memory (`first_pages.py`), because the pool of the worker that serves, or that has died, is on the same
+first pages have memory, because the pool of the worker that serves, or that has died, is on the same
 card. The whole pool is mapped at the same addresses when a plan needs it, or takes a pool over.
 """
 
@@ -9,9 +9,8 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
@@ -19,78 +18,16 @@ from torch import Tensor
 
 from gpu_worker.attention.kv_cache import tensor_shape
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.cuda_memory.driver import CudaError, Driver
-from gpu_worker.cuda_memory.region import DeviceRegion
-from gpu_worker.cuda_memory.tensors import bytes_at
-from gpu_worker.geometry import Geometry, align_up
+from gpu_worker.geometry import Geometry, align_up, num_first_pages
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.shared_pool.client import HolderClient
-from gpu_worker.shared_pool.device_checksum import DeviceChecksums, words_of
-from gpu_worker.shared_pool.errors import HolderError, PoolError
-from gpu_worker.shared_pool.first_pages import num_first_pages, piece_offsets
-from gpu_worker.shared_pool.guard import PageGuard, pages_begun
-from gpu_worker.shared_pool.header import Header, header_bytes, identity_hash
+from gpu_worker.shared_pool.checksum import DeviceChecksums, words_of
+from gpu_worker.shared_pool.cuda_driver import CudaError, Driver
+from gpu_worker.shared_pool.cuda_region import DeviceRegion, bytes_at
+from gpu_worker.shared_pool.guard import DeviceGuard
+from gpu_worker.shared_pool.messages import HolderClient, HolderError, PoolError
 from gpu_worker.shared_pool.pool import layout_of
-from gpu_worker.shared_pool.region import Region
+from gpu_worker.shared_pool.region import Header, Region, header_bytes, identity_hash
 from gpu_worker.wire.frames import Plan
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Filled:
-    """Pages that a step in flight fills, without those that a later plan has begun to write."""
-
-    pages: set[int]
-
-
-class DeviceGuard(PageGuard):
-    """`checksums` are set before the first step."""
-
-    checksums: DeviceChecksums
-
-    def __init__(self, header: Header, num_pages: int) -> None:
-        super().__init__(header, num_pages)
-        self._in_flight: list[_Filled] = []
-
-    def forget(self) -> None:
-        """The pool was zeroed: there is nothing to check, and nothing that steps in flight filled is left."""
-        super().forget()
-        self._in_flight = []
-
-    def taken_over(self) -> None:
-        """The pool is now that of a dead worker."""
-        super().taken_over()
-        self._in_flight = []
-
-    def begin_step(self, plan: Plan, tables: RowTables) -> None:
-        """As `PageGuard.begin_step`. It waits for the device only for pages of a dead worker that were not checked."""
-        super().begin_step(plan, tables)
-        if self._in_flight:
-            begun = pages_begun(plan, tables.geometry.page_size)
-            for filled in self._in_flight:
-                filled.pages.difference_update(begun)
-
-    def end_step(self, step: int) -> Callable[[], None] | None:
-        """Enqueues the checksums of the pages that the last step fills; the step is enqueued.
-
-        The function, called when this work has ended, records them. None if no page was filled.
-        """
-        if not self._filled:
-            return None
-        pages, self._filled = self._filled, []
-        read, filled = self.checksums.begin(pages), _Filled(pages=set(pages))
-        self._in_flight.append(filled)
-
-        def record() -> None:
-            if filled in self._in_flight:
-                self._in_flight.remove(filled)
-                found = zip(pages, read(), strict=True)
-                self._record(((page, checksum) for page, checksum in found if page in filled.pages), step)
-
-        return record
-
-    def _checksums_of(self, pages: Sequence[int]) -> Iterable[int]:
-        return self.checksums.of(pages)
-
 
 # A worker that was killed may still hold its memory for a moment. A step may take 3 s before its worker is given up.
 _GROW_SECONDS, _TRY_SECONDS = 2.0, 0.02
@@ -285,3 +222,37 @@ def _needs_whole(plan: Plan, num_first: int) -> bool:
     named = [plan.append_pages, orders.zeroed, orders.copied_to, orders.copied_from, orders.saved_pages]
     named += [orders.loaded_pages, *(() if plan.started is None else plan.started.pages)]
     return any(pages.size and int(pages.max()) >= num_first for pages in named)
+
+
+def piece_offsets(
+    shapes: Sequence[tuple[int, int, int]],
+    starts: Sequence[int],
+    *,
+    itemsize: int,
+    geometry: Geometry,
+    granularity: int,
+) -> list[int]:
+    """Offsets of the pieces, of one granule each, that hold the first pages of every head.
+
+    Pages of a head are consecutive, heads are not. shapes: (heads, tokens, dimension) of each tensor, which starts at
+    the byte of `starts`.
+    """
+    num_pages = num_first_pages(geometry)
+    pieces: set[int] = set()
+    for shape, start in zip(shapes, starts, strict=True):
+        for begin, end in _ranges(shape, start, itemsize, num_pages, geometry):
+            pieces.update(range(begin // granularity, -(-end // granularity)))
+    return [granularity * piece for piece in sorted(pieces)]
+
+
+def _ranges(
+    shape: tuple[int, int, int], start: int, itemsize: int, num_pages: int, geometry: Geometry
+) -> Iterator[tuple[int, int]]:
+    """The bytes of each head's first pages, and of the page behind the last one that learned sinks have."""
+    heads, tokens, dimension = shape
+    head_bytes, page_bytes = (count * dimension * itemsize for count in (tokens, geometry.page_size))
+    for head in range(heads):
+        first = start + head * head_bytes
+        yield first, first + num_pages * page_bytes
+        if tokens > geometry.num_pages * geometry.page_size:
+            yield first + geometry.num_pages * page_bytes, first + head_bytes

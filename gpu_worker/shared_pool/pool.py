@@ -20,11 +20,9 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.shared_pool.checksum import PageChecksums
-from gpu_worker.shared_pool.client import HolderClient
-from gpu_worker.shared_pool.errors import HolderError, PoolDiffers, PoolError
 from gpu_worker.shared_pool.guard import PageGuard
-from gpu_worker.shared_pool.header import VERSION, Header, header_bytes, identity_hash
-from gpu_worker.shared_pool.region import HUGE_PAGE_BYTES, Region
+from gpu_worker.shared_pool.messages import HolderClient, HolderError, PoolDiffers, PoolError
+from gpu_worker.shared_pool.region import HUGE_PAGE_BYTES, VERSION, Header, Region, header_bytes, identity_hash
 from gpu_worker.wire.frames import Plan
 
 

@@ -8,14 +8,12 @@ from pathlib import Path
 import torch
 
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.cuda_memory.driver import CudaError, Driver, cuda_driver
-from gpu_worker.cuda_memory.support import check_exportable
 from gpu_worker.geometry import Geometry
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.shared_pool.client import HolderClient
+from gpu_worker.shared_pool.cuda_driver import CudaError, Driver, cuda_driver
+from gpu_worker.shared_pool.cuda_region import check_exportable
 from gpu_worker.shared_pool.device_pool import DevicePool
-from gpu_worker.shared_pool.errors import HolderError
-from gpu_worker.shared_pool.messages import holder_socket
+from gpu_worker.shared_pool.messages import HolderClient, HolderError, holder_socket
 from gpu_worker.shared_pool.pool import SharedPool, WorkerPool
 
 log = logging.getLogger(__name__)
