@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_worker.checkpoint.folder import check_folder, locate
 from gpu_worker.checkpoint.generation import read_generation
-from gpu_worker.checkpoint.locate import check_folder, locate
 from gpu_worker.failures import explain, is_expected
 from gpu_worker.geometry import Geometry, check_window, default_chunk_align, default_max_rows
 from gpu_worker.group.failures import is_lost_peer
@@ -28,9 +28,8 @@ from gpu_worker.group.words import GROUP_LOST, RankLost
 from gpu_worker.link.remote import NoKey, check_address, read_keys
 from gpu_worker.native.build import build_ahead
 from gpu_worker.phases import begin_phase, log_phase
-from gpu_worker.process.lean_imports import import_transformers, keep_objects, without_collections
-from gpu_worker.process.priority import at_low_priority
 from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_of
+from gpu_worker.process.starting import at_low_priority, import_transformers, keep_objects, without_collections
 from gpu_worker.settings import BUNDLED_MODEL, PROGRAM, WorkerSettings
 from tandem_contract import logs
 from tandem_contract.cache_dir import cache_dir

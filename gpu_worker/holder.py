@@ -22,7 +22,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from gpu_worker.process.cgroups import CGROUPS, PROC, memory_groups
+from gpu_worker.process.machine import CGROUPS, PROC, memory_groups
 from gpu_worker.shared_pool.holder_pools import PoolRefused, Pools, User
 from gpu_worker.shared_pool.messages import (
     MAX_BYTES,

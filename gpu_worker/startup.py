@@ -17,9 +17,8 @@ from transformers import PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelFiles, read_files, warn_of
-from gpu_worker.checkpoint.linear import PackedLinear, can_pack
+from gpu_worker.checkpoint.linear import Groups, PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_bytes
-from gpu_worker.checkpoint.merged import Groups
 from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.independence import check_independence
 from gpu_worker.compatibility.new_weights import WeightsLoader

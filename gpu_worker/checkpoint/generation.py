@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.checkpoint.locate import read_json
-from gpu_worker.checkpoint.weights import ModelRefused
+from gpu_worker.checkpoint.folder import ModelRefused, read_json
 
 GENERATION_FILE = "generation_config.json"
 # As the scheduler takes them in Join.

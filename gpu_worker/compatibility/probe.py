@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from gpu_worker.process.lean_imports import compiler_is_loaded
+from gpu_worker.process.starting import compiler_is_loaded
 
 # Without masks, as the worker runs a model; and with masks, as its own eager attention would get them.
 CALLS_NAME, MASKS_NAME = "tandem_calls", "tandem_masks"

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gpu_worker.checkpoint.merged import Groups
+from gpu_worker.checkpoint.linear import Groups
 from gpu_worker.compatibility.check_model import in_bfloat16
 from gpu_worker.compatibility.probe import calls_without_masks
 

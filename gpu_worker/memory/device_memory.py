@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.process.cgroups import CGROUPS, PROC, memory_groups, text_of
+from gpu_worker.process.machine import CGROUPS, PROC, memory_groups, text_of
 
 
 def free_bytes(device: torch.device) -> int:

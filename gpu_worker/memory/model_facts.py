@@ -24,9 +24,8 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.checkpoint.merged import Groups
-from gpu_worker.checkpoint.same_model import differences
+from gpu_worker.checkpoint.files import ModelRefused, differences
+from gpu_worker.checkpoint.linear import Groups
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.computation import computation_of
 from gpu_worker.compatibility.shared_inputs import shared_inputs

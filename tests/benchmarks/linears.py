@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gpu_worker.attention.kv_cache import huge_zeros
-from gpu_worker.checkpoint.native_linear import LinearKernel, linear_kernel
+from gpu_worker.checkpoint.linear import LinearKernel, linear_kernel
 from tests.benchmarks.limits import multiply_rate, read_bandwidth
 from tests.benchmarks.machine import description
 from tests.benchmarks.serving.roofline import linear_shapes

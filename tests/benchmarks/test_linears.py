@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpu_worker.checkpoint.native_linear import linear_kernel
+from gpu_worker.checkpoint.linear import linear_kernel
 from tests.benchmarks import limits, linears
 from tests.benchmarks.linears import Figures, missed, steps
 

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelRefused, read_files
+from gpu_worker.checkpoint.linear import Groups
 from gpu_worker.checkpoint.loading import load_weights
-from gpu_worker.checkpoint.merged import Groups
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.independence import check_independence
 from gpu_worker.compatibility.rope import pin
