@@ -19,10 +19,9 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelFiles, read_files, warn_of
 from gpu_worker.checkpoint.linear import Groups, PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_bytes
-from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
-from gpu_worker.compatibility.independence import check_independence
+from gpu_worker.compatibility.check_model import check_cuda_shapes
+from gpu_worker.compatibility.independence import check_independence, pin
 from gpu_worker.compatibility.new_weights import WeightsLoader
-from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.cpu_graphs.choice import captures_steps, graphs_for
 from gpu_worker.geometry import Geometry, check_window
@@ -32,14 +31,10 @@ from gpu_worker.group.start import Together, device_of_rank, least_sizes, meet, 
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.link.join_message import identity_of, join_message, texts
 from gpu_worker.memory.costs import Costs
-from gpu_worker.memory.device_memory import free_bytes, resident_growth
-from gpu_worker.memory.host_memory import check_host_memory
-from gpu_worker.memory.ledger import Measured, ledger
-from gpu_worker.memory.machine import machine_of
+from gpu_worker.memory.device_memory import free_bytes, machine_of, resident_growth
 from gpu_worker.memory.model_facts import check_same_computation, model_facts
-from gpu_worker.memory.pool import WHY_CAPPED
-from gpu_worker.memory.sizes import Sizes
-from gpu_worker.memory.sizing import choose_sizes
+from gpu_worker.memory.sizes import WHY_CAPPED, Measured, Sizes, ledger
+from gpu_worker.memory.sizing import check_host_memory, choose_sizes
 from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.phases import log_slow_phase, phase
 from gpu_worker.process.ranks import SINGLE, Ranks

@@ -1,4 +1,4 @@
-"""Measures free memory on the device and on the host, and the peak growth of memory during an operation.
+"""Measures free memory on device and host, pools that dead workers left, and the peak growth of an operation.
 
 Owns the queries to CUDA and /proc. Decides nothing.
 """
@@ -12,7 +12,10 @@ from pathlib import Path
 
 import torch
 
+from gpu_worker.memory.sizes import Machine
 from gpu_worker.process.machine import CGROUPS, PROC, memory_groups, text_of
+from gpu_worker.settings import WorkerSettings
+from gpu_worker.shared_pool.start import shares_pool, unused_pools
 
 
 def free_bytes(device: torch.device) -> int:
@@ -67,3 +70,15 @@ def _trim_freed_memory() -> None:
 def _status(name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+) kB", text_of(PROC / "self" / "status"), re.MULTILINE)
     return int(found.group(1)) << 10 if found else 0
+
+
+def machine_of(settings: WorkerSettings, device: torch.device) -> Machine:
+    """The device as it is now. Raises ValueError if shared_pool is on and cannot be."""
+    is_gpu, unused = device.type == "cuda", unused_pools(settings, device)
+    return Machine(
+        place=str(device),
+        free=free_bytes(device) + unused.num_bytes,
+        free_host=free_host_bytes() if is_gpu else 0,
+        shares_pool=is_gpu and shares_pool(settings, device),
+        held_pages=unused.pages,
+    )

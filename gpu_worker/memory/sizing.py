@@ -1,24 +1,23 @@
 """Chooses sizes that fit from settings and memory figures, or refuses with the value that would fit.
 
-Owns the sum of a worker's memory and the defaults by device. Every figure is an argument. Knows nothing of torch,
-models or sockets.
+Owns the sum of a worker's memory, the arithmetic of its KV pool and of the pages of host memory to which KV is swapped
+out, and the defaults by device. Every figure is an argument. Knows nothing of torch, models or sockets.
 
-Memory for standby workers, which run the same model on the same device.
+Standby workers run the same model on the same device. Each takes weights, a step, graphs and tables beside its pool. On
+a CPU its pool takes no memory before it is written, which is after the end of the worker whose place it takes. On a GPU
+its pool is allocated at its start, unless it is shared: then it gets the memory of the other worker's pool.
 
-Each takes weights, a step, graphs and tables beside its pool. On a CPU its pool takes no memory before it is written,
-which is after the end of the worker whose place it takes. On a GPU its pool is allocated at its start, unless it is
-shared: then it gets the memory of the other worker's pool.
-
-What a KV pool that outlives its worker takes on a GPU beside its pages.
-
-A worker that waits to take a pool over has memory for its first pages (`num_first_pages`); that memory stays
-free while it has a whole pool, because the worker after it needs it. Checksums need sums of a few pages.
+A KV pool of a GPU that outlives its worker takes memory beside its pages. A worker that waits to take a pool over has
+memory for its first pages (`num_first_pages`); that memory stays free while it has a whole pool, because the worker
+after it needs it. Checksums need sums of a few pages.
 """
 
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from gpu_worker.attention.passing import Passing
 from gpu_worker.geometry import (
+    MAX_HOST_PAGES,
     MAX_PAGE_IDS,
     PAGES_AT_ONCE,
     Geometry,
@@ -28,9 +27,7 @@ from gpu_worker.geometry import (
     num_first_pages,
 )
 from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs
-from gpu_worker.memory.host_memory import configured_host_pages, passing_bytes
-from gpu_worker.memory.pool import WHY_CAPPED, DoesNotFit, Pool, configured_pages
-from gpu_worker.memory.sizes import Machine, Sizes, readable, settable
+from gpu_worker.memory.sizes import WHY_CAPPED, Machine, Sizes, readable, settable
 from gpu_worker.settings import WorkerSettings
 
 DEFAULT_CPU_POOL_BYTES = 1 << 30
@@ -38,6 +35,108 @@ DEFAULT_CPU_POOL_BYTES = 1 << 30
 GPU_CONTEXT_BYTES = 512 << 20
 # By how much free memory may differ from one start to the next, as a part of the pool's pages.
 _HELD_SHARE = 0.02
+
+
+class DoesNotFit(ValueError):
+    """The configured size does not fit; the message names the value that would fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Pools of one model at one page size."""
+
+    costs: Costs
+    page_size: int
+    on_cpu: bool
+
+    @property
+    def page_bytes(self) -> int:
+        """K and V of all layers in one page."""
+        return self.page_size * self.costs.kv_per_token
+
+    @property
+    def max_pages(self) -> int:
+        """The most pages that plans can name and, on a GPU, that kernels can address."""
+        return MAX_PAGE_IDS if self.on_cpu else min(MAX_PAGE_IDS, self.costs.addressable_pages(self.page_size))
+
+    def num_bytes(self, num_pages: int) -> int:
+        """Bytes of a pool of `num_pages`, with the additional pages of learned sinks."""
+        return self.page_size * self.costs.learned_sinks_per_token + num_pages * self.page_bytes
+
+    def fitting(self, num_bytes: int) -> int:
+        """Pages of the largest pool that fits `num_bytes`."""
+        return max(0, (num_bytes - self.num_bytes(0)) // self.page_bytes)
+
+
+def configured_pages(num_pages: int | None, pool_bytes: int | None, pool: Pool, *, room: int, breakdown: str) -> int:
+    """Pages of a pool with the size of one of the two settings. Raises DoesNotFit if it is too large, else ValueError.
+
+    room: bytes available for the pool; breakdown: a sentence about the other bytes.
+    """
+    asked = f"num_pages is {num_pages}"
+    if num_pages is None:
+        assert pool_bytes is not None
+        num_pages = pool.fitting(pool_bytes)
+        asked = f"pool_bytes is {pool_bytes} ({num_pages} pages)"
+        if num_pages < 2:
+            raise ValueError(
+                f"pool_bytes is {pool_bytes}, which is too small; the minimum is two pages of {pool.page_bytes} bytes: "
+                f"pool_bytes {settable(pool.num_bytes(2), at_least=True)} would fit"
+            )
+        if pool.on_cpu:
+            num_pages = min(num_pages, pool.max_pages)
+    most = min(pool.max_pages, pool.fitting(room))
+    would = f"pool_bytes {settable(pool.num_bytes(most))} or num_pages {most} would fit"
+    if num_pages > pool.max_pages and not pool.on_cpu:
+        raise DoesNotFit(f"{asked}; {WHY_CAPPED}: {would}")
+    if pool.num_bytes(num_pages) > room:
+        raise DoesNotFit(f"{asked}, which does not fit ({readable(pool.num_bytes(num_pages))}): {breakdown}; {would}")
+    return num_pages
+
+
+def passing_bytes(num_pages: int, pool: Pool) -> int:
+    """Bytes of the buffers on the device through which `num_pages` host pages pass."""
+    page = pool.page_bytes
+    return Passing.of(page, num_pages, on_cpu=pool.on_cpu).num_bytes(page) if num_pages else 0
+
+
+def configured_host_pages(asked: int, pool: Pool, *, room: int, free_host: int, breakdown: str) -> int:
+    """Pages of host memory for host_pool_bytes. Raises DoesNotFit, or ValueError for less than a page.
+
+    room: bytes on the device beside the smallest pool; free_host: bytes of host memory if the device is a GPU;
+    breakdown: a sentence about the other bytes on the device.
+    """
+    page = pool.page_bytes
+    if asked < page:
+        would = settable(page, at_least=True)
+        raise ValueError(
+            f"host_pool_bytes is {asked}, less than a page of {page} bytes; "
+            f"set host_pool_bytes to {would} at least, or to 0"
+        )
+    num_pages = min(MAX_HOST_PAGES, asked // page)
+    buffers = passing_bytes(num_pages, pool)
+    if pool.on_cpu:
+        fits, because = room - buffers, breakdown
+    else:
+        fits = free_host - CPU_RESERVE_BYTES
+        because = f"of {readable(free_host)} free in host memory, {readable(CPU_RESERVE_BYTES)} are kept free"
+        if buffers > room:
+            fits, because = 0, f"its buffers take {readable(buffers)}, and {breakdown}"
+    if num_pages * page > fits:
+        raise DoesNotFit(
+            f"host_pool_bytes {readable(asked)} does not fit: {because}; "
+            f"host_pool_bytes {settable(fits if fits >= page else 0)} would fit"
+        )
+    return num_pages
+
+
+def check_host_memory(costs: Costs, free_host: int) -> None:
+    """Raises DoesNotFit if the weights exceed free host memory, through which weights for a GPU may have to pass."""
+    if costs.weights > free_host:
+        raise DoesNotFit(
+            f"weights take {readable(costs.weights)} in {costs.dtype}, and without the package accelerate they are "
+            f"loaded through host memory, where {readable(free_host)} are free; install accelerate"
+        )
 
 
 def choose_sizes(

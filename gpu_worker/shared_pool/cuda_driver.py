@@ -121,7 +121,7 @@ class CudaError(RuntimeError):
 
 
 class Driver:
-    """The driver's calls for one device. `library` has the functions of `calls.py`, as libcuda has them."""
+    """The driver's calls for one device. `library` has the functions of `CALLS`, as libcuda has them."""
 
     def __init__(self, library: Any, ordinal: int) -> None:
         """ordinal: the number of the device, as in cuda:N. Raises CudaError."""

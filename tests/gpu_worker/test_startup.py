@@ -18,7 +18,7 @@ from gpu_worker import __main__ as program
 from gpu_worker import startup
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.link import join_message, link
-from gpu_worker.memory import machine
+from gpu_worker.memory import device_memory as machine
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.memory.sizing import DoesNotFit
 from gpu_worker.settings import WorkerSettings
