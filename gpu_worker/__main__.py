@@ -14,26 +14,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_worker.checkpoint.folder import check_folder, locate
+from gpu_worker.checkpoint.generation import read_generation
 from gpu_worker.failures import explain, is_expected
+from gpu_worker.geometry import Geometry, check_window, default_chunk_align, default_max_rows
 from gpu_worker.group.failures import is_lost_peer
 from gpu_worker.group.hosts import check_keys, meeting_of
 from gpu_worker.group.launch import launch
 from gpu_worker.group.words import GROUP_LOST, RankLost
-from gpu_worker.link.remote import NoKey, read_keys
+from gpu_worker.link.remote import NoKey, check_address, read_keys
 from gpu_worker.native.build import build_ahead
 from gpu_worker.phases import begin_phase, log_phase
-from gpu_worker.preflight import check_before_imports
-from gpu_worker.process.lean_imports import import_transformers, keep_objects, without_collections
-from gpu_worker.process.priority import at_low_priority
 from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_of
+from gpu_worker.process.starting import at_low_priority, import_transformers, keep_objects, without_collections
 from gpu_worker.settings import BUNDLED_MODEL, PROGRAM, WorkerSettings
 from tandem_contract import logs
 from tandem_contract.cache_dir import cache_dir
 from tandem_contract.parent import die_with_parent
-from tandem_contract.runtime_dir import WORKER_SOCKET, KeyFile, endpoint_of
+from tandem_contract.runtime_dir import WORKER_SOCKET, KeyFile, endpoint_of, own_runtime_dir
 from tandem_contract.settings import SettingError, refused
 from tandem_contract.version import version
 
@@ -104,21 +106,68 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
     return 0
 
 
+def check_before_imports(settings: WorkerSettings) -> Path:
+    """The model's folder, after every check that needs no torch.
+
+    Raises SettingError for settings, ModelRefused for the model, ValueError or OSError for the runtime folder.
+    """
+    try:
+        _check_numbers(settings)
+        check_threads(settings.threads)
+        if settings.connect:
+            check_address(settings.connect)
+            read_keys(settings.keys, settings.connect)
+    except ValueError as error:
+        raise SettingError(str(error)) from error
+    own_runtime_dir(settings.runtime_dir)
+    if not settings.connect:
+        KeyFile(settings.runtime_dir).read()
+    folder = locate(settings.model)
+    check_folder(folder)
+    read_generation(folder)
+    return folder
+
+
+def check_threads(threads: int | None) -> None:
+    """Raises ValueError for too many threads: torch accepts any number, and crashes if their stacks do not fit."""
+    num_cpus = len(os.sched_getaffinity(0))
+    if threads is not None and threads > num_cpus:
+        raise ValueError(f"threads is {threads}; this process may use {num_cpus} CPUs")
+
+
+def _check_numbers(settings: WorkerSettings) -> None:
+    """Raises ValueError for sizes that no model and no memory allow; a missing size takes its most lenient value."""
+    # Without a device in the settings, the CPU's limits are the more lenient ones.
+    on_cpu = not settings.device.startswith("cuda")
+    rows, chunk_align = settings.max_rows or default_max_rows(on_cpu=on_cpu), default_chunk_align(on_cpu=on_cpu)
+    Geometry(
+        page_size=settings.page_size or 128,
+        num_pages=settings.num_pages or 2,
+        max_rows=rows,
+        max_length=settings.max_length or 2,
+        token_budget=settings.token_budget or rows + chunk_align,
+        chunk_align=chunk_align,
+        vocab_size=1,
+    )
+    if settings.window is not None and settings.max_length is not None:
+        check_window(settings.window, settings.window_sinks, settings.max_length)
+
+
 def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = SINGLE) -> None:
-    """Starts and serves until a signal. Passes on fatal exceptions.
+    """Starts and serves until a signal, or carries out the plans of the group's leader. Passes on fatal exceptions.
 
     A standby worker leaves the CPU to the serving one while it starts; then this thread serves at the normal priority.
     """
-
-    def prepare() -> "tuple[PlanRunner, Join, Together]":
-        return prepared(settings, folder, begun, ranks)
-
+    prepare = partial(prepared, settings, folder, begun, ranks)
     runner, join, together = at_low_priority(prepare) if settings.standby else prepare()
+    from gpu_worker.step.runner import MAX_IN_FLIGHT
+
     if not ranks.is_leader:
-        follow(runner, ranks, wires_of(ranks, together, settings, join))
+        from gpu_worker.group.follower import Follower
+
+        Follower(runner, ranks, wires_of(ranks, together, settings, join), max_in_flight=MAX_IN_FLIGHT).serve()
         return
     from gpu_worker.link.link import Link
-    from gpu_worker.step.runner import MAX_IN_FLIGHT
 
     endpoint = settings.connect or endpoint_of(settings.runtime_dir, WORKER_SOCKET)
     curve = read_keys(settings.keys, endpoint) if settings.connect else None
@@ -153,14 +202,6 @@ def wires_of(ranks: Ranks, together: "Together", settings: WorkerSettings, join:
 
     keys = read_keys(settings.keys, settings.connect) if ranks.spans_hosts else None
     return Wires(ranks, together, settings.runtime_dir, group_name(), identity=join.identity, keys=keys)
-
-
-def follow(runner: "PlanRunner", ranks: Ranks, wires: "Wires") -> None:
-    """Carries out the leader's plans until the group ends."""
-    from gpu_worker.group.follower import Follower
-    from gpu_worker.step.runner import MAX_IN_FLIGHT
-
-    Follower(runner, ranks, wires, max_in_flight=MAX_IN_FLIGHT).serve()
 
 
 def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks) -> "tuple[PlanRunner, Join, Together]":

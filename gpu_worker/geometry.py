@@ -14,11 +14,21 @@ MAX_LENGTH, _MAX_PAGE_SIZE, _MAX_BUDGET = 1 << 24, 1 << 16, 1 << 24
 CPU_CHUNK_ALIGN, GPU_CHUNK_ALIGN = 64, 128
 # Prompt tokens with logprobs in one step, beside the rows that sample; each needs logits of the whole vocabulary.
 _PROMPT_LOGIT_ROWS = 256
+PAGES_AT_ONCE = 4
+"""Pages whose checksums are computed at once. Each takes the bytes of one head's page, in all layers."""
+# Texts of the self-check (`compatibility/self_check.py`) with their decode steps, and pages that are copied to time it
+# (`timings.py`). A test compares all such plans with `num_first_pages`.
+_CHECKED_TEXTS, _CHECKED_TOKENS, _TIMED_PAGES = 2, 320, 8
 
 
 def default_chunk_align(*, on_cpu: bool) -> int:
     """Query positions per tile of the prefill kernel on this kind of device."""
     return CPU_CHUNK_ALIGN if on_cpu else GPU_CHUNK_ALIGN
+
+
+def default_max_rows(*, on_cpu: bool) -> int:
+    """The default of max_rows."""
+    return 32 if on_cpu else 256
 
 
 def align_up(count: int, multiple: int) -> int:
@@ -97,3 +107,23 @@ class Geometry:
         A step computes no more than its budget, which is at least max_rows and one chunk of a prompt.
         """
         return min(self.token_budget, align_up(self.max_rows + _PROMPT_LOGIT_ROWS, self.chunk_align))
+
+
+def num_first_pages(geometry: Geometry) -> int:
+    """The pages 0 to n - 1 that plans of the warm-up, the self-check, timings and the probation name, n at most.
+
+    Until a worker on standby on a GPU gets requests, only these pages have memory: two whole pools do not fit one card.
+    """
+    of_checks = _CHECKED_TEXTS * align_up(_CHECKED_TOKENS, geometry.page_size) // geometry.page_size
+    prompts = -(-geometry.token_budget // geometry.max_length)
+    of_prompts = align_up(geometry.token_budget, geometry.page_size) // geometry.page_size + prompts
+    return min(geometry.num_pages, 1 + max(of_checks, of_prompts, _TIMED_PAGES))
+
+
+def check_window(window: int, sinks: int, max_length: int) -> None:
+    """Raises ValueError if the window hides nothing in a sequence of `max_length` tokens."""
+    if window + sinks >= max_length:
+        raise ValueError(
+            f"window is {window} and window_sinks {sinks}; together they must be less than max_length {max_length}, "
+            "otherwise the window hides nothing"
+        )

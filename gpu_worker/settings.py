@@ -7,11 +7,11 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tandem_contract.runtime_dir import default_runtime_dir
-from tandem_contract.settings import SHARED, Program, Size
+from tandem_contract.settings import SHARED, Program, Size, file, number, setting
 
 BUNDLED_MODEL = Path(__file__).parent / "bundled" / "model"
 
-PositiveInt = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1)] | None
 # Each of these decides the size of the page pool, so at most one of them is set.
 POOL_SETTINGS = ("num_pages", "pool_bytes", "keep_free_bytes")
 
@@ -29,7 +29,7 @@ def _threads_or_none(value: object) -> object:
 
 
 # None stands for auto.
-Threads = Annotated[PositiveInt | None, BeforeValidator(_threads_or_none)]
+Threads = Annotated[Count, BeforeValidator(_threads_or_none)]
 DeviceName = Annotated[str, AfterValidator(_device_name)]
 
 
@@ -38,136 +38,88 @@ class WorkerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str = Field(
-        str(BUNDLED_MODEL), title="NAME", description="local folder or hub name; default: the bundled model"
-    )
+    model: str = setting(str(BUNDLED_MODEL), "NAME", "local folder or hub name; default: the bundled model")
     # As the scheduler takes it in Join.
-    served_name: str = Field(
-        "", max_length=512, title="NAME", description="name that callers see; default: the model's own"
+    served_name: str = setting("", "NAME", "name that callers see; default: the model's own", max_length=512)
+    device: DeviceName = setting("", "DEVICE", "cpu, cuda or cuda:N; default: cuda if there is one")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto", "TYPE", "type of weights and cache; default: auto, float32 on a CPU and bfloat16 on a GPU"
     )
-    device: DeviceName = Field("", title="DEVICE", description="cpu, cuda or cuda:N; default: cuda if there is one")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    page_size: Count = setting(None, "N", "tokens per page, a power of two; default: 64 on a CPU, 128 on a GPU")
+    num_pages: Count = setting(None, "N", "pages in the KV pool, the reserved one included; default: see pool_bytes")
+    pool_bytes: Size | None = setting(
+        None, "SIZE", "size of the KV pool; default: for max_rows full sequences, at most 1GiB on a CPU"
+    )
+    keep_free_bytes: Size | None = setting(None, "SIZE", "memory that the KV pool leaves free; default: 1GiB on a GPU")
+    host_pool_bytes: Size = setting(0, "SIZE", "host memory for pages of preempted requests; default: none")
+    max_rows: Count = setting(None, "N", "sequences that run at once; default: 32 on a CPU, 256 on a GPU")
+    max_length: Count = setting(None, "N", "tokens of one sequence, prompt included; default: the model's")
+    token_budget: Count = setting(None, "N", "tokens per step; default: 512 on a CPU, 4096 on a GPU")
+    ranks: int = number(1, 1, 64, "N", "processes that share the model, one per device (tensor parallel); default: 1")
+    nnodes: int = number(1, 1, 64, "N", "hosts that share the ranks, equally; start the worker on each; default: 1")
+    rdzv_endpoint: str = setting(
+        "", "HOST:PORT", "HOST:PORT where the hosts of a group meet; HOST is one of them; default: none"
+    )
+    rdzv_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$")] = setting(
+        "default", "NAME", "name of the group, if several meet at rdzv_endpoint; default: default"
+    )
+    local_addr: str = setting(
+        "", "ADDRESS", "IPv4 address at which the group reaches this host; default: the one towards rdzv_endpoint"
+    )
+    window: Count = setting(None, "N", "last positions that full-attention layers see; default: all positions")
+    window_sinks: int = setting(0, "N", "first positions that these layers see besides the window; default: none", ge=0)
+    graphs: Literal["on", "off"] = setting(
+        "on", "WHEN", "capture steps and replay them (on a GPU: CUDA graphs); off runs every step eagerly; default: on"
+    )
+    threads: Threads = setting(None, "N", "CPU threads of an operation, or auto: measured at the start; default: auto")
+    fused_layers: Literal["auto", "on", "off"] = setting(
+        "auto", "WHEN", "compile decoder layers: auto, on or off; default: auto, on a GPU"
+    )
+    native_kernels: Literal["auto", "off"] = setting(
+        "auto", "WHEN", "C++ kernels on a CPU: auto, or off for torch's operators; default: auto"
+    )
+    shared_pool: Literal["auto", "on", "off"] = setting(
         "auto",
-        title="TYPE",
-        description="type of weights and cache; default: auto, float32 on a CPU and bfloat16 on a GPU",
-    )
-    page_size: PositiveInt | None = Field(
-        None, title="N", description="tokens per page, a power of two; default: 64 on a CPU, 128 on a GPU"
-    )
-    num_pages: PositiveInt | None = Field(
-        None, title="N", description="pages in the KV pool, the reserved one included; default: see pool_bytes"
-    )
-    pool_bytes: Size | None = Field(
-        None,
-        title="SIZE",
-        description="size of the KV pool; default: for max_rows full sequences, at most 1GiB on a CPU",
-    )
-    keep_free_bytes: Size | None = Field(
-        None, title="SIZE", description="memory that the KV pool leaves free; default: 1GiB on a GPU"
-    )
-    host_pool_bytes: Size = Field(
-        0, title="SIZE", description="host memory for pages of preempted requests; default: none"
-    )
-    max_rows: PositiveInt | None = Field(
-        None, title="N", description="sequences that run at once; default: 32 on a CPU, 256 on a GPU"
-    )
-    max_length: PositiveInt | None = Field(
-        None, title="N", description="tokens of one sequence, prompt included; default: the model's"
-    )
-    token_budget: PositiveInt | None = Field(
-        None, title="N", description="tokens per step; default: 512 on a CPU, 4096 on a GPU"
-    )
-    ranks: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, title="N", description="processes that share the model, one per device (tensor parallel); default: 1"
-    )
-    nnodes: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, title="N", description="hosts that share the ranks, equally; start the worker on each; default: 1"
-    )
-    rdzv_endpoint: str = Field(
-        "",
-        title="HOST:PORT",
-        description="HOST:PORT where the hosts of a group meet; HOST is one of them; default: none",
-    )
-    rdzv_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$")] = Field(
-        "default", title="NAME", description="name of the group, if several meet at rdzv_endpoint; default: default"
-    )
-    local_addr: str = Field(
-        "",
-        title="ADDRESS",
-        description="IPv4 address at which the group reaches this host; default: the one towards rdzv_endpoint",
-    )
-    window: PositiveInt | None = Field(
-        None, title="N", description="last positions that full-attention layers see; default: all positions"
-    )
-    window_sinks: int = Field(
-        0, ge=0, title="N", description="first positions that these layers see besides the window; default: none"
-    )
-    graphs: Literal["on", "off"] = Field(
-        "on",
-        title="WHEN",
-        description="capture steps and replay them (on a GPU: CUDA graphs); off runs every step eagerly; default: on",
-    )
-    threads: Threads = Field(
-        None, title="N", description="CPU threads of an operation, or auto: measured at the start; default: auto"
-    )
-    fused_layers: Literal["auto", "on", "off"] = Field(
-        "auto", title="WHEN", description="compile decoder layers: auto, on or off; default: auto, on a GPU"
-    )
-    native_kernels: Literal["auto", "off"] = Field(
-        "auto",
-        title="WHEN",
-        description="C++ kernels on a CPU: auto, or off for torch's operators; default: auto",
-    )
-    shared_pool: Literal["auto", "on", "off"] = Field(
-        "auto",
-        title="WHEN",
-        description="keep the KV pool in memory that outlives the worker: auto, on or off; default: auto, if a holder "
+        "WHEN",
+        "keep the KV pool in memory that outlives the worker: auto, on or off; default: auto, if a holder "
         "runs, and on a GPU if there are standby workers",
     )
     standby: bool = Field(
         False, description="wait, ready to serve, until a serving worker is lost; default: no, serve at once"
     )
-    standby_pages: Annotated[int, Field(ge=2)] | None = Field(
-        None,
-        title="N",
-        description="pages in the KV pool of a standby worker: those of the serving one; default: see pool_bytes",
+    standby_pages: Annotated[int, Field(ge=2)] | None = setting(
+        None, "N", "pages in the KV pool of a standby worker: those of the serving one; default: see pool_bytes"
     )
-    standbys: int = Field(
-        0, ge=0, le=64, title="N", description="standby workers that start later on the same device; default: none"
-    )
+    standbys: int = number(0, 0, 64, "N", "standby workers that start later on the same device; default: none")
     runtime_dir: Path = Field(
         default_factory=default_runtime_dir,
         title="FOLDER",
         description="folder of the sockets; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>",
     )
-    connect: str = Field(
-        "",
-        title="ADDRESS",
-        description="tcp://HOST:PORT of a scheduler on another host; needs keys; default: the one of runtime_dir",
+    connect: str = setting(
+        "", "ADDRESS", "tcp://HOST:PORT of a scheduler on another host; needs keys; default: the one of runtime_dir"
     )
-    keys: Path | None = Field(
-        None,
-        title="FOLDER",
-        description="folder with this worker's CURVE keys, as `tandem keys` makes it; default: none",
+    keys: Path | None = setting(
+        None, "FOLDER", "folder with this worker's CURVE keys, as `tandem keys` makes it; default: none"
     )
     exit_with_parent: bool = Field(False, description="end when the process that started this one ends; default: no")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", title="LEVEL", description="lowest level that is logged: debug, info, warning or error; default: info"
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "LEVEL", "lowest level that is logged: debug, info, warning or error; default: info"
     )
-    log_format: Literal["text", "json"] = Field(
-        "text", title="FORMAT", description="text, or json for one JSON object per line; default: text"
+    log_format: Literal["text", "json"] = setting(
+        "text", "FORMAT", "text, or json for one JSON object per line; default: text"
     )
-    config: Path | None = Field(None, title="FILE", description="TOML file with any of these settings; default: none")
+    config: Path | None = file("TOML file with any of these settings; default: none")
 
     @model_validator(mode="after")
-    def _one_size_of_the_pool(self) -> Self:
+    def _what_needs_or_excludes_another(self) -> Self:
         given = [f"{name} is {value}" for name in POOL_SETTINGS if (value := getattr(self, name)) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}; set only one of them, because each decides the size of the pool")
-        return self
-
-    @model_validator(mode="after")
-    def _a_scheduler_on_another_host(self) -> Self:
+        if self.standby_pages is not None and not self.standby:
+            raise ValueError(f"standby_pages is {self.standby_pages} and standby is not set; set num_pages instead")
+        if self.window_sinks and self.window is None:
+            raise ValueError(f"window_sinks is {self.window_sinks} and window is not set; set window too")
         if not self.connect and self.keys is not None:
             raise ValueError(f"keys is {self.keys} and connect is not set; set connect to tcp://HOST:PORT too")
         if self.connect and self.shared_pool == "on":
@@ -178,15 +130,11 @@ class WorkerSettings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _what_a_group_cannot_have(self) -> Self:
+    def _a_group_and_its_hosts(self) -> Self:
         for name, refused in (("shared_pool", "on"), ("fused_layers", "on"), ("standby", True)):
             if self.ranks > 1 and getattr(self, name) == refused:
                 found = "on" if refused is True else refused
                 raise ValueError(f"ranks is {self.ranks} and {name} is {found}; a group has none: leave {name} out")
-        return self
-
-    @model_validator(mode="after")
-    def _a_group_on_several_hosts(self) -> Self:
         if self.nnodes == 1:
             for name in ("rdzv_endpoint", "local_addr"):
                 if found := getattr(self, name):
@@ -206,18 +154,6 @@ class WorkerSettings(BaseModel):
                 f"nnodes is {self.nnodes} and connect is not set; a group on several hosts reaches its scheduler over "
                 "TCP: set connect to tcp://HOST:PORT, and keys"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _pages_of_a_standby(self) -> Self:
-        if self.standby_pages is not None and not self.standby:
-            raise ValueError(f"standby_pages is {self.standby_pages} and standby is not set; set num_pages instead")
-        return self
-
-    @model_validator(mode="after")
-    def _sinks_beside_a_window(self) -> Self:
-        if self.window_sinks and self.window is None:
-            raise ValueError(f"window_sinks is {self.window_sinks} and window is not set; set window too")
         return self
 
 

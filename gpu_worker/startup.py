@@ -17,31 +17,24 @@ from transformers import PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelFiles, read_files, warn_of
-from gpu_worker.checkpoint.linear import PackedLinear, can_pack
+from gpu_worker.checkpoint.linear import Groups, PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_bytes
-from gpu_worker.checkpoint.merged import Groups
-from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
-from gpu_worker.compatibility.independence import check_independence
+from gpu_worker.compatibility.check_model import check_cuda_shapes
+from gpu_worker.compatibility.independence import check_independence, pin
 from gpu_worker.compatibility.new_weights import WeightsLoader
-from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.cpu_graphs.choice import captures_steps, graphs_for
-from gpu_worker.device import choose_device
-from gpu_worker.geometry import Geometry
+from gpu_worker.geometry import Geometry, check_window
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.group.failures import refusal_in_group
 from gpu_worker.group.start import Together, device_of_rank, least_sizes, meet, part_of_rank, threads_of_rank
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.link.join_message import identity_of, join_message, texts
 from gpu_worker.memory.costs import Costs
-from gpu_worker.memory.device_memory import free_bytes, resident_growth
-from gpu_worker.memory.host_memory import check_host_memory
-from gpu_worker.memory.ledger import Measured, ledger
-from gpu_worker.memory.machine import machine_of
+from gpu_worker.memory.device_memory import free_bytes, machine_of, resident_growth
 from gpu_worker.memory.model_facts import check_same_computation, model_facts
-from gpu_worker.memory.pool import WHY_CAPPED
-from gpu_worker.memory.sizes import Sizes
-from gpu_worker.memory.sizing import choose_sizes
+from gpu_worker.memory.sizes import WHY_CAPPED, Measured, Sizes, ledger
+from gpu_worker.memory.sizing import check_host_memory, choose_sizes
 from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.phases import log_slow_phase, phase
 from gpu_worker.process.ranks import SINGLE, Ranks
@@ -52,7 +45,6 @@ from gpu_worker.shared_pool.start import open_pool
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
 from gpu_worker.timings import Timings, take_timings
-from gpu_worker.windows import with_window
 from gpu_worker.wire.frames import join_frame
 
 if TYPE_CHECKING:
@@ -123,6 +115,43 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
         timings = take_timings(runner, together.of_leader)
     _log_timings(timings, runner)
     return runner, join_message(settings, files, runner, timings, device, dtype, identity=hashed, ranks=ranks), together
+
+
+def choose_device(name: str) -> torch.device:
+    """The device `name` (cpu, cuda or cuda:N); if it is empty, CUDA if available. Raises ValueError."""
+    if not name:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        if torch.version.cuda is None and torch.version.hip is None:
+            raise ValueError(
+                f"device is {name}; this torch ({torch.__version__}) is built without CUDA: "
+                "install a CUDA build of torch, or set device cpu"
+            )
+        count = torch.cuda.device_count()
+        index = device.index or 0
+        if index >= count:
+            hint = f"set cuda:0 to cuda:{count - 1}" if count else "nvidia-smi and CUDA_VISIBLE_DEVICES show why"
+            raise ValueError(f"device is {name}; this machine has {count} CUDA devices: {hint}")
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+    return device
+
+
+def with_window(settings: WorkerSettings, layers: LayerMap, max_length: int) -> LayerMap:
+    """The layers with the window of the settings; layers that have their own stay unchanged. Raises ValueError."""
+    window, sinks = settings.window, settings.window_sinks
+    if window is None:
+        return layers
+    own = [layer.kind.pattern.window for layer in layers.layers]
+    if None not in own:
+        widest = max(width for width in own if width is not None)
+        raise ValueError(
+            f"window is {window}; every layer of this model has its own window (the widest is {widest}), "
+            "so the setting has no effect: leave it out"
+        )
+    check_window(window, sinks, max_length)
+    return layers.bounded(window, sinks)
 
 
 def _meet(ranks: Ranks, device: torch.device, trial: "PlanTrial | None") -> Together:

@@ -1,15 +1,18 @@
-"""Reads, checks and identifies the model's folder before a weight is loaded.
+"""Reads, checks and identifies a model's folder before a weight is loaded, and compares another folder with it.
 
-Owns the description of the model in Join, and the choice of files: safetensors and JSON, no format that can run code.
-Knows nothing of torch modules, pages, plans or sockets.
+Owns the description of the model in Join, which stays while the worker lives: another folder for new weights may not
+differ in tokenizer, files of chats, stop ids and defaults, and each file that it does not have is as in the served
+model (what config.json computes is compared by `memory.model_facts`). Knows nothing of torch modules, pages, plans or
+sockets.
 """
 
+import copy
 import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,16 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from gpu_worker.checkpoint.folder import (
+    ModelRefused,
+    WeightFiles,
+    find_weights,
+    read_json,
+    read_settings,
+    tokenizer_files,
+)
 from gpu_worker.checkpoint.generation import GENERATION_FILE, Generation, eos_ids, read_generation
-from gpu_worker.checkpoint.locate import read_json, read_settings
 from gpu_worker.checkpoint.tokenizer import ModelTokenizer, read_tokenizer, source_hashes
-from gpu_worker.checkpoint.weights import ModelRefused, WeightFiles, find_weights
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +41,7 @@ _LEAST_SAMPLES = 4
 _MAX_VOCABULARY = 1 << 24
 # The worker's setting decides in which dtype a model is served.
 _DTYPES = ("dtype", "torch_dtype")
+_START_ANEW = "start the worker with this folder instead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +57,20 @@ class ModelFiles:
     tokenizer: ModelTokenizer
 
 
-def read_files(folder: Path) -> ModelFiles:
-    """Reads the folder, and only the headers of weights. Raises ModelRefused, or OSError with the file's name."""
-    config = read_config(folder)
-    generation = read_generation(folder)
+def read_files(folder: Path, own: ModelFiles | None = None) -> ModelFiles:
+    """Reads the folder, and only the headers of weights; own: of the served model, which has what the folder lacks.
+
+    Raises ModelRefused, or OSError with the file's name.
+    """
+    config = copy.deepcopy(own.config) if own and not (folder / "config.json").is_file() else read_config(folder)
+    generation = own.generation if own and not (folder / GENERATION_FILE).is_file() else read_generation(folder)
+    weights, ids = find_weights(folder), stop_ids(config, generation, folder)
+    if own and not tokenizer_files(folder):
+        tokenizer = own.tokenizer
+    else:
+        tokenizer = read_tokenizer(folder, config.get_text_config().vocab_size, config)
     return ModelFiles(
-        folder=folder,
-        config=config,
-        weights=find_weights(folder),
-        eos_token_ids=stop_ids(config, generation, folder),
-        generation=generation,
-        tokenizer=read_tokenizer(folder, config.get_text_config().vocab_size, config),
+        folder=folder, config=config, weights=weights, eos_token_ids=ids, generation=generation, tokenizer=tokenizer
     )
 
 
@@ -192,3 +205,28 @@ def _fingerprint(path: Path, num_samples: int) -> Iterator[bytes]:
         for offset in range(start, size, stride):
             file.seek(offset)
             yield file.read(_SAMPLE_BYTES)
+
+
+def check_described(own: ModelFiles, new: ModelFiles) -> None:
+    """Raises ModelRefused, which names file and field, unless both folders describe the same for Join."""
+    for name in differences(_for_join(own), _for_join(new)):
+        raise ModelRefused(f"{name}; {_START_ANEW}")
+
+
+def differences(own: Mapping[str, Any], new: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """Each field that differs, as `name is X, the served model's is Y`, with the path of nested ones."""
+    for name in sorted(own.keys() | new.keys()):
+        ours, theirs = own.get(name), new.get(name)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            yield from differences(ours, theirs, f"{within}{name}.")
+        elif ours != theirs:
+            yield f"{within}{name} is {theirs!r:.80}, the served model's is {ours!r:.80}"
+
+
+def _for_join(files: ModelFiles) -> dict[str, Any]:
+    """What travels in Join of the folder's small files."""
+    generation = {"eos_token_id": sorted(files.eos_token_ids), **files.generation.defaults}
+    tokenizer = asdict(files.tokenizer)
+    for name in ("backend_json", "settings_json", "response_template_json"):
+        tokenizer[name.removesuffix("_json")] = json.loads(tokenizer.pop(name) or "{}")
+    return {GENERATION_FILE: generation, "tokenizer": tokenizer}

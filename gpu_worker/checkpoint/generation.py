@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.checkpoint.locate import read_json
-from gpu_worker.checkpoint.weights import ModelRefused
+from gpu_worker.checkpoint.folder import ModelRefused, read_json
 
 GENERATION_FILE = "generation_config.json"
 # As the scheduler takes them in Join.
@@ -22,25 +21,15 @@ _MAX_TOP_K = (1 << 32) - 1
 _RANGES = {"temperature": (1.0, 0.0, 100.0), "min_p": (0.0, 0.0, 1.0), "repetition_penalty": (1.0, 0.01, 100.0)}
 _GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 # Options that change tokens and are not supported, with their values for "off".
-_UNSUPPORTED = {
-    "bad_words_ids": None,
-    "begin_suppress_tokens": None,
-    "encoder_repetition_penalty": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "exponential_decay_length_penalty": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "guidance_scale": 1.0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
-    "num_beams": 1,
-    "penalty_alpha": 0.0,
-    "sequence_bias": None,
-    "stop_strings": None,
-    "suppress_tokens": None,
-    "typical_p": 1.0,
+_UNSUPPORTED: dict[str, int | None] = {
+    name: off
+    for off, names in (
+        (None, "bad_words_ids begin_suppress_tokens exponential_decay_length_penalty forced_bos_token_id"),
+        (None, "forced_eos_token_id sequence_bias stop_strings suppress_tokens"),
+        (0, "epsilon_cutoff eta_cutoff min_length min_new_tokens no_repeat_ngram_size penalty_alpha"),
+        (1, "encoder_repetition_penalty guidance_scale num_beams typical_p"),
+    )
+    for name in names.split()
 }
 
 
@@ -70,11 +59,11 @@ def generation_of(given: Mapping[str, Any], path: Path) -> Generation:
     eos = eos_ids(given.get("eos_token_id"), path, notes)
     # The penalty applies to greedy decoding too, as in Transformers.
     defaults = {"repetition_penalty": _ranged("repetition_penalty", given, path)}
-    if _is_on("do_sample", given, path):
-        defaults |= _sampled(given, path, notes)
-    else:
-        defaults |= _GREEDY
-    asked = {name: given.get(name) for name in _UNSUPPORTED}
+    samples = given.get("do_sample")
+    if samples not in (None, False, True):
+        raise _refused("do_sample", samples, path, "it must be true or false")
+    defaults |= _sampled(given, path, notes) if samples else _GREEDY
+    asked = {name: given.get(name) for name in sorted(_UNSUPPORTED)}
     unsupported = (f"{name} {value}" for name, value in asked.items() if value not in (None, _UNSUPPORTED[name]))
     return Generation(eos_token_ids=eos, defaults=defaults, unsupported=tuple(unsupported), notes=tuple(notes))
 
@@ -143,13 +132,6 @@ def _whole(name: str, value: object, path: Path) -> int:
     if number is None or not number.is_integer():
         raise _refused(name, value, path, "it must be a whole number")
     return int(number)
-
-
-def _is_on(name: str, given: Mapping[str, Any], path: Path) -> bool:
-    value = given.get(name)
-    if value is not None and value not in (False, True):
-        raise _refused(name, value, path, "it must be true or false")
-    return bool(value)
 
 
 def _refused(name: str, value: object, path: Path, limit: str) -> ModelRefused:

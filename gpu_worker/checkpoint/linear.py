@@ -1,15 +1,212 @@
-"""Packs linear layers for a CPU: in the layout of the C++ kernel, or in oneDNN's where that kernel is not built.
+"""Linear layers as they are served: those that receive the same tensor merged into one product, packed on a CPU.
 
-Owns the replacement of nn.Linear. Without either, or if a layer does not qualify, the plain layer stays. A tied weight
-is packed as a copy, and the embedding keeps the original. Knows nothing of models.
+Merged are layers such as those of queries, keys and values. The first layer of a group computes the product of all and
+keeps it; each later one returns its part if it is called with the same tensor, and the last one drops the product. A
+layer that is called with another tensor computes its own part. Changing that tensor in place between the calls would
+not be noticed; the groups come from a run of the model, and its self-check would fail.
+
+Packed means in the layout of the C++ kernel of `native/linear.h`, or in oneDNN's where that kernel is not built.
+Without either, or if a layer does not qualify, the plain layer stays. A tied weight is packed as a copy, and the
+embedding keeps the original. Knows nothing of models.
 """
+
+import ctypes
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from gpu_worker.attention.kv_cache import huge_zeros
-from gpu_worker.checkpoint.merged import is_plain_linear
-from gpu_worker.checkpoint.native_linear import linear_kernel
+from gpu_worker.native.calls import NativeFunction
+from gpu_worker.native.library import NativeLibrary, native_library
+
+# Names of linear layers, by group.
+Groups = tuple[tuple[str, ...], ...]
+_WORD_BYTES = 4
+_ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
+
+
+@dataclass(slots=True, eq=False)
+class _Product:
+    """The product of a merged weight with one input, while its parts are read."""
+
+    sizes: list[int]
+    # The group's first layer, which has the merged weight.
+    first: "MergedLinear" = field(init=False)
+    input: Tensor | None = None
+    output: Tensor | None = None
+
+
+class MergedLinear(nn.Module):
+    """One layer of a group: y = x W^T + b for its part of the merged W and b."""
+
+    def __init__(self, product: _Product, idx: int, merged: nn.Linear) -> None:
+        super().__init__()
+        self._product = product
+        self._is_first, self._is_last = idx == 0, idx == len(product.sizes) - 1
+        # The first row of W that is this layer's.
+        self.begin = sum(product.sizes[:idx])
+        self.in_features, self.out_features = merged.in_features, product.sizes[idx]
+        if self._is_first:
+            # Casts, parameters and packing find the merged layer here, and may replace it.
+            self.merged = merged
+            product.first = self
+
+    @property
+    def whole(self) -> nn.Module:
+        """The layer that has the merged W and b."""
+        return self._product.first.merged
+
+    @property
+    def weight(self) -> Tensor:
+        """This layer's part of W."""
+        weight: Tensor = self._product.first.merged.weight
+        return weight[self.begin : self.begin + self.out_features]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """This layer's part of b."""
+        bias: Tensor | None = self._product.first.merged.bias
+        return None if bias is None else bias[self.begin : self.begin + self.out_features]
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = self._product
+        if self._is_first:
+            product.input, product.output = x, self.merged(x)
+        elif product.input is not x:
+            return nn.functional.linear(x, self.weight, self.bias)
+        output = product.output
+        assert output is not None
+        if self._is_last:
+            product.input = product.output = None
+        return output[..., self.begin : self.begin + self.out_features]
+
+
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether the module is an nn.Linear with the class's own forward."""
+    return type(module) is nn.Linear and "forward" not in vars(module)
+
+
+@torch.no_grad()
+def merge_linears(model: nn.Module, groups: Groups) -> int:
+    """Merges each group of layers, given by name; a name that is not a plain linear layer leaves its group as it is.
+
+    Returns the number of merged groups. Each group's own weights are freed before the next group is merged.
+    """
+    count = 0
+    for names in groups:
+        linears = [module for name in names if is_plain_linear(module := model.get_submodule(name))]
+        if len(linears) == len(names):
+            bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+            merged = linear_of(torch.cat([linear.weight for linear in linears]), bias)
+            product = _Product([linear.out_features for linear in linears])
+            for idx, name in enumerate(names):
+                parent, _, child = name.rpartition(".")
+                setattr(model.get_submodule(parent), child, MergedLinear(product, idx, merged))
+            count += 1
+    return count
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A layer with these parameters, for inference."""
+    out = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    out.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        out.bias = nn.Parameter(bias, requires_grad=False)
+    return out.eval()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearKernel:
+    """y = x W^T + b for one dtype.
+
+    W is packed as [panels, words, panel, elements per word]: panels of its rows, words along the input features.
+    """
+
+    # x, packed W, b or None, y (addresses); rows, input features, output features, threads.
+    function: NativeFunction
+    panel: int
+    dtype: torch.dtype
+
+    @property
+    def per_word(self) -> int:
+        """Elements in a word of 32 bits."""
+        return _WORD_BYTES // self.dtype.itemsize
+
+    def packed_bytes(self, weight: Tensor) -> int:
+        """Bytes of the packed weight, with its padding."""
+        num_panels, num_words = -(-weight.shape[0] // self.panel), -(-weight.shape[1] // self.per_word)
+        return num_panels * num_words * self.panel * _WORD_BYTES
+
+    def pack(self, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        """`weight` [output features, input features] packed, in the memory of the flat tensor `out` if given."""
+        rows, columns = weight.shape
+        num_panels, num_words = -(-rows // self.panel), -(-columns // self.per_word)
+        shape = num_panels, num_words, self.panel, self.per_word
+        packed = weight.new_empty(shape) if out is None else out.view(shape)
+        if rows == num_panels * self.panel and columns == num_words * self.per_word:
+            packed.copy_(weight.view(num_panels, self.panel, num_words, self.per_word).transpose(1, 2))
+        else:
+            padded = weight.new_zeros(num_panels * self.panel, num_words * self.per_word)
+            padded[:rows, :columns] = weight
+            packed.copy_(padded.view(num_panels, self.panel, num_words, self.per_word).transpose(1, 2))
+        return packed
+
+    def unpack(self, packed: Tensor, out_features: int, in_features: int) -> Tensor:
+        """The weight [out_features, in_features] again."""
+        num_panels, num_words, panel, per_word = packed.shape
+        whole = packed.transpose(1, 2).reshape(num_panels * panel, num_words * per_word)
+        return whole[:out_features, :in_features].contiguous()
+
+    def pack_bias(self, bias: Tensor) -> Tensor:
+        """`bias` in float32, padded to panels."""
+        packed = torch.zeros(-(-bias.shape[0] // self.panel) * self.panel)
+        packed[: bias.shape[0]] = bias
+        return packed
+
+    def multiply(self, x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+        """x W^T + b [..., out_features] for x [..., in_features] of this dtype. Raises ValueError.
+
+        The result of a row depends neither on the other rows nor on the number of threads.
+        """
+        *leading, in_features = x.shape
+        if x.dtype is not self.dtype or packed.shape[1] != -(-in_features // self.per_word):
+            raise ValueError(f"x is {x.dtype} {list(x.shape)}, the layer takes {self.dtype} {list(packed.shape)}")
+        if not x.is_contiguous():
+            x = x.contiguous()
+        y = x.new_empty((*leading, out_features))
+        self.function(
+            x.data_ptr(),
+            packed.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            y.numel() // out_features,
+            in_features,
+            out_features,
+            torch.get_num_threads(),
+        )
+        return y
+
+
+@cache
+def linear_kernel(dtype: torch.dtype) -> LinearKernel | None:
+    """The kernel of this machine for a dtype; None if there is none."""
+    library = native_library()
+    return None if library is None else kernel_of(library, dtype)
+
+
+def kernel_of(library: NativeLibrary, dtype: torch.dtype) -> LinearKernel | None:
+    """The kernel of a library for a dtype; None if the library has none."""
+    name = f"tandem_linear_{str(dtype).removeprefix('torch.')}"
+    if not hasattr(library.functions, name):
+        return None
+    panel = library.functions.tandem_linear_panel
+    panel.restype = _SIZE
+    return LinearKernel(
+        function=library.function(name, *[_ADDRESS] * 4, *[_SIZE] * 3, ctypes.c_int32), panel=panel(), dtype=dtype
+    )
 
 
 class PackedLinear(nn.Module):
@@ -24,6 +221,7 @@ class PackedLinear(nn.Module):
         # Tensors are hidden from state dicts and casts, because only this module's forward understands the layout.
         self.bias = self._bias = None if linear.bias is None else linear.bias.detach()
         self._kernel = linear_kernel(weight.dtype)
+        self.is_native = self._kernel is not None
         if self._kernel is None:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
             self._multiply = _multiply_onednn
@@ -32,11 +230,6 @@ class PackedLinear(nn.Module):
             self._multiply = self._kernel.multiply
             if self.bias is not None:
                 self._bias = self._kernel.pack_bias(self.bias)
-
-    @property
-    def is_native(self) -> bool:
-        """Whether the C++ kernel computes this layer."""
-        return self._kernel is not None
 
     @property
     def weight(self) -> Tensor:
@@ -73,16 +266,14 @@ def _multiply_native(x: Tensor, packed: Tensor, bias: Tensor | None, out_feature
     return kernel.multiply(x, packed, bias, out_features)
 
 
-def _shape_of_packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-    return x.new_empty(*x.shape[:-1], out_features)
-
-
 # Inductor does not know this operator: its own lowering of oneDNN's requires static shapes.
 _library = torch.library.Library("tandem", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor")
 _library.impl("packed_linear", _multiply_onednn, "MkldnnCPU")
 _library.impl("packed_linear", _multiply_native, "CPU")
-torch.library.register_fake("tandem::packed_linear", _shape_of_packed_linear, lib=_library)
+torch.library.register_fake(
+    "tandem::packed_linear", lambda x, packed, bias, out: x.new_empty(*x.shape[:-1], out), lib=_library
+)
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:

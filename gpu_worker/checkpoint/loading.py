@@ -1,11 +1,13 @@
 """Loads the weights through Transformers into a model on its device, and refuses an incomplete checkpoint.
 
-Transformers only warns of missing tensors and initialises them at random. Owns that check, the report of progress, and
-the final state of the model. Knows nothing of pages, plans or sockets.
+Transformers only warns of missing tensors and initialises them at random. Owns that check, the report of progress (a
+bar on a terminal, otherwise a log line every few seconds), and the final state of the model. Knows nothing of pages,
+plans or sockets.
 """
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,12 +21,11 @@ from transformers.utils import logging as transformers_logging
 
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
-from gpu_worker.checkpoint.linear import PackedLinear, can_pack, pack_linears
-from gpu_worker.checkpoint.merged import Groups, merge_linears
-from gpu_worker.checkpoint.progress import Progress
-from gpu_worker.checkpoint.weights import WeightFiles, tensor_types
+from gpu_worker.checkpoint.folder import WeightFiles, tensor_types
+from gpu_worker.checkpoint.linear import Groups, PackedLinear, can_pack, merge_linears, pack_linears
 from gpu_worker.cpu_operators.replace import replace_operators
 from gpu_worker.native.library import native_library
+from tandem_contract import logs
 
 if TYPE_CHECKING:
     from transformers.distributed import DistributedConfig
@@ -39,6 +40,56 @@ _NUM_KINDS = 16
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # As safetensors names them.
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_LOG_SECONDS, _TERMINAL_SECONDS = 3.0, 0.1
+_BAR_WIDTH = 30
+_GIB = 1 << 30
+
+
+class Progress:
+    """Counts loaded bytes. `now` returns seconds; `draw` writes to the terminal and is None without one."""
+
+    def __init__(
+        self,
+        what: str,
+        total_bytes: int,
+        *,
+        draw: Callable[[str], None] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what, self._total, self._draw, self._now = what, max(1, total_bytes), draw, now
+        self._interval = _LOG_SECONDS if draw is None else _TERMINAL_SECONDS
+        self._done = 0
+        self._begun = self._shown = now()
+
+    @classmethod
+    def of_this_process(cls, what: str, total_bytes: int) -> "Progress":
+        """Progress that draws a bar if stderr is a terminal."""
+        return cls(what, total_bytes, draw=logs.draw if logs.can_draw() else None)
+
+    def add(self, num_bytes: int) -> None:
+        """Counts `num_bytes` more."""
+        self._done = min(self._total, self._done + num_bytes)
+        if self._now() - self._shown >= self._interval:
+            self._shown = self._now()
+            self._show()
+
+    def close(self) -> None:
+        """Clears the terminal's line."""
+        if self._draw is not None:
+            self._draw("\r\x1b[K")
+
+    def _show(self) -> None:
+        rate = self._done / max(1e-9, self._shown - self._begun)
+        figures = (
+            f"{100 * self._done // self._total:3d} %, {self._done / _GIB:.2f} of {self._total / _GIB:.2f} GiB, "
+            f"{rate / _GIB:.2f} GiB/s"
+        )
+        if self._draw is not None:
+            filled = _BAR_WIDTH * self._done // self._total
+            bar = "#" * filled + "-" * (_BAR_WIDTH - filled)
+            self._draw(f"\r\x1b[K{self._what} [{bar}] {figures}")
+        else:
+            log.info("%s: %s", self._what, figures.strip())
 
 
 def loads_to_device(device: torch.device) -> bool:
@@ -131,11 +182,7 @@ def without_warning_of_padding(model: PreTrainedModel) -> None:
     """Removes a comparison of each step's tokens with pad_token_id, which branches on data only to warn of padding."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
-            part.warn_if_padding_and_no_attention_mask = _ignore  # type: ignore[method-assign]
-
-
-def _ignore(*_: object) -> None:
-    """Takes the arguments of a warning."""
+            part.warn_if_padding_and_no_attention_mask = lambda *_: None  # type: ignore[method-assign]
 
 
 def prepare(

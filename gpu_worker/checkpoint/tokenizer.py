@@ -18,8 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
-from gpu_worker.checkpoint.locate import read_json
-from gpu_worker.checkpoint.weights import VOCABULARIES, ModelRefused, tokenizer_files
+from gpu_worker.checkpoint.folder import VOCABULARIES, ModelRefused, read_json, tokenizer_files
 from gpu_worker.failures import first_line
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,9 @@
 
 Owns the `LayerMap` and the reasons for refusing how a model is built. No rule names a model family: a copy of the model
 on PyTorch's meta device, which has shapes and no data, runs one step, and its calls of attention are recorded. Meta
-tensors cannot branch on data, so a forward that does so is refused too. Knows nothing of weights, pages or kernels.
+tensors cannot branch on data, so a forward that does so is refused too. Owns, too, the shapes of attention that do not
+compile, or do not start, on a CUDA device, found by compiling the generated kernels for sm_90 with torch 2.11 and
+Triton 3.6. Knows nothing of weights, pages or kernels, and asks no device.
 """
 
 import copy
@@ -17,17 +19,18 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.loading import without_warning_of_padding
-from gpu_worker.compatibility.attention_pattern import UnreadableMask, read_pattern
+from gpu_worker.compatibility.independence import undecorate
 from gpu_worker.compatibility.probe import (
     STEP,
     Call,
     Recorded,
+    UnreadableMask,
     attend_eagerly,
     calls_with_masks,
     calls_without_masks,
     place_of,
+    read_pattern,
 )
-from gpu_worker.compatibility.rope import undecorate
 from gpu_worker.failures import first_line
 from gpu_worker.geometry import MAX_LENGTH
 
@@ -39,22 +42,19 @@ _NUM_TOKENS = 13
 # Arguments that models pass to attention and that change no score, or that the mask expresses more exactly.
 _HARMLESS_KEYWORDS = frozenset(
     {
-        "cache_position",
-        "dropout",
-        "is_causal",
-        "logits_to_keep",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "position_ids",
-        "return_dict",
-        "scaling",
-        "sliding_window",
-        "step",
-        "use_cache",
+        *("cache_position", "dropout", "is_causal", "logits_to_keep", "output_attentions", "output_hidden_states"),
+        *("output_router_logits", "position_ids", "return_dict", "scaling", "sliding_window", "step", "use_cache"),
     }
 )
 _READ_KEYWORDS = frozenset({"softcap", "s_aux"})
+# The query heads of a group are the query rows of the decode kernel; from 128 on FlexAttention has none.
+_MAX_GROUP = 127
+# A kernel for 65 rows or more is compiled for 128. In float32, and for heads of more than 256 dimensions, it takes more
+# shared memory than a card has, or gigabytes of local memory.
+_MAX_GROUP_OF_LARGE_HEADS = 64
+_MAX_SMALL_HEAD_BYTES = 512
+# For larger heads the decode kernel spills float32 registers until its local memory does not fit beside the pool.
+MAX_FLOAT32_HEAD_DIM = 256
 
 
 def default_length(config: PreTrainedConfig) -> int:
@@ -249,3 +249,27 @@ def _kind(call: Call, name: str, pattern: AttentionPattern) -> AttentionKind:
         softcap=None if softcap is None else float(softcap),
         pattern=AttentionPattern(window=pattern.window, has_learned_sinks=sinks is not None),
     )
+
+
+def max_group(dtype: torch.dtype, head_dim: int) -> int:
+    """The most query heads per KV head for which there is a decode kernel."""
+    is_small = dtype.itemsize <= 2 and head_dim * dtype.itemsize <= _MAX_SMALL_HEAD_BYTES
+    return _MAX_GROUP if is_small else _MAX_GROUP_OF_LARGE_HEADS
+
+
+def check_cuda_shapes(layers: LayerMap, dtype: torch.dtype) -> None:
+    """Raises ModelRefused, which names the layer, the limit and a remedy."""
+    name = str(dtype).removeprefix("torch.")
+    for layer in layers.layers:
+        kind = layer.kind
+        limit = max_group(dtype, kind.head_dim)
+        if kind.group > limit:
+            raise ModelRefused(
+                f"{layer.name} has {kind.group} query heads per KV head; the decode kernel for CUDA takes at most "
+                f"{limit} of {kind.head_dim} dimensions in {name}; device cpu has no such limit"
+            )
+        if dtype.itemsize > 2 and kind.head_dim > MAX_FLOAT32_HEAD_DIM:
+            raise ModelRefused(
+                f"{layer.name} has heads of {kind.head_dim} dimensions; the decode kernel for CUDA takes at most "
+                f"{MAX_FLOAT32_HEAD_DIM} in {name}; dtype bfloat16 or device cpu has no such limit"
+            )

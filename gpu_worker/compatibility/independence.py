@@ -1,16 +1,24 @@
-"""Tests with the real weights, before serving, whether the tokens of a packed step are independent outside attention.
+"""Makes the rows of a packed step independent, and tests it with the real weights before serving.
 
-Owns the test. Attention is replaced by a local one, in which a token attends only to itself; information that still
-passes between tokens would pass between requests. The test finds convolutions, state spaces and token shifts; positions
-taken from the order of the batch instead of `position_ids`; tables and capacities that depend on the batch; and models
-that do not number the tokens of a text 0, 1, 2. Knows nothing of pages.
+In the test attention is replaced by a local one, in which a token attends only to itself; information that still passes
+between tokens would pass between requests. The test finds convolutions, state spaces and token shifts; positions taken
+from the order of the batch instead of `position_ids`; tables and capacities that depend on the batch; and models that
+do not number the tokens of a text 0, 1, 2.
+
+Transformers chooses some rotary tables in each forward, by the largest position of the whole batch: `longrope` has one
+table for short texts and one for long ones, `dynamic` one for each length. In a batch of several sequences the longest
+would determine the table of all, and cached keys would have been rotated by another table. `pin` lets a module choose
+once, for the longest text that this worker serves, and keep that table. Knows nothing of pages.
 """
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel, modeling_rope_utils
 
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.compatibility.probe import attending
@@ -21,6 +29,7 @@ _NUM_TOKENS = 24
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 # Share of tokens that must agree. In another order a router's near tie may be rounded the other way for a few tokens.
 _AGREEING = 0.75
+_DECORATED_IN = modeling_rope_utils.__file__
 
 
 def check_independence(model: PreTrainedModel, max_length: int) -> None:
@@ -90,3 +99,39 @@ def _turn(x: Tensor) -> Tensor:
     direction = torch.linspace(0, 9, x.shape[-1], device=x.device, dtype=torch.float32).cos()
     direction = (direction / direction.norm()).to(x.dtype)
     return nn.functional.normalize(x, dim=-1).matmul(direction)[..., None]
+
+
+def undecorated_forward(module: nn.Module) -> Callable[..., Any] | None:
+    """The forward of `module` without the choice of a table. Returns None if the module makes no such choice."""
+    forward = type(module).forward
+    while hasattr(forward, "__wrapped__"):
+        if getattr(forward, "__code__", None) is not None and forward.__code__.co_filename == _DECORATED_IN:
+            return inspect.unwrap(forward)
+        forward = forward.__wrapped__
+    return None
+
+
+def undecorate(module: nn.Module) -> None:
+    """Keeps the module's present table from now on."""
+    plain = undecorated_forward(module)
+    if plain is not None:
+        module.forward = functools.partial(plain, module)
+
+
+@torch.inference_mode()
+def pin(model: nn.Module, max_length: int) -> list[str]:
+    """Pins the table for `max_length` tokens in every rotary module. Returns the rope types that this affects."""
+    chosen: set[str] = set()
+    for module in model.modules():
+        if undecorated_forward(module) is None:
+            continue
+        rope_type = getattr(module, "rope_type", None)
+        types: dict[str | None, Any] = rope_type if isinstance(rope_type, dict) else {None: rope_type}
+        buffer = next(module.buffers())
+        last = torch.full((1, 1), max_length - 1, dtype=torch.int64, device=buffer.device)
+        for layer_type, name in types.items():
+            if isinstance(name, str) and ("dynamic" in name or name == "longrope"):
+                type(module).forward(module, buffer.new_zeros(1), last, *([layer_type] if layer_type else []))
+                chosen.add(name)
+        undecorate(module)
+    return sorted(chosen)

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.memory.sizes import Sizes
-from gpu_worker.process.cpus import usable_cpus
+from gpu_worker.process.machine import usable_cpus
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sampling.shared_tokens import keep_tokens
 

@@ -1,4 +1,4 @@
-"""Measures free memory on the device and on the host, and the peak growth of memory during an operation.
+"""Measures free memory on device and host, pools that dead workers left, and the peak growth of an operation.
 
 Owns the queries to CUDA and /proc. Decides nothing.
 """
@@ -12,7 +12,10 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.process.cgroups import CGROUPS, PROC, memory_groups, text_of
+from gpu_worker.memory.sizes import Machine
+from gpu_worker.process.machine import CGROUPS, PROC, memory_groups, text_of
+from gpu_worker.settings import WorkerSettings
+from gpu_worker.shared_pool.start import unused_pools
 
 
 def free_bytes(device: torch.device) -> int:
@@ -30,7 +33,7 @@ def free_host_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
         free = int(figures["MemAvailable"]) << 10
     else:
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(0, min([free, *(group.left for group in memory_groups(proc, cgroups))]))
+    return max(0, min([free, *(left for _, left in memory_groups(proc, cgroups))]))
 
 
 @contextmanager
@@ -45,7 +48,9 @@ def resident_growth(device: torch.device) -> Iterator[list[int]]:
         torch.cuda.synchronize(device)
         grown.append(torch.cuda.max_memory_allocated(device) - before)
         return
-    _trim_freed_memory()
+    # The C library keeps freed memory, which would hide growth.
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
     try:
         # Resets the peak to the present resident size.
         (PROC / "self" / "clear_refs").write_text("5")
@@ -57,13 +62,19 @@ def resident_growth(device: torch.device) -> Iterator[list[int]]:
     grown.append(max(0, _status("VmHWM") - before))
 
 
-def _trim_freed_memory() -> None:
-    """Returns freed memory that the C library keeps, because it would hide growth."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 def _status(name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+) kB", text_of(PROC / "self" / "status"), re.MULTILINE)
     return int(found.group(1)) << 10 if found else 0
+
+
+def machine_of(settings: WorkerSettings, device: torch.device) -> Machine:
+    """The device as it is now. Raises ValueError if shared_pool is on and cannot be."""
+    is_gpu, unused = device.type == "cuda", unused_pools(settings, device)
+    num_bytes, pages = unused or (0, 0)
+    return Machine(
+        place=str(device),
+        free=free_bytes(device) + num_bytes,
+        free_host=free_host_bytes() if is_gpu else 0,
+        shares_pool=is_gpu and unused is not None,
+        held_pages=pages,
+    )

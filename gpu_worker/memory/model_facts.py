@@ -1,9 +1,16 @@
-"""What the meta model shows of a model: its attention layers, its memory, its linear layers with a common input.
+"""What the meta model shows of a model, kept in a file, and whether two configs compute the same.
 
-Building and running the meta model takes half a second or more, so the facts are kept in a file. Its name is
-a hash of all that they depend on: the config, dtype, versions of torch and Transformers, the file of the model's class,
-and the worker's sources. A file that cannot be read, is not this user's, or whose contents do not match its checksum is
-ignored. Refusals are not kept. Owns the file; knows nothing of weights.
+The facts are its attention layers, its memory, its linear layers with a common input, and a hash of what it computes.
+Building and running the meta model takes half a second or more, so the facts are kept in a file. Its name is a hash of
+all that they depend on: the config, dtype, versions of torch and Transformers, the file of the model's class, and the
+worker's sources. A file that cannot be read, is not this user's, or whose contents do not match its checksum is
+ignored. Refusals are not kept.
+
+The hash of a computation covers every operator, with its numbers and the tensors that it joins, of a step and of the
+model's own eager attention, which the self-check reads; the attention layers; the names and shapes of weights; the
+tables that the model makes itself; and the lengths that it is served with. So a field of config.json changes the hash
+if and only if it changes what is computed or checked, without a list of fields. Which weights are tied is left out:
+tied ones are weights with equal values. Knows nothing of weights.
 """
 
 import hashlib
@@ -12,6 +19,8 @@ import logging
 import os
 import platform
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import getfile
@@ -21,17 +30,24 @@ from typing import Any
 import torch
 import transformers
 from pydantic import TypeAdapter, ValidationError
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.checkpoint.merged import Groups
-from gpu_worker.checkpoint.same_model import differences
-from gpu_worker.compatibility.check_model import check_model, meta_model_of
-from gpu_worker.compatibility.computation import computation_of
-from gpu_worker.compatibility.shared_inputs import shared_inputs
-from gpu_worker.memory.costs import Costs
-from gpu_worker.memory.estimate import estimate
+from gpu_worker.checkpoint.files import ModelRefused, differences
+from gpu_worker.checkpoint.linear import Groups
+from gpu_worker.compatibility.check_model import (
+    check_model,
+    default_length,
+    in_bfloat16,
+    length_limit,
+    meta_model_of,
+    run_eagerly,
+)
+from gpu_worker.compatibility.independence import pin
+from gpu_worker.compatibility.probe import calls_without_masks
+from gpu_worker.memory.costs import Costs, estimate
 from tandem_contract.cache_dir import cache_dir, is_private
 
 log = logging.getLogger(__name__)
@@ -41,6 +57,10 @@ _MOST_BYTES, _MOST_FILES = 4 << 20, 64
 # Fields of a config that are tried alone to find which one differs, and fields that a refusal names.
 _MOST_TRIALS, _MOST_NAMED = 16, 4
 _SUM_BYTES = hashlib.sha256().digest_size * 2
+# Tokens of the meta model's step; no model has a dimension of this size.
+_NUM_TOKENS = 13
+# A constant of a model's code; larger tensors are weights or tables.
+_MOST_VALUES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +71,7 @@ class ModelFacts:
     costs: Costs
     # Linear layers that are merged.
     merged: Groups
-    # A hash of what the model computes with given weights (`compatibility.computation`).
+    # A hash of what the model computes with given weights.
     computation: str
 
 
@@ -170,3 +190,115 @@ def _write(path: Path, facts: ModelFacts) -> None:
     files = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime_ns)
     for old in files[:-_MOST_FILES]:
         old.unlink(missing_ok=True)
+
+
+def computation_of(meta_model: PreTrainedModel, layers: LayerMap) -> str:
+    """The hash. Leaves the meta model's tables with data, on the CPU. Raises ModelRefused."""
+    digest = hashlib.sha256()
+
+    def add(*values: object) -> None:
+        digest.update(f"{values!r}\0".encode())
+
+    lengths = default_length(meta_model.config), length_limit(meta_model.config)
+    add(type(meta_model).__name__, lengths, layers)
+    for name, tensor in meta_model.state_dict(keep_vars=True).items():
+        add(name, tuple(tensor.shape))
+    with in_bfloat16(meta_model), _Operators(add):
+        calls_without_masks(meta_model, _NUM_TOKENS)
+        run_eagerly(meta_model)
+    _make_tables(meta_model)
+    # Some tables depend on the longest text; a model that was pinned for any length has one of these.
+    for length in (2, *lengths):
+        pin(meta_model, length)
+        for name, table in _tables(meta_model):
+            add(name, tuple(table.shape), hashlib.sha256(table.flatten().view(torch.uint8).numpy().data).digest())
+    return digest.hexdigest()
+
+
+class _Operators(TorchDispatchMode):
+    """Passes on every operator: its name, its numbers, and which earlier results it reads."""
+
+    def __init__(self, add: Any) -> None:
+        super().__init__()
+        self._add = add
+        # Results are kept, so that no other object gets their identity.
+        self._known: dict[int, tuple[int, Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # The row of padding matters to gradients alone.
+        read = args[:2] if func is torch.ops.aten.embedding.default else args
+        self._add(str(func), self._described(read), self._described(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        self._described(out)
+        return out
+
+    def _described(self, value: Any) -> object:
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, (list, tuple)):
+            return [self._described(each) for each in value]
+        if isinstance(value, dict):
+            return [(name, self._described(each)) for name, each in value.items()]
+        is_plain = isinstance(value, (str, int, float, complex, torch.dtype, torch.device, torch.layout))
+        return value if is_plain or value is None else str(type(value))
+
+    def _tensor(self, value: Tensor) -> object:
+        if isinstance(value, nn.Parameter):
+            # Not which one, because tied ones are one.
+            return "weight", tuple(value.shape)
+        number, _ = self._known.setdefault(id(value), (len(self._known), value))
+        has_data = not value.is_meta and value.numel() <= _MOST_VALUES
+        return number, tuple(value.shape), str(value.dtype), value.tolist() if has_data else None
+
+
+@torch.no_grad()
+def _make_tables(meta_model: PreTrainedModel) -> None:
+    """Gives the model's tables (buffers that no checkpoint has) their values, as Transformers does at a load."""
+    for module in meta_model.modules():
+        tables = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+        for name, buffer in tables.items():
+            module._buffers[name] = torch.zeros_like(buffer, device="cpu")
+        if tables:
+            setattr(module, "_is_hf_initialized", False)  # noqa: B010, its type has only tensors and modules
+    meta_model.initialize_weights()
+
+
+def _tables(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    of_checkpoints = set(model.state_dict())
+    for name, buffer in model.named_buffers():
+        if name not in of_checkpoints:
+            yield name, buffer
+
+
+def shared_inputs(meta_model: PreTrainedModel) -> Groups:
+    """Names of linear layers in groups of two or more, in the order of their calls.
+
+    The layers of a group are children of one module, are called once each in a step, and receive the same tensor. All
+    have a bias, or none has.
+    """
+    places = {
+        module: (name.rpartition(".")[0], name)
+        for name, module in meta_model.named_modules()
+        if type(module) is nn.Linear
+    }
+    uses = Counter(id(each) for module in meta_model.modules() for each in module.parameters(recurse=False))
+    calls: list[tuple[nn.Linear, Tensor]] = []
+
+    def note(module: Any, args: tuple[Any, ...]) -> None:
+        calls.append((module, args[0]))
+
+    hooks = [module.register_forward_pre_hook(note) for module in places]
+    try:
+        with in_bfloat16(meta_model):
+            calls_without_masks(meta_model, _NUM_TOKENS)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    called = Counter(module for module, _ in calls)
+    groups: dict[object, list[str]] = {}
+    for module, given in calls:
+        if called[module] == uses[id(module.weight)] == 1:
+            parent, name = places[module]
+            # The noted tensors are alive, so their ids differ.
+            groups.setdefault((parent, id(given), module.bias is None), []).append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)

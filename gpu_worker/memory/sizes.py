@@ -1,10 +1,16 @@
-"""What sizes are chosen from, and the sizes: figures without arithmetic."""
+"""What sizes are chosen from, the chosen sizes, and their table in the log, planned and measured.
+
+Figures without arithmetic. Knows nothing of how memory is measured.
+"""
 
 from dataclasses import dataclass
 
 from gpu_worker.geometry import Geometry
+from gpu_worker.memory.costs import MAX_GRAPHS
 
+WHY_CAPPED = "K (or V) of one layer must have fewer than 2^31 elements, or its decode kernel does not compile for a GPU"
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_NAME_WIDTH, _FIGURE_WIDTH = 40, 12
 
 
 def readable(num_bytes: int) -> str:
@@ -68,3 +74,58 @@ class Sizes:
     beside_pool: int = 0
     # Whether the pool is smaller than memory and rows allow, because of `WHY_CAPPED`.
     is_capped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Bytes after loading; None if the device does not report them."""
+
+    weights: int
+    step: int | None
+    tables: int | None
+    pool: int
+    host_pool: int
+    free: int
+    # The pool of captured graphs, and their number.
+    graphs: int = 0
+    num_graphs: int = 0
+
+
+def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = None) -> list[str]:
+    """One line per item, with a second column if there are measured figures."""
+    geometry, on_cpu = sizes.geometry, place == "cpu"
+    left = sizes.free - sizes.weights - sizes.step - sizes.graphs - sizes.tables - sizes.pool - sizes.beside_pool
+    left -= sizes.standbys + (sizes.host_pool if on_cpu else 0)
+    number = f"at most {MAX_GRAPHS}" if measured is None else f"{measured.num_graphs} of at most {MAX_GRAPHS}"
+    has_graphs = sizes.graphs or (measured and measured.num_graphs)
+    step = f"step, {geometry.token_budget} tokens, {geometry.max_rows} rows"
+    pages = f"KV, {geometry.num_pages - 1} pages of {geometry.page_size} tokens{', capped' if sizes.is_capped else ''}"
+    saved = f"saved KV, {geometry.host_pages} pages{'' if on_cpu else ', in host memory'}"
+    # Whether the line is shown, its name, and bytes planned and measured.
+    items: list[tuple[object, str, int, int | None]] = [
+        (True, f"weights, {dtype}", sizes.weights, measured and measured.weights),
+        (True, step, sizes.step, measured and measured.step),
+        (has_graphs, f"graphs, {number}", sizes.graphs, measured and measured.graphs),
+        (True, "tables and buffers", sizes.tables, measured and measured.tables),
+        (True, pages, sizes.pool, measured and measured.pool),
+        (sizes.beside_pool, "beside the shared pool, for a takeover", sizes.beside_pool, None),
+        (geometry.host_pages, saved, sizes.host_pool, measured and measured.host_pool),
+        (sizes.standbys, "for standby workers", sizes.standbys, None),
+        (True, f"free, {readable(sizes.reserve)} of it kept", left, measured and measured.free),
+    ]
+    lines = [_line(f"memory on {place}", "planned", "" if measured is None else "measured")]
+    for is_shown, name, planned, found in items:
+        if is_shown:
+            second = "" if measured is None else "-" if found is None else readable(found)
+            lines.append(_line(f"  {name}", readable(planned), second))
+    if measured and (measured.graphs > sizes.graphs or measured.num_graphs > MAX_GRAPHS):
+        lines.append("  graphs: more than planned; the difference comes from the memory that is kept free")
+    if sizes.beside_pool:
+        lines.append("  the shared pool is outside torch's allocator, and the holder keeps it if this worker dies")
+    if sizes.is_capped:
+        lines.append(f"  capped: {WHY_CAPPED}")
+    return lines
+
+
+def _line(name: str, first: str, second: str) -> str:
+    return f"{name:{_NAME_WIDTH}}{first:>{_FIGURE_WIDTH}}{second:>{_FIGURE_WIDTH}}".rstrip()

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gpu_worker.process.cpus import Cpus, usable_cpus
+from gpu_worker.process.machine import Cpus, usable_cpus
 from gpu_worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)

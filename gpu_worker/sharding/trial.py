@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from gpu_worker.checkpoint.files import ModelRefused, read_files
 from gpu_worker.checkpoint.linear import can_pack
 from gpu_worker.checkpoint.loading import load_weights
-from gpu_worker.compatibility.rope import pin
+from gpu_worker.compatibility.independence import pin
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.failures import first_line
 from gpu_worker.geometry import Geometry

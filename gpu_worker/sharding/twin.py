@@ -27,8 +27,7 @@ from gpu_worker.checkpoint.loading import own_part
 from gpu_worker.compatibility.check_model import meta_model_of
 from gpu_worker.compatibility.probe import Recorded, calls_without_masks
 from gpu_worker.failures import first_line
-from gpu_worker.memory.costs import Costs
-from gpu_worker.memory.estimate import pool_slices, pool_tensors
+from gpu_worker.memory.costs import Costs, pool_slices, pool_tensors
 from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding.plan import plan_for

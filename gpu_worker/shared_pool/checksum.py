@@ -2,21 +2,25 @@
 
 Each word of K (or V) of a layer has an odd weight that depends on its place in a head, so that moved values change the
 sum as well as changed ones; heads are not told apart. K and V of the layers, in order, have odd weights, too. It finds
-damage, not malice, at the cost of reading the page once. The kernels of the machine compute it if they are built
-(`native/page_sum.h`), otherwise numpy does; the sums are equal, so that another worker can check them.
+damage, not malice, at the cost of reading the page once. In host memory the kernels of the machine compute it if they
+are built (`native/page_sum.h`), otherwise numpy does; on a device it takes a few launches and no wait. The sums are
+equal, so that another worker can check them: products and sums of int64 wrap modulo 2^64 on every device.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpu_worker.geometry import PAGES_AT_ONCE
 from gpu_worker.native.library import native_library
+from gpu_worker.shared_pool.cuda_region import bytes_at
 
 # The odd increment of splitmix64.
 _STEP = 0x9E3779B97F4A7C15
@@ -26,14 +30,10 @@ class PageChecksums:
     """Checksums of the pages of `pools`, each [heads, tokens, dimension]."""
 
     def __init__(self, pools: Sequence[Tensor], page_size: int) -> None:
-        # Pools of one shape at equal distances in memory are read by one call.
-        sizes = {(pool.shape, pool.element_size()) for pool in pools}
-        steps = {after.data_ptr() - before.data_ptr() for before, after in pairwise(pools)}
-        groups = [list(pools)] if len(sizes) == 1 and len(steps) == 1 and min(steps) > 0 else [[pool] for pool in pools]
         of_pools = iter(odd(len(pools)))
         self._groups = [
-            _Group(words, odd(words.shape[3]), np.array([next(of_pools) for _ in group], np.uint64))
-            for group, words in ((group, _words_of(group, page_size)) for group in groups)
+            _Group(words, odd(words.shape[3]), np.array([next(of_pools) for _ in words], np.uint64))
+            for words in (group.numpy().view(np.uint64) for group in words_of(pools, page_size))
         ]
         library = native_library()
         self._calls: list[_PageWords] = []
@@ -87,20 +87,85 @@ class _Group:
         return _PageWords(*addresses, num_pools, pool_distance, num_heads, head_distance, num_words)
 
 
-def _words_of(pools: Sequence[Tensor], page_size: int) -> NDArray[np.uint64]:
-    first = pools[0]
-    num_bytes = page_size * first.shape[2] * first.element_size()
-    assert num_bytes % 8 == 0, "a page has at least 16 tokens"
-    distance = pools[1].data_ptr() - first.data_ptr() if len(pools) > 1 else first.nbytes
-    whole: Any = (ctypes.c_char * (distance * (len(pools) - 1) + first.nbytes)).from_address(first.data_ptr())
-    num_pages = first.shape[1] // page_size
-    return np.lib.stride_tricks.as_strided(
-        np.frombuffer(whole, np.uint64),
-        (len(pools), first.shape[0], num_pages, num_bytes // 8),
-        (distance, num_pages * num_bytes, num_bytes, 8),
-    )
-
-
 def odd(count: int) -> NDArray[np.uint64]:
     """`count` odd weights, each different."""
     return (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP)) | np.uint64(1)
+
+
+class DeviceChecksums:
+    """Checksums of the pages of a pool; at most `num_buffers - 1` results may be unread."""
+
+    def __init__(self, words: Sequence[Tensor], num_pages: int, *, num_buffers: int) -> None:
+        """words: of each group of pools, as `words_of` returns them."""
+        device = words[0].device
+        self._words = words
+        weights = _weights([(group.shape[0], group.shape[3]) for group in words])
+        self._weights = [torch.from_numpy(each).to(device) for each in weights]
+        self._sums = [torch.zeros((PAGES_AT_ONCE, *each.shape), dtype=torch.int64, device=device) for each in weights]
+        self._parts = torch.zeros((len(words), num_pages), dtype=torch.int64, device=device)
+        self._found = torch.zeros(num_pages, dtype=torch.int64, device=device)
+        self._device, self._next = device, 0
+        self._results = [
+            torch.zeros(num_pages, dtype=torch.int64, pin_memory=device.type == "cuda") for _ in range(num_buffers)
+        ]
+
+    @torch.inference_mode()
+    def begin(self, pages: Sequence[int]) -> Callable[[], list[int]]:
+        """Enqueues the checksums of the pages' present content. The function returns them when the work has ended."""
+        count, result = len(pages), self._results[self._next]
+        self._next = (self._next + 1) % len(self._results)
+        for at in range(0, count, PAGES_AT_ONCE):
+            some = pages[at : at + PAGES_AT_ONCE]
+            for number, (words, weights, sums) in enumerate(zip(self._words, self._weights, self._sums, strict=True)):
+                for place, page in enumerate(some):
+                    torch.sum(words[:, :, page], dim=1, out=sums[place])
+                weighted = sums[: len(some)].mul_(weights)
+                torch.sum(weighted, dim=(1, 2), out=self._parts[number, at : at + len(some)])
+        torch.sum(self._parts[:, :count], dim=0, out=self._found[:count])
+        result[:count].copy_(self._found[:count], non_blocking=True)
+        return lambda: result[:count].numpy().view(np.uint64).tolist()
+
+    def of(self, pages: Sequence[int]) -> list[int]:
+        """The checksums of the pages' present content. Waits for the device."""
+        read = self.begin(pages)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        return read()
+
+
+def words_of(pools: Sequence[Tensor], page_size: int) -> list[Tensor]:
+    """The pools [heads, tokens, dimension] as the words of their pages, int64 [pools, heads, pages, words of a page].
+
+    Pools of one shape at equal distances in memory are one group, so that one call or launch reads them all.
+    """
+    groups: list[list[Tensor]] = []
+    for pool in pools:
+        if groups and _continues(groups[-1], pool):
+            groups[-1].append(pool)
+        else:
+            groups.append([pool])
+    return [_group(group, page_size) for group in groups]
+
+
+def _continues(group: Sequence[Tensor], pool: Tensor) -> bool:
+    distances = [after.data_ptr() - before.data_ptr() for before, after in pairwise([*group[-2:], pool])]
+    return pool.shape == group[0].shape and min(distances) > 0 and len(set(distances)) == 1
+
+
+def _group(pools: Sequence[Tensor], page_size: int) -> Tensor:
+    first = pools[0]
+    distance = pools[1].data_ptr() - first.data_ptr() if len(pools) > 1 else 0
+    whole = bytes_at(first.data_ptr(), distance * (len(pools) - 1) + first.nbytes, first.device).view(torch.int64)
+    num_pages, num_bytes = first.shape[1] // page_size, page_size * first.shape[2] * first.element_size()
+    assert num_bytes % 8 == 0, "a page has at least 16 tokens"
+    num_words = num_bytes // 8
+    return whole.as_strided(
+        (len(pools), first.shape[0], num_pages, num_words), (distance // 8, num_pages * num_words, num_words, 1)
+    )
+
+
+def _weights(shapes: Sequence[tuple[int, int]]) -> list[np.ndarray[tuple[int, int], np.dtype[np.int64]]]:
+    """[pools, words] for each group: the weight of a pool times that of a word."""
+    of_words = odd(max(words for _, words in shapes))
+    of_pools = np.split(odd(sum(pools for pools, _ in shapes)), np.cumsum([pools for pools, _ in shapes])[:-1])
+    return [np.outer(own, of_words[:words]).view(np.int64) for own, (_, words) in zip(of_pools, shapes, strict=True)]

@@ -6,17 +6,19 @@ starts with it, so that only pages that are used are read, each once.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.shared_pool.errors import PageDamaged
-from gpu_worker.shared_pool.header import Header
+from gpu_worker.shared_pool.checksum import DeviceChecksums
+from gpu_worker.shared_pool.messages import PageDamaged
+from gpu_worker.shared_pool.region import Header
 from gpu_worker.wire.frames import Plan
 
 
 class PageGuard:
-    """`checksum` returns that of a page's present content. Set before the first step."""
+    """`checksums_of` returns those of pages' present content. Set before the first step."""
 
-    checksum: Callable[[int], int]
+    checksums_of: Callable[[Sequence[int]], Iterable[int]]
 
     def __init__(self, header: Header, num_pages: int) -> None:
         self._header = header
@@ -32,15 +34,16 @@ class PageGuard:
         self._header.begin_generation(generation)
 
     def forget(self) -> None:
-        """The pool was zeroed: there is nothing to check."""
-        self._is_unchecked = bytearray(len(self._is_unchecked))
-        self._may_be_unchecked = False
-        self._header.begin_generation(self._generation)
+        """The pool was zeroed: there is nothing to check, and nothing that steps in flight filled is left."""
+        self._restart(is_unchecked=False)
 
     def taken_over(self) -> None:
         """The pool is now that of a dead worker."""
-        self._is_unchecked = bytearray(b"\1" * len(self._is_unchecked))
-        self._may_be_unchecked = True
+        self._restart(is_unchecked=True)
+
+    def _restart(self, *, is_unchecked: bool) -> None:
+        self._is_unchecked = bytearray(bytes([is_unchecked]) * len(self._is_unchecked))
+        self._may_be_unchecked = is_unchecked
         self._header.begin_generation(self._generation)
 
     def begin_step(self, plan: Plan, tables: RowTables) -> None:
@@ -64,7 +67,7 @@ class PageGuard:
     def end_step(self, step: int) -> Callable[[], None] | None:
         """Records the checksums of the pages that the last step filled; it has ended, so nothing is left to do then."""
         if self._filled:
-            self._record(zip(self._filled, self._checksums_of(self._filled), strict=True), step)
+            self._record(zip(self._filled, self.checksums_of(self._filled), strict=True), step)
             self._filled = []
         return None
 
@@ -79,7 +82,7 @@ class PageGuard:
         for page in pages:
             if not self._header.filled_by[page]:
                 raise PageDamaged(f"page {page} of the pool that was taken over is not whole")
-        for page, checksum in zip(pages, self._checksums_of(pages), strict=True):
+        for page, checksum in zip(pages, self.checksums_of(pages), strict=True):
             if checksum != int(self._header.checksums[page]):
                 step = int(self._header.filled_by[page])
                 raise PageDamaged(
@@ -87,8 +90,53 @@ class PageGuard:
                 )
             self._is_unchecked[page] = 0
 
-    def _checksums_of(self, pages: Sequence[int]) -> Iterable[int]:
-        return map(self.checksum, pages)
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Filled:
+    """Pages that a step in flight fills, without those that a later plan has begun to write."""
+
+    pages: set[int]
+
+
+class DeviceGuard(PageGuard):
+    """`checksums` are set before the first step, too."""
+
+    checksums: DeviceChecksums
+
+    def __init__(self, header: Header, num_pages: int) -> None:
+        super().__init__(header, num_pages)
+        self._in_flight: list[_Filled] = []
+
+    def _restart(self, *, is_unchecked: bool) -> None:
+        super()._restart(is_unchecked=is_unchecked)
+        self._in_flight = []
+
+    def begin_step(self, plan: Plan, tables: RowTables) -> None:
+        """As `PageGuard.begin_step`. It waits for the device only for pages of a dead worker that were not checked."""
+        super().begin_step(plan, tables)
+        if self._in_flight:
+            begun = pages_begun(plan, tables.geometry.page_size)
+            for filled in self._in_flight:
+                filled.pages.difference_update(begun)
+
+    def end_step(self, step: int) -> Callable[[], None] | None:
+        """Enqueues the checksums of the pages that the last step fills; the step is enqueued.
+
+        The function, called when this work has ended, records them. None if no page was filled.
+        """
+        if not self._filled:
+            return None
+        pages, self._filled = self._filled, []
+        read, filled = self.checksums.begin(pages), _Filled(pages=set(pages))
+        self._in_flight.append(filled)
+
+        def record() -> None:
+            if filled in self._in_flight:
+                self._in_flight.remove(filled)
+                found = zip(pages, read(), strict=True)
+                self._record(((page, checksum) for page, checksum in found if page in filled.pages), step)
+
+        return record
 
 
 def _pages_read(plan: Plan, page_size: int) -> set[int]:

@@ -1,20 +1,47 @@
-"""Messages between the holder of shared pools and its workers: one JSON object per packet, sometimes with descriptors.
+"""Messages between the holder of shared pools and its workers, and a worker's end of the connection.
 
-Owns their form and their limits. Knows nothing of pools.
+One JSON object per packet, sometimes with descriptors. Owns their form, their limits, and the errors of pools; each
+message of an error is one sentence for people. Knows nothing of what the memory contains.
 """
 
 import json
 import os
 import socket
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-SOCKET_NAME = "holder.sock"
 MAX_BYTES = 4096
 POOL_ID_BYTES = 16
 # With a packet: the memory of a pool, or its header and its device memory.
 MAX_DESCRIPTORS = 2
 _MAX_DEVICE_CHARACTERS = 64
+# A dead process that had much memory takes some of this time to end.
+_TAKE_SECONDS, _TRY_SECONDS = 1.0, 0.002
+# The driver frees the context of a process before the process has ended.
+_TAKE_DEVICE_SECONDS = 2.0
+_ANSWER_SECONDS = 5.0
+MAX_POOL_BYTES = 1 << 48
+
+
+class PoolError(Exception):
+    """The pages are not there or not to be trusted; the scheduler has them computed again."""
+
+
+class HolderError(PoolError):
+    """The holder is gone, or refuses for the reason in the message. If `is_busy`, the pool's last user still lives."""
+
+    def __init__(self, message: str, *, is_busy: bool = False) -> None:
+        super().__init__(message)
+        self.is_busy = is_busy
+
+
+class PoolDiffers(PoolError):
+    """The memory is not a pool of this worker's kind, or newer than expected."""
+
+
+class PageDamaged(PoolError):
+    """A page of a pool that was taken over does not have the content that its last owner wrote."""
 
 
 class MessageError(ValueError):
@@ -23,7 +50,7 @@ class MessageError(ValueError):
 
 def holder_socket(folder: Path) -> Path:
     """The path of the holder's socket in the runtime folder."""
-    return folder / SOCKET_NAME
+    return folder / "holder.sock"
 
 
 def new_socket() -> socket.socket:
@@ -57,7 +84,7 @@ def number(message: dict[str, object], name: str, low: int, high: int) -> int:
     return value
 
 
-def pool_id(message: dict[str, object]) -> bytes:
+def pool_id_of(message: dict[str, object]) -> bytes:
     """The id of a pool, which travels as hexadecimal digits. Raises MessageError."""
     value = message.get("pool_id")
     try:
@@ -81,3 +108,118 @@ def close_all(descriptors: Iterable[int]) -> None:
     """Closes descriptors that came with a packet."""
     for each in descriptors:
         os.close(each)
+
+
+class HolderClient:
+    """Connects at the first call, and again if the holder was started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = holder_socket(folder)
+        self._socket: socket.socket | None = None
+
+    def create(self, num_bytes: int, *, device: str = "", pages: int = 0) -> tuple[bytes, int]:
+        """Returns the id and a descriptor of a new pool of zeros; the caller closes it. Raises HolderError.
+
+        device: names the GPU that has the pool's pages, whose number is `pages`; the new memory is then their header.
+        """
+        answer, memories = self._ask({"want": "create", "bytes": num_bytes, "device": device, "pages": pages})
+        [memory] = _descriptors(answer, memories, {"bytes": num_bytes})
+        return pool_id_of(answer), memory
+
+    def attach(self, pool_id: bytes, memory: int, num_bytes: int) -> None:
+        """Lets the holder keep a descriptor of the device memory of a pool of this process. Raises HolderError."""
+        self._ask({"want": "attach", "pool_id": pool_id.hex(), "bytes": num_bytes}, [memory])
+
+    def take(self, pool_id: bytes, num_bytes: int) -> int:
+        """Returns a descriptor of a pool whose last user is dead; waits for its end a moment. Raises HolderError."""
+        [memory] = self._take(pool_id, {"bytes": num_bytes}, _TAKE_SECONDS)
+        return memory
+
+    def take_device(self, pool_id: bytes, header_bytes: int, num_bytes: int) -> tuple[int, int]:
+        """The same for a pool on a GPU: descriptors of its header and of its device memory. Raises HolderError."""
+        header, memory = self._take(pool_id, {"bytes": header_bytes, "device_bytes": num_bytes}, _TAKE_DEVICE_SECONDS)
+        return header, memory
+
+    def _take(self, pool_id: bytes, sizes: dict[str, int], seconds: float) -> list[int]:
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                answer, memories = self._ask({"want": "take", "pool_id": pool_id.hex()})
+                return _descriptors(answer, memories, sizes)
+            except HolderError as error:
+                if not error.is_busy or time.monotonic() > until:
+                    raise
+            time.sleep(_TRY_SECONDS)
+
+    def give_back(self, pool_id: bytes) -> None:
+        """Lets the holder free the pool, which this process uses no longer. Raises HolderError."""
+        self._ask({"want": "give back", "pool_id": pool_id.hex()})
+
+    def unused_bytes(self) -> int:
+        """Host memory of pools without a user. Raises HolderError."""
+        return self.unused_on("")[0]
+
+    def unused_on(self, device: str) -> tuple[int, int]:
+        """Device memory of pools without a user on a GPU, and the pages of the newest of them. Raises HolderError."""
+        answer, _ = self._ask({"want": "unused", "device": device})
+        return number(answer, "bytes", 0, MAX_POOL_BYTES), number(answer, "pages", 0, MAX_POOL_BYTES)
+
+    def free_unused(self, device: str) -> None:
+        """Lets the holder free the pools without a user on a GPU. Raises HolderError."""
+        self._ask({"want": "free", "device": device})
+
+    def _ask(self, message: dict[str, object], sent: Sequence[int] = ()) -> tuple[dict[str, object], list[int]]:
+        """Sends descriptors with the message; returns the answer and those that came with it."""
+        is_new = self._socket is None
+        try:
+            return self._exchange(message, sent)
+        except (OSError, MessageError) as error:
+            self.close()
+            if is_new:
+                raise HolderError(f"no answer from the holder at {self._path}: {error}") from error
+        # The holder may have been started again since the last call.
+        return self._ask(message, sent)
+
+    def _exchange(self, message: dict[str, object], sent: Sequence[int]) -> tuple[dict[str, object], list[int]]:
+        if self._socket is None:
+            self._socket = new_socket()
+            self._socket.settimeout(_ANSWER_SECONDS)
+            self._socket.connect(str(self._path))
+        socket.send_fds(self._socket, [encode(message)], sent)
+        packet, memories, _, _ = socket.recv_fds(self._socket, MAX_BYTES + 1, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        try:
+            if not packet:
+                raise MessageError("it has ended the connection")
+            answer = decode(packet)
+            if "error" in answer:
+                raise HolderError(str(answer["error"])[:500], is_busy=answer.get("is_busy") is True)
+        except (MessageError, HolderError):
+            close_all(memories)
+            raise
+        return answer, memories
+
+    def close(self) -> None:
+        """Ends the connection. The process stays the user of its pools."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _descriptors(answer: dict[str, object], found: list[int], sizes: dict[str, int]) -> list[int]:
+    """Returns the descriptors that came with an answer: one for each size, the first of host memory.
+
+    Raises HolderError, and closes them, if their number or a size is not as needed.
+    """
+    try:
+        if len(found) != len(sizes):
+            raise HolderError(f"the holder's answer has {len(found)} descriptors; {len(sizes)} are needed")
+        # The size of device memory shows only when it is mapped.
+        given = {"its memory": os.fstat(found[0]).st_size}
+        given |= {name: number(answer, name, 1, MAX_POOL_BYTES) for name in sizes}
+        for size, needed in zip(given.values(), [next(iter(sizes.values())), *sizes.values()], strict=True):
+            if size != needed:
+                raise HolderError(f"the pool has {size} bytes; {needed} are needed")
+    except (HolderError, MessageError) as error:
+        close_all(found)
+        raise HolderError(str(error)) from error
+    return found

@@ -1,19 +1,35 @@
-"""A range of addresses whose memory can be replaced: tensors and recorded kernels keep pointing to it.
+"""The memory of a shared pool in this process: addresses whose memory can be replaced, and what it says of itself.
 
 Owns the mapping of one shared memory object. `MAP_FIXED` puts another object at the same addresses in one step, as
-CUDA's virtual memory management would with an imported handle.
+CUDA's virtual memory management does with an imported handle, so tensors and recorded kernels keep pointing to it. The
+memory begins with a header:
+
+    bytes 0 to 4,095   magic, version, generation, pool id, layout hash, identity hash
+    then               uint64 for each page: the step that filled it, 0 if it is not whole
+    then               uint64 for each page: its checksum
+    then               from the next multiple of 2 MiB on, K and V of each layer
+
+A worker that dies leaves this behind. The next one checks it before it believes a page.
 """
 
 import ctypes
+import hashlib
 import mmap
 import os
+import struct
 from contextlib import suppress
+
+from gpu_worker.shared_pool.messages import PoolDiffers
 
 HUGE_PAGE_BYTES = 2 << 20
 # Linux, from mman-common.h and mman.h; Python's mmap has no names for them.
 _MAP_FIXED, _MAP_NORESERVE, _PROT_NONE = 0x10, 0x4000, 0
 _MADV_REMOVE = 9
 _MAP_FAILED = ctypes.c_void_p(-1).value
+MAGIC, VERSION = b"TandemKV", 1
+_HEADER = struct.Struct("<8sQQ16s32s32s")
+_HEADER_BYTES = 4096
+_GENERATION_OFFSET = 16
 
 
 class Region:
@@ -65,3 +81,43 @@ def _libc() -> ctypes.CDLL:
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
+
+
+def header_bytes(num_pages: int) -> int:
+    """Bytes before the first tensor."""
+    return -(-(_HEADER_BYTES + 16 * num_pages) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+
+
+def identity_hash(identity: str) -> bytes:
+    """32 bytes for the identity of a model (`checkpoint/files.py`)."""
+    return hashlib.sha256(identity.encode()).digest()
+
+
+class Header:
+    """The header in mapped memory; `memory` is a writable buffer of `header_bytes(num_pages)`."""
+
+    def __init__(self, memory: object, num_pages: int) -> None:
+        self._memory = memory
+        entries = memoryview(memory).cast("B")[_HEADER_BYTES : _HEADER_BYTES + 16 * num_pages].cast("Q")  # type: ignore[arg-type]
+        # Both [num_pages]. A page is whole if its entry of `filled_by` is not 0; its checksum counts only then.
+        self.filled_by, self.checksums = entries[:num_pages], entries[num_pages:]
+
+    def write(self, *, pool_id: bytes, layout: bytes, identity: bytes) -> None:
+        """Describes a new pool of zeros, in which no page is whole."""
+        _HEADER.pack_into(self._memory, 0, MAGIC, VERSION, 0, pool_id, layout, identity)  # type: ignore[arg-type]
+        self.filled_by[:] = memoryview(bytes(8 * len(self.filled_by))).cast("Q")
+
+    def check(self, *, pool_id: bytes, layout: bytes, identity: bytes, generation: int) -> None:
+        """Raises PoolDiffers unless this is that pool and no generation after `generation` has written to it."""
+        magic, version, newest, *found = _HEADER.unpack_from(self._memory, 0)  # type: ignore[arg-type]
+        if (magic, version) != (MAGIC, VERSION):
+            raise PoolDiffers(f"the memory is not a KV pool of version {VERSION}")
+        for name, own, wanted in zip(("id", "layout", "model"), found, (pool_id, layout, identity), strict=True):
+            if own != wanted:
+                raise PoolDiffers(f"the {name} of the pool is {own.hex()[:12]}; {wanted.hex()[:12]} is needed")
+        if newest > generation:
+            raise PoolDiffers(f"generation {newest} has written to the pool; {generation} is the last one expected")
+
+    def begin_generation(self, generation: int) -> None:
+        """Records the generation whose plans write from now on."""
+        struct.pack_into("<Q", self._memory, _GENERATION_OFFSET, generation)  # type: ignore[arg-type]

@@ -1,35 +1,23 @@
 """Decides at a worker's start whether its KV pool is in shared memory."""
 
 import logging
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.cuda_memory.driver import CudaError, Driver, cuda_driver
-from gpu_worker.cuda_memory.support import check_exportable
 from gpu_worker.geometry import Geometry
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.shared_pool.client import HolderClient
+from gpu_worker.shared_pool.cuda_driver import CudaError, Driver, cuda_driver
+from gpu_worker.shared_pool.cuda_region import check_exportable
 from gpu_worker.shared_pool.device_pool import DevicePool
-from gpu_worker.shared_pool.errors import HolderError
-from gpu_worker.shared_pool.messages import holder_socket
+from gpu_worker.shared_pool.messages import HolderClient, HolderError, holder_socket
 from gpu_worker.shared_pool.pool import SharedPool, WorkerPool
 
 log = logging.getLogger(__name__)
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unused:
-    """Memory of pools without a user. It counts as free, because the worker takes one over or none is kept."""
-
-    num_bytes: int = 0
-    # Of the newest pool on a GPU.
-    pages: int = 0
 
 
 def open_pool(
@@ -50,7 +38,7 @@ def open_pool(
     try:
         if device.type == "cuda":
             # Beside the pool of a worker that serves, or has died, there is no room for another one.
-            is_whole = not settings.standby and not unused_pools(settings, device).num_bytes
+            is_whole = not settings.standby and not (unused_pools(settings, device) or (0, 0))[0]
             driver = _driver(device)
             pool: WorkerPool = DevicePool(
                 holder, driver, layers, geometry, dtype, identity=identity, device=device, is_whole=is_whole
@@ -74,37 +62,22 @@ def open_pool(
     return pool
 
 
-def shares_pool(settings: WorkerSettings, device: torch.device) -> bool:
-    """Whether the pool will be shared, if the holder goes on. On a GPU it tries whether memory can outlive a process.
+def unused_pools(settings: WorkerSettings, device: torch.device) -> tuple[int, int] | None:
+    """Bytes of pools without a user on this device, and on a GPU the pages of the newest; None if the pool is private.
 
-    Raises ValueError if shared_pool is on for a device without shared pools.
+    They count as free, because the worker takes one of these pools over or none is kept. On a GPU it tries whether
+    memory can outlive a process. Raises ValueError if shared_pool is on and the pool cannot be shared.
     """
     if not _is_wanted(settings, device):
-        return False
-    if device.type != "cuda":
-        return True
-    try:
-        _driver(device)
-        HolderClient(settings.runtime_dir).unused_bytes()
-    except (CudaError, HolderError, OSError) as error:
-        if settings.shared_pool == "on":
-            raise _refusal(error) from error
-        return False
-    return True
-
-
-def unused_pools(settings: WorkerSettings, device: torch.device) -> Unused:
-    """Pools without a user on this device, if the pool will be shared."""
-    if not shares_pool(settings, device):
-        return Unused()
+        return None
     holder = HolderClient(settings.runtime_dir)
     try:
-        if device.type == "cuda":
-            num_bytes, pages = holder.unused_on(_driver(device).uuid())
-            return Unused(num_bytes=num_bytes, pages=pages)
-        return Unused(num_bytes=holder.unused_bytes())
-    except HolderError:
-        return Unused()
+        return holder.unused_on(_driver(device).uuid()) if device.type == "cuda" else (holder.unused_bytes(), 0)
+    except (CudaError, HolderError, OSError) as error:
+        # Without the holder, `open_pool` says so for a CPU.
+        if device.type == "cuda" and settings.shared_pool == "on":
+            raise _refusal(error) from error
+        return None
     finally:
         holder.close()
 

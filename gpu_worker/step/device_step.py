@@ -30,7 +30,7 @@ from gpu_worker.graphs.captured import CapturedSteps
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.shapes import MAX_SHAPES, Shapes, StepShape
 from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, allocated, blank
-from gpu_worker.process.lean_imports import compiler_is_loaded
+from gpu_worker.process.starting import compiler_is_loaded
 from gpu_worker.sampling.shared_tokens import ShareTokens
 from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels

@@ -5,7 +5,7 @@ import logging
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.failures import first_line, is_out_of_memory
-from gpu_worker.shared_pool.errors import PoolError
+from gpu_worker.shared_pool.messages import PoolError
 from gpu_worker.wire.fields import PlanError
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import StepLayout, lay_out
-from gpu_worker.shared_pool.errors import PageDamaged, PoolError
+from gpu_worker.shared_pool.messages import PageDamaged, PoolError
 from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
 from gpu_worker.step.device_step import DeviceStep
 from gpu_worker.step.execution import Execution

@@ -213,6 +213,11 @@ class Program(Generic[Model]):
         return parser.format_help()
 
 
+def setting(default: object, title: str, description: str, **bounds: float) -> Any:
+    """Returns a field; bounds: pydantic's, such as ge, le and max_length."""
+    return Field(default, title=title, description=description, **cast(Any, bounds))
+
+
 def number(default: float | None, low: float, high: float, title: str, description: str) -> Any:
     """Returns the field of a number from `low` to `high`."""
     return Field(default, ge=low, le=high, title=title, description=description)

@@ -15,14 +15,13 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelRefused, read_files
+from gpu_worker.checkpoint.linear import Groups
 from gpu_worker.checkpoint.loading import load_weights
-from gpu_worker.checkpoint.merged import Groups
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
-from gpu_worker.compatibility.independence import check_independence
-from gpu_worker.compatibility.rope import pin
+from gpu_worker.compatibility.independence import check_independence, pin
 from gpu_worker.compatibility.self_check import check_runner
-from gpu_worker.compatibility.shared_inputs import shared_inputs
 from gpu_worker.cpu_graphs.graphs import cpu_graphs
+from gpu_worker.memory.model_facts import shared_inputs
 from gpu_worker.step.runner import Runner
 from tests.census.captured import num_replays, without_captured_steps
 from tests.census.hints import HINTS, UNBUILDABLE

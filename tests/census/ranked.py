@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from gpu_worker.checkpoint.files import ModelRefused, read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights
-from gpu_worker.compatibility.rope import pin
+from gpu_worker.compatibility.independence import pin
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
+from gpu_worker import holder
 from gpu_worker import settings as worker
-from gpu_worker.holder import __main__ as holder
 from scheduler_svc import settings as scheduler
 from tandem_client.gateway import settings as gateway
 from tandem_contract.service_links import without_service_links

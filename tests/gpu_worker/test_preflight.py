@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.checkpoint.weights import ModelRefused
-from gpu_worker.preflight import check_before_imports, check_threads
+from gpu_worker.__main__ import check_before_imports, check_threads
+from gpu_worker.checkpoint.folder import ModelRefused
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from scheduler_svc.wire.arrays import WireError
 from scheduler_svc.wire.worker import event_of

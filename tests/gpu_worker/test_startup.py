@@ -16,14 +16,13 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker import __main__ as program
 from gpu_worker import startup
-from gpu_worker.device import choose_device
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.link import join_message, link
-from gpu_worker.memory import machine
+from gpu_worker.memory import device_memory as machine
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.memory.sizing import DoesNotFit
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.startup import start
+from gpu_worker.startup import choose_device, start
 from gpu_worker.step.warm_up import full_plan, full_prompts_plan
 from gpu_worker.timings import take_timings
 from tests.gpu_worker.rig import Rig, RigSpec

@@ -8,11 +8,10 @@ import torch
 
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.compatibility.bounded_eager import BOUNDED_NAME, eager_name
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
-from gpu_worker.compatibility.self_check import check_runner
+from gpu_worker.compatibility.self_check import BOUNDED_NAME, check_runner, eager_name
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.windows import with_window
+from gpu_worker.startup import with_window
 from tests.gpu_worker.rig import Rig, RigSpec, config_of
 from tests.gpu_worker.rig_specs import SPECS
 

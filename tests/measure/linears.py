@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gpu_worker.attention.kv_cache import huge_zeros
-from gpu_worker.checkpoint.native_linear import LinearKernel, linear_kernel
+from gpu_worker.checkpoint.linear import LinearKernel, linear_kernel
 from tests.measure.harness import Bar, Measurement, in_turns
 from tests.measure.limits import multiply_rate, read_bandwidth
 from tests.measure.serving.roofline import linear_shapes

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from gpu_worker.attention.layers import AttentionKind
-from gpu_worker.checkpoint.merged import MergedLinear
+from gpu_worker.checkpoint.linear import MergedLinear
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import start
 from gpu_worker.step.runner import Runner

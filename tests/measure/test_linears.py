@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpu_worker.checkpoint.native_linear import linear_kernel
+from gpu_worker.checkpoint.linear import linear_kernel
 from tests.measure import limits, linears
 from tests.measure.linears import Figures, bars, steps
 

@@ -10,12 +10,12 @@ import torch
 
 from gpu_worker import __main__ as program
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.cuda_memory.driver import Driver
 from gpu_worker.geometry import Geometry
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.shared_pool import start
-from gpu_worker.shared_pool.client import HolderClient
+from gpu_worker.shared_pool.cuda_driver import Driver
 from gpu_worker.shared_pool.device_pool import DevicePool
+from gpu_worker.shared_pool.messages import HolderClient
 from tests.gpu_worker.cuda_memory.fake_libcuda import FakeCard, FakeLibcuda
 
 

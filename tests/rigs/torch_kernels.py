@@ -7,7 +7,7 @@ kernels of a CPU are none of those.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpu_worker.checkpoint.native_linear import linear_kernel
+from gpu_worker.checkpoint.linear import linear_kernel
 from gpu_worker.native import library
 from gpu_worker.sampling import greedy
 

@@ -8,8 +8,7 @@ import torch
 
 from gpu_worker.attention.kernel_options import Call, Card, chosen, decode_options, entries, prefill_options
 from gpu_worker.attention.views import GPU_DECODE_BLOCK
-from gpu_worker.compatibility.check_model import MAX_HEAD_DIM
-from gpu_worker.compatibility.cuda_shapes import MAX_FLOAT32_HEAD_DIM, max_group
+from gpu_worker.compatibility.check_model import MAX_FLOAT32_HEAD_DIM, MAX_HEAD_DIM, max_group
 from gpu_worker.geometry import GPU_CHUNK_ALIGN
 
 H200 = Card(name="NVIDIA H200", shared_bytes=227 << 10)

@@ -11,8 +11,8 @@ from tandem.internal.v1 import worker_pb2 as pb
 from transformers import AutoConfig
 
 from gpu_worker.checkpoint.files import ModelRefused, read_files
+from gpu_worker.checkpoint.folder import read_json
 from gpu_worker.checkpoint.generation import generation_of, read_generation
-from gpu_worker.checkpoint.locate import read_json
 from gpu_worker.compatibility.check_model import default_length, length_limit
 from gpu_worker.geometry import MAX_LENGTH
 from tests.gpu_worker.saved_model import changed

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gpu_worker.checkpoint import linear as packing
-from gpu_worker.checkpoint.linear import PackedLinear, can_pack, pack_linears
-from gpu_worker.checkpoint.native_linear import linear_kernel
+from gpu_worker.checkpoint.linear import PackedLinear, can_pack, linear_kernel, pack_linears
 from gpu_worker.fusion.layers import compiling
 
 CPU = torch.device("cpu")

@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 from gpu_worker.attention.paged import ATTENTION_NAME
 from gpu_worker.checkpoint import loading
 from gpu_worker.checkpoint.files import ModelRefused, read_files
-from gpu_worker.checkpoint.loading import load_weights
-from gpu_worker.checkpoint.progress import Progress
+from gpu_worker.checkpoint.loading import Progress, load_weights
 from tests.gpu_worker.saved_model import changed, save_model
 
 CPU = torch.device("cpu")

@@ -9,8 +9,7 @@ import pytest
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from gpu_worker.checkpoint.files import read_files
-from gpu_worker.checkpoint.locate import check_folder, locate
-from gpu_worker.checkpoint.weights import ModelRefused
+from gpu_worker.checkpoint.folder import ModelRefused, check_folder, locate
 from tests.gpu_worker.saved_model import changed
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpu_worker.checkpoint.linear import PackedLinear, pack_linears
-from gpu_worker.checkpoint.merged import MergedLinear, merge_linears
+from gpu_worker.checkpoint.linear import MergedLinear, PackedLinear, merge_linears, pack_linears
 
 NAMES = ("q", "k", "v")
 

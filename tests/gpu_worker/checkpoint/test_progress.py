@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gpu_worker.checkpoint.progress import Progress
+from gpu_worker.checkpoint.loading import Progress
 
 GIB = 1 << 30
 
@@ -18,7 +18,7 @@ class Clock:
 
 
 def test_a_log_gets_a_line_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "gpu_worker.checkpoint.progress")
+    caplog.set_level(logging.INFO, "gpu_worker.checkpoint.loading")
     clock = Clock()
     progress = Progress("weights", 10 * GIB, now=clock)
     for _ in range(80):
@@ -33,7 +33,7 @@ def test_a_log_gets_a_line_every_few_seconds(caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_terminal_gets_one_line_that_is_cleared(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "gpu_worker.checkpoint.progress")
+    caplog.set_level(logging.INFO, "gpu_worker.checkpoint.loading")
     clock, drawn = Clock(), list[str]()
     progress = Progress("weights", 2 * GIB, draw=drawn.append, now=clock)
     for _ in range(2):

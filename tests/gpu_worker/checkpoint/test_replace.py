@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Gemma2Config, PreTrainedModel, Qwen2Config
 
 from gpu_worker.checkpoint.files import ModelFiles, ModelRefused, read_files
+from gpu_worker.checkpoint.folder import opened_weights
 from gpu_worker.checkpoint.linear import PackedLinear
 from gpu_worker.checkpoint.loading import load_plain, prepare
-from gpu_worker.checkpoint.replace import check_targets, read_weights, replace_weights
-from gpu_worker.checkpoint.weights import opened_weights
+from gpu_worker.compatibility.new_weights import check_targets, read_weights, replace_weights
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,

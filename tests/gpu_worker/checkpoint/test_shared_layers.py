@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel, Qwen2Config
 
-from gpu_worker.checkpoint.merged import is_plain_linear
-from gpu_worker.checkpoint.replace import NewWeights, check_targets, replace_weights
+from gpu_worker.checkpoint.folder import WeightFiles
+from gpu_worker.checkpoint.linear import is_plain_linear
 from gpu_worker.checkpoint.shared_layers import GatheredLinear, SummedLinear, plain_layers
-from gpu_worker.checkpoint.weights import WeightFiles
+from gpu_worker.compatibility.new_weights import NewWeights, check_targets, replace_weights
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding.twin import pretended_group, sharded_model

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from gpu_worker.checkpoint import tokenizer as subject
+from gpu_worker.checkpoint.folder import ModelRefused
 from gpu_worker.checkpoint.tokenizer import ModelTokenizer, read_tokenizer, source_hashes
-from gpu_worker.checkpoint.weights import ModelRefused
 from scheduler_svc.frontend import model
 from scheduler_svc.frontend.text.detokenize import Detokenizer
 from scheduler_svc.frontend.text.output import OutputPiece, SampleOutput

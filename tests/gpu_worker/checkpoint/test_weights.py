@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.checkpoint.weights import ModelRefused, find_weights, opened_weights, resolve_folder
+from gpu_worker.checkpoint.folder import ModelRefused, find_weights, opened_weights, resolve_folder
 from tests.gpu_worker.saved_model import changed
 
 INDEX = "model.safetensors.index.json"

@@ -5,7 +5,7 @@ import torch
 from transformers import masking_utils as masks
 
 from gpu_worker.attention.layers import AttentionPattern
-from gpu_worker.compatibility.attention_pattern import UnreadableMask, read_pattern
+from gpu_worker.compatibility.probe import UnreadableMask, read_pattern
 
 
 @pytest.mark.parametrize("length", [2, 50, 1000])

@@ -10,7 +10,7 @@ import torch
 from gpu_worker import startup
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
+from gpu_worker.compatibility.check_model import check_cuda_shapes
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import start
 from tests.gpu_worker.saved_model import save_model

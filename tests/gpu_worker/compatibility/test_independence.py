@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.compatibility.independence import check_independence
-from gpu_worker.compatibility.rope import pin
+from gpu_worker.compatibility.independence import check_independence, pin
 from tests.census.hints import HINTS
 from tests.census.shrink import tiny_config
 from tests.census.weights import randomize

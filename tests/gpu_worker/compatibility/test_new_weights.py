@@ -23,9 +23,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from gpu_worker.checkpoint.files import ModelFiles, ModelRefused, read_files
 from gpu_worker.checkpoint.loading import load_plain, prepare
+from gpu_worker.compatibility.independence import pin
 from gpu_worker.compatibility.new_weights import WeightsLoader
 from gpu_worker.compatibility.probe import attending
-from gpu_worker.compatibility.rope import pin
 from gpu_worker.memory import model_facts
 from gpu_worker.memory.model_facts import check_same_computation, examine
 from gpu_worker.step.runner import Runner

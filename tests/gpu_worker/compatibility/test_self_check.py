@@ -16,7 +16,7 @@ from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility import self_check
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
-from gpu_worker.compatibility.rope import pin
+from gpu_worker.compatibility.independence import pin
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.cpu_attention.prefill import PrefillKernel
 from gpu_worker.geometry import Geometry, align_up

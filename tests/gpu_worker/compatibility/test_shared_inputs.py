@@ -5,7 +5,7 @@ import torch
 from transformers import DeepseekV3Config, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen2MoeConfig
 
 from gpu_worker.compatibility.check_model import meta_model_of
-from gpu_worker.compatibility.shared_inputs import shared_inputs
+from gpu_worker.memory.model_facts import shared_inputs
 from tests.census.shrink import tiny_config
 
 

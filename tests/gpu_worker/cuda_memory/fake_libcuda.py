@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_worker.cuda_memory import calls
+from gpu_worker.shared_pool import cuda_driver as calls
 
 GRANULARITY = 2 << 20
 INVALID_VALUE, NOT_INITIALIZED, INVALID_DEVICE, NOT_SUPPORTED, INVALID_HANDLE = 1, 3, 101, 801, 400

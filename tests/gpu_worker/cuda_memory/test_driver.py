@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.cuda_memory import calls
-from gpu_worker.cuda_memory.driver import CudaError, Driver
-from gpu_worker.cuda_memory.region import DeviceRegion
-from gpu_worker.cuda_memory.support import check_exportable
-from gpu_worker.cuda_memory.tensors import bytes_at
+from gpu_worker.shared_pool import cuda_driver as calls
+from gpu_worker.shared_pool.cuda_driver import CudaError, Driver
+from gpu_worker.shared_pool.cuda_region import DeviceRegion, bytes_at, check_exportable
 from tests.gpu_worker.cuda_memory.fake_libcuda import GRANULARITY, INVALID_VALUE, FakeCard, FakeLibcuda
 
 CPU = torch.device("cpu")
@@ -150,8 +148,8 @@ def test_memory_whose_access_is_not_set_is_not_accessible() -> None:
     """In a process of its own, because the access ends it."""
     code = (
         "import torch, ctypes\n"
-        "from gpu_worker.cuda_memory.driver import Driver\n"
-        "from gpu_worker.cuda_memory.tensors import bytes_at\n"
+        "from gpu_worker.shared_pool.cuda_driver import Driver\n"
+        "from gpu_worker.shared_pool.cuda_region import bytes_at\n"
         "from tests.gpu_worker.cuda_memory.fake_libcuda import *\n"
         "library = FakeLibcuda(FakeCard())\n"
         "driver = Driver(library, 0)\n"

@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.cuda_memory.driver import Driver, cuda_driver
-from gpu_worker.cuda_memory.region import DeviceRegion
-from gpu_worker.cuda_memory.support import check_exportable
-from gpu_worker.cuda_memory.tensors import bytes_at
-from gpu_worker.shared_pool.client import HolderClient
+from gpu_worker.shared_pool.cuda_driver import Driver, cuda_driver
+from gpu_worker.shared_pool.cuda_region import DeviceRegion, bytes_at, check_exportable
+from gpu_worker.shared_pool.messages import HolderClient
 from tests.rigs.processes import Child, Rig
 
 pytestmark = pytest.mark.cuda
@@ -28,10 +26,10 @@ HEADER_BYTES, NUM_BYTES = 2 << 20, 512 << 20
 WORKER = """
 import sys, torch
 from pathlib import Path
-from gpu_worker.cuda_memory.driver import cuda_driver
-from gpu_worker.cuda_memory.region import DeviceRegion
-from gpu_worker.cuda_memory.tensors import bytes_at
-from gpu_worker.shared_pool.client import HolderClient
+from gpu_worker.shared_pool.cuda_driver import cuda_driver
+from gpu_worker.shared_pool.cuda_region import DeviceRegion
+from gpu_worker.shared_pool.cuda_region import bytes_at
+from gpu_worker.shared_pool.messages import HolderClient
 device = torch.device("cuda", 0)
 torch.cuda.init()
 driver, num_bytes = cuda_driver(0), int(sys.argv[2])

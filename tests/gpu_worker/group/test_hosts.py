@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker.__main__ import check_before_imports
 from gpu_worker.group import hosts
 from gpu_worker.group.hosts import Meeting, check_keys, interface_of, meeting_of
-from gpu_worker.preflight import check_before_imports
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.settings import WorkerSettings
 from tandem_contract.settings import SettingError

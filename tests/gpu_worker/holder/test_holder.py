@@ -14,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.holder import server
-from gpu_worker.shared_pool.client import HolderClient
-from gpu_worker.shared_pool.errors import HolderError
-from gpu_worker.shared_pool.messages import holder_socket, new_socket
+from gpu_worker import holder as server
+from gpu_worker.shared_pool.messages import HolderClient, HolderError, holder_socket, new_socket
 from tests.rigs.processes import Child, Rig
 
 NUM_BYTES = 2 << 20
@@ -26,7 +24,7 @@ LIMIT = 4 * NUM_BYTES
 USER = """
 import mmap, os, signal, sys
 from pathlib import Path
-from gpu_worker.shared_pool.client import HolderClient
+from gpu_worker.shared_pool.messages import HolderClient
 pool, memory = HolderClient(Path(sys.argv[1])).create(int(sys.argv[2]))
 content = mmap.mmap(memory, 0)
 content[:8] = os.getpid().to_bytes(8, "little")
@@ -114,7 +112,7 @@ def test_a_pool_is_granted_to_one_process(holding: Holding, users: list[User]) -
     user.process.kill()
     user.process.wait()
     os.close(holding.client.take(user.pool_id, NUM_BYTES))
-    other = f"from gpu_worker.shared_pool.client import *; HolderClient(Path(sys.argv[1])).take({user.pool_id!r}, 1)"
+    other = f"from gpu_worker.shared_pool.messages import *; HolderClient(Path(sys.argv[1])).take({user.pool_id!r}, 1)"
     taken = subprocess.run(
         [sys.executable, "-c", f"import sys; {other}", str(holding.folder)],
         stderr=subprocess.PIPE,

@@ -17,9 +17,9 @@ from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.checkpoint.linear import can_pack
 from gpu_worker.checkpoint.loading import prepare, weight_bytes
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
-from gpu_worker.holder.__main__ import default_limit
+from gpu_worker.holder import default_limit
+from gpu_worker.memory.costs import LiveBytes, activation_bytes, estimate, meta_weight_bytes
 from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
-from gpu_worker.memory.estimate import LiveBytes, activation_bytes, estimate, meta_weight_bytes
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

@@ -6,11 +6,8 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs, PoolSlices, PoolTensor
-from gpu_worker.memory.host_memory import check_host_memory
-from gpu_worker.memory.ledger import Measured, ledger
-from gpu_worker.memory.pool import DoesNotFit
-from gpu_worker.memory.sizes import Machine, Sizes, readable, settable
-from gpu_worker.memory.sizing import choose_sizes
+from gpu_worker.memory.sizes import Machine, Measured, Sizes, ledger, readable, settable
+from gpu_worker.memory.sizing import DoesNotFit, check_host_memory, choose_sizes
 from gpu_worker.settings import WorkerSettings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

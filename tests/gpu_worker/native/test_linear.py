@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.checkpoint.native_linear import LinearKernel, kernel_of
+from gpu_worker.checkpoint.linear import LinearKernel, kernel_of
 from gpu_worker.native.library import NativeLibrary
 
 # Input features, output features: panels and blocks that are full, begun, and one more than full.

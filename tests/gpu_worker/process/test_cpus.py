@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.process.cpus import Cpus, usable_cpus
+from gpu_worker.process.machine import Cpus, usable_cpus
 
 
 def machine(tmp_path: Path, *, cores: list[int], groups: str = "") -> tuple[Path, Path]:

@@ -9,7 +9,7 @@ from tests.rigs.processes import REPOSITORY, child_environment
 
 _LEAN = """
 import gc, sys
-from gpu_worker.process.lean_imports import compiler_is_loaded, import_transformers, list_of_models, without_collections
+from gpu_worker.process.starting import compiler_is_loaded, import_transformers, list_of_models, without_collections
 with without_collections():
     import_transformers(without_compiler=True)
 import torch
@@ -83,7 +83,7 @@ def test_a_version_that_needs_the_compiler_gets_it_and_the_log_says_so(version: 
     code = f"""
 import logging, sys, transformers
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
-from gpu_worker.process import lean_imports
+from gpu_worker.process import starting as lean_imports
 class Loader:
     def find_spec(self, name, path=None, target=None):
         if name == "transformers.masking_utils":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.process.priority import at_low_priority
+from gpu_worker.process.starting import at_low_priority
 
 AUTOGROUP = Path("/proc/self/autogroup")
 
@@ -40,7 +40,7 @@ def test_an_exception_of_the_work_is_raised() -> None:
 def test_the_priority_of_its_own_session_is_low_meanwhile(leads: bool, expected: str) -> None:
     """A session that belongs to another process keeps its priority."""
     program = (
-        "from gpu_worker.process.priority import at_low_priority\n"
+        "from gpu_worker.process.starting import at_low_priority\n"
         "read = lambda: open('/proc/self/autogroup').read().split()[-1]\n"
         "print(at_low_priority(read), read())"
     )

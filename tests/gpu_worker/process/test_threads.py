@@ -10,7 +10,7 @@ from torch import nn
 
 from gpu_worker.checkpoint.linear import PackedLinear
 from gpu_worker.process import threads
-from gpu_worker.process.cpus import Cpus, usable_cpus
+from gpu_worker.process.machine import Cpus, usable_cpus
 from gpu_worker.process.threads import Measured, best, candidates, choose_or_follow, choose_threads, default_threads
 from gpu_worker.settings import WorkerSettings
 

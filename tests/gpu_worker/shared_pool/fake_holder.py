@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gpu_worker.shared_pool.errors import HolderError
+from gpu_worker.shared_pool.messages import HolderError
 
 
 @dataclass(slots=True)

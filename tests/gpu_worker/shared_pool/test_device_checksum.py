@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.shared_pool.checksum import PageChecksums
-from gpu_worker.shared_pool.device_checksum import PAGES_AT_ONCE, DeviceChecksums, words_of
+from gpu_worker.shared_pool.checksum import PAGES_AT_ONCE, DeviceChecksums, PageChecksums, words_of
 
 PAGE = 16
 

@@ -14,13 +14,13 @@ import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.cuda_memory.driver import Driver, cuda_driver
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.cuda import CudaGraphs
 from gpu_worker.shared_pool import device_pool
+from gpu_worker.shared_pool.cuda_driver import Driver, cuda_driver
 from gpu_worker.shared_pool.device_pool import DevicePool
-from gpu_worker.shared_pool.errors import PoolDiffers
-from gpu_worker.shared_pool.header import identity_hash
+from gpu_worker.shared_pool.messages import PoolDiffers
+from gpu_worker.shared_pool.region import identity_hash
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.cuda_memory.fake_libcuda import GRANULARITY, FakeCard, FakeLibcuda
 from tests.gpu_worker.plans import Moves, TinyCore

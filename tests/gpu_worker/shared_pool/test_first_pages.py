@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from gpu_worker.compatibility.self_check import make_plans, make_prompts
-from gpu_worker.geometry import Geometry
+from gpu_worker.geometry import PAGES_AT_ONCE, Geometry, num_first_pages
 from gpu_worker.memory.costs import Costs, PoolSlices, PoolTensor
 from gpu_worker.memory.sizing import bytes_beside_pool
-from gpu_worker.shared_pool.first_pages import PAGES_AT_ONCE, num_first_pages, piece_offsets
+from gpu_worker.shared_pool.device_pool import piece_offsets
 from gpu_worker.step.warm_up import full_plan, full_prompts_plan, warm_up_plan
 from gpu_worker.wire.frames import Plan
 

@@ -13,9 +13,8 @@ import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.geometry import Geometry
-from gpu_worker.shared_pool.header import header_bytes
 from gpu_worker.shared_pool.pool import SharedPool
-from gpu_worker.shared_pool.region import Region
+from gpu_worker.shared_pool.region import Region, header_bytes
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.plans import Moves, TinyCore
 from tests.gpu_worker.rig import Recording, Rig, RigSpec

@@ -1,13 +1,26 @@
-"""Addresses of a device whose memory can be replaced: tensors and captured graphs keep pointing to them.
+"""Memory of a GPU that torch did not allocate: addresses whose memory can be replaced, and tensors over it.
 
 Owns the reservation and what is mapped at it. A region has either one memory over its whole length, which other
-processes can map too, or *pieces* of the process's own, or nothing.
+processes can map too, or *pieces* of the process's own, or nothing. Tensors and captured graphs keep pointing to the
+addresses, so memory must stay mapped while they are used.
+
+A worker tries at its start whether device memory can outlive its process here. NVIDIA documents that memory is freed
+when its handles, mappings and descriptors are all gone; the kernel module exports an object to a descriptor "even if
+the source rm client gets destroyed" (rmobjexportimport.c of open-gpu-kernel-modules). Containers, virtual GPUs and old
+drivers may differ.
 """
 
+import ctypes
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from gpu_worker.cuda_memory.driver import CudaError, Driver
+import torch
+from torch import Tensor
+
+from gpu_worker.shared_pool.cuda_driver import CudaError, Driver
+
+_PATTERN = 0xA5
 
 
 class DeviceRegion:
@@ -19,6 +32,8 @@ class DeviceRegion:
     def __init__(self, driver: Driver, num_bytes: int) -> None:
         """Reserves the addresses. Raises CudaError."""
         self._driver, self.num_bytes = driver, num_bytes
+        # For handles of the whole region's memory; what is mapped stays after the release of its handle.
+        self.export, self.import_from, self.release = driver.export, driver.import_from, driver.release
         self.granularity = driver.granularity()
         assert num_bytes % self.granularity == 0, "the caller rounds up"
         self.address = driver.reserve(num_bytes, self.granularity)
@@ -49,18 +64,6 @@ class DeviceRegion:
     def create(self) -> int:
         """Returns a handle of new memory for the whole region, which the caller releases. Raises CudaError."""
         return self._driver.create(self.num_bytes)
-
-    def export(self, handle: int) -> int:
-        """Returns a descriptor of the memory, which the caller closes. Raises CudaError."""
-        return self._driver.export(handle)
-
-    def import_from(self, descriptor: int) -> int:
-        """Returns a handle of the memory behind a descriptor, which the caller releases. Raises CudaError."""
-        return self._driver.import_from(descriptor)
-
-    def release(self, handle: int) -> None:
-        """Gives the handle up; what is mapped stays."""
-        self._driver.release(handle)
 
     def replace(self, handle: int) -> None:
         """Unmaps everything and maps this memory over the whole region.
@@ -103,3 +106,60 @@ def mapped_at_new_addresses(driver: Driver, handle: int, num_bytes: int, alignme
         # Addresses whose mapping cannot be ended cannot be freed either.
         driver.unmap(address, num_bytes)
         driver.free_addresses(address, num_bytes)
+
+
+class _Memory:
+    """Device memory in the form that torch reads (the CUDA array interface)."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "strides": None,
+            "version": 3,
+        }
+
+
+def bytes_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
+    """A uint8 tensor [num_bytes] over the memory at the address.
+
+    On a GPU, torch asks the driver whose address it is, so memory must be mapped at the first byte.
+    """
+    if device.type != "cuda":
+        return torch.frombuffer((ctypes.c_char * num_bytes).from_address(address), dtype=torch.uint8)
+    return torch.as_tensor(_Memory(address, num_bytes), device=device)
+
+
+def check_exportable(driver: Driver, device: torch.device) -> None:
+    """Raises CudaError, or returns within milliseconds.
+
+    Writes to new memory, gives up all but a descriptor of it, imports that, and reads the memory at other addresses.
+    """
+    if not driver.is_exportable():
+        raise CudaError(f"{device} has no memory that file descriptors can stand for", code=-1)
+    num_bytes = driver.granularity()
+    descriptor = _written(driver, num_bytes, device)
+    try:
+        handle = driver.import_from(descriptor)
+    finally:
+        os.close(descriptor)
+    try:
+        with mapped_at_new_addresses(driver, handle, num_bytes, num_bytes) as address:
+            if not bool((bytes_at(address, num_bytes, device) == _PATTERN).all()):
+                raise CudaError("memory changed while only a descriptor of it was left", code=-1)
+    finally:
+        driver.release(handle)
+
+
+def _written(driver: Driver, num_bytes: int, device: torch.device) -> int:
+    """A descriptor of memory that has no handle and no mapping any more."""
+    handle = driver.create(num_bytes)
+    try:
+        with mapped_at_new_addresses(driver, handle, num_bytes, num_bytes) as address:
+            bytes_at(address, num_bytes, device).fill_(_PATTERN)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        return driver.export(handle)
+    finally:
+        driver.release(handle)

@@ -1,21 +1,30 @@
-"""Imports Transformers without the parts of torch that a worker on a CPU does not use, and without garbage collections.
+"""What makes a start cheap: lean imports, no garbage collections meanwhile, and a low priority beside another worker.
 
 Transformers marks functions for torch.compile and imports distributed tensors and FlexAttention; that loads Dynamo,
-SymPy and FSDP, 600 modules and a second of CPU. A worker whose kernels are C++ needs none of it. Owns what is left
-out; whatever asks for Dynamo later gets it, complete. If a version of Transformers imports the compiler all the same,
-the log says so.
+SymPy and FSDP, 600 modules and a second of CPU. A worker whose kernels are C++ needs none of it. Whatever asks for
+Dynamo later gets it, complete. If a version of Transformers imports the compiler all the same, the log says so.
+
+A process without privileges cannot raise its priority again. Two ways around this, used together:
+
+- The kernel keeps a nice value per thread, and new threads get that of their creator. So the work runs in a thread of
+  its own; OpenMP's threads belong to the thread that started them, so another thread gets new ones.
+- If the kernel groups tasks by session (sched_autogroup), nice values count within a session only, and sessions share
+  the CPU by the value in /proc/self/autogroup (sched(7)), which may be set back to 0.
 """
 
+import contextlib
 import gc
 import importlib
 import importlib.util
 import logging
+import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +37,10 @@ _HEAVY = "sympy"
 _ASKS_FOR_FLEX = "is_torch_flex_attn_available"
 # Modules that the code of every model imports; importing `transformers` alone imports none of them.
 _OF_EVERY_MODEL = ("modeling_utils", "masking_utils", "modeling_layers", "generation.utils")
+_NICE = 10
+_AUTOGROUP = Path("/proc/self/autogroup")
+
+_Result = TypeVar("_Result")
 
 
 @contextmanager
@@ -181,3 +194,40 @@ def keep_objects() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def at_low_priority(work: Callable[[], _Result]) -> _Result:
+    """Does the work in another thread with a low CPU priority. Returns its result, or raises its exception."""
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            os.nice(_NICE)
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    # A daemon, so that an interrupt ends the process.
+    thread = threading.Thread(target=run, name="low-priority", daemon=True)
+    with _session_at_low_priority():
+        thread.start()
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+@contextmanager
+def _session_at_low_priority() -> Iterator[None]:
+    """Lowers the priority of this process's session, unless the session belongs to another process."""
+    # Some kernels have no groups of sessions, and containers may have a read-only /proc.
+    with contextlib.suppress(OSError):
+        if os.getsid(0) == os.getpid():
+            _AUTOGROUP.write_text(str(_NICE))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if os.getsid(0) == os.getpid():
+                _AUTOGROUP.write_text("0")

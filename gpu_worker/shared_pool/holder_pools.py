@@ -12,20 +12,12 @@ import secrets
 import select
 from dataclasses import dataclass
 
-from gpu_worker.shared_pool.messages import POOL_ID_BYTES
+from gpu_worker.shared_pool.messages import POOL_ID_BYTES, HolderError
 
 HOLD_SECONDS = 600.0
 """An unused pool is freed after this time. The scheduler forgets it earlier."""
 MAX_UNUSED = 8
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-class PoolRefused(Exception):
-    """The pool cannot be granted; the message says why. If `is_busy`, its user still lives."""
-
-    def __init__(self, message: str, *, is_busy: bool = False) -> None:
-        super().__init__(message)
-        self.is_busy = is_busy
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,14 +64,14 @@ class Pools:
     ) -> tuple[bytes, int]:
         """Returns the id and the descriptor of a new pool of zeros. Frees unused pools if they are in the way.
 
-        device: the GPU that has its pages; the memory is their header. Raises PoolRefused if it would exceed the limit,
+        device: the GPU that has its pages; the memory is their header. Raises HolderError if it would exceed the limit,
         which is one of host memory.
         """
         self.collect(now)
         while self._total() + num_bytes > self._max_bytes and (unused := self._unused()):
             self._free(unused[0])
         if self._total() + num_bytes > self._max_bytes:
-            raise PoolRefused(
+            raise HolderError(
                 f"a pool of {num_bytes} bytes does not fit: pools in use have {self._total()} bytes, and the limit is "
                 f"{self._max_bytes} (max_bytes)"
             )
@@ -99,12 +91,10 @@ class Pools:
         return pool_id, memory
 
     def attach(self, pool_id: bytes, user: User, memory: int, num_bytes: int) -> None:
-        """Keeps a descriptor of the device memory of a pool; it is the holder's from now on. Raises PoolRefused."""
-        pool = self._pools.get(pool_id)
-        if pool is None or pool.user is None or pool.user.pid != user.pid:
-            raise PoolRefused("only its user can attach memory to a pool")
+        """Keeps a descriptor of the device memory of a pool; it is the holder's from now on. Raises HolderError."""
+        pool = self._own(pool_id, user, "attach memory to a pool")
         if not pool.device:
-            raise PoolRefused("the pool is in host memory")
+            raise HolderError("the pool is in host memory")
         if pool.device_memory is not None:
             os.close(pool.device_memory)
         pool.device_memory, pool.device_bytes = memory, num_bytes
@@ -112,28 +102,25 @@ class Pools:
     def take(self, pool_id: bytes, user: User, now: float) -> tuple[list[int], dict[str, int]]:
         """Returns descriptors and bytes of a pool whose last user is dead: of its memory, and on a GPU of its pages'.
 
-        Raises PoolRefused.
+        Raises HolderError.
         """
         self.collect(now)
         pool = self._pools.get(pool_id)
         if pool is None:
-            raise PoolRefused("the holder has no such pool")
+            raise HolderError("the holder has no such pool")
         if pool.user is not None and pool.user.pid != user.pid:
-            raise PoolRefused(f"process {pool.user.pid} still uses the pool", is_busy=True)
-        sizes = {"bytes": pool.num_bytes}
-        if not pool.device:
-            pool.user = user
-            return [pool.memory], sizes
-        if pool.device_memory is None:
-            raise PoolRefused("the pool has no memory on a device: its worker died before it served")
+            raise HolderError(f"process {pool.user.pid} still uses the pool", is_busy=True)
+        if pool.device and pool.device_memory is None:
+            raise HolderError("the pool has no memory on a device: its worker died before it served")
         pool.user = user
-        return [pool.memory, pool.device_memory], {**sizes, "device_bytes": pool.device_bytes}
+        memories, sizes = [pool.memory], {"bytes": pool.num_bytes}
+        if pool.device_memory is not None:
+            memories, sizes = [*memories, pool.device_memory], {**sizes, "device_bytes": pool.device_bytes}
+        return memories, sizes
 
     def give_back(self, pool_id: bytes, user: User) -> None:
-        """Frees a pool that its user needs no longer. Raises PoolRefused for anybody else."""
-        pool = self._pools.get(pool_id)
-        if pool is None or pool.user is None or pool.user.pid != user.pid:
-            raise PoolRefused("only its user can give a pool back")
+        """Frees a pool that its user needs no longer. Raises HolderError for anybody else."""
+        self._own(pool_id, user, "give a pool back")
         self._free(pool_id)
 
     def collect(self, now: float) -> None:
@@ -146,12 +133,13 @@ class Pools:
         for pool_id in dict.fromkeys([*late, *unused[:-MAX_UNUSED]]):
             self._free(pool_id)
 
-    def unused_bytes(self) -> int:
-        """Host memory that the unused pools occupy. Pages that were never touched take none."""
-        return sum(512 * os.fstat(self._pools[pool_id].memory).st_blocks for pool_id in self._unused())
-
     def unused_on(self, device: str) -> tuple[int, int]:
-        """Memory of a GPU that unused pools occupy, and the number of pages of the newest of them."""
+        """Memory of a GPU that unused pools occupy, and the number of pages of the newest of them.
+
+        Without a device, host memory and 0. Pages there that were never touched take none.
+        """
+        if not device:
+            return sum(512 * os.fstat(self._pools[pool_id].memory).st_blocks for pool_id in self._unused()), 0
         pools = [self._pools[pool_id] for pool_id in self._unused_on(device)]
         return sum(pool.device_bytes for pool in pools), pools[-1].num_pages if pools else 0
 
@@ -170,6 +158,12 @@ class Pools:
         """Frees all pools. Processes that have one mapped keep it until they end."""
         for pool_id in list(self._pools):
             self._free(pool_id)
+
+    def _own(self, pool_id: bytes, user: User, wish: str) -> _Pool:
+        pool = self._pools.get(pool_id)
+        if pool is None or pool.user is None or pool.user.pid != user.pid:
+            raise HolderError(f"only its user can {wish}")
+        return pool
 
     def _unused(self) -> list[bytes]:
         """Pools without a user, the longest unused first."""

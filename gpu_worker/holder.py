@@ -1,21 +1,34 @@
-"""The holder: keeps the memory of workers' KV pools, so that it outlives them.
+"""`python -m gpu_worker.holder`: keeps the memory of workers' KV pools, so that it outlives them, until a signal.
 
-Owns the socket in the runtime folder and its connections. Only processes of the same user are answered. The holder
-touches no content; `pools.py` decides who gets which memory.
+Owns the process's flags, limit and exit code, the socket in the runtime folder and its connections. Only processes of
+the same user are answered. The holder touches no content; `shared_pool/holder_pools.py` decides who gets which memory.
+Imports no torch: it must cost little memory and start at once.
 """
 
+import gpu_worker.process.import_path  # noqa: F401
+
+# isort: split
+import logging
 import os
 import selectors
+import signal
 import socket
 import struct
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from gpu_worker.holder.pools import PoolRefused, Pools, User
+from pydantic import BaseModel, Field
+
+from gpu_worker.process.machine import CGROUPS, PROC, memory_groups
+from gpu_worker.shared_pool.holder_pools import Pools, User
 from gpu_worker.shared_pool.messages import (
     MAX_BYTES,
     MAX_DESCRIPTORS,
+    MAX_POOL_BYTES,
+    HolderError,
     MessageError,
     close_all,
     decode,
@@ -24,15 +37,23 @@ from gpu_worker.shared_pool.messages import (
     holder_socket,
     new_socket,
     number,
-    pool_id,
+    pool_id_of,
 )
-from tandem_contract.runtime_dir import own_runtime_dir
+from tandem_contract import logs
+from tandem_contract.log_lines import LogFormat
+from tandem_contract.parent import die_with_parent
+from tandem_contract.runtime_dir import default_runtime_dir, own_runtime_dir
+from tandem_contract.settings import SHARED, Program, SettingError, Size, file, refused
 
+log = logging.getLogger("gpu_worker.holder")
+
+# Of the memory that this process may have, if no limit is set. The worker's own check of free memory is stricter.
+_SHARE_OF_MEMORY = 0.8
 # From asm-generic/socket.h; Python has no names for them before 3.14. Linux 6.5 has the second one.
 _PEER_CREDENTIALS, _PEER_PIDFD = struct.Struct("3i"), 77
 _MAX_CONNECTIONS = 128
 _COLLECT_SECONDS = 1.0
-_MAX_POOL_BYTES, _MAX_POOL_PAGES = 1 << 48, 1 << 32
+_MAX_POOL_PAGES = 1 << 32
 
 
 class HolderRuns(RuntimeError):
@@ -42,10 +63,9 @@ class HolderRuns(RuntimeError):
 class Holder:
     """Serves one runtime folder until `stop`."""
 
-    def __init__(self, folder: Path, pools: Pools, *, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, pools: Pools) -> None:
         """Listens. Raises HolderRuns, or OSError."""
-        self._pools, self._say = pools, say
-        self._path = holder_socket(folder)
+        self._pools, self._path = pools, holder_socket(folder)
         self._users: dict[socket.socket, User] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = _listen(self._path)
@@ -87,13 +107,13 @@ class Holder:
         except (OSError, ValueError, HolderRuns) as error:
             if self._problem != str(error):
                 self._problem = str(error)
-                self._say(f"{self._path} was removed or replaced, and cannot be made again: {error}")
+                log.info("%s was removed or replaced, and cannot be made again: %s", self._path, error)
             return
         self._selector.unregister(self._listener)
         self._listener.close()
         self._listener, self._mark, self._problem = listener, _mark(self._path), ""
         self._selector.register(listener, selectors.EVENT_READ)
-        self._say(f"{self._path} was removed or replaced, and was made again")
+        log.info("%s was removed or replaced, and was made again", self._path)
 
     def _accept(self) -> None:
         try:
@@ -105,7 +125,7 @@ class Holder:
         if len(self._users) < _MAX_CONNECTIONS:
             user = _user_of(connection)
         if user is None:
-            self._say("refused a connection: it is of another user, its process has ended, or there are too many")
+            log.info("refused a connection: it is of another user, its process has ended, or there are too many")
             connection.close()
             return
         self._users[connection] = user
@@ -126,10 +146,10 @@ class Holder:
         try:
             # What it keeps of `given`, it removes.
             answer, memories = self._handle(decode(packet), self._users[connection], given)
-        except PoolRefused as refusal:
+        except HolderError as refusal:
             answer = {"error": str(refusal), "is_busy": refusal.is_busy}
         except (MessageError, OSError) as error:
-            self._say(f"refused a request of process {self._users[connection].pid}: {error}")
+            log.info("refused a request of process %s: %s", self._users[connection].pid, error)
             answer = {"error": str(error), "is_busy": False}
         close_all(given)
         try:
@@ -143,39 +163,39 @@ class Holder:
         match message.get("want"):
             case "create":
                 # A pool's user may outlive its connection, so it needs a pidfd of its own.
-                num_bytes = number(message, "bytes", 1, _MAX_POOL_BYTES)
+                num_bytes = number(message, "bytes", 1, MAX_POOL_BYTES)
                 device = device_of(message)
                 pages = number(message, "pages", 1, _MAX_POOL_PAGES) if device else 0
                 created, memory = self._pools.create(num_bytes, user, now, device=device, num_pages=pages)
-                self._say(f"process {user.pid} has pool {created.hex()[:8]} of {num_bytes >> 20} MiB")
+                log.info("process %s has pool %s of %s MiB", user.pid, created.hex()[:8], num_bytes >> 20)
                 return {"pool_id": created.hex(), "bytes": num_bytes}, [memory]
             case "attach":
-                attached, num_bytes = pool_id(message), number(message, "bytes", 1, _MAX_POOL_BYTES)
+                attached, num_bytes = pool_id_of(message), number(message, "bytes", 1, MAX_POOL_BYTES)
                 if len(given) != 1:
                     raise MessageError(f"{len(given)} descriptors came with attach; it needs 1")
                 self._pools.attach(attached, user, given[0], num_bytes)
                 given.clear()
-                self._say(f"pool {attached.hex()[:8]} has {num_bytes >> 20} MiB on its device")
+                log.info("pool %s has %s MiB on its device", attached.hex()[:8], num_bytes >> 20)
                 return {}, []
             case "take":
-                wanted = pool_id(message)
+                wanted = pool_id_of(message)
                 memories, sizes = self._pools.take(wanted, user, now)
-                self._say(f"process {user.pid} takes pool {wanted.hex()[:8]} over")
+                log.info("process %s takes pool %s over", user.pid, wanted.hex()[:8])
                 return {"pool_id": wanted.hex(), **sizes}, memories
             case "give back":
-                self._pools.give_back(pool_id(message), user)
+                self._pools.give_back(pool_id_of(message), user)
                 return {}, []
             case "unused":
                 self._pools.collect(now)
-                if device := device_of(message):
-                    num_bytes, pages = self._pools.unused_on(device)
-                    return {"bytes": num_bytes, "pages": pages}, []
-                return {"bytes": self._pools.unused_bytes(), "pages": 0}, []
+                num_bytes, pages = self._pools.unused_on(device_of(message))
+                return {"bytes": num_bytes, "pages": pages}, []
             case "free":
                 self._pools.collect(now)
                 if not (device := device_of(message)):
                     raise MessageError("device is empty; pools in host memory are freed when others need their room")
-                self._say(f"process {user.pid} needs memory: {self._pools.free_unused(device)} unused pools are freed")
+                log.info(
+                    "process %s needs memory: %s unused pools are freed", user.pid, self._pools.free_unused(device)
+                )
                 return {}, []
             case _:
                 raise MessageError("want must be create, attach, take, give back, unused or free")
@@ -235,3 +255,74 @@ def _user_of(connection: socket.socket) -> User | None:
     except OSError:
         return None
     return user if is_open else None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code: 0 after a signal, 1 if another holder serves or the folder is wrong, 2 for flags."""
+    logs.open_closed_streams()
+    try:
+        settings = PROGRAM.read(arguments, os.environ)
+    except SettingError as error:
+        return refused("holder", error)
+    if settings.exit_with_parent:
+        die_with_parent()
+    logs.start("holder", level="info", log_format=settings.log_format, package="gpu_worker")
+    try:
+        return _serve(settings)
+    finally:
+        logs.stop()
+
+
+def _serve(settings: "HolderSettings") -> int:
+    wake, waker = socket.socketpair()
+    waker.setblocking(False)
+    try:
+        own_runtime_dir(settings.runtime_dir)
+        holder = Holder(settings.runtime_dir, Pools(settings.max_bytes))
+    except (HolderRuns, ValueError, OSError) as error:
+        log.error("%s", error)
+        return 1
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: holder.stop())
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    log.info("holds pools of at most %d MiB for the workers of %s", settings.max_bytes >> 20, settings.runtime_dir)
+    holder.serve(wake)
+    return 0
+
+
+def default_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """Returns the limit of a holder that was given none."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(_SHARE_OF_MEMORY * min([machine, *(limit for limit, _ in memory_groups(proc, cgroups))]))
+
+
+class HolderSettings(BaseModel):
+    """All settings of `python -m gpu_worker.holder`."""
+
+    runtime_dir: Path = Field(
+        default_factory=default_runtime_dir,
+        title="FOLDER",
+        description="folder of the sockets; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>",
+    )
+    max_bytes: Annotated[Size, Field(ge=1)] = Field(
+        default_factory=default_limit,
+        title="SIZE",
+        description="limit of host memory, such as 4GiB; default: most of what it may have",
+    )
+    exit_with_parent: bool = Field(False, description="end when the process that started this one ends; default: no")
+    log_format: LogFormat = Field("text", title="FORMAT", description="text, or json for one JSON object per line")
+    config: Path | None = file("TOML file with any of these settings")
+
+
+PROGRAM = Program(
+    command="python -m gpu_worker.holder",
+    model=HolderSettings,
+    description="Keeps the KV pools of workers.",
+    prefix="TANDEM_HOLDER_",
+    # The folder of the worker's settings.
+    shared={"runtime_dir": ("TANDEM_WORKER_RUNTIME_DIR", *SHARED["runtime_dir"]), "log_format": SHARED["log_format"]},
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
