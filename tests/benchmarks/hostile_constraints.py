@@ -23,7 +23,7 @@ from typing import Any
 import grpc
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend.constraints.trial_process import TrialProcess
+from scheduler_svc.frontend.constraints.trials import TrialProcess
 from tandem_contract.grammar_limits import COMPILE_SECONDS
 from tests.benchmarks.machine import description
 from tests.benchmarks.percentiles import percentiles

@@ -1,16 +1,20 @@
-"""Owns the check of a chat, and its messages as frozen values. Pure.
+"""Owns the check of a chat, of its tools and of the choice between them, and its messages as frozen values. Pure.
 
-Knows nothing of templates or tokens; `shape` writes the messages as a template takes them. Every refusal is
+Knows nothing of templates, grammars or tokens; `shape` writes the messages as a template takes them. A tool is a JSON
+object as in OpenAI's API: {"type": "function", "function": {"name", "description", "parameters", "strict"}}. What a
+caller sends as JSON inside a field is an object, bounded in depth, and UTF-8 throughout. Every refusal is
 INVALID_ARGUMENT and names the field, the number and the limit.
 """
 
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, NoReturn, cast
 
 from tandem.v1 import chat_pb2 as pb
 
-from scheduler_svc.frontend.chat.json_values import nearest_object, read_object
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes.limits import (
     MAX_CHAT_ARGS,
@@ -20,8 +24,11 @@ from scheduler_svc.frontend.sizes.limits import (
     MAX_CHAT_TOOLS,
     MAX_TOOL_NAME_CHARS,
 )
-from scheduler_svc.frontend.tools.tool import Choice, choose, read_tools
 
+# As in OpenAI's API. Names are parts of grammars and prompts, so they have no other characters.
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_FIELDS = frozenset({"name", "description", "parameters", "strict"})
+MAX_DEPTH = 64
 # Templates build tokens of them ('<|' + role + '|>'), so there are no others.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # What Transformers' call takes itself, what it gives the template, and what a template takes from its environment.
@@ -61,6 +68,182 @@ RESERVED = frozenset(
         "super",
     ]
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. `parameters` is a JSON schema of its arguments."""
+
+    name: str
+    parameters: Mapping[str, object]
+    # The arguments always match the schema, also if the model itself decides to call the tool.
+    is_strict: bool
+    # Why no arguments can be held to the schema, which is then that of any object; empty if they can.
+    why_loose: str = ""
+
+
+class Calls(Enum):
+    """How many calls of tools an answer has."""
+
+    NONE = "none"
+    # The model decides.
+    ANY = "any"
+    AT_LEAST_ONE = "at least one"
+    EXACTLY_ONE = "exactly one"
+    AT_MOST_ONE = "at most one"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tools an answer may call, and how often."""
+
+    tools: tuple[Tool, ...]
+    calls: Calls
+
+
+def read_tools(tools: Sequence[object]) -> tuple[Tool, ...]:
+    """The tools of a chat, from their JSON. Raises Refusal for the first one with an error."""
+    found: dict[str, Tool] = {}
+    for idx, tool in enumerate(tools):
+        field = f"chat.tools_json[{idx}]"
+        read = _tool(field, tool)
+        if read.name in found:
+            raise status.invalid(field, f"{field} is the second tool with the name {read.name!r}; names must differ")
+        found[read.name] = read
+    return tuple(found.values())
+
+
+def choose(chat: pb.Chat, tools: tuple[Tool, ...]) -> Choice:
+    """What the caller's tool_choice and parallel_tool_calls allow. Raises Refusal."""
+    choice, several = chat.tool_choice, not chat.HasField("parallel_tool_calls") or chat.parallel_tool_calls
+    kind = choice.WhichOneof("choice")
+    if kind == "name":
+        named = tuple(tool for tool in tools if tool.name == choice.name)
+        if not named:
+            known = ", ".join(tool.name for tool in tools[:8]) or "none"
+            message = f"chat.tool_choice.name is {choice.name[:128]!r}, which is not a name of a tool; tools: {known}"
+            raise status.invalid("chat.tool_choice.name", message)
+        return Choice(named, Calls.EXACTLY_ONE)
+    mode = choice.mode
+    if mode not in pb.ToolChoiceMode.values():
+        raise status.invalid("chat.tool_choice.mode", f"chat.tool_choice.mode is {mode}; the limit is 3")
+    if mode == pb.TOOL_CHOICE_MODE_REQUIRED:
+        if not tools:
+            message = "chat.tool_choice.mode is required, and chat.tools_json is empty"
+            raise status.invalid("chat.tool_choice.mode", message)
+        return Choice(tools, Calls.AT_LEAST_ONE if several else Calls.EXACTLY_ONE)
+    if mode == pb.TOOL_CHOICE_MODE_NONE or not tools:
+        return Choice((), Calls.NONE)
+    return Choice(tools, Calls.ANY if several else Calls.AT_MOST_ONE)
+
+
+def _tool(field: str, tool: object) -> Tool:
+    body = _object(field, tool)
+    if body.get("type", "function") != "function":
+        raise status.invalid(f"{field}.type", f"{field}.type is {_shown(body['type'])}; only 'function' is served")
+    function = _object(f"{field}.function", body.get("function"))
+    name = function.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        message = f"{field}.function.name is {_shown(name)}; it must be 1 to 128 letters, digits, '_', '.' or '-'"
+        raise status.invalid(f"{field}.function.name", message)
+    for key in function.keys() - _FIELDS:
+        raise status.invalid(
+            f"{field}.function", f"{field}.function has {_shown(key)}, which this server does not know"
+        )
+    strict = function.get("strict")
+    if strict not in (None, True, False):
+        raise status.invalid(
+            f"{field}.function.strict", f"{field}.function.strict is {_shown(strict)}; it is a boolean"
+        )
+    parameters = function.get("parameters")
+    # A tool without parameters takes an empty object.
+    schema = _object(f"{field}.function.parameters", parameters if parameters is not None else {})
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in cast(list[object], kind)):
+        why = f"its type is {_shown(cast(object, kind))}; arguments are a JSON object, so it must be 'object'"
+        if strict:
+            raise status.invalid(f"{field}.function.parameters", f"{field}.function.parameters: {why}")
+        return Tool(name, {"type": "object"}, is_strict=False, why_loose=why)
+    if schema:
+        # Without it any other value would match too, and no call could be read from it.
+        return Tool(name, {**schema, "type": "object"}, bool(strict))
+    return Tool(name, {"type": "object", "properties": {}, "additionalProperties": False}, bool(strict))
+
+
+def _object(field: str, value: object) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise status.invalid(field, f"{field} is {_shown(value)}; it must be a JSON object")
+    return cast(Mapping[str, object], value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def read_object(field: str, text: str) -> dict[str, Any]:
+    """The JSON object in `text`. Raises Refusal."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        # A string may hold half of a surrogate pair, which no tokenizer takes.
+        json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise _too_deep(field, f"more than {MAX_DEPTH}") from None
+    except UnicodeEncodeError as error:
+        code = f"U+{ord(error.object[error.start]):04X}"
+        raise status.invalid(
+            field, f"{field} has {code}, half of a surrogate pair; only whole pairs are text"
+        ) from None
+    except ValueError as error:
+        raise status.invalid(field, f"{field} is not JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise status.invalid(field, f"{field} is a JSON {_kind(value)}; it must be an object")
+    found = cast(dict[str, Any], value)
+    if (depth := _depth(found)) > MAX_DEPTH:
+        raise _too_deep(field, str(depth))
+    return found
+
+
+def nearest_object(text: str) -> dict[str, Any]:
+    """An object in place of text that `read_object` refuses.
+
+    `null`, `""` and `[]` are an empty one, and an object that was written as a string is that object. All other text
+    is an entry of its own, so nothing is lost.
+    """
+    try:
+        value: object = json.loads(text)
+        if value is None or value in ("", []):
+            return {}
+        if isinstance(value, str):
+            return read_object("", value)
+    except (ValueError, RecursionError, status.Refusal):
+        pass
+    return {"arguments": text}
+
+
+def _depth(value: object) -> int:
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [
+            inner
+            for each in cast(list[dict[str, object] | list[object]], level)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    return depth
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _kind(value: object) -> str:
+    kinds: dict[type, str] = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return kinds.get(type(value), "number")
+
+
+def _too_deep(field: str, depth: str) -> status.Refusal:
+    return status.invalid(field, f"{field} is nested {depth} deep; the limit is {MAX_DEPTH}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tandem.internal.v1 import worker_pb2
 
 from scheduler_svc.frontend.chat.conversation import Conversation, Message
-from scheduler_svc.frontend.chat.probe import probe
-from scheduler_svc.frontend.chat.shape import Shape
+from scheduler_svc.frontend.chat.shape import Shape, probe
 from scheduler_svc.frontend.rpc import status
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from tandem.v1 import inference_pb2
 
 from scheduler_svc.frontend.chat.conversation import Conversation
-from scheduler_svc.frontend.chat.grammars import AnswerGrammar
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.constraints.grammar import (
     WrittenSchemas,
@@ -19,9 +18,8 @@ from scheduler_svc.frontend.constraints.grammar import (
     within_limit,
 )
 from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError
-from scheduler_svc.frontend.constraints.tool_schemas import ANSWER, ToolSchemas
-from scheduler_svc.frontend.constraints.trial_process import TrialProcess, Verdict
-from scheduler_svc.frontend.constraints.trials import Trials
+from scheduler_svc.frontend.constraints.tool_schemas import ANSWER, AnswerGrammar, ToolSchemas
+from scheduler_svc.frontend.constraints.trials import TrialProcess, Trials, Verdict
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.metrics.front_meter import FrontMeter

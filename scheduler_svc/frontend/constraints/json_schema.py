@@ -1,14 +1,16 @@
-"""Checks a JSON schema before it is compiled: its keywords and its sizes, and writes it as llguidance keeps it.
+"""Reads and checks a JSON schema before it is compiled: its keywords, its sizes and its references. Owns no state.
 
 llguidance refuses keywords that it knows and does not support, and ignores those that it does not know. Here every
-keyword must be on a list, so that no part of a schema is silently without effect. Owns no state.
+keyword must be on a list, so that no part of a schema is silently without effect.
 """
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
+from urllib.parse import unquote
 
 from scheduler_svc.frontend.constraints import numbers
 from scheduler_svc.frontend.constraints.limits import (
@@ -17,20 +19,20 @@ from scheduler_svc.frontend.constraints.limits import (
     MAX_REPETITION,
     GrammarError,
     too_large,
+    unsupported,
     wrong,
 )
-from scheduler_svc.frontend.constraints.lowering import (
-    BOUNDS,
-    ENFORCED,
-    LISTS_OF_SCHEMAS,
-    MAPS_OF_SCHEMAS,
-    Lowered,
-    lowered,
-    unsupported,
-)
-from scheduler_svc.frontend.constraints.references import References, within
-from scheduler_svc.frontend.constraints.repetition import repetition
+from scheduler_svc.frontend.constraints.patterns import repetition
 
+# Of an index in a reference; no list is longer.
+_MAX_DIGITS = 9
+_PLAIN = re.compile(r"[\w$-]{1,64}")
+BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+LISTS_OF_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf")
+MAPS_OF_SCHEMAS = ("properties", "patternProperties")
+SCHEMAS = ("items", "additionalProperties")
+_OTHERS = ("type", "enum", "const", "required", "pattern", "format", "$ref", "multipleOf", *numbers.BOUNDS)
+ENFORCED = frozenset((*BOUNDS, *LISTS_OF_SCHEMAS, *MAPS_OF_SCHEMAS, *SCHEMAS, *_OTHERS))
 _DEFINITIONS = ("$defs", "definitions")
 # `lowering` writes them with others, or refuses them by their values.
 _WRITTEN = ("not", "propertyNames", "additionalItems", "uniqueItems", "nullable")
@@ -47,6 +49,63 @@ _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "
 
 # Schemas inside each other, also by references: each takes some frames of Python's stack.
 _MAX_REFERRED_DEPTH = 256
+
+
+def within(place: str, key: str) -> str:
+    """The place of a key, as errors have it: `.properties.a`."""
+    return f"{place}.{key}" if _PLAIN.fullmatch(key) else f"{place}[{json.dumps(key[:64])}]"
+
+
+class References:
+    """The references into one schema."""
+
+    def __init__(self, root: object) -> None:
+        self._root = root
+        self._named: dict[str, tuple[object, str]] | None = None
+
+    def target(self, reference: str) -> tuple[Any, str] | None:
+        """The target of a reference and its place in the schema, as errors have it. None if it has none."""
+        base, _, pointer = reference.partition("#")
+        if base or (pointer and not pointer.startswith("/")):
+            return self._by_name(reference, base, pointer)
+        return _inside(self._root, "", pointer)
+
+    def _by_name(self, reference: str, base: str, pointer: str) -> tuple[Any, str] | None:
+        """By the text of an `$anchor` or an `$id`."""
+        if self._named is None:
+            self._named = dict(_names(self._root, ""))
+        known = self._named.get(reference)
+        if known is None and pointer.startswith("/") and base in self._named:
+            return _inside(*self._named[base], pointer)
+        return known or (self._named.get(base) if not pointer else None)
+
+
+def _inside(value: Any, place: str, pointer: str) -> tuple[Any, str] | None:
+    for part in unquote(pointer).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        idx = int(key) if key.isdecimal() and len(key) <= _MAX_DIGITS else sys.maxsize
+        if isinstance(value, list) and idx < len(cast("list[Any]", value)):
+            value, place = cast("list[Any]", value)[idx], f"{place}[{idx}]"
+        elif isinstance(value, dict) and key in value:
+            value, place = cast("dict[str, Any]", value)[key], within(place, key)
+        else:
+            return None
+    return value, place
+
+
+def _names(value: object, place: str) -> list[tuple[str, tuple[object, str]]]:
+    found: list[tuple[str, tuple[object, str]]] = []
+    if isinstance(value, dict):
+        fields = cast("dict[str, object]", value)
+        for key, prefix in (("$id", ""), ("$anchor", "#")):
+            if isinstance(name := fields.get(key), str):
+                found.append((prefix + name.removesuffix("#"), (fields, place)))
+        for key, one in fields.items():
+            found += _names(one, within(place, key))
+    elif isinstance(value, list):
+        for idx, one in enumerate(cast("list[object]", value)):
+            found += _names(one, f"{place}[{idx}]")
+    return found
 
 
 def _is_number(value: object) -> bool:
@@ -118,26 +177,22 @@ def parsed(field: str, text: str) -> Mapping[str, Any] | bool:
     return cast("Mapping[str, Any] | bool", schema)
 
 
-def check_schema(field: str, schema: Mapping[str, Any] | bool) -> Lowered:
-    """Refuses what is not supported, and sizes beyond the limits. Returns the schema for llguidance.
-
-    Raises GrammarError, whose text begins with `field` and the place in the schema: `field.properties.a`.
-    """
+def check(field: str, schema: Mapping[str, Any] | bool) -> None:
+    """Refuses keywords that are not supported, and sizes beyond the limits. Raises GrammarError."""
     _check_depth(field, schema)
     _Check(field, schema).root()
-    return lowered(field, schema)
 
 
 def _check_depth(field: str, value: object) -> None:
     level: list[object] = [value]
     for _ in range(MAX_DEPTH):
-        level = [inner for one in level for inner in _inside(one)]
+        level = [inner for one in level for inner in _values_of(one)]
         if not level:
             return
     raise GrammarError(f"{field} is nested deeper than the limit of {MAX_DEPTH}")
 
 
-def _inside(value: object) -> list[object]:
+def _values_of(value: object) -> list[object]:
     if isinstance(value, dict):
         return list(cast("dict[str, object]", value).values())
     return cast("list[object]", value) if isinstance(value, list) else []

@@ -1,27 +1,36 @@
 """Writes a checked JSON schema with the keywords that llguidance keeps. Owns no state.
 
 Annotations go; what llguidance has no keyword for is written with others, if the same values match. The rest is
-refused by name. Every target of a reference stands in `$defs` afterwards, because places change.
+refused by name. Every target of a reference stands in `$defs` afterwards, because places change. Whether the schemas of
+a oneOf exclude each other is decided here, because llguidance does not see through references, which discriminated
+unions have.
 """
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, cast
 
 from scheduler_svc.frontend.constraints import numbers
-from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError, too_large, wrong
-from scheduler_svc.frontend.constraints.names import MOST_NAMES, names_of
-from scheduler_svc.frontend.constraints.patterns import UnreadError, parts, without_lookahead
-from scheduler_svc.frontend.constraints.references import References, within
-from scheduler_svc.frontend.constraints.unions import Unions
+from scheduler_svc.frontend.constraints.json_schema import (
+    BOUNDS,
+    ENFORCED,
+    LISTS_OF_SCHEMAS,
+    SCHEMAS,
+    References,
+    check,
+    within,
+)
+from scheduler_svc.frontend.constraints.limits import GrammarError, too_large, unsupported, wrong
+from scheduler_svc.frontend.constraints.patterns import MOST_NAMES, UnreadError, names_of, parts, without_lookahead
 
-BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-LISTS_OF_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf")
-MAPS_OF_SCHEMAS = ("properties", "patternProperties")
-SCHEMAS = ("items", "additionalProperties")
-_OTHERS = ("type", "enum", "const", "required", "pattern", "format", "$ref", "multipleOf", *numbers.BOUNDS)
-ENFORCED = frozenset((*BOUNDS, *LISTS_OF_SCHEMAS, *MAPS_OF_SCHEMAS, *SCHEMAS, *_OTHERS))
+# How deep it looks for two properties that differ.
+_MOST_DEPTH = 3
+# Each is compared with each other.
+_MOST_SCHEMAS = 32
+_ALL_KINDS = ("null", "boolean", "number", "string", "array", "object")
 # Of properties and required names that patterns with more names are compared with.
 _MOST_KNOWN = 256
 _MOST_NAMES_OF_PATTERNS = 1_024
@@ -63,6 +72,62 @@ SAME_PATTERNS = {
 }
 
 
+class Unions:
+    """The unions of one schema."""
+
+    def __init__(self, references: References) -> None:
+        self._references = references
+        # The values of enum and const, by the id of the schema that has them.
+        self._values: dict[int, frozenset[str] | None] = {}
+
+    def are_apart(self, schemas: Sequence[Any]) -> bool:
+        """Whether each value matches one of the schemas at most, as far as it can be seen."""
+        if len(schemas) > _MOST_SCHEMAS:
+            return False
+        return all(self._are_two_apart(one, other, 0) for one, other in combinations(schemas, 2))
+
+    def _are_two_apart(self, schema: Any, another: Any, depth: int) -> bool:
+        one, other = self._resolved(schema), self._resolved(another)
+        if one is None or other is None or depth > _MOST_DEPTH:
+            return False
+        values, others = self._values_of(one), self._values_of(other)
+        if values is not None and others is not None:
+            return values.isdisjoint(others)
+        kinds, other_kinds = _kinds(one), _kinds(other)
+        if not kinds & other_kinds:
+            return True
+        if kinds != {"object"} or other_kinds != {"object"}:
+            return False
+        listed, also_listed = one.get("properties", {}), other.get("properties", {})
+        required = {*one.get("required", ()), *other.get("required", ())}
+        common = [name for name in listed if name in also_listed and name in required]
+        return any(self._are_two_apart(listed[name], also_listed[name], depth + 1) for name in common)
+
+    def _resolved(self, schema: Any) -> Mapping[str, Any] | None:
+        for _ in range(_MOST_DEPTH):
+            if not isinstance(schema, dict) or "$ref" not in schema:
+                break
+            found = self._references.target(str(cast("dict[str, Any]", schema)["$ref"]))
+            schema = found[0] if found else None
+        fields = cast("Mapping[str, Any]", schema) if isinstance(schema, dict) else None
+        return None if fields is None or fields.get("nullable") else fields
+
+    def _values_of(self, schema: Mapping[str, Any]) -> frozenset[str] | None:
+        if id(schema) not in self._values:
+            values = [schema["const"]] if "const" in schema else schema.get("enum")
+            texts = (
+                None if values is None else frozenset(json.dumps(numbers.plain(one), sort_keys=True) for one in values)
+            )
+            self._values[id(schema)] = texts
+        return self._values[id(schema)]
+
+
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    given = schema.get("type", _ALL_KINDS)
+    kinds = {given} if isinstance(given, str) else set(given)
+    return {"number" if kind == "integer" else kind for kind in kinds}
+
+
 @dataclass(frozen=True, slots=True)
 class Lowered:
     """A schema for llguidance."""
@@ -72,8 +137,12 @@ class Lowered:
     has_free_names: bool
 
 
-def lowered(field: str, schema: Mapping[str, Any] | bool) -> Lowered:
-    """Writes a schema that `json_schema` has checked. Raises GrammarError for what llguidance cannot keep."""
+def lower(field: str, schema: Mapping[str, Any] | bool) -> Lowered:
+    """Checks a schema, and writes it for llguidance. Refuses what that cannot keep, and sizes beyond the limits.
+
+    Raises GrammarError, whose text begins with `field` and the place in the schema: `field.properties.a`.
+    """
+    check(field, schema)
     return _Lowering(field, schema).run()
 
 
@@ -340,27 +409,6 @@ class _Lowering:
 
     def _refused(self, place: str, what: str) -> GrammarError:
         return wrong(self._field + place, what)
-
-
-_ADVICE = {
-    "uniqueItems": "leave it out, and remove what comes twice from the output",
-    "not": "say what a value is, not what it is not",
-    "contains": "write items",
-    "if": "write anyOf",
-    "then": "write anyOf",
-    "else": "write anyOf",
-    "dependentRequired": "write anyOf",
-    "dependentSchemas": "write anyOf",
-    "dependencies": "write anyOf",
-    "unevaluatedProperties": "write additionalProperties",
-    "unevaluatedItems": "write items",
-}
-
-
-def unsupported(path: str, what: str) -> UnsupportedError:
-    """The refusal of what stands at this path, with what to write instead of a keyword."""
-    advised = f"{what}; {_ADVICE[what]}" if what in _ADVICE else what
-    return UnsupportedError(f"{path}: llguidance does not support {advised}", path)
 
 
 def _writable(pattern: str) -> str:

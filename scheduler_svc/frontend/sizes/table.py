@@ -98,7 +98,7 @@ def _chat(path: str) -> dict[str, Limit]:
         "tool_choice": _INSIDE,
         # An enum, whose numbers `choose` checks.
         "tool_choice.mode": _FLAG,
-        "tool_choice.name": _characters(n.MAX_TOOL_NAME_CHARS, "tools.tool.choose"),
+        "tool_choice.name": _characters(n.MAX_TOOL_NAME_CHARS, "chat.conversation.choose"),
         "parallel_tool_calls": _FLAG,
         "template_args_json": text,
         "continue_final_message": _FLAG,

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from scheduler_svc.frontend.text.detokenize import MAX_CONTEXT_TOKENS, REPLACEMENT, Decode, Detokenizer
-from scheduler_svc.frontend.text.replacements import Pair, Replacer
+from scheduler_svc.frontend.text.detokenize import MAX_CONTEXT_TOKENS, REPLACEMENT, Decode, Detokenizer, Pair, Replacer
 
 if TYPE_CHECKING:
     import tokenizers

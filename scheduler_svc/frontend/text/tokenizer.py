@@ -10,10 +10,9 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.text.detokenize import Decode
+from scheduler_svc.frontend.text.detokenize import Decode, take_replacements
 from scheduler_svc.frontend.text.fair_threads import FairThreads
 from scheduler_svc.frontend.text.pieces import PiecesOfRequest, TokenBytes
-from scheduler_svc.frontend.text.replacements import take_replacements
 
 if TYPE_CHECKING:
     import tokenizers

@@ -16,10 +16,10 @@ from tandem.v1.constraint_pb2 import Constraint
 from gpu_worker.constraints.matchers import FollowedRow, Matchers
 from scheduler_svc.frontend.chat.conversation import read
 from scheduler_svc.frontend.chat.forms import choose_form
-from scheduler_svc.frontend.chat.grammars import AnswerGrammar
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
+from scheduler_svc.frontend.constraints.tool_schemas import AnswerGrammar
 from tests.gpu_worker.constraints.test_names import objects
 from tests.scheduler_svc.frontend.chat.answers import FAMILIES
 from tests.scheduler_svc.frontend.chat.test_answer import calls_of, parsed, parser

@@ -13,9 +13,9 @@ from tandem.v1 import inference_pb2
 from tandem.v1.constraint_pb2 import Choices, Constraint, JsonObject
 
 from scheduler_svc.frontend.constraints.grammar import check_combination, grammar_of, hash_of
+from scheduler_svc.frontend.constraints.json_schema import ENFORCED
 from scheduler_svc.frontend.constraints.limits import GrammarError
-from scheduler_svc.frontend.constraints.lowering import ENFORCED
-from scheduler_svc.frontend.constraints.repetition import repetition
+from scheduler_svc.frontend.constraints.patterns import repetition
 from tests.rigs import byte_tokenizer
 
 TOKENIZER = llguidance.LLTokenizer(
