@@ -18,8 +18,8 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.status import Refusal
-from scheduler_svc.frontend.sizes.limits import Sizes
-from scheduler_svc.frontend.sizes.scan import Scan
+from scheduler_svc.frontend.scan import Scan
+from scheduler_svc.frontend.sizes import Sizes
 from tests.benchmarks.machine import description, peak_mb
 
 NUM_BYTES = 4_000_000

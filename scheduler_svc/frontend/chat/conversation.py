@@ -16,7 +16,7 @@ from typing import Any, NoReturn, cast
 from tandem.v1 import chat_pb2 as pb
 
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes.limits import (
+from scheduler_svc.frontend.sizes import (
     MAX_CHAT_ARGS,
     MAX_CHAT_CALLS,
     MAX_CHAT_MESSAGES,

@@ -3,8 +3,8 @@
 The limits that bound a message are in `sizes`.
 """
 
-from scheduler_svc.frontend.sizes.limits import MAX_CHOICE_CHARS, MAX_CONSTRAINT_BYTES
-from scheduler_svc.frontend.sizes.limits import MAX_CHOICES as MAX_CHOICES
+from scheduler_svc.frontend.sizes import MAX_CHOICE_CHARS, MAX_CONSTRAINT_BYTES
+from scheduler_svc.frontend.sizes import MAX_CHOICES as MAX_CHOICES
 
 # Of the constraint, and of the grammar that is made of it.
 MAX_BYTES = MAX_CONSTRAINT_BYTES

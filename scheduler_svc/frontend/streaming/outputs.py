@@ -18,12 +18,12 @@ from scheduler_svc.frontend.chat.answer import ChatOutput
 from scheduler_svc.frontend.chat.bodies import marked, marking
 from scheduler_svc.frontend.chat.served import make_parser
 from scheduler_svc.frontend.model import Model
+from scheduler_svc.frontend.prompt import Prompt
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.text.detokenize import MAX_CONTEXT_TOKENS, Decode, Detokenizer
 from scheduler_svc.frontend.text.output import SampleOutput, StopFinder
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from scheduler_svc.frontend.validate.prompt import Prompt
-from scheduler_svc.frontend.validate.request import Checked
+from scheduler_svc.frontend.validate import Checked
 
 
 def describe(

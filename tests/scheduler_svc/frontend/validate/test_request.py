@@ -19,12 +19,12 @@ from scheduler_svc.core.messages import page_hash
 from scheduler_svc.core.messages.submit import MAX_SAMPLING_BYTES
 from scheduler_svc.door.tenant import EVERYONE
 from scheduler_svc.frontend import model as models
+from scheduler_svc.frontend import validate as wire
 from scheduler_svc.frontend.model import Model
+from scheduler_svc.frontend.prompt import read_prompt
 from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.status import Refusal
-from scheduler_svc.frontend.validate import request as wire
-from scheduler_svc.frontend.validate.prompt import read_prompt
-from scheduler_svc.frontend.validate.sampling import MAX_LISTED_TOKENS
+from scheduler_svc.frontend.sizes import MAX_LISTED_TOKENS
 from tests.scheduler_svc.frontend.fake_core import CACHE_ROOT, model_state
 from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, EOS
 

@@ -14,7 +14,7 @@ from scheduler_svc.frontend.chat.conversation import Conversation
 from scheduler_svc.frontend.chat.rendering import Rendered, Renderer
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.validate.checks import check_token_ids
+from scheduler_svc.frontend.validate import check_token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

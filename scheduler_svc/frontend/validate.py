@@ -4,38 +4,186 @@ Every refusal is INVALID_ARGUMENT (NOT_FOUND for an unknown model) and names the
 module checks a request before its text is tokenized, and the prompt's length after that. It also hashes the prompt's
 pages, because all requests share the core's one thread: 32,768 tokens in pages of 64 take 0.2 ms. The largest message
 can hold millions of tokens, so hashing yields to the event loop after every 2,048 pages.
+
+Sampling settings become the complete SamplingParams that travels to the worker: the core passes the bytes on unread,
+and the worker parses them (`gpu_worker/wire/sampling.py`).
 """
 
 import asyncio
+import math
+import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from tandem.internal.v1 import frontend_pb2
-from tandem.v1 import inference_pb2
+from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
 from scheduler_svc.door.tenant import Caller, CallerLimits
+from scheduler_svc.frontend import sizes
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes import limits as bounds
-from scheduler_svc.frontend.sizes.limits import MAX_LINGER_SECONDS, MAX_SECRET_BYTES
+from scheduler_svc.frontend.sampling_limits import LIMITS
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from scheduler_svc.frontend.validate.checks import (
-    check_above_zero,
-    check_count,
-    check_range,
-    check_request_id,
-    check_token_ids,
-    refuse,
-)
-from scheduler_svc.frontend.validate.sampling import check_sampling
 
 # Hashing this many pages takes about 1 ms.
 PAGES_AT_ONCE = 2048
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
+    """Refuses an empty list, and ids outside the vocabulary."""
+    if not token_ids:
+        raise status.invalid(field, f"{field} is empty; at least 1 token is needed")
+    # 0.2 ms for a million ids, while max() would block the event loop for 35 ms.
+    is_beyond = np.asarray(token_ids) >= model.info.vocab_size
+    if is_beyond.any():
+        idx = int(is_beyond.argmax())
+        message = f"{field}[{idx}] is {token_ids[idx]}; the vocabulary has {model.info.vocab_size} tokens"
+        raise status.invalid(f"{field}[{idx}]", message)
+
+
+def check_request_id(field: str, request_id: str) -> None:
+    """Refuses ids with more than 128 characters or with characters that are not printable."""
+    if len(request_id) > sizes.MAX_REQUEST_ID_CHARS:
+        refuse(field, f"{len(request_id)} characters long", sizes.MAX_REQUEST_ID_CHARS)
+    if not request_id.isprintable():
+        idx = next(i for i, char in enumerate(request_id) if not char.isprintable())
+        code = f"U+{ord(request_id[idx]):04X}"
+        raise status.invalid(field, f"{field} has {code} at character {idx}; only printable characters are allowed")
+
+
+def check_count(field: str, count: int, limit: int) -> None:
+    """Refuses a list with more than `limit` entries."""
+    if count > limit:
+        refuse(field, f"{count} long", limit)
+
+
+def check_range(field: str, value: float, low: float, high: float) -> None:
+    """Refuses a value below `low`, above `high`, or NaN."""
+    if math.isnan(value) or not low <= value <= high:
+        raise status.invalid(
+            field, f"{field} is {_as_given(value, low, high)}; it must be between {low:.7g} and {high}"
+        )
+
+
+def check_above_zero(field: str, value: float, high: float) -> None:
+    """Refuses a value of 0 or less, above `high`, or NaN."""
+    # The comparison is false for NaN.
+    if not 0 < value <= high:
+        raise status.invalid(field, f"{field} is {_as_given(value, 0, high)}; it must be above 0, and at most {high}")
+
+
+def _as_given(value: float, low: float, high: float) -> str:
+    """The value with 7 digits, as a float32 of 2.1 is 2.0999999046325684; in full if the short value is allowed."""
+    if isinstance(value, int) or value.is_integer():
+        return str(value)
+    short = float(f"{value:.7g}")
+    return str(value if low <= short <= high else short)
+
+
+def refuse(field: str, number: object, limit: object) -> NoReturn:
+    """Raises the Refusal of a number beyond a limit."""
+    raise status.invalid(field, f"{field} is {number}; the limit is {limit}")
+
+
+def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) -> pb.SamplingParams:
+    """Returns the request's settings over the model's defaults, every scalar set. The worker so needs no defaults.
+
+    Raises Refusal.
+    """
+    banned = _check_banned(asked, model)
+    allowed = _check_allowed(asked, model)
+    silent_at_first = frozenset(stop.stop_token_ids) | (frozenset[int]() if stop.ignore_eos else model.eos_token_ids)
+    _check_one_remains(allowed, banned, silent_at_first if stop.min_new_tokens else frozenset(), model)
+    without_effect = _check_biases(asked, model)
+    sampling = pb.SamplingParams()
+    sampling.CopyFrom(model.defaults)
+    sampling.MergeFrom(asked)
+    for token in without_effect:
+        del sampling.logit_bias[token]
+    if not asked.HasField("seed"):
+        sampling.seed = secrets.randbits(63)
+    _check_scalars(sampling, model)
+    if sampling.top_p == 0:
+        # Of the tokens that reach no probability only the most probable one is kept.
+        sampling.temperature, sampling.top_p = 0, LIMITS["top_p"].off
+    return sampling
+
+
+def without_lists(sampling: pb.SamplingParams) -> pb.SamplingParams:
+    """Returns the scalars alone, which is what Accepted reports."""
+    scalars = pb.SamplingParams()
+    scalars.CopyFrom(sampling)
+    for field in ("logit_bias", "allowed_token_ids", "banned_token_ids"):
+        scalars.ClearField(field)
+    return scalars
+
+
+def _check_scalars(sampling: pb.SamplingParams, model: Model) -> None:
+    for name, limits in LIMITS.items():
+        field, value = f"sampling.{name}", getattr(sampling, name)
+        if limits.above_low:
+            check_above_zero(field, value, limits.high)
+        else:
+            check_range(field, value, limits.low, limits.high)
+    check_range("sampling.top_k", sampling.top_k, 0, max(model.info.vocab_size, model.defaults.top_k))
+    check_range("sampling.num_samples", sampling.num_samples, 1, max(1, model.info.max_num_samples))
+
+
+def _check_banned(asked: pb.SamplingParams, model: Model) -> Set[int]:
+    banned = asked.banned_token_ids
+    check_count("sampling.banned_token_ids", len(banned), sizes.MAX_LISTED_TOKENS)
+    if banned:
+        check_token_ids("sampling.banned_token_ids", banned, model)
+    return frozenset(banned)
+
+
+def _check_allowed(asked: pb.SamplingParams, model: Model) -> Set[int]:
+    if not asked.HasField("allowed_token_ids"):
+        return frozenset()
+    allowed = asked.allowed_token_ids.ids
+    check_count("sampling.allowed_token_ids.ids", len(allowed), sizes.MAX_LISTED_TOKENS)
+    check_token_ids("sampling.allowed_token_ids.ids", allowed, model)
+    return frozenset(allowed)
+
+
+def _check_biases(asked: pb.SamplingParams, model: Model) -> list[int]:
+    """Checks the biases. Returns the tokens whose bias is 0, which has no effect."""
+    count = len(asked.logit_bias)
+    check_count("sampling.logit_bias", count, sizes.MAX_LISTED_TOKENS)
+    tokens = np.fromiter(asked.logit_bias.keys(), np.int64, count)
+    biases = np.fromiter(asked.logit_bias.values(), np.float32, count)
+    # A NaN is outside every range.
+    is_bad = (tokens >= model.info.vocab_size) | ~(np.abs(biases) <= sizes.MAX_BIAS)
+    if is_bad.any():
+        token = int(tokens[is_bad].min())
+        field = f"sampling.logit_bias[{token}]"
+        if token >= model.info.vocab_size:
+            message = f"{field} is for token {token}; the vocabulary has {model.info.vocab_size} tokens"
+            raise status.invalid(field, message)
+        check_range(field, asked.logit_bias[token], -sizes.MAX_BIAS, sizes.MAX_BIAS)
+    return tokens[biases == 0].tolist()
+
+
+def _check_one_remains(allowed: Set[int], banned: Set[int], silent_at_first: Set[int], model: Model) -> None:
+    """Refuses lists that leave no token to sample, also before min_new_tokens, while stop tokens are banned."""
+    if allowed:
+        field, many = "sampling.allowed_token_ids", f"sampling.allowed_token_ids has {len(allowed)} tokens"
+        num_drawable, num_at_first = len(allowed - banned), len(allowed - banned - silent_at_first)
+    else:
+        field, many = "sampling.banned_token_ids", f"the vocabulary has {model.info.vocab_size} tokens"
+        num_drawable = model.info.vocab_size - len(banned)
+        num_at_first = model.info.vocab_size - len(banned | silent_at_first)
+    if not num_drawable:
+        raise status.invalid(field, f"{many}, and sampling.banned_token_ids bans them all; 1 must remain")
+    if not num_at_first:
+        why = "before stop.min_new_tokens, until which end-of-sequence and stop tokens are banned"
+        raise status.invalid(field, f"{many}, and none of them may be sampled {why}; 1 must remain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +191,11 @@ class Checked:
     """A request whose fields have been checked, except for the prompt's length."""
 
     request_id: str
-    sampling: inference_pb2.SamplingParams
-    stop: inference_pb2.StopParams
+    sampling: pb.SamplingParams
+    stop: pb.StopParams
     stop_strings: tuple[str, ...]
     priority: int
-    cache: inference_pb2.CacheParams
+    cache: pb.CacheParams
     want_text: bool
     want_token_ids: bool
     skip_special_tokens: bool
@@ -62,14 +210,14 @@ class Checked:
     max_queue_seconds: float  # 0: no limit
 
 
-def check_request(request: inference_pb2.GenerateRequest, model: Model, limits: CallerLimits) -> Checked:
+def check_request(request: pb.GenerateRequest, model: Model, limits: CallerLimits) -> Checked:
     """Checks all fields except the prompt. Raises Refusal."""
     model.check_name(request.model)
     check_range("priority", request.priority, limits.min_priority, limits.max_priority)
     _check_max_new_tokens(request.stop, limits)
-    check_range("max_queue_seconds", request.max_queue_seconds, 0, bounds.MAX_QUEUE_SECONDS)
-    if len(request.cache.salt) > bounds.MAX_SALT_CHARS:
-        refuse("cache.salt", f"{len(request.cache.salt)} characters long", bounds.MAX_SALT_CHARS)
+    check_range("max_queue_seconds", request.max_queue_seconds, 0, sizes.MAX_QUEUE_SECONDS)
+    if len(request.cache.salt) > sizes.MAX_SALT_CHARS:
+        refuse("cache.salt", f"{len(request.cache.salt)} characters long", sizes.MAX_SALT_CHARS)
     stop_strings = _check_stop(request.stop, model)
     output = request.output
     return Checked(
@@ -148,44 +296,44 @@ def _check_request_id(request_id: str) -> str:
     return request_id or uuid.uuid4().hex
 
 
-def _check_stop(stop: inference_pb2.StopParams, model: Model) -> tuple[str, ...]:
+def _check_stop(stop: pb.StopParams, model: Model) -> tuple[str, ...]:
     if stop.HasField("max_new_tokens") and stop.max_new_tokens == 0:
         raise status.invalid("stop.max_new_tokens", "stop.max_new_tokens is 0; it must be at least 1")
-    if stop.max_new_tokens > bounds.MAX_NEW_TOKENS:
-        refuse("stop.max_new_tokens", stop.max_new_tokens, bounds.MAX_NEW_TOKENS)
+    if stop.max_new_tokens > sizes.MAX_NEW_TOKENS:
+        refuse("stop.max_new_tokens", stop.max_new_tokens, sizes.MAX_NEW_TOKENS)
     if stop.HasField("max_time_seconds"):
-        check_above_zero("stop.max_time_seconds", stop.max_time_seconds, bounds.MAX_TIME_SECONDS)
-    check_count("stop.stop_token_ids", len(stop.stop_token_ids), bounds.MAX_STOP_TOKEN_IDS)
+        check_above_zero("stop.max_time_seconds", stop.max_time_seconds, sizes.MAX_TIME_SECONDS)
+    check_count("stop.stop_token_ids", len(stop.stop_token_ids), sizes.MAX_STOP_TOKEN_IDS)
     if stop.stop_token_ids:
         check_token_ids("stop.stop_token_ids", stop.stop_token_ids, model)
-    check_count("stop.stop_strings", len(stop.stop_strings), bounds.MAX_STOP_STRINGS)
+    check_count("stop.stop_strings", len(stop.stop_strings), sizes.MAX_STOP_STRINGS)
     for idx, string in enumerate(stop.stop_strings):
         field = f"stop.stop_strings[{idx}]"
         if not string:
             raise status.invalid(field, f"{field} is empty; at least 1 character is needed")
-        if len(string) > bounds.MAX_STOP_STRING_CHARS:
-            refuse(field, f"{len(string)} characters long", bounds.MAX_STOP_STRING_CHARS)
+        if len(string) > sizes.MAX_STOP_STRING_CHARS:
+            refuse(field, f"{len(string)} characters long", sizes.MAX_STOP_STRING_CHARS)
     if stop.stop_strings and model.tokenizer is None:
         message = "stop.stop_strings needs a tokenizer, and the served model has none"
         raise status.invalid("stop.stop_strings", message)
     return tuple(dict.fromkeys(stop.stop_strings))
 
 
-def _check_want_text(output: inference_pb2.OutputParams, model: Model) -> bool:
+def _check_want_text(output: pb.OutputParams, model: Model) -> bool:
     if model.tokenizer is None and output.want_text:
         message = "output.want_text is true, and the served model came without a tokenizer"
         raise status.invalid("output.want_text", message)
     return model.tokenizer is not None and (not output.HasField("want_text") or output.want_text)
 
 
-def _check_logprobs(output: inference_pb2.OutputParams, model: Model) -> int | None:
+def _check_logprobs(output: pb.OutputParams, model: Model) -> int | None:
     if not output.HasField("logprobs"):
         return None
     check_range("output.logprobs", output.logprobs, 0, model.info.max_logprobs)
     return output.logprobs
 
 
-def _check_pieces(output: inference_pb2.OutputParams, model: Model) -> bool:
+def _check_pieces(output: pb.OutputParams, model: Model) -> bool:
     if output.logprob_pieces and not (output.HasField("logprobs") or output.HasField("prompt_logprobs_start")):
         message = "output.logprob_pieces is true, and neither output.logprobs nor output.prompt_logprobs_start is set"
         raise status.invalid("output.logprob_pieces", message)
@@ -202,13 +350,13 @@ def _prompt_logprobs_from(start: int | None, num_prompt: int) -> int:
     return max(1, start) if num_prompt > 1 else 0
 
 
-def _check_max_new_tokens(stop: inference_pb2.StopParams, limits: CallerLimits) -> None:
+def _check_max_new_tokens(stop: pb.StopParams, limits: CallerLimits) -> None:
     limit = limits.max_new_tokens
     if limit is not None and stop.max_new_tokens > limit:
         refuse("stop.max_new_tokens", stop.max_new_tokens, f"{limit}, the caller's own")
 
 
-def _max_new_tokens(stop: inference_pb2.StopParams, num_prompt: int, model: Model, limits: CallerLimits) -> int:
+def _max_new_tokens(stop: pb.StopParams, num_prompt: int, model: Model, limits: CallerLimits) -> int:
     max_length = model.max_length
     if num_prompt >= max_length:
         message = (
@@ -225,7 +373,7 @@ def _max_new_tokens(stop: inference_pb2.StopParams, num_prompt: int, model: Mode
     return max(1, min(default if limits.max_new_tokens is None else min(default, limits.max_new_tokens), num_left))
 
 
-def check_detokenize(request: inference_pb2.DetokenizeRequest, model: Model) -> Tokenizer:
+def check_detokenize(request: pb.DetokenizeRequest, model: Model) -> Tokenizer:
     """Checks a Detokenize request and returns the tokenizer. Raises Refusal."""
     if model.tokenizer is None:
         raise status.invalid("token_ids", "token_ids need a tokenizer, and the served model has none")
@@ -234,10 +382,10 @@ def check_detokenize(request: inference_pb2.DetokenizeRequest, model: Model) -> 
     return model.tokenizer
 
 
-def check_linger(request: inference_pb2.GenerateRequest) -> float:
+def check_linger(request: pb.GenerateRequest) -> float:
     """Returns the linger time in seconds, 0 for none. Raises Refusal."""
     seconds, output = request.resume.linger_seconds, request.output
-    check_range("resume.linger_seconds", seconds, 0, MAX_LINGER_SECONDS)
+    check_range("resume.linger_seconds", seconds, 0, sizes.MAX_LINGER_SECONDS)
     for name in ("logprobs", "prompt_logprobs_start"):
         if seconds and output.HasField(name):
             message = (
@@ -248,17 +396,17 @@ def check_linger(request: inference_pb2.GenerateRequest) -> float:
     return seconds
 
 
-def check_resume(request: inference_pb2.ResumeRequest) -> None:
+def check_resume(request: pb.ResumeRequest) -> None:
     """Checks what needs no knowledge of the resumed request. Raises Refusal."""
     if not request.request_id:
         raise status.invalid("request_id", "request_id is empty; an id is needed")
     check_request_id("request_id", request.request_id)
-    if len(request.resume_secret) > MAX_SECRET_BYTES:
-        refuse("resume_secret", f"{len(request.resume_secret)} bytes long", MAX_SECRET_BYTES)
+    if len(request.resume_secret) > sizes.MAX_SECRET_BYTES:
+        refuse("resume_secret", f"{len(request.resume_secret)} bytes long", sizes.MAX_SECRET_BYTES)
     check_count("offsets", len(request.offsets), MAX_NUM_SAMPLES)
 
 
-def check_offsets(offsets: list[inference_pb2.SampleOffset], num_tokens: list[int]) -> None:
+def check_offsets(offsets: list[pb.SampleOffset], num_tokens: list[int]) -> None:
     """Refuses offsets beyond the samples' `num_tokens` output tokens."""
     if len(offsets) > len(num_tokens):
         refuse("offsets", f"{len(offsets)} long", f"{len(num_tokens)}, the request's number of samples")

@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes.limits import MAX_CHAR_BYTES, Sizes
-from scheduler_svc.frontend.sizes.table import LIMITS, Limit, Of
+from scheduler_svc.frontend.sizes import LIMITS, MAX_CHAR_BYTES, Limit, Of, Sizes
 
 # The parser takes at most 0.1 ms for a smaller message.
 MIN_BYTES = 4096
