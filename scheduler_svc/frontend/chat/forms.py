@@ -31,6 +31,10 @@ _OF_ALL = frozenset(
 FOLDER = Path(__file__).parent / "response_templates"
 # The names that response templates have for reasoning.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+# In a response template of ours: a text or reasoning in several regions, joined by line breaks; the transform of calls
+# whose mark has the name, and which enclose the arguments.
+_USUAL = "usual"
+_CALL = {"name": "{name}", "arguments": "{content}"}
 _KEYS = {"family", "literals", "response_template", "call", "reasoning", "content_begin"}
 
 
@@ -162,14 +166,28 @@ def read_form(value: object, name: str) -> AnswerForm:
     template = given.get("response_template")
     if not isinstance(template, dict) or not isinstance(cast(dict[str, Any], template).get("fields"), dict):
         raise ValueError("response_template must be an object with fields")
-    call, reasoning = given.get("call"), given.get("reasoning")
+    call = given.get("call")
+    reasoning = ReasoningFormat.from_json(given["reasoning"]) if given.get("reasoning") is not None else None
     return AnswerForm(
         family=str(given.get("family", name)),
-        template=cast(dict[str, Any], template),
+        template=_whole(cast(dict[str, Any], template), reasoning),
         calls=None if call is None else CallFormat.from_json(call),
-        reasoning=None if reasoning is None else ReasoningFormat.from_json(reasoning),
+        reasoning=reasoning,
         content_begin=str(given.get("content_begin", "")),
     )
+
+
+def _whole(template: dict[str, Any], reasoning: ReasoningFormat | None) -> dict[str, Any]:
+    """A response template with all that "usual" stands for."""
+    fields = dict[str, Any](template["fields"])
+    for name, field in fields.items():
+        if field == _USUAL:
+            is_text = reasoning is None or name not in REASONING_FIELDS
+            marks = {} if is_text else {"open": reasoning.open, "close": reasoning.close}
+            fields[name] = {**marks, "repeats": True, "join": "\n"}
+        elif isinstance(field, dict) and cast(dict[str, Any], field).get("transform") == _USUAL:
+            fields[name] = {**field, "transform": {"type": "function", "function": _CALL}}
+    return {**template, "fields": fields}
 
 
 @functools.cache
