@@ -1,4 +1,4 @@
-"""Owns the numbers that bound what a caller may send, and the limit of every field by its path from the request.
+"""Owns the numbers that bound what a caller may send, the limit of every field by its path, and what a refusal says.
 
 A limit is a number or the name of one of `Sizes`. `checked_by` names the function below `scheduler_svc.frontend` that
 checks the parsed field. Lists, strings and bytes are also bounded by `scan.py` before the message is parsed. What a
@@ -8,12 +8,14 @@ request may set of sampling is in `sampling_limits.py`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NoReturn
 
 from tandem.v1 import control_pb2
 
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.door.tenant import MAX_PRIORITY, CallerLimits
 from scheduler_svc.frontend import sampling_limits
+from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.options import MAX_METADATA_BYTES
 
 MAX_REQUEST_ID_CHARS = 128
@@ -75,6 +77,22 @@ class Sizes:
     """Of one request."""
     logprobs: int = 0
     """Alternatives beside each token."""
+
+
+def wrong(field: str, what: str) -> status.Refusal:
+    """The refusal of a field's value (INVALID_ARGUMENT). Its message begins with the field."""
+    return status.invalid(field, f"{field} {what}")
+
+
+def refuse(field: str, what: str, limit: object) -> NoReturn:
+    """Raises the refusal of what is beyond a limit."""
+    raise wrong(field, f"{what}; the limit is {limit}")
+
+
+def check_count(field: str, count: int, limit: int, unit: str = "long") -> None:
+    """Refuses a list with more than `limit` entries, or a text with more than `limit` of a unit."""
+    if count > limit:
+        refuse(field, f"is {count} {unit}", limit)
 
 
 class Of(StrEnum):

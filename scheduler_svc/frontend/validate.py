@@ -15,7 +15,6 @@ import secrets
 import uuid
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import NoReturn
 
 import numpy as np
 from tandem.internal.v1 import frontend_pb2
@@ -29,6 +28,7 @@ from scheduler_svc.frontend import sizes
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sampling_limits import LIMITS
+from scheduler_svc.frontend.sizes import check_count, refuse, wrong
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 # Hashing this many pages takes about 1 ms.
@@ -38,44 +38,34 @@ PAGES_AT_ONCE = 2048
 def check_token_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
     """Refuses an empty list, and ids outside the vocabulary."""
     if not token_ids:
-        raise status.invalid(field, f"{field} is empty; at least 1 token is needed")
+        raise wrong(field, "is empty; at least 1 token is needed")
     # 0.2 ms for a million ids, while max() would block the event loop for 35 ms.
     is_beyond = np.asarray(token_ids) >= model.info.vocab_size
     if is_beyond.any():
         idx = int(is_beyond.argmax())
-        message = f"{field}[{idx}] is {token_ids[idx]}; the vocabulary has {model.info.vocab_size} tokens"
-        raise status.invalid(f"{field}[{idx}]", message)
+        raise wrong(f"{field}[{idx}]", f"is {token_ids[idx]}; the vocabulary has {model.info.vocab_size} tokens")
 
 
 def check_request_id(field: str, request_id: str) -> None:
     """Refuses ids with more than 128 characters or with characters that are not printable."""
-    if len(request_id) > sizes.MAX_REQUEST_ID_CHARS:
-        refuse(field, f"{len(request_id)} characters long", sizes.MAX_REQUEST_ID_CHARS)
+    check_count(field, len(request_id), sizes.MAX_REQUEST_ID_CHARS, "characters long")
     if not request_id.isprintable():
         idx = next(i for i, char in enumerate(request_id) if not char.isprintable())
         code = f"U+{ord(request_id[idx]):04X}"
-        raise status.invalid(field, f"{field} has {code} at character {idx}; only printable characters are allowed")
-
-
-def check_count(field: str, count: int, limit: int) -> None:
-    """Refuses a list with more than `limit` entries."""
-    if count > limit:
-        refuse(field, f"{count} long", limit)
+        raise wrong(field, f"has {code} at character {idx}; only printable characters are allowed")
 
 
 def check_range(field: str, value: float, low: float, high: float) -> None:
     """Refuses a value below `low`, above `high`, or NaN."""
     if math.isnan(value) or not low <= value <= high:
-        raise status.invalid(
-            field, f"{field} is {_as_given(value, low, high)}; it must be between {low:.7g} and {high}"
-        )
+        raise wrong(field, f"is {_as_given(value, low, high)}; it must be between {low:.7g} and {high}")
 
 
 def check_above_zero(field: str, value: float, high: float) -> None:
     """Refuses a value of 0 or less, above `high`, or NaN."""
     # The comparison is false for NaN.
     if not 0 < value <= high:
-        raise status.invalid(field, f"{field} is {_as_given(value, 0, high)}; it must be above 0, and at most {high}")
+        raise wrong(field, f"is {_as_given(value, 0, high)}; it must be above 0, and at most {high}")
 
 
 def _as_given(value: float, low: float, high: float) -> str:
@@ -84,11 +74,6 @@ def _as_given(value: float, low: float, high: float) -> str:
         return str(value)
     short = float(f"{value:.7g}")
     return str(value if low <= short <= high else short)
-
-
-def refuse(field: str, number: object, limit: object) -> NoReturn:
-    """Raises the Refusal of a number beyond a limit."""
-    raise status.invalid(field, f"{field} is {number}; the limit is {limit}")
 
 
 def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) -> pb.SamplingParams:
@@ -164,8 +149,7 @@ def _check_biases(asked: pb.SamplingParams, model: Model) -> list[int]:
         token = int(tokens[is_bad].min())
         field = f"sampling.logit_bias[{token}]"
         if token >= model.info.vocab_size:
-            message = f"{field} is for token {token}; the vocabulary has {model.info.vocab_size} tokens"
-            raise status.invalid(field, message)
+            raise wrong(field, f"is for token {token}; the vocabulary has {model.info.vocab_size} tokens")
         check_range(field, asked.logit_bias[token], -sizes.MAX_BIAS, sizes.MAX_BIAS)
     return tokens[biases == 0].tolist()
 
@@ -214,10 +198,10 @@ def check_request(request: pb.GenerateRequest, model: Model, limits: CallerLimit
     """Checks all fields except the prompt. Raises Refusal."""
     model.check_name(request.model)
     check_range("priority", request.priority, limits.min_priority, limits.max_priority)
-    _check_max_new_tokens(request.stop, limits)
+    if (limit := limits.max_new_tokens) is not None and request.stop.max_new_tokens > limit:
+        refuse("stop.max_new_tokens", f"is {request.stop.max_new_tokens}", f"{limit}, the caller's own")
     check_range("max_queue_seconds", request.max_queue_seconds, 0, sizes.MAX_QUEUE_SECONDS)
-    if len(request.cache.salt) > sizes.MAX_SALT_CHARS:
-        refuse("cache.salt", f"{len(request.cache.salt)} characters long", sizes.MAX_SALT_CHARS)
+    check_count("cache.salt", len(request.cache.salt), sizes.MAX_SALT_CHARS, "characters long")
     stop_strings = _check_stop(request.stop, model)
     output = request.output
     return Checked(
@@ -249,7 +233,7 @@ async def make_submit(
     max_new_tokens = _max_new_tokens(stop, len(token_ids), model, who.limits)
     most = new_tokens_in_force(max_new_tokens, len(token_ids), model)
     if stop.min_new_tokens > most:
-        refuse("stop.min_new_tokens", stop.min_new_tokens, f"max_new_tokens, here {most}")
+        refuse("stop.min_new_tokens", f"is {stop.min_new_tokens}", f"max_new_tokens, here {most}")
     prompt = np.asarray(token_ids, dtype="<i4")
     root = prefix_root(model.cache_root, checked.cache.salt, who.tenant)
     return frontend_pb2.Submit(
@@ -298,9 +282,9 @@ def _check_request_id(request_id: str) -> str:
 
 def _check_stop(stop: pb.StopParams, model: Model) -> tuple[str, ...]:
     if stop.HasField("max_new_tokens") and stop.max_new_tokens == 0:
-        raise status.invalid("stop.max_new_tokens", "stop.max_new_tokens is 0; it must be at least 1")
+        raise wrong("stop.max_new_tokens", "is 0; it must be at least 1")
     if stop.max_new_tokens > sizes.MAX_NEW_TOKENS:
-        refuse("stop.max_new_tokens", stop.max_new_tokens, sizes.MAX_NEW_TOKENS)
+        refuse("stop.max_new_tokens", f"is {stop.max_new_tokens}", sizes.MAX_NEW_TOKENS)
     if stop.HasField("max_time_seconds"):
         check_above_zero("stop.max_time_seconds", stop.max_time_seconds, sizes.MAX_TIME_SECONDS)
     check_count("stop.stop_token_ids", len(stop.stop_token_ids), sizes.MAX_STOP_TOKEN_IDS)
@@ -310,19 +294,16 @@ def _check_stop(stop: pb.StopParams, model: Model) -> tuple[str, ...]:
     for idx, string in enumerate(stop.stop_strings):
         field = f"stop.stop_strings[{idx}]"
         if not string:
-            raise status.invalid(field, f"{field} is empty; at least 1 character is needed")
-        if len(string) > sizes.MAX_STOP_STRING_CHARS:
-            refuse(field, f"{len(string)} characters long", sizes.MAX_STOP_STRING_CHARS)
+            raise wrong(field, "is empty; at least 1 character is needed")
+        check_count(field, len(string), sizes.MAX_STOP_STRING_CHARS, "characters long")
     if stop.stop_strings and model.tokenizer is None:
-        message = "stop.stop_strings needs a tokenizer, and the served model has none"
-        raise status.invalid("stop.stop_strings", message)
+        raise wrong("stop.stop_strings", "needs a tokenizer, and the served model has none")
     return tuple(dict.fromkeys(stop.stop_strings))
 
 
 def _check_want_text(output: pb.OutputParams, model: Model) -> bool:
     if model.tokenizer is None and output.want_text:
-        message = "output.want_text is true, and the served model came without a tokenizer"
-        raise status.invalid("output.want_text", message)
+        raise wrong("output.want_text", "is true, and the served model came without a tokenizer")
     return model.tokenizer is not None and (not output.HasField("want_text") or output.want_text)
 
 
@@ -335,35 +316,27 @@ def _check_logprobs(output: pb.OutputParams, model: Model) -> int | None:
 
 def _check_pieces(output: pb.OutputParams, model: Model) -> bool:
     if output.logprob_pieces and not (output.HasField("logprobs") or output.HasField("prompt_logprobs_start")):
-        message = "output.logprob_pieces is true, and neither output.logprobs nor output.prompt_logprobs_start is set"
-        raise status.invalid("output.logprob_pieces", message)
+        raise wrong(
+            "output.logprob_pieces", "is true, and neither output.logprobs nor output.prompt_logprobs_start is set"
+        )
     return output.logprob_pieces and model.tokenizer is not None
 
 
 def _prompt_logprobs_from(start: int | None, num_prompt: int) -> int:
     """Returns the first position to report. Position 0 has no logprob, so 0 becomes 1. Returns 0 if there is none."""
-    field = "output.prompt_logprobs_start"
     if start is None:
         return 0
     if start >= num_prompt:
-        refuse(field, start, f"{num_prompt - 1} (the prompt has {num_prompt} tokens)")
+        limit = f"{num_prompt - 1} (the prompt has {num_prompt} tokens)"
+        refuse("output.prompt_logprobs_start", f"is {start}", limit)
     return max(1, start) if num_prompt > 1 else 0
-
-
-def _check_max_new_tokens(stop: pb.StopParams, limits: CallerLimits) -> None:
-    limit = limits.max_new_tokens
-    if limit is not None and stop.max_new_tokens > limit:
-        refuse("stop.max_new_tokens", stop.max_new_tokens, f"{limit}, the caller's own")
 
 
 def _max_new_tokens(stop: pb.StopParams, num_prompt: int, model: Model, limits: CallerLimits) -> int:
     max_length = model.max_length
     if num_prompt >= max_length:
-        message = (
-            f"prompt has {num_prompt} tokens; the limit is {max_length - 1}"
-            f" (max_length {max_length}, less one new token)"
-        )
-        raise status.invalid("prompt", message)
+        limit = f"{max_length - 1} (max_length {max_length}, less one new token)"
+        refuse("prompt", f"has {num_prompt} tokens", limit)
     if stop.HasField("max_new_tokens"):
         # If more are asked for than fit, the core ends the stream with CONTEXT_FULL. The exact number does not matter.
         return min(stop.max_new_tokens, max_length)
@@ -376,7 +349,7 @@ def _max_new_tokens(stop: pb.StopParams, num_prompt: int, model: Model, limits: 
 def check_detokenize(request: pb.DetokenizeRequest, model: Model) -> Tokenizer:
     """Checks a Detokenize request and returns the tokenizer. Raises Refusal."""
     if model.tokenizer is None:
-        raise status.invalid("token_ids", "token_ids need a tokenizer, and the served model has none")
+        raise wrong("token_ids", "need a tokenizer, and the served model has none")
     check_count("token_ids", len(request.token_ids), model.max_length)
     check_token_ids("token_ids", request.token_ids, model)
     return model.tokenizer
@@ -388,28 +361,26 @@ def check_linger(request: pb.GenerateRequest) -> float:
     check_range("resume.linger_seconds", seconds, 0, sizes.MAX_LINGER_SECONDS)
     for name in ("logprobs", "prompt_logprobs_start"):
         if seconds and output.HasField(name):
-            message = (
-                f"resume.linger_seconds is {seconds:g} and output.{name} is set; logprobs are not kept for a caller "
-                "that comes back, so only one of the two is possible"
-            )
-            raise status.invalid("resume.linger_seconds", message)
+            why = "logprobs are not kept for a caller that comes back, so only one of the two is possible"
+            raise wrong("resume.linger_seconds", f"is {seconds:g} and output.{name} is set; {why}")
     return seconds
 
 
 def check_resume(request: pb.ResumeRequest) -> None:
     """Checks what needs no knowledge of the resumed request. Raises Refusal."""
     if not request.request_id:
-        raise status.invalid("request_id", "request_id is empty; an id is needed")
+        raise wrong("request_id", "is empty; an id is needed")
     check_request_id("request_id", request.request_id)
-    if len(request.resume_secret) > sizes.MAX_SECRET_BYTES:
-        refuse("resume_secret", f"{len(request.resume_secret)} bytes long", sizes.MAX_SECRET_BYTES)
+    check_count("resume_secret", len(request.resume_secret), sizes.MAX_SECRET_BYTES, "bytes long")
     check_count("offsets", len(request.offsets), MAX_NUM_SAMPLES)
 
 
 def check_offsets(offsets: list[pb.SampleOffset], num_tokens: list[int]) -> None:
     """Refuses offsets beyond the samples' `num_tokens` output tokens."""
     if len(offsets) > len(num_tokens):
-        refuse("offsets", f"{len(offsets)} long", f"{len(num_tokens)}, the request's number of samples")
+        refuse("offsets", f"is {len(offsets)} long", f"{len(num_tokens)}, the request's number of samples")
     for idx, (offset, count) in enumerate(zip(offsets, num_tokens, strict=False)):
         if offset.token_ids > count:
-            refuse(f"offsets[{idx}].token_ids", offset.token_ids, f"{count}, the sample's number of tokens so far")
+            refuse(
+                f"offsets[{idx}].token_ids", f"is {offset.token_ids}", f"{count}, the sample's number of tokens so far"
+            )

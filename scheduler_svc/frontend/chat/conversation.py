@@ -15,15 +15,9 @@ from typing import Any, NoReturn, cast
 
 from tandem.v1 import chat_pb2 as pb
 
+from scheduler_svc.frontend import sizes
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes import (
-    MAX_CHAT_ARGS,
-    MAX_CHAT_CALLS,
-    MAX_CHAT_MESSAGES,
-    MAX_CHAT_PARTS,
-    MAX_CHAT_TOOLS,
-    MAX_TOOL_NAME_CHARS,
-)
+from scheduler_svc.frontend.sizes import check_count, refuse, wrong
 
 # As in OpenAI's API. Names are parts of grammars and prompts, so they have no other characters.
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -33,40 +27,14 @@ MAX_DEPTH = 64
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # What Transformers' call takes itself, what it gives the template, and what a template takes from its environment.
 RESERVED = frozenset(
-    [
-        "self",
-        "conversation",
-        "conversations",
-        "messages",
-        "tools",
-        "documents",
-        "chat_template",
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenize",
-        "sanitize_control_tokens",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-        "special_tokens",
-        "raise_exception",
-        "strftime_now",
-        "dict",
-        "namespace",
-        "range",
-        "lipsum",
-        "cycler",
-        "joiner",
-        "loop",
-        "caller",
-        "varargs",
-        "kwargs",
-        "super",
-    ]
+    (
+        *("self", "conversation", "conversations", "chat_template", "sanitize_control_tokens", "tokenize", "padding"),
+        *("truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        *("tokenizer_kwargs", "add_generation_prompt", "continue_final_message"),
+        *("messages", "tools", "documents", "special_tokens"),
+        *("raise_exception", "strftime_now", "dict", "namespace", "range", "lipsum", "cycler", "joiner", "loop"),
+        *("caller", "varargs", "kwargs", "super"),
+    )
 )
 
 
@@ -108,7 +76,7 @@ def read_tools(tools: Sequence[object]) -> tuple[Tool, ...]:
         field = f"chat.tools_json[{idx}]"
         read = _tool(field, tool)
         if read.name in found:
-            raise status.invalid(field, f"{field} is the second tool with the name {read.name!r}; names must differ")
+            raise wrong(field, f"is the second tool with the name {read.name!r}; names must differ")
         found[read.name] = read
     return tuple(found.values())
 
@@ -121,16 +89,16 @@ def choose(chat: pb.Chat, tools: tuple[Tool, ...]) -> Choice:
         named = tuple(tool for tool in tools if tool.name == choice.name)
         if not named:
             known = ", ".join(tool.name for tool in tools[:8]) or "none"
-            message = f"chat.tool_choice.name is {choice.name[:128]!r}, which is not a name of a tool; tools: {known}"
-            raise status.invalid("chat.tool_choice.name", message)
+            raise wrong(
+                "chat.tool_choice.name", f"is {choice.name[:128]!r}, which is not a name of a tool; tools: {known}"
+            )
         return Choice(named, Calls.EXACTLY_ONE)
     mode = choice.mode
     if mode not in pb.ToolChoiceMode.values():
-        raise status.invalid("chat.tool_choice.mode", f"chat.tool_choice.mode is {mode}; the limit is 3")
+        raise wrong("chat.tool_choice.mode", f"is {mode}; the limit is 3")
     if mode == pb.TOOL_CHOICE_MODE_REQUIRED:
         if not tools:
-            message = "chat.tool_choice.mode is required, and chat.tools_json is empty"
-            raise status.invalid("chat.tool_choice.mode", message)
+            raise wrong("chat.tool_choice.mode", "is required, and chat.tools_json is empty")
         return Choice(tools, Calls.AT_LEAST_ONE if several else Calls.EXACTLY_ONE)
     if mode == pb.TOOL_CHOICE_MODE_NONE or not tools:
         return Choice((), Calls.NONE)
@@ -140,21 +108,18 @@ def choose(chat: pb.Chat, tools: tuple[Tool, ...]) -> Choice:
 def _tool(field: str, tool: object) -> Tool:
     body = _object(field, tool)
     if body.get("type", "function") != "function":
-        raise status.invalid(f"{field}.type", f"{field}.type is {_shown(body['type'])}; only 'function' is served")
+        raise wrong(f"{field}.type", f"is {_shown(body['type'])}; only 'function' is served")
     function = _object(f"{field}.function", body.get("function"))
     name = function.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        message = f"{field}.function.name is {_shown(name)}; it must be 1 to 128 letters, digits, '_', '.' or '-'"
-        raise status.invalid(f"{field}.function.name", message)
-    for key in function.keys() - _FIELDS:
-        raise status.invalid(
-            f"{field}.function", f"{field}.function has {_shown(key)}, which this server does not know"
+        raise wrong(
+            f"{field}.function.name", f"is {_shown(name)}; it must be 1 to 128 letters, digits, '_', '.' or '-'"
         )
+    for key in function.keys() - _FIELDS:
+        raise wrong(f"{field}.function", f"has {_shown(key)}, which this server does not know")
     strict = function.get("strict")
     if strict not in (None, True, False):
-        raise status.invalid(
-            f"{field}.function.strict", f"{field}.function.strict is {_shown(strict)}; it is a boolean"
-        )
+        raise wrong(f"{field}.function.strict", f"is {_shown(strict)}; it is a boolean")
     parameters = function.get("parameters")
     # A tool without parameters takes an empty object.
     schema = _object(f"{field}.function.parameters", parameters if parameters is not None else {})
@@ -172,7 +137,7 @@ def _tool(field: str, tool: object) -> Tool:
 
 def _object(field: str, value: object) -> Mapping[str, object]:
     if not isinstance(value, dict):
-        raise status.invalid(field, f"{field} is {_shown(value)}; it must be a JSON object")
+        raise wrong(field, f"is {_shown(value)}; it must be a JSON object")
     return cast(Mapping[str, object], value)
 
 
@@ -191,13 +156,11 @@ def read_object(field: str, text: str) -> dict[str, Any]:
         raise _too_deep(field, f"more than {MAX_DEPTH}") from None
     except UnicodeEncodeError as error:
         code = f"U+{ord(error.object[error.start]):04X}"
-        raise status.invalid(
-            field, f"{field} has {code}, half of a surrogate pair; only whole pairs are text"
-        ) from None
+        raise wrong(field, f"has {code}, half of a surrogate pair; only whole pairs are text") from None
     except ValueError as error:
-        raise status.invalid(field, f"{field} is not JSON: {str(error)[:200]}") from None
+        raise wrong(field, f"is not JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
-        raise status.invalid(field, f"{field} is a JSON {_kind(value)}; it must be an object")
+        raise wrong(field, f"is a JSON {_kind(value)}; it must be an object")
     found = cast(dict[str, Any], value)
     if (depth := _depth(found)) > MAX_DEPTH:
         raise _too_deep(field, str(depth))
@@ -243,7 +206,7 @@ def _kind(value: object) -> str:
 
 
 def _too_deep(field: str, depth: str) -> status.Refusal:
-    return status.invalid(field, f"{field} is nested {depth} deep; the limit is {MAX_DEPTH}")
+    return wrong(field, f"is nested {depth} deep; the limit is {MAX_DEPTH}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,15 +259,13 @@ class Conversation:
 
 def check_size(chat: pb.Chat, max_chars: int) -> None:
     """Refuses too many messages or tools, and too much text, before any work on them."""
-    _check_count("chat.messages", len(chat.messages), MAX_CHAT_MESSAGES)
-    _check_count("chat.tools_json", len(chat.tools_json), MAX_CHAT_TOOLS)
+    check_count("chat.messages", len(chat.messages), sizes.MAX_CHAT_MESSAGES)
+    check_count("chat.tools_json", len(chat.tools_json), sizes.MAX_CHAT_TOOLS)
     if not chat.messages:
-        raise status.invalid("chat.messages", "chat.messages is empty; at least 1 message is needed")
-    _check_count("chat.messages.content", sum(len(each.content) for each in chat.messages), MAX_CHAT_PARTS)
-    _check_count("chat.messages.tool_calls", sum(len(each.tool_calls) for each in chat.messages), MAX_CHAT_CALLS)
-    if (name_chars := len(chat.tool_choice.name)) > MAX_TOOL_NAME_CHARS:
-        field = "chat.tool_choice.name"
-        raise status.invalid(field, f"{field} is {name_chars} characters long; the limit is {MAX_TOOL_NAME_CHARS}")
+        raise wrong("chat.messages", "is empty; at least 1 message is needed")
+    check_count("chat.messages.content", sum(len(each.content) for each in chat.messages), sizes.MAX_CHAT_PARTS)
+    check_count("chat.messages.tool_calls", sum(len(each.tool_calls) for each in chat.messages), sizes.MAX_CHAT_CALLS)
+    check_count("chat.tool_choice.name", len(chat.tool_choice.name), sizes.MAX_TOOL_NAME_CHARS, "characters long")
     num_chars = sum(map(len, chat.tools_json)) + len(chat.template_args_json)
     for message in chat.messages:
         num_chars += sum(map(len, message.content)) + len(message.reasoning) + len(message.name)
@@ -312,17 +273,14 @@ def check_size(chat: pb.Chat, max_chars: int) -> None:
             len(call.id) + len(call.name) + len(call.arguments_json) for call in message.tool_calls
         )
     if num_chars > max_chars:
-        raise status.invalid("chat", f"chat has {num_chars} characters; the limit is {max_chars}")
+        refuse("chat", f"has {num_chars} characters", max_chars)
 
 
 def read(chat: pb.Chat) -> Conversation:
     """The chat's messages, tools and arguments, after `check_size`. Raises Refusal."""
     if chat.continue_final_message and chat.add_generation_prompt:
-        message = (
-            "chat.add_generation_prompt is true and chat.continue_final_message is true; the model either begins a "
-            "message or continues one"
-        )
-        raise status.invalid("chat.add_generation_prompt", message)
+        what = "is true and chat.continue_final_message is true; the model either begins a message or continues one"
+        raise wrong("chat.add_generation_prompt", what)
     tools = [read_object(f"chat.tools_json[{idx}]", text) for idx, text in enumerate(chat.tools_json)]
     begins = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not chat.continue_final_message
     return Conversation(
@@ -338,14 +296,12 @@ def read(chat: pb.Chat) -> Conversation:
 def _message(field: str, message: pb.ChatMessage) -> Message:
     role = message.role
     if role not in ROLES:
-        raise status.invalid(f"{field}.role", f"{field}.role is {role[:64]!r}; it must be one of {', '.join(ROLES)}")
+        raise wrong(f"{field}.role", f"is {role[:64]!r}; it must be one of {', '.join(ROLES)}")
     of_assistant = (("reasoning", bool(message.reasoning)), ("tool_calls", bool(message.tool_calls)))
     for name, is_set in (*of_assistant, ("tool_call_id", bool(message.tool_call_id))):
         owner = "tool" if name == "tool_call_id" else "assistant"
         if is_set and role != owner:
-            raise status.invalid(
-                f"{field}.{name}", f"{field}.{name} is set in a message of {role}; only messages of {owner} have it"
-            )
+            raise wrong(f"{field}.{name}", f"is set in a message of {role}; only messages of {owner} have it")
     return Message(
         role=role,
         parts=tuple(message.content),
@@ -359,7 +315,7 @@ def _message(field: str, message: pb.ChatMessage) -> Message:
 def _call(field: str, call: pb.ToolCall) -> PastCall:
     """Arguments of the history are never refused: a model or an agent wrote them, and the caller cannot mend them."""
     if not call.name:
-        raise status.invalid(f"{field}.name", f"{field}.name is empty; at least 1 character is needed")
+        raise wrong(f"{field}.name", "is empty; at least 1 character is needed")
     text = call.arguments_json or "{}"
     try:
         arguments, is_object = read_object(f"{field}.arguments_json", text), True
@@ -371,18 +327,13 @@ def _call(field: str, call: pb.ToolCall) -> PastCall:
 def _template_args(text: str) -> dict[str, Any]:
     field = "chat.template_args_json"
     args = read_object(field, text) if text else {}
-    _check_count(field, len(args), MAX_CHAT_ARGS)
+    check_count(field, len(args), sizes.MAX_CHAT_ARGS)
     for name in args:
         if name in RESERVED or name.endswith(("_token", "_tokens")):
-            raise status.invalid(field, f"{field} has {name[:64]!r}, which the server sets itself")
+            raise wrong(field, f"has {name[:64]!r}, which the server sets itself")
         if not name.isidentifier() or name.startswith("_"):
-            raise status.invalid(
+            raise wrong(
                 field,
-                f"{field} has {name[:64]!r}; a name has letters, digits and underscores, and begins with a letter",
+                f"has {name[:64]!r}; a name has letters, digits and underscores, and begins with a letter",
             )
     return args
-
-
-def _check_count(field: str, count: int, limit: int) -> None:
-    if count > limit:
-        raise status.invalid(field, f"{field} is {count} long; the limit is {limit}")

@@ -20,6 +20,7 @@ from tandem.internal.v1 import worker_pb2
 from scheduler_svc.frontend.chat.conversation import Conversation, Message
 from scheduler_svc.frontend.chat.shape import Shape, probe
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.sizes import wrong
 
 if TYPE_CHECKING:
     import tokenizers
@@ -129,9 +130,7 @@ class Renderer:
         for idx, word in words.items():
             if word not in text:
                 role, field = conversation.messages[idx].role, f"chat.messages[{idx}].content"
-                raise status.invalid(
-                    field, f"{field} would be lost: the model's chat template leaves this message of {role} out"
-                )
+                raise wrong(field, f"would be lost: the model's chat template leaves this message of {role} out")
 
     def _chosen(self, *, has_tools: bool) -> str:
         """The template of chats with or without tools; empty if the checkpoint has none for them."""
@@ -156,7 +155,7 @@ class Renderer:
         for name in args:
             if name in self._names:
                 field = "chat.template_args_json"
-                raise status.invalid(field, f"{field} has {name!r}, which the server sets itself")
+                raise wrong(field, f"has {name!r}, which the server sets itself")
 
     def _check_keys(self, conversation: Conversation) -> None:
         for field, value in conversation.with_keys():
@@ -166,10 +165,9 @@ class Renderer:
                 found = next((token for token in self._forbidden if token in key), None)
                 if found is not None:
                     shown = f"U+{ord(found):X}" if found in MARKERS else repr(found)
-                    message = (
-                        f"{field} has {shown} in the key {key[:64]!r}; tokens of the model are not allowed in keys"
+                    raise wrong(
+                        field, f"has {shown} in the key {key[:64]!r}; tokens of the model are not allowed in keys"
                     )
-                    raise status.invalid(field, message)
 
 
 def _check_calls(messages: Sequence[Message], shape: Shape) -> None:
@@ -178,7 +176,7 @@ def _check_calls(messages: Sequence[Message], shape: Shape) -> None:
         if most is not None and len(message.calls) > most:
             field = f"chat.messages[{idx}].tool_calls"
             many = f"{len(message.calls)} call{'s' if len(message.calls) > 1 else ''}"
-            raise status.invalid(field, f"{field} has {many}; the model's chat template shows {most or 'none'}")
+            raise wrong(field, f"has {many}; the model's chat template shows {most or 'none'}")
 
 
 def _keys(value: object) -> Iterable[str]:
@@ -216,13 +214,13 @@ def _make_tokenizer(backend: "tokenizers.Tokenizer", template: str, files: worke
         def __call__(self, text: str, *args: Any, **kwargs: Any) -> Any:
             num_chars = len(_MARKER.sub("", text))
             if num_chars > self.max_chars:
-                message = (
-                    f"chat becomes {num_chars} characters with the model's template; the limit is {self.max_chars}"
+                raise wrong(
+                    "chat", f"becomes {num_chars} characters with the model's template; the limit is {self.max_chars}"
                 )
-                raise status.invalid("chat", message)
             if _ESCAPED_MARKER in text.lower():
-                message = "chat has control tokens of the model where its template writes JSON in ASCII; leave them out"
-                raise status.invalid("chat", message)
+                raise wrong(
+                    "chat", "has control tokens of the model where its template writes JSON in ASCII; leave them out"
+                )
             self.marked = text
             return base.__call__(self, text, *args, **kwargs)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.sizes import wrong
 from scheduler_svc.frontend.text.detokenize import Decode, take_replacements
 from scheduler_svc.frontend.text.fair_threads import FairThreads
 from scheduler_svc.frontend.text.pieces import PiecesOfRequest, TokenBytes
@@ -63,9 +63,9 @@ class Tokenizer:
         """Refuses a text that cannot fit into `max_length` tokens, before any work on it."""
         max_chars = max_length * self.max_chars_per_token
         if not text:
-            raise status.invalid(field, f"{field} is empty; at least 1 character is needed")
+            raise wrong(field, "is empty; at least 1 character is needed")
         if len(text) > max_chars:
-            raise status.invalid(field, f"{field} has {len(text)} characters; the limit is {max_chars}")
+            raise wrong(field, f"has {len(text)} characters; the limit is {max_chars}")
 
     async def encode(self, text: str, tenant: str, *, add_special_tokens: bool = True) -> list[int]:
         """The text's token ids, including the special tokens that the tokenizer adds to a prompt, if these are wanted.
@@ -87,7 +87,7 @@ class Tokenizer:
             num_tokens += await self.threads.run(tenant, partial(self._count, text[start : start + SLICE_CHARS]))
             if num_tokens > SLICE_MARGIN * max_length:
                 many = f"{len(text)} characters, and the first {start + SLICE_CHARS} are {num_tokens} tokens"
-                raise status.invalid(field, f"{field} has {many}; the limit is {max_length}")
+                raise wrong(field, f"has {many}; the limit is {max_length}")
 
     async def decode(self, token_ids: Sequence[int], tenant: str, *, skip_special_tokens: bool) -> str:
         """The whole text of `token_ids`."""
