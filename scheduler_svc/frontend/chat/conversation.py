@@ -8,9 +8,10 @@ INVALID_ARGUMENT and names the field, the number and the limit.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, NoReturn, cast
 
 from tandem.v1 import chat_pb2 as pb
@@ -146,25 +147,41 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def read_object(field: str, text: str) -> dict[str, Any]:
-    """The JSON object in `text`. Raises Refusal."""
+def read_json(text: str, refusal: Callable[[str], Exception], **hooks: Callable[[Any], object]) -> Any:
+    """The JSON value in `text`, with `hooks` of json.loads. Raises what `refusal` makes of the reason."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-        # A string may hold half of a surrogate pair, which no tokenizer takes.
+        value = json.loads(text, **hooks)
+        # A string may hold half of a surrogate pair, which no tokenizer and no grammar takes.
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
-        raise _too_deep(field, f"more than {MAX_DEPTH}") from None
+        raise refusal(f"is nested more than {MAX_DEPTH} deep; the limit is {MAX_DEPTH}") from None
     except UnicodeEncodeError as error:
         code = f"U+{ord(error.object[error.start]):04X}"
-        raise wrong(field, f"has {code}, half of a surrogate pair; only whole pairs are text") from None
+        raise refusal(f"has {code}, half of a surrogate pair; only whole pairs are text") from None
     except ValueError as error:
-        raise wrong(field, f"is not JSON: {str(error)[:200]}") from None
+        raise refusal(f"is not JSON: {str(error)[:200]}") from None
+    return value
+
+
+def levels(value: object) -> Iterator[list[object]]:
+    """The values in a JSON value, by their depth: itself, those right inside it, those inside these, and so on."""
+    level = [value]
+    while level:
+        yield level
+        containers = cast(
+            list[dict[str, object] | list[object]], [one for one in level if isinstance(one, dict | list)]
+        )
+        level = [inner for one in containers for inner in (one.values() if isinstance(one, dict) else one)]
+
+
+def read_object(field: str, text: str) -> dict[str, Any]:
+    """The JSON object in `text`. Raises Refusal."""
+    value = read_json(text, partial(wrong, field), parse_constant=_refuse_constant)
     if not isinstance(value, dict):
         raise wrong(field, f"is a JSON {_kind(value)}; it must be an object")
-    found = cast(dict[str, Any], value)
-    if (depth := _depth(found)) > MAX_DEPTH:
-        raise _too_deep(field, str(depth))
-    return found
+    if (depth := sum(any(isinstance(one, dict | list) for one in level) for level in levels(value))) > MAX_DEPTH:
+        refuse(field, f"is nested {depth} deep", MAX_DEPTH)
+    return cast(dict[str, Any], value)
 
 
 def nearest_object(text: str) -> dict[str, Any]:
@@ -184,18 +201,6 @@ def nearest_object(text: str) -> dict[str, Any]:
     return {"arguments": text}
 
 
-def _depth(value: object) -> int:
-    depth, level = 0, [value]
-    while level := [each for each in level if isinstance(each, dict | list)]:
-        depth += 1
-        level = [
-            inner
-            for each in cast(list[dict[str, object] | list[object]], level)
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-    return depth
-
-
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
@@ -203,10 +208,6 @@ def _refuse_constant(name: str) -> NoReturn:
 def _kind(value: object) -> str:
     kinds: dict[type, str] = {list: "array", str: "string", bool: "boolean", type(None): "null"}
     return kinds.get(type(value), "number")
-
-
-def _too_deep(field: str, depth: str) -> status.Refusal:
-    return wrong(field, f"is nested {depth} deep; the limit is {MAX_DEPTH}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

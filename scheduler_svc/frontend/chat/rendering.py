@@ -11,13 +11,13 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tandem.internal.v1 import worker_pb2
 
-from scheduler_svc.frontend.chat.conversation import Conversation, Message
+from scheduler_svc.frontend.chat.conversation import Conversation, Message, levels
 from scheduler_svc.frontend.chat.shape import Shape, probe
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes import wrong
@@ -159,7 +159,7 @@ class Renderer:
 
     def _check_keys(self, conversation: Conversation) -> None:
         for field, value in conversation.with_keys():
-            for key in _keys(value):
+            for key in (key for level in levels(value) for one in level if isinstance(one, dict) for key in one):
                 if self._first_chars.isdisjoint(key):
                     continue
                 found = next((token for token in self._forbidden if token in key), None)
@@ -177,19 +177,6 @@ def _check_calls(messages: Sequence[Message], shape: Shape) -> None:
             field = f"chat.messages[{idx}].tool_calls"
             many = f"{len(message.calls)} call{'s' if len(message.calls) > 1 else ''}"
             raise wrong(field, f"has {many}; the model's chat template shows {most or 'none'}")
-
-
-def _keys(value: object) -> Iterable[str]:
-    """Every key of a JSON value, at any depth."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            inside = cast(dict[str, object], each)
-            yield from inside
-            waiting.extend(inside.values())
-        elif isinstance(each, list):
-            waiting.extend(cast(list[object], each))
 
 
 def _template_failed(error: Exception) -> status.Refusal:

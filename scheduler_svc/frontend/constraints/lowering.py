@@ -107,8 +107,7 @@ class Unions:
         for _ in range(_MOST_DEPTH):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 break
-            found = self._references.target(str(cast("dict[str, Any]", schema)["$ref"]))
-            schema = found[0] if found else None
+            schema, _ = self._references.target(cast("dict[str, Any]", schema)["$ref"], "")
         fields = cast("Mapping[str, Any]", schema) if isinstance(schema, dict) else None
         return None if fields is None or fields.get("nullable") else fields
 
@@ -150,7 +149,7 @@ class _Lowering:
     """The rewriting of one schema."""
 
     def __init__(self, field: str, root: Mapping[str, Any] | bool) -> None:
-        self._field, self._root, self._references = field, root, References(root)
+        self._field, self._root, self._references = field, root, References(field, root)
         self._unions = Unions(self._references)
         self._names: dict[int, str] = {}
         # Targets that were not written yet: name, schema, place.
@@ -162,14 +161,14 @@ class _Lowering:
         self._num_names = 0
 
     def run(self) -> Lowered:
-        root = self._schema(self._root, "")
+        root = self._schema(self._root, self._field)
         while self._waiting:
             name, target, place = self._waiting.pop()
             self._definitions[name] = self._schema(target, place)
         try:
             numbers.check_factors(self._factors)
         except numbers.UnkeptError as error:
-            raise self._refused("", str(error)) from None
+            raise wrong(self._field, str(error)) from None
         if isinstance(root, dict) and self._definitions:
             root["$defs"] = self._definitions
         return Lowered(root, self._has_free_names)
@@ -179,7 +178,7 @@ class _Lowering:
             self._has_free_names |= schema
             return schema
         fields: dict[str, Any] = schema
-        if "not" in fields and self._refuses_all(fields["not"], f"{place}.not"):
+        if "not" in fields and self._refuses_all(fields["not"], place):
             return False
         *ahead, last = without_lookahead(fields["pattern"]) if "pattern" in fields else [None]
         if ahead:
@@ -192,8 +191,8 @@ class _Lowering:
             out.setdefault("allOf", []).append({"anyOf": out.pop("oneOf")})
         self._check_numbers(out, place)
         self._items(fields, out, place)
-        if fields.get("uniqueItems") is True and (self._int(fields, "maxItems") or 2) > 1:
-            raise self._unsupported("uniqueItems", place)
+        if fields.get("uniqueItems") is True and int(fields.get("maxItems") or 2) > 1:
+            raise unsupported(place, "uniqueItems")
         if "object" in _types(out):
             out = self._object(fields, out, place)
         if fields.get("nullable") is True:
@@ -207,13 +206,13 @@ class _Lowering:
             return False
         if schema is True or not ENFORCED.intersection(cast("dict[str, Any]", schema)):
             return True
-        raise self._unsupported("not", place.removesuffix(".not"))
+        raise unsupported(place, "not")
 
     def _written(self, name: str, value: Any, place: str) -> Any:
         """The value of a keyword, or None if it constrains nothing."""
         here = f"{place}.{name}"
         if name == "$ref":
-            return self._reference(str(value), place)
+            return self._reference(value, place)
         if name in SCHEMAS and isinstance(value, dict | bool):
             return self._schema(value, here)
         if name in LISTS_OF_SCHEMAS:
@@ -231,10 +230,7 @@ class _Lowering:
         return self._format(value, place) if name == "format" else value
 
     def _reference(self, reference: str, place: str) -> str:
-        found = self._references.target(reference)
-        if found is None or not isinstance(found[0], dict | bool):
-            raise self._refused(place, f"the reference {reference[:100]!r} has no target")
-        target, where = found
+        target, where = self._references.target(reference, place)
         if id(target) not in self._names:
             self._names[id(target)] = str(len(self._names))
             self._waiting.append((self._names[id(target)], target, where))
@@ -244,7 +240,7 @@ class _Lowering:
         try:
             numbers.check_values(value)
         except numbers.UnkeptError as error:
-            raise GrammarError(f"{self._field}{here} {error}", self._field + here) from None
+            raise GrammarError(f"{here} {error}", here) from None
         return numbers.plain(value)
 
     def _pattern(self, pattern: str, here: str) -> str:
@@ -253,20 +249,20 @@ class _Lowering:
         outside = "".join(" " if _HIDDEN.match(part) else part for part in parts(same))
         if part := _UNKEPT_PARTS.search(outside):
             what = f"{part[0]} in a pattern; write the pattern without lookaround and references to groups"
-            raise self._unsupported(what, here)
+            raise unsupported(here, what)
         if char := _CONTROL.search(outside):
-            raise self._unsupported(f"the control character {char[0]!r} in a pattern; leave it out", here)
+            raise unsupported(here, f"the control character {char[0]!r} in a pattern; leave it out")
         return same
 
     def _name_pattern(self, pattern: str, here: str) -> str:
         """A pattern of names. llguidance finds only in an output that it has no name."""
         if (kept := next(filter(_may_be_control, parts(pattern)), None)) is not None:
-            raise self._unsupported(f"the control characters {kept[:64]!r} in a pattern of names; leave them out", here)
+            raise unsupported(here, f"the control characters {kept[:64]!r} in a pattern of names; leave them out")
         return self._pattern(pattern, here)
 
     def _format(self, name: Any, place: str) -> Any:
         if name in _UNKEPT_FORMATS:
-            raise self._unsupported(f"the format {name!r}; leave it out, or write a pattern", place)
+            raise unsupported(place, f"the format {name!r}; leave it out, or write a pattern")
         return name if name in _FORMATS or not isinstance(name, str) else None
 
     def _check_numbers(self, out: dict[str, Any], place: str) -> None:
@@ -276,7 +272,7 @@ class _Lowering:
                 out["multipleOf"] = numbers.factor(out["multipleOf"])
                 self._factors.add(out["multipleOf"])
         except numbers.UnkeptError as error:
-            raise self._refused(place, str(error)) from None
+            raise wrong(place, str(error)) from None
         for name in numbers.BOUNDS:
             out.pop(name, None)
         out.update(bounds)
@@ -303,7 +299,7 @@ class _Lowering:
             num_names = len(required.union(optional, *filter(None, counted)))
             if (least := out.get("minProperties", 0)) > num_names:
                 what = f"minProperties is {least}, and the patterns and properties have {num_names} names"
-                raise self._refused(place, what)
+                raise wrong(place, what)
         self._count(out, len(required), len(optional), place, is_free=is_free)
         if is_free and not (out.keys() & {"const", "enum"}) and (not out or not out.keys() <= _IN_PLACE):
             self._has_free_names = True
@@ -322,7 +318,7 @@ class _Lowering:
             return
         if is_free or least > required + 1 or (most is not None and most != required + 1):
             name = "minProperties" if least else "maxProperties"
-            raise self._unsupported(f"{name} beside optional properties; list all properties in required", place)
+            raise unsupported(place, f"{name} beside optional properties; list all properties in required")
 
     def _expand(self, pattern: str, out: dict[str, Any], place: str) -> list[str] | None:
         """Makes properties of a pattern with few names, which llguidance could find used up.
@@ -335,7 +331,7 @@ class _Lowering:
         except UnreadError:
             if known:
                 what = f"the pattern {pattern[:64]!r} of names beside other names; write a simpler one"
-                raise self._unsupported(what, place) from None
+                raise unsupported(place, what) from None
             return None
         most = max(MOST_NAMES, min(len(known), _MOST_KNOWN))
         if names is None or len(names) > most or (len(names) > MOST_NAMES and not known.keys() >= set(names)):
@@ -343,7 +339,7 @@ class _Lowering:
         self._num_names += len(names)
         if self._num_names > _MOST_NAMES_OF_PATTERNS:
             what = "the patterns of names match"
-            raise too_large(f"{self._field}{place}", what, self._num_names, _MOST_NAMES_OF_PATTERNS, " names")
+            raise too_large(place, what, self._num_names, _MOST_NAMES_OF_PATTERNS, " names")
         schema, properties = self._shared(out["patternProperties"].pop(pattern)), out.setdefault("properties", {})
         for name in names:
             properties[name] = {"allOf": [properties[name], schema]} if name in properties else schema
@@ -353,15 +349,14 @@ class _Lowering:
         """Writes propertyNames with other keywords."""
         here = f"{place}.propertyNames"
         while isinstance(names, dict) and "$ref" in names:
-            found = self._references.target(str(cast("dict[str, Any]", names)["$ref"]))
-            names = found[0] if found else True
+            names, _ = self._references.target(cast("dict[str, Any]", names)["$ref"], here)
         if isinstance(names, bool):
             if not names:
                 out["maxProperties"] = 0
             return
         fields = cast("dict[str, Any]", names)
         if "string" not in _types(fields):
-            raise self._unsupported("propertyNames of another type than string", place)
+            raise unsupported(place, "propertyNames of another type than string")
         rules = _rules(fields)
         if "format" in rules and self._format(rules["format"], here) is None:
             del rules["format"]
@@ -374,7 +369,7 @@ class _Lowering:
             self._only_matching(self._name_pattern(rules["pattern"], f"{here}.pattern"), out, place)
         elif rules:
             what = f"propertyNames with {' and '.join(rules)}"
-            raise self._unsupported(f"{what}; write patternProperties with one pattern", place)
+            raise unsupported(place, f"{what}; write patternProperties with one pattern")
 
     def _only(self, out: dict[str, Any], names: list[str]) -> None:
         """Lets an object have these names only."""
@@ -396,19 +391,10 @@ class _Lowering:
     def _only_matching(self, pattern: str, out: dict[str, Any], place: str) -> None:
         others = out.get("additionalProperties", True)
         if out.get("patternProperties") or out.get("properties") or out.get("required"):
-            raise self._unsupported("propertyNames beside other names; write patternProperties", place)
+            raise unsupported(place, "propertyNames beside other names; write patternProperties")
         if others is not False:
             out["patternProperties"] = {pattern: others}
         out["additionalProperties"] = False
-
-    def _int(self, fields: dict[str, Any], name: str) -> int | None:
-        return int(fields[name]) if name in fields else None
-
-    def _unsupported(self, what: str, place: str) -> GrammarError:
-        return unsupported(self._field + place, what)
-
-    def _refused(self, place: str, what: str) -> GrammarError:
-        return wrong(self._field + place, what)
 
 
 def _writable(pattern: str) -> str:
