@@ -36,7 +36,7 @@ _OTHERS = ("type", "enum", "const", "required", "pattern", "format", "$ref", "mu
 ENFORCED = frozenset((*BOUNDS, *LISTS_OF_SCHEMAS, *MAPS_OF_SCHEMAS, *SCHEMAS, *_OTHERS))
 _DEFINITIONS = ("$defs", "definitions")
 # `lowering` writes them with others, or refuses them by their values.
-_WRITTEN = ("not", "propertyNames", "additionalItems", "uniqueItems", "nullable")
+WRITTEN = ("not", "propertyNames", "additionalItems", "uniqueItems", "nullable")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems", "propertyNames", "not")
 # They say nothing about which values are valid. So do all that begin with x-.
 _ANNOTATIONS = (
@@ -44,7 +44,7 @@ _ANNOTATIONS = (
     *("$comment", "$id", "id", "$schema", "$anchor", "$vocabulary", "externalDocs", "xml"),
     *("contentMediaType", "contentEncoding", "contentSchema"),
 )
-_KNOWN = ENFORCED.union(_DEFINITIONS, _WRITTEN, _ANNOTATIONS)
+_KNOWN = ENFORCED.union(_DEFINITIONS, WRITTEN, _ANNOTATIONS)
 _DRAFTS = ("draft/2020-12/schema", "draft/2019-09/schema", "draft-07/schema", "draft-06/schema", "draft-04/schema")
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 

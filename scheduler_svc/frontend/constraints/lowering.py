@@ -19,6 +19,7 @@ from scheduler_svc.frontend.constraints.json_schema import (
     ENFORCED,
     LISTS_OF_SCHEMAS,
     SCHEMAS,
+    WRITTEN,
     References,
     check,
     within,
@@ -36,6 +37,8 @@ _MOST_KNOWN = 256
 _MOST_NAMES_OF_PATTERNS = 1_024
 # minProperties is compared with the names of a pattern that are no more than these.
 _MOST_COUNTED = 1_024
+# Keywords with an effect on names.
+_OF_NAMES = ENFORCED | {"not"}
 _IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 
 _FORMATS = frozenset(
@@ -204,7 +207,7 @@ class _Lowering:
         """Whether `not` leaves no value. Otherwise it must leave all."""
         if schema is False:
             return False
-        if schema is True or not ENFORCED.intersection(cast("dict[str, Any]", schema)):
+        if schema is True or not ENFORCED.union(WRITTEN).intersection(cast("dict[str, Any]", schema)):
             return True
         raise unsupported(place, "not")
 
@@ -347,17 +350,16 @@ class _Lowering:
 
     def _property_names(self, names: Any, out: dict[str, Any], place: str) -> None:
         """Writes propertyNames with other keywords."""
-        here = f"{place}.propertyNames"
-        while isinstance(names, dict) and "$ref" in names:
-            names, _ = self._references.target(cast("dict[str, Any]", names)["$ref"], here)
+        here, seen = f"{place}.propertyNames", set[int]()
+        while (rules := _rules(names)).keys() == {"$ref"} and id(names) not in seen:
+            seen.add(id(names))
+            names, _ = self._references.target(rules["$ref"], here)
         if isinstance(names, bool):
             if not names:
                 out["maxProperties"] = 0
             return
-        fields = cast("dict[str, Any]", names)
-        if "string" not in _types(fields):
+        if "string" not in _types(names):
             raise unsupported(place, "propertyNames of another type than string")
-        rules = _rules(fields)
         if "format" in rules and self._format(rules["format"], here) is None:
             del rules["format"]
         if (allowed := _values(rules)) is not None and not out.get("patternProperties"):
@@ -421,7 +423,8 @@ def _may_be_control(part: str) -> bool:
 def _rules(schema: Any) -> dict[str, Any]:
     """The keywords of a schema of names that have an effect."""
     fields = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
-    return {name: value for name, value in fields.items() if name in ENFORCED and name != "type"}
+    is_text = "string" in _types(fields)
+    return {name: one for name, one in fields.items() if name in _OF_NAMES and not (name == "type" and is_text)}
 
 
 def _values(rules: dict[str, Any]) -> list[Any] | None:

@@ -107,6 +107,20 @@ REFUSED = {
         {"anyOf": [{}, {"type": "string", "maxLenght": 3}]}
     ),
     "does not support not; say what a value is": schema({"not": {"type": "string"}}),
+    "does not support not;": schema({"properties": {"a": {"not": {"not": {"type": "string"}}}}}),
+    "does not support propertyNames with $ref;": schema(
+        {"type": "object", "propertyNames": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/a"}}}
+    ),
+    "does not support propertyNames with $ref and maxLength": schema(
+        {"type": "object", "propertyNames": {"$ref": "#/$defs/a", "maxLength": 3}, "$defs": {"a": {"pattern": "^a"}}}
+    ),
+    "does not support propertyNames with not": schema({"type": "object", "propertyNames": {"not": {"const": "a"}}}),
+    "does not support propertyNames with pattern and not": schema(
+        {"type": "object", "propertyNames": {"pattern": "^a", "not": {"const": "ab"}}}
+    ),
+    "does not support propertyNames with anyOf": schema(
+        {"type": "object", "propertyNames": {"anyOf": [{"type": "integer", "enum": ["a"]}, {"const": "b"}]}}
+    ),
     "exclusiveMinimum must be a number or a boolean": schema({"minimum": 1, "exclusiveMinimum": "1"}),
     "the dialect 'http://json-schema.org/draft-03/schema#'": schema(
         {"$schema": "http://json-schema.org/draft-03/schema#"}
