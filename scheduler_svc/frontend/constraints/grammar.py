@@ -6,7 +6,7 @@ quantifiers; whether it is valid is llguidance's to say.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -26,12 +26,11 @@ from scheduler_svc.frontend.constraints.limits import (
     too_large,
     wrong,
 )
-from scheduler_svc.frontend.constraints.lowering import Lowered, lower
+from scheduler_svc.frontend.constraints.lowering import lower
 from scheduler_svc.frontend.constraints.patterns import (
     UnreadError,
     bound_of,
     characters,
-    check_pattern,
     parts,
     repetition,
 )
@@ -53,10 +52,6 @@ _WORD = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _DIGITS = re.compile(r"\d+")
-
-# Of a field and a schema: it for llguidance, and whether an object under it may have names that it does not list.
-# Raises GrammarError.
-WriteSchema = Callable[[str, Mapping[str, Any] | bool], tuple[Mapping[str, Any], bool]]
 # In a string: what begins an object, a list or a string of JSON, or may.
 _MAY_BEGIN_JSON = re.compile(r'[{\["]|\\[xu]')
 # An escape such as \\u0061 would be another spelling of a name, which llguidance takes for another name.
@@ -73,14 +68,14 @@ class _Rule:
     names: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
 
-def checked_lark(name: str, text: str, write: WriteSchema) -> tuple[str, bool]:
+def _checked(name: str, text: str) -> tuple[str, bool]:
     """Refuses a grammar with sizes beyond the limits. Returns it with its JSON schemas as llguidance keeps them, and
     whether an object in its output may have names that they do not list.
 
     `name` is the request's field. Raises GrammarError.
     """
     rules: dict[str, _Rule] = {}
-    words, whole, has_free_names = _words(name, text, write)
+    words, whole, has_free_names = _words(name, text)
     if has_free_names and (word := next((word for kind, word in words if _may_begin_json(kind, word)), None)):
         what = f"{word[:64]!r} may match a brace or a quote, and the schema of a %json does not list all names"
         instead = 'list them with additionalProperties: false, or leave [, { and " out of the text outside of %json'
@@ -103,7 +98,7 @@ def checked_lark(name: str, text: str, write: WriteSchema) -> tuple[str, bool]:
     return whole, has_free_names
 
 
-def _words(name: str, text: str, write: WriteSchema) -> tuple[list[tuple[str, str]], str, bool]:
+def _words(name: str, text: str) -> tuple[list[tuple[str, str]], str, bool]:
     """The words that matter, in order, and the text with other schemas, which are left out of the words.
 
     The last value says whether one of the schemas leaves names open.
@@ -118,9 +113,10 @@ def _words(name: str, text: str, write: WriteSchema) -> tuple[list[tuple[str, st
             begin = position
             position = _after_json(name, text, begin)
             if word == "%json":
-                schema, is_free = write(name, parsed(name, text[begin:position].strip()))
+                # A grammar of a caller has its own white space.
+                schema, is_free = _written(name, parsed(name, text[begin:position].strip()), _ESCAPES)
                 has_free_names |= is_free
-                pieces += [text[copied:begin], " ", json.dumps(schema, ensure_ascii=False, separators=(",", ":"))]
+                pieces += [text[copied:begin], " ", _compact(schema)]
                 copied = position
         elif kind != "comment" and not word.isspace():
             words.append((kind, word))
@@ -219,35 +215,33 @@ def grammar_of(constraint: constraint_pb2.Constraint) -> str:
         case "json_object":
             grammar = json_grammar("constraint.json_object", '{"type": "object"}')
         case "regex":
-            check_pattern("constraint.regex", constraint.regex)
+            if not constraint.regex:
+                raise GrammarError("constraint.regex is empty; a pattern has at least 1 character")
+            repetition("constraint.regex", constraint.regex)
             grammar = _lark(f"start: /{_escaped(constraint.regex)}/")
         case "choices":
             grammar = _choices(constraint.choices.choices)
         case "lark":
-            grammar = _lark(*checked_lark("constraint.lark", constraint.lark, _inline))
+            grammar = _lark(*_checked("constraint.lark", constraint.lark))
     within_limit("constraint", grammar)
     return grammar
 
 
 def json_grammar(field: str, text: str) -> str:
     """Returns the grammar of a JSON schema. Raises GrammarError."""
-    lowered = lower(field, parsed(field, text))
-    grammar: dict[str, object] = {"json_schema": _with_options(field, lowered, JSON_OPTIONS)}
-    # The worker reads it; llguidance does not.
-    return _text({**grammar, "json_places": ONLY_JSON} if lowered.has_free_names else grammar)
+    schema, is_free = _written(field, parsed(field, text), JSON_OPTIONS)
+    return _text({"json_schema": schema}, is_free)
 
 
-def _with_options(field: str, lowered: Lowered, options: Mapping[str, object]) -> dict[str, Any]:
-    """A schema as llguidance takes it, with its options in the root. Raises GrammarError."""
-    if lowered.schema is False:
+def _written(
+    field: str, schema: Mapping[str, Any] | bool, options: Mapping[str, object]
+) -> tuple[dict[str, Any], bool]:
+    """A schema as llguidance takes it, with options in its root, and whether an object under it may have names that it
+    does not list. Raises GrammarError."""
+    lowered, has_free_names = lower(field, schema)
+    if lowered is False:
         raise GrammarError(f"{field} is false; no output would match it")
-    return {**({} if lowered.schema is True else lowered.schema), "x-guidance": options}
-
-
-def _inline(field: str, schema: Mapping[str, Any] | bool) -> tuple[dict[str, Any], bool]:
-    """The schema of %json in a grammar of a caller, which has its own white space, and whether it leaves names open."""
-    lowered = lower(field, schema)
-    return _with_options(field, lowered, _ESCAPES), lowered.has_free_names
+    return {**({} if lowered is True else lowered), "x-guidance": options}, has_free_names
 
 
 class WrittenSchemas:
@@ -265,9 +259,8 @@ class WrittenSchemas:
         Raises GrammarError.
         """
         if id(schema) not in self._known:
-            lowered = lower(field or self._field, schema)
-            text = _compact(_with_options(field or self._field, lowered, JSON_OPTIONS))
-            self._known[id(schema)] = schema, text, lowered.has_free_names
+            written, is_free = _written(field or self._field, schema, JSON_OPTIONS)
+            self._known[id(schema)] = schema, _compact(written), is_free
         return self._known[id(schema)][1:]
 
 
@@ -302,14 +295,14 @@ def _escaped(pattern: str) -> str:
 
 
 def _lark(text: str, has_free_names: bool = False) -> str:
-    if has_free_names:
-        return _text({"lark_grammar": text, "json_places": ONLY_JSON})
     # llguidance reads a text that begins with a brace as JSON.
-    return _text({"lark_grammar": text}) if text.lstrip().startswith("{") else text
+    is_json = has_free_names or text.lstrip().startswith("{")
+    return _text({"lark_grammar": text}, has_free_names) if is_json else text
 
 
-def _text(grammar: dict[str, object]) -> str:
-    return _compact({"grammars": [grammar]})
+def _text(grammar: Mapping[str, object], has_free_names: bool) -> str:
+    # The worker reads where JSON stands; llguidance does not.
+    return _compact({"grammars": [{**grammar, "json_places": ONLY_JSON} if has_free_names else grammar]})
 
 
 def _compact(value: object) -> str:

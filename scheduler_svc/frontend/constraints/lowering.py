@@ -9,7 +9,6 @@ unions have.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, cast
 
@@ -130,19 +129,11 @@ def _kinds(schema: Mapping[str, Any]) -> set[str]:
     return {"number" if kind == "integer" else kind for kind in kinds}
 
 
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """A schema for llguidance."""
-
-    schema: dict[str, Any] | bool
-    # Whether an output may have an object with names that the schema does not list; llguidance takes one twice.
-    has_free_names: bool
-
-
-def lower(field: str, schema: Mapping[str, Any] | bool) -> Lowered:
+def lower(field: str, schema: Mapping[str, Any] | bool) -> tuple[dict[str, Any] | bool, bool]:
     """Checks a schema, and writes it for llguidance. Refuses what that cannot keep, and sizes beyond the limits.
 
-    Raises GrammarError, whose text begins with `field` and the place in the schema: `field.properties.a`.
+    Returns also whether an output may have an object with names that the schema does not list; llguidance takes one
+    twice. Raises GrammarError, whose text begins with `field` and the place in the schema: `field.properties.a`.
     """
     check(field, schema)
     return _Lowering(field, schema).run()
@@ -163,7 +154,7 @@ class _Lowering:
         # Of patterns that became properties.
         self._num_names = 0
 
-    def run(self) -> Lowered:
+    def run(self) -> tuple[dict[str, Any] | bool, bool]:
         root = self._schema(self._root, self._field)
         while self._waiting:
             name, target, place = self._waiting.pop()
@@ -174,7 +165,7 @@ class _Lowering:
             raise wrong(self._field, str(error)) from None
         if isinstance(root, dict) and self._definitions:
             root["$defs"] = self._definitions
-        return Lowered(root, self._has_free_names)
+        return root, self._has_free_names
 
     def _schema(self, schema: Any, place: str) -> dict[str, Any] | bool:
         if isinstance(schema, bool):

@@ -12,7 +12,7 @@ middle of an output that nothing is left. So a pattern with few names becomes pr
 import re
 from collections.abc import Iterator
 
-from scheduler_svc.frontend.constraints.limits import MAX_DEPTH, MAX_REPETITION, GrammarError, too_large
+from scheduler_svc.frontend.constraints.limits import MAX_DEPTH, MAX_REPETITION, too_large
 
 # Characters as pairs of code points, first and last.
 Ranges = list[tuple[int, int]]
@@ -186,13 +186,6 @@ def repetition(field: str, pattern: str) -> int:
         if largest > MAX_REPETITION:
             raise too_large(field, "nested repetitions make", largest, MAX_REPETITION)
     return largest
-
-
-def check_pattern(field: str, pattern: str) -> int:
-    """`repetition`, and refuses an empty pattern."""
-    if not pattern:
-        raise GrammarError(f"{field} is empty; a pattern has at least 1 character")
-    return repetition(field, pattern)
 
 
 def names_of(pattern: str, most: int) -> list[str] | None:
