@@ -203,20 +203,23 @@ def check_request(request: pb.GenerateRequest, model: Model, limits: CallerLimit
     check_range("max_queue_seconds", request.max_queue_seconds, 0, sizes.MAX_QUEUE_SECONDS)
     check_count("cache.salt", len(request.cache.salt), sizes.MAX_SALT_CHARS, "characters long")
     stop_strings = _check_stop(request.stop, model)
-    output = request.output
+    check_request_id("request_id", request.request_id)
+    sampling = check_sampling(request.sampling, request.stop, model)
+    output, has_tokenizer = request.output, model.tokenizer is not None
+    _check_output(output, model)
     return Checked(
-        request_id=_check_request_id(request.request_id),
-        sampling=check_sampling(request.sampling, request.stop, model),
+        request_id=request.request_id or uuid.uuid4().hex,
+        sampling=sampling,
         stop=request.stop,
         stop_strings=stop_strings,
         priority=request.priority,
         cache=request.cache,
-        want_text=_check_want_text(output, model),
+        want_text=has_tokenizer and (not output.HasField("want_text") or output.want_text),
         want_token_ids=not output.HasField("want_token_ids") or output.want_token_ids,
         skip_special_tokens=not output.HasField("skip_special_tokens") or output.skip_special_tokens,
-        num_top=_check_logprobs(output, model),
+        num_top=output.logprobs if output.HasField("logprobs") else None,
         prompt_logprobs_start=output.prompt_logprobs_start if output.HasField("prompt_logprobs_start") else None,
-        logprob_pieces=_check_pieces(output, model),
+        logprob_pieces=has_tokenizer and output.logprob_pieces,
         linger_seconds=check_linger(request),
         max_queue_seconds=request.max_queue_seconds,
     )
@@ -275,11 +278,6 @@ def new_tokens_in_force(max_new_tokens: int, num_prompt: int, model: Model) -> i
     return min(max_new_tokens, model.max_length - num_prompt)
 
 
-def _check_request_id(request_id: str) -> str:
-    check_request_id("request_id", request_id)
-    return request_id or uuid.uuid4().hex
-
-
 def _check_stop(stop: pb.StopParams, model: Model) -> tuple[str, ...]:
     if stop.HasField("max_new_tokens") and stop.max_new_tokens == 0:
         raise wrong("stop.max_new_tokens", "is 0; it must be at least 1")
@@ -301,25 +299,14 @@ def _check_stop(stop: pb.StopParams, model: Model) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stop.stop_strings))
 
 
-def _check_want_text(output: pb.OutputParams, model: Model) -> bool:
+def _check_output(output: pb.OutputParams, model: Model) -> None:
     if model.tokenizer is None and output.want_text:
         raise wrong("output.want_text", "is true, and the served model came without a tokenizer")
-    return model.tokenizer is not None and (not output.HasField("want_text") or output.want_text)
-
-
-def _check_logprobs(output: pb.OutputParams, model: Model) -> int | None:
-    if not output.HasField("logprobs"):
-        return None
-    check_range("output.logprobs", output.logprobs, 0, model.info.max_logprobs)
-    return output.logprobs
-
-
-def _check_pieces(output: pb.OutputParams, model: Model) -> bool:
+    if output.HasField("logprobs"):
+        check_range("output.logprobs", output.logprobs, 0, model.info.max_logprobs)
     if output.logprob_pieces and not (output.HasField("logprobs") or output.HasField("prompt_logprobs_start")):
-        raise wrong(
-            "output.logprob_pieces", "is true, and neither output.logprobs nor output.prompt_logprobs_start is set"
-        )
-    return output.logprob_pieces and model.tokenizer is not None
+        what = "is true, and neither output.logprobs nor output.prompt_logprobs_start is set"
+        raise wrong("output.logprob_pieces", what)
 
 
 def _prompt_logprobs_from(start: int | None, num_prompt: int) -> int:

@@ -212,7 +212,7 @@ class AnswerParser:
 
     def _end_shown(self, stream: CallStream, parsed: Parsed, *, is_cut: bool) -> None:
         self._stream = None
-        if is_cut and (held := stream.held):
+        if is_cut and (held := stream.reader.held):
             parsed.calls.append(CallPiece(self._num_calls - 1, "", "", held))
         elif rest := stream.rest():
             parsed.content += self._content.push(rest)

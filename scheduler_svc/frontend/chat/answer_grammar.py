@@ -80,10 +80,7 @@ class Marks:
         # Free text cannot contain the mark, so it ends before the first one.
         before, rest = text[: mark.start()], self.rule(text[mark.end() :])
         free = f"/(.|\\n)*{_in_regex(before)}/" if before else "TEXT"
-        return f"{name}: {free} {self._reference(mark)} {rest}".rstrip()
-
-    def _reference(self, mark: re.Match[str]) -> str:
-        return f"<[{self._ids[mark.group()]}]>"
+        return f"{name}: {free} {self.rule(mark.group())} {rest}".rstrip()
 
 
 def string(text: str) -> str:
@@ -296,14 +293,13 @@ class UnknownFormatError(Exception):
 
 def is_free(choice: Choice, content: str | None) -> bool:
     """Whether every text is an answer: no constraint, and no rule for calls."""
-    is_bound = choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE, Calls.AT_MOST_ONE)
+    is_bound = choice.is_forced or choice.calls is Calls.AT_MOST_ONE
     return content is None and not is_bound and not any(tool.is_strict for tool in choice.tools)
 
 
 def exact_tools(choice: Choice) -> tuple[Tool, ...]:
     """The tools with arguments that match their schemas, if these can be enforced."""
-    is_forced = choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE)
-    return tuple(tool for tool in choice.tools if tool.is_strict or is_forced)
+    return tuple(tool for tool in choice.tools if tool.is_strict or choice.is_forced)
 
 
 def answer_grammar(
@@ -353,8 +349,7 @@ class _Answer:
         """Adds the rules of calls, and returns what the answer is after its reasoning."""
         marks, self._calls = self._marks, calls
         rules = CallRules(choice, calls, marks, self._form.write_schema, exact)
-        is_forced = choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE)
-        if self._content is not None and not is_forced and not marks.are_in(calls.trigger):
+        if self._content is not None and not choice.is_forced and not marks.are_in(calls.trigger):
             # Both begin with ordinary text. A lexer takes the longest word, so both have the words of JSON.
             names, begin = rules.names(calls.call_begin), ""
         else:
@@ -363,7 +358,7 @@ class _Answer:
         self._lines += [*rules.lines, f"call: {begin} {names}"]
         again = f"({marks.rule(calls.separator)} call)*" if choice.calls in (Calls.ANY, Calls.AT_LEAST_ONE) else ""
         only_calls = f"{marks.rule(calls.calls_begin)} call {again} {marks.rule(calls.calls_end)}"
-        if is_forced:
+        if choice.is_forced:
             return only_calls
         if self._content is not None:
             return f"({only_calls} | {self._content_begin} @answer)"

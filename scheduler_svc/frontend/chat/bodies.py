@@ -91,8 +91,8 @@ class ObjectReader:
     """Reads one object, from its first brace on. `tops`: the braces that may be the first one."""
 
     __slots__ = (
-        *("_escape", "_in_string", "_is_key", "_next", "_stack", "_tops", "_word"),
-        *("is_broken", "is_complete", "num_signs"),
+        *("_escape", "_in_string", "_is_key", "_next", "_stack", "_tops"),
+        *("held", "is_broken", "is_complete", "num_signs"),
     )
 
     def __init__(self, tops: str = "{") -> None:
@@ -102,8 +102,8 @@ class ObjectReader:
         self._in_string = self._is_key = False
         # What each missing letter of an escape may be.
         self._escape: list[str] = []
-        # A number or a word that may go on.
-        self._word = ""
+        # A number or a word that may go on: read, and not certain.
+        self.held = ""
         self.is_complete = False
         self.is_broken = False
         # Of the signs that end something: , : } ]
@@ -115,11 +115,11 @@ class ObjectReader:
         for num_read, char in enumerate(text):
             if self.is_complete or self.is_broken:
                 return "".join(certain), num_read
-            if self._word and not self._in_word(char):
+            if self.held and not self._in_word(char):
                 certain.append(self._end_word())
-            if not self.is_broken and not self._word:
+            if not self.is_broken and not self.held:
                 self._read(char)
-                if not self._word and not self.is_broken:
+                if not self.held and not self.is_broken:
                     certain.append(char)
             if self.is_broken:
                 return "".join(certain), num_read
@@ -133,24 +133,19 @@ class ObjectReader:
             return char in self._escape[0] if self._escape else char >= " "
         return char in _SPACE or (char in "}]" and self._may_end(char))
 
-    @property
-    def held(self) -> str:
-        """What was read and is not certain."""
-        return self._word
-
     def _in_word(self, char: str) -> bool:
         if char.isascii() and (char.isalnum() or char in "+-."):
-            self.is_broken = len(self._word) == MAX_WORD_CHARS
-            self._word += "" if self.is_broken else char
+            self.is_broken = len(self.held) == MAX_WORD_CHARS
+            self.held += "" if self.is_broken else char
             return True
         return False
 
     def _end_word(self) -> str:
-        word = self._word
+        word = self.held
         if word not in _WORDS and not _NUMBER.fullmatch(word):
             self.is_broken = True
             return ""
-        self._word, self._next = "", _Next.COMMA_OR_END
+        self.held, self._next = "", _Next.COMMA_OR_END
         return word
 
     def _read(self, char: str) -> None:
@@ -177,7 +172,7 @@ class ObjectReader:
             self.num_signs += 1
             self._next = _Next.VALUE
         elif self._stack and self._next in (_Next.VALUE, _Next.VALUE_OR_END) and (char in "-tfn" or char in _DIGITS):
-            self._word = char
+            self.held = char
         else:
             self.is_broken = True
 

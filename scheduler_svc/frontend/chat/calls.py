@@ -19,9 +19,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 ID_CHARS = 9
 CALLS_FIELD = "tool_calls"
 # How a call that has its name inside begins; other orders of the keys are read only whole.
-_BEGIN = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,128})"(?:\s*,\s*"arguments"\s*:\s*(?=\{))?')
-# What may come before the arguments if the name is inside; other orders of the keys are read at the end of the call.
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,128})"\s*,\s*"arguments"\s*:\s*(?=\{)')
+_BEGIN = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,128})"(\s*,\s*"arguments"\s*:\s*(?=\{))?')
 MAX_HEAD_CHARS = 1024
 
 
@@ -178,7 +176,8 @@ class CallStream:
     """One region with one call. `mark` is the text that opened it."""
 
     def __init__(self, field: Any, mark: str) -> None:
-        self._reader = ObjectReader()
+        # Of the arguments.
+        self.reader = ObjectReader()
         self._name = ""
         # The text before the arguments; what follows them, from the end of the object or an error on.
         self._head = self._rest = ""
@@ -202,30 +201,26 @@ class CallStream:
             self._is_hopeless = bool(begins) and not begins.startswith("{")
             arguments = begins
         else:
-            match = _HEAD.match(self._head)
-            self._is_hopeless = match is None and len(self._head) > MAX_HEAD_CHARS
-            arguments = self._head[match.end() :] if match is not None else ""
-            self._name = match[1] if match is not None else ""
+            match, arguments = _BEGIN.match(self._head), ""
+            if match is not None and match[2]:
+                self._name, arguments = match[1], self._head[match.end() :]
+            else:
+                self._is_hopeless = len(self._head) > MAX_HEAD_CHARS
         if self._is_hopeless or not arguments:
             return None
         self.has_begun = True
         return Shown(self._name, self._read(arguments))
 
-    @property
-    def held(self) -> str:
-        """A number or a word at the end of the arguments that may go on."""
-        return self._reader.held
-
     def rest(self) -> str:
         """At the end of the region: its text that is not part of the call, unless it only ends the call."""
-        rest = self._reader.held + self._rest
-        return "" if self._reader.is_complete and re.fullmatch(r"\s*\}?\s*", rest) else rest
+        rest = self.reader.held + self._rest
+        return "" if self.reader.is_complete and re.fullmatch(r"\s*\}?\s*", rest) else rest
 
     def _read(self, text: str) -> str:
-        if self._reader.is_complete or self._reader.is_broken:
+        if self.reader.is_complete or self.reader.is_broken:
             self._rest += text
             return ""
-        certain, num_read = self._reader.feed(text)
+        certain, num_read = self.reader.feed(text)
         self._rest += text[num_read:]
         return certain
 

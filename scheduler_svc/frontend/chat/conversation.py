@@ -69,6 +69,11 @@ class Choice:
     tools: tuple[Tool, ...]
     calls: Calls
 
+    @property
+    def is_forced(self) -> bool:
+        """Whether every answer has a call."""
+        return self.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE)
+
 
 def read_tools(tools: Sequence[object]) -> tuple[Tool, ...]:
     """The tools of a chat, from their JSON. Raises Refusal for the first one with an error."""

@@ -10,14 +10,11 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
 from scheduler_svc.frontend.chat.calls import CALLS_FIELD
-
-# The parts of a format that may be left out.
-_EMPTY = {"calls_begin": "", "separator": "", "calls_end": "", "before_number": "", "quote": ""}
 
 # Among the names of tagged arguments: there may be others too.
 ANY_NAME = ""
@@ -83,7 +80,7 @@ class CallFormat:
         """Raises ValueError for a key that is missing or unknown, and for a trigger that does not begin a call."""
         tagged = value.get("tagged")
         given = None if tagged is None else _texts(TaggedArguments, cast(Mapping[str, object], tagged))
-        texts = _texts(cls, {**_EMPTY, **{name: text for name, text in value.items() if name != "tagged"}})
+        texts = _texts(cls, {name: text for name, text in value.items() if name != "tagged"})
         call = cls(**texts, tagged=None if given is None else TaggedArguments(**given))
         if not call.trigger or not (call.calls_begin + call.call_begin).startswith(call.trigger):
             raise ValueError(f"trigger is {call.trigger!r}, which does not begin a call")
@@ -101,7 +98,7 @@ class ReasoningFormat:
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> Self:
         """Raises ValueError for a key that is missing or unknown."""
-        return cls(**_texts(cls, {"after": "", **value}))
+        return cls(**_texts(cls, value))
 
     def as_written(self, between: str) -> Self:
         """The same with the white space of a chat template, which writes `between` from reasoning to content."""
@@ -125,9 +122,9 @@ class ReasoningState:
 
 
 def _texts(kind: type, value: Mapping[str, object]) -> dict[str, str]:
-    names = {field.name for field in fields(kind)} - {"tagged"}
-    if set(value) != names:
-        raise ValueError(f"it has {', '.join(sorted(value))}; it must have {', '.join(sorted(names))}")
+    known = {field.name: field.default for field in fields(kind) if field.name != "tagged"}
+    if not {name for name, default in known.items() if default is MISSING} <= value.keys() <= known.keys():
+        raise ValueError(f"it has {', '.join(sorted(value))}; it must have {', '.join(sorted(known))}")
     for name, text in value.items():
         if not isinstance(text, str):
             raise ValueError(f"{name} is {text!r}, not a string")

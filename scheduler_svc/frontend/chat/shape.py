@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from scheduler_svc.frontend.chat.calls import ID_CHARS, call_id
-from scheduler_svc.frontend.chat.conversation import Message, PastCall
+from scheduler_svc.frontend.chat.conversation import ROLES, Message, PastCall
 
 # Between parts for a template that takes one text, as Transformers' own server joins them.
 BETWEEN_PARTS = " "
@@ -34,7 +34,6 @@ _TOOL: dict[str, Any] = {
 # A part that a template printed whole, in Python's or in JSON's form.
 _PRINTED = re.compile(r"""["']type\\?["']""")
 _NOTHING: Mapping[str, str] = {}
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Content(StrEnum):
@@ -181,7 +180,7 @@ class _Probe:
         """All trials, in their order."""
         self._user = self._content("user")
         as_object, as_text = self._try_arguments()
-        content = {role: self._content(role) for role in _ROLES}
+        content = {role: self._content(role) for role in ROLES}
         developer_is_system = self._developer_is_system(content["system"])
         reasoning = self._reasoning()
         return Shape(

@@ -77,11 +77,11 @@ class ConstraintDoor:
             await self.judge(kind, content, model, tenant)
         if answer.is_free:
             return NO_CONSTRAINT
-        self.check_served(model)
+        self._check_served(model)
         try:
             check_combination(request, "constraint" if answer.has_content else "chat.tool_choice")
         except GrammarError as error:
-            raise self._refused(_reason(error), str(error)) from None
+            raise self._not_made(error, "constraint") from None
         field = kind if answer.has_content else "chat.tools_json"
         tools = ToolSchemas(answer, write, lambda grammar: self._verdict(field, grammar, model, tenant))
         try:
@@ -90,21 +90,21 @@ class ConstraintDoor:
                 return NO_CONSTRAINT
             within_limit(field, grammar)
         except GrammarError as error:
-            raise self._refused(_reason(error), str(error), error.field or field) from None
+            raise self._not_made(error, field) from None
         return dataclasses.replace(await self.judge(field, grammar, model, tenant), warnings=tools.warnings())
 
     async def _grammar(self, request: inference_pb2.GenerateRequest, model: Model) -> str:
         """The grammar of a request's constraint, without a trial. Raises Refusal."""
-        self.check_served(model)
+        self._check_served(model)
         try:
             check_combination(request, "constraint")
             if request.constraint.ByteSize() > LONG_BYTES:
                 return await asyncio.to_thread(grammar_of, request.constraint)
             return grammar_of(request.constraint)
         except GrammarError as error:
-            raise self._refused(_reason(error), str(error), error.field or "constraint") from None
+            raise self._not_made(error, "constraint") from None
 
-    def check_served(self, model: Model) -> None:
+    def _check_served(self, model: Model) -> None:
         """Raises Refusal if the service takes no constraints."""
         if why := model.info.constraint_refusal:
             raise self._refused("unserved", why)
@@ -158,6 +158,6 @@ class ConstraintDoor:
         self._count(reason)
         return status.invalid(field, message)
 
-
-def _reason(error: GrammarError) -> str:
-    return "keyword" if isinstance(error, UnsupportedError) else "grammar"
+    def _not_made(self, error: GrammarError, field: str) -> status.Refusal:
+        reason = "keyword" if isinstance(error, UnsupportedError) else "grammar"
+        return self._refused(reason, str(error), error.field or field)

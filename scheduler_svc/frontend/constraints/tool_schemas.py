@@ -22,7 +22,7 @@ from scheduler_svc.frontend.chat.served import ServedChat
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, within_limit
 from scheduler_svc.frontend.constraints.limits import GrammarError
 from scheduler_svc.frontend.constraints.trials import Verdict
-from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.sizes import wrong
 
 # Killed trials of one chat's tools, seconds each. After them the other tools are not tried.
 MAX_KILLED = 2
@@ -49,7 +49,7 @@ class AnswerGrammar:
         self._choice, self._tools = conversation.choice, conversation.tools
         self._reasoning = chat.reasoning(conversation)
         # Calls that the caller demands leave no place for content.
-        self._content = None if self._choice.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE) else content
+        self._content = None if self._choice.is_forced else content
         self.has_content = self._content is not None
         # Every text is an answer. Most chats are like that, so nothing else is made for them.
         self.is_free = is_free(self._choice, self._content)
@@ -92,9 +92,7 @@ class AnswerGrammar:
         try:
             return answer_grammar(choice, written, prefix, content=content, loose=loose)
         except UnknownFormatError as error:
-            raise status.invalid(
-                "chat.tool_choice", f"chat.tool_choice or a strict tool needs a grammar, and {error}"
-            ) from None
+            raise wrong("chat.tool_choice", f"or a strict tool needs a grammar, and {error}") from None
 
 
 class ToolSchemas:

@@ -32,7 +32,7 @@ MODEL = models.load(model_state())
 BARE = models.load(model_state(has_tokenizer=False))
 VOCAB = MODEL.info.vocab_size
 MAX_LENGTH = MODEL.info.max_length
-EOS_ID = MODEL.tokenizer._tokenizer.token_to_id(EOS)
+EOS_ID = MODEL.tokenizer.backend.token_to_id(EOS)
 # Values of a float32 next to 1 and 100.
 ABOVE_1 = float(np.nextafter(np.float32(1), np.float32(2)))
 BELOW_A_HUNDREDTH = float(np.nextafter(np.float32(0.01), np.float32(0)))
@@ -534,7 +534,7 @@ def test_arrays_are_little_endian_int32():
 
 def test_special_tokens_in_a_text_are_encoded_to_their_ids():
     made = submit(text=f"{BOS}the")
-    assert np.frombuffer(made.prompt, "<i4").tolist() == [MODEL.tokenizer._tokenizer.token_to_id(BOS), 258]
+    assert np.frombuffer(made.prompt, "<i4").tolist() == [MODEL.tokenizer.backend.token_to_id(BOS), 258]
 
 
 @pytest.mark.parametrize(
