@@ -107,7 +107,7 @@ class Unions:
 
     def _resolved(self, schema: Any) -> Mapping[str, Any] | None:
         for _ in range(_MOST_DEPTH):
-            if not isinstance(schema, dict) or "$ref" not in schema:
+            if not isinstance(schema, dict) or "$ref" not in schema or cast("dict[str, Any]", schema).get("nullable"):
                 break
             schema, _ = self._references.target(cast("dict[str, Any]", schema)["$ref"], "")
         fields = cast("Mapping[str, Any]", schema) if isinstance(schema, dict) else None

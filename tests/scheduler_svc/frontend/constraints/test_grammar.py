@@ -61,6 +61,15 @@ def test_a_grammar_matches_the_whole_output(constraint: Constraint, good: str, b
     assert not accepts(constraint, bad)
 
 
+def test_null_that_two_schemas_of_a_one_of_take_is_no_output() -> None:
+    kinds = [{"$ref": f"#/$defs/{name}", "nullable": True} for name in "ab"]
+    definitions = {"a": {"type": "integer"}, "b": {"type": "boolean"}}
+    grammar = grammar_of(schema({"oneOf": kinds, "$defs": definitions}))
+    assert llguidance.LLMatcher(TOKENIZER, grammar, log_level=0).is_error()
+    plain = [{"$ref": f"#/$defs/{name}"} for name in "ab"]
+    assert accepts(schema({"oneOf": plain, "$defs": definitions}), "true")
+
+
 def test_a_lark_grammar_is_never_read_as_something_else() -> None:
     grammar = grammar_of(Constraint(lark=BRACE))
     matcher = llguidance.LLMatcher(TOKENIZER, grammar, log_level=0)
