@@ -14,7 +14,7 @@ import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from scheduler_svc.frontend.text.detokenize import Decode
 
@@ -197,32 +197,6 @@ class ObjectReader:
             self.is_broken = char < " "
 
 
-class Reader(Protocol):
-    """Reads one region, from the end of its first mark on."""
-
-    # Signs read outside of strings and values: what stands before one was text for certain.
-    num_signs: int
-    # The text is not what the region should enclose.
-    is_broken: bool
-
-    def feed(self, text: str) -> object:
-        """Reads more text."""
-        ...
-
-    def takes(self, char: str) -> bool:
-        """Whether a mark that begins with this character may be text here. `char` is empty for a mark without text."""
-        ...
-
-
-def reader_of(field: Any) -> Reader | None:
-    """The reader for a field of a response template; None if its text has no form."""
-    args: dict[str, Any] = field.content_args
-    if field.content == "json":
-        return QuotedReader(args.get("string_delims", ())) if args else ObjectReader(tops="{[")
-    parts = _parts(args.get("tag_pattern") or "") if field.content == "xml-inline" else None
-    return None if parts is None else TaggedReader(*parts, field.close_re)
-
-
 class QuotedReader:
     """JSON in a dialect: only its strings are known, in quotation marks or between marks of their own."""
 
@@ -370,6 +344,21 @@ class TaggedReader:
         self.num_signs += 1
         self._read.append(tag)
         self._in_tag = []
+
+
+# Each reads one region, from the end of its first mark on. `takes` says whether a mark that begins with a character may
+# be text there; the character is empty for a mark without text. `num_signs` counts the signs read outside of strings
+# and values: what stands before one was text for certain. `is_broken`: the text is not what the region should enclose.
+Reader = ObjectReader | QuotedReader | TaggedReader
+
+
+def reader_of(field: Any) -> Reader | None:
+    """The reader for a field of a response template; None if its text has no form."""
+    args: dict[str, Any] = field.content_args
+    if field.content == "json":
+        return QuotedReader(args.get("string_delims", ())) if args else ObjectReader(tops="{[")
+    parts = _parts(args.get("tag_pattern") or "") if field.content == "xml-inline" else None
+    return None if parts is None else TaggedReader(*parts, field.close_re)
 
 
 @functools.lru_cache(maxsize=16)

@@ -14,26 +14,12 @@ from typing import Any
 from tandem.v1 import constraint_pb2, inference_pb2
 
 from scheduler_svc.frontend.chat.answer_grammar import ONLY_JSON
+from scheduler_svc.frontend.constraints import limits
 from scheduler_svc.frontend.constraints.json_schema import parsed
-from scheduler_svc.frontend.constraints.limits import (
-    MAX_ALTERNATIVES,
-    MAX_BYTES,
-    MAX_CHOICES,
-    MAX_DEPTH,
-    MAX_ITEM_CHARS,
-    MAX_REPETITION,
-    GrammarError,
-    too_large,
-    wrong,
-)
+from scheduler_svc.frontend.constraints.limits import GrammarError, too_large, wrong
 from scheduler_svc.frontend.constraints.lowering import lower
-from scheduler_svc.frontend.constraints.patterns import (
-    UnreadError,
-    bound_of,
-    characters,
-    parts,
-    repetition,
-)
+from scheduler_svc.frontend.constraints.patterns import UnreadError, bound_of, characters, parts, repetition
+from scheduler_svc.frontend.sizes import MAX_CHOICE_CHARS, MAX_CHOICES, MAX_CONSTRAINT_BYTES
 
 # Possessive where a word can be long, and no `[` or `<` inside a bracket: the time grows as the text does.
 _WORD = re.compile(
@@ -81,8 +67,8 @@ def _checked(name: str, text: str) -> tuple[str, bool]:
         instead = 'list them with additionalProperties: false, or leave [, { and " out of the text outside of %json'
         raise wrong(name, f"{what}, so one could come twice; {instead}")
     alternatives = sum(word == "|" for _, word in words)
-    if alternatives + 1 > MAX_ALTERNATIVES:
-        raise too_large(name, "the rules have", alternatives + 1, MAX_ALTERNATIVES, " alternatives")
+    if alternatives + 1 > limits.MAX_ALTERNATIVES:
+        raise too_large(name, "the rules have", alternatives + 1, limits.MAX_ALTERNATIVES, " alternatives")
     body: list[tuple[str, str]] = []
     current = ""
     for kind, word in [*words, ("rule", ":")]:
@@ -160,8 +146,8 @@ def _read(name: str, body: list[tuple[str, str]]) -> _Rule:
         if kind == "mark" and word in "([":
             groups.append(_Rule())
             last = _Rule()
-            if len(groups) > MAX_DEPTH + 1:
-                raise too_large(name, "groups are nested", len(groups) - 1, MAX_DEPTH, " deep")
+            if len(groups) > limits.MAX_DEPTH + 1:
+                raise too_large(name, "groups are nested", len(groups) - 1, limits.MAX_DEPTH, " deep")
             continue
         if kind == "mark" and word in ")]" and len(groups) > 1:
             last = groups.pop()
@@ -190,14 +176,15 @@ def _measure(field_name: str, rule: str, rules: dict[str, _Rule], measured: dict
     """Returns the largest product of nested repetitions of a rule. A recursive rule counts as 1 inside itself."""
     if rule not in rules or rule in measured:
         return measured.get(rule, 1)
-    if depth > MAX_DEPTH:
-        raise too_large(field_name, "rules are nested", depth, MAX_DEPTH, " deep")
+    if depth > limits.MAX_DEPTH:
+        raise too_large(field_name, "rules are nested", depth, limits.MAX_DEPTH, " deep")
     measured[rule] = 1
     product = rules[rule].literal
     for name, times in rules[rule].names:
         product = max(product, times * _measure(field_name, name, rules, measured, depth + 1))
-    if product > MAX_REPETITION:
-        raise too_large(field_name, "nested repetitions make", product, MAX_REPETITION, f" (in rule {rule[:64]})")
+    if product > limits.MAX_REPETITION:
+        where = f" (in rule {rule[:64]})"
+        raise too_large(field_name, "nested repetitions make", product, limits.MAX_REPETITION, where)
     measured[rule] = product
     return product
 
@@ -207,8 +194,8 @@ def grammar_of(constraint: constraint_pb2.Constraint) -> str:
     kind = constraint.WhichOneof("kind")
     if kind is None:
         raise GrammarError("constraint is empty; give json_schema, json_object, regex, choices or lark")
-    if (size := constraint.ByteSize()) > MAX_BYTES:
-        raise too_large("constraint", "it has", size, MAX_BYTES, " bytes")
+    if (size := constraint.ByteSize()) > MAX_CONSTRAINT_BYTES:
+        raise too_large("constraint", "it has", size, MAX_CONSTRAINT_BYTES, " bytes")
     match kind:
         case "json_schema":
             grammar = json_grammar("constraint.json_schema", constraint.json_schema)
@@ -271,8 +258,8 @@ def _choices(texts: Sequence[str]) -> str:
     for i, text in enumerate(texts):
         if not text:
             raise GrammarError(f"{field}[{i}] is empty; at least 1 character is needed")
-        if len(text) > MAX_ITEM_CHARS:
-            raise too_large(field, f"entry {i} has", len(text), MAX_ITEM_CHARS, " characters")
+        if len(text) > MAX_CHOICE_CHARS:
+            raise too_large(field, f"entry {i} has", len(text), MAX_CHOICE_CHARS, " characters")
     # The same choice twice makes the same outputs.
     return _lark("start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(texts)))
 
@@ -311,8 +298,8 @@ def _compact(value: object) -> str:
 
 def within_limit(field: str, grammar: str) -> None:
     """Refuses a grammar that is too long to be kept and sent. Raises GrammarError."""
-    if (size := len(grammar.encode())) > MAX_BYTES:
-        raise too_large(field, "the grammar made of it has", size, MAX_BYTES, " bytes")
+    if (size := len(grammar.encode())) > MAX_CONSTRAINT_BYTES:
+        raise too_large(field, "the grammar made of it has", size, MAX_CONSTRAINT_BYTES, " bytes")
 
 
 def hash_of(grammar: str) -> bytes:

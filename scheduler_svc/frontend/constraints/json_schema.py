@@ -13,17 +13,10 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from scheduler_svc.frontend.chat.conversation import levels, read_json
-from scheduler_svc.frontend.constraints import numbers
-from scheduler_svc.frontend.constraints.limits import (
-    MAX_DEPTH,
-    MAX_ITEM_CHARS,
-    MAX_REPETITION,
-    GrammarError,
-    too_large,
-    unsupported,
-    wrong,
-)
+from scheduler_svc.frontend.constraints import limits, numbers
+from scheduler_svc.frontend.constraints.limits import GrammarError, too_large, unsupported, wrong
 from scheduler_svc.frontend.constraints.patterns import repetition
+from scheduler_svc.frontend.sizes import MAX_CHOICE_CHARS
 
 # Of an index in a reference; no list is longer.
 _MAX_DIGITS = 9
@@ -175,8 +168,8 @@ def parsed(field: str, text: str) -> Mapping[str, Any] | bool:
 
 def check(field: str, schema: Mapping[str, Any] | bool) -> None:
     """Refuses keywords that are not supported, and sizes beyond the limits. Raises GrammarError."""
-    if sum(1 for _ in levels(schema)) > MAX_DEPTH:
-        raise GrammarError(f"{field} is nested deeper than the limit of {MAX_DEPTH}")
+    if sum(1 for _ in levels(schema)) > limits.MAX_DEPTH:
+        raise GrammarError(f"{field} is nested deeper than the limit of {limits.MAX_DEPTH}")
     _Check(References(field, schema)).measure(schema, field)
 
 
@@ -217,8 +210,8 @@ class _Check:
         if "$ref" in fields:
             inner = max(inner, self.measure(*self._references.target(fields["$ref"], place)))
         product = inner * max(1, *(_bound(fields, name, place) for name in BOUNDS))
-        if product > MAX_REPETITION:
-            raise too_large(place, "nested repetitions make", product, MAX_REPETITION)
+        if product > limits.MAX_REPETITION:
+            raise too_large(place, "nested repetitions make", product, limits.MAX_REPETITION)
         return product
 
     def _check_keywords(self, schema: dict[str, Any], place: str) -> None:
@@ -232,9 +225,9 @@ class _Check:
             raise unsupported(place, f"the dialect {str(schema['$schema'])[:100]!r}")
         items = [schema["const"]] if "const" in schema else []
         for item in [*items, *schema.get("enum", ())]:
-            if (count := len(json.dumps(item, ensure_ascii=False))) > MAX_ITEM_CHARS:
+            if (count := len(json.dumps(item, ensure_ascii=False))) > MAX_CHOICE_CHARS:
                 what = "an item of enum or const has"
-                raise too_large(place, what, count, MAX_ITEM_CHARS, " characters")
+                raise too_large(place, what, count, MAX_CHOICE_CHARS, " characters")
 
 
 def _bound(schema: dict[str, Any], name: str, place: str) -> int:

@@ -3,13 +3,6 @@
 The limits that bound a message are in `sizes`.
 """
 
-from scheduler_svc.frontend.sizes import MAX_CHOICE_CHARS, MAX_CONSTRAINT_BYTES
-from scheduler_svc.frontend.sizes import MAX_CHOICES as MAX_CHOICES
-
-# Of the constraint, and of the grammar that is made of it.
-MAX_BYTES = MAX_CONSTRAINT_BYTES
-# Of an entry of enum, of const, and of a choice.
-MAX_ITEM_CHARS = MAX_CHOICE_CHARS
 # Of the smallest part of a pattern, after multiplication of nested repetitions.
 MAX_REPETITION = 10_000
 # Of a JSON schema, and of groups in a pattern or a grammar.

@@ -6,9 +6,13 @@ moves to the last number that it writes under any bound: what comes out is still
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from itertools import chain
 from typing import Any, cast
+
+from scheduler_svc.frontend.chat.conversation import levels
 
 # The largest integer as llguidance's floats end in it, and the smallest that it does not take for one of 65 bits.
 _MOST_INTEGER, _LEAST_INTEGER = 2**63 - 1, -(2**63 - 1_024)
@@ -22,6 +26,8 @@ _MOST_DIGITS, _MOST_DECIMALS = 15, 22
 # What is more than 0 is at least this.
 _LEAST_NUMBER = 1e-20
 _MOST_FACTOR = 2**32 - 1
+# Characters without a short escape in JSON.
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 # (name, the name of the exclusive one, whether it is the lower)
 _SIDES = (("minimum", "exclusiveMinimum", True), ("maximum", "exclusiveMaximum", False))
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -49,20 +55,15 @@ class UnkeptError(Exception):
 
 def check_values(value: object) -> None:
     """Refuses a value of enum or const with a part that llguidance does not keep. Raises UnkeptError."""
-    if isinstance(value, dict):
-        for one in cast("dict[str, object]", value).values():
-            check_values(one)
-    elif isinstance(value, list):
-        for one in cast("list[object]", value):
-            check_values(one)
-    elif isinstance(value, str):
-        code = next((ord(char) for char in value if (char < " " and char not in "\b\f\n\r\t") or char == "\x7f"), None)
-        if code is not None:
-            raise UnkeptError(f"has the character U+{code:04X}, which llguidance does not write; leave it out")
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        exact = _exact(value)
-        if exact is None or not (_is_integer(exact) if exact.denominator == 1 else _is_decimal(exact)):
-            raise _lost(value)
+    for one in chain.from_iterable(levels(value)):
+        if isinstance(one, str):
+            if (found := _CONTROL.search(one)) is not None:
+                code = f"U+{ord(found[0]):04X}"
+                raise UnkeptError(f"has the character {code}, which llguidance does not write; leave it out")
+        elif isinstance(one, int | float) and not isinstance(one, bool):
+            exact = _exact(one)
+            if exact is None or not (_is_integer(exact) if exact.denominator == 1 else _is_decimal(exact)):
+                raise _lost(one)
 
 
 def plain(value: Any) -> Any:

@@ -235,7 +235,10 @@ class _Reader:
             self.position = bounds.end()
             low = int(bounds[1])
             high = None if bounds[2] and not bounds[3] else int(bounds[3] or low)
-        self._check_quantifier()
+        # A lazy quantifier matches the same texts.
+        self._skip("?")
+        if self._peek() in ("?", "*", "+", "{"):
+            raise UnreadError
         if texts == []:
             return [] if low else [""]
         if high is None:
@@ -270,12 +273,6 @@ class _Reader:
         if sum(last - first + 1 for first, last in found) > self._most:
             return None
         return self._few([chr(code) for first, last in found for code in range(first, last + 1)])
-
-    def _check_quantifier(self) -> None:
-        # A lazy quantifier matches the same texts.
-        self._skip("?")
-        if self._peek() in ("?", "*", "+", "{"):
-            raise UnreadError
 
     def _joined(self, one: list[str] | None, other: list[str] | None) -> list[str] | None:
         if [] in (one, other):
