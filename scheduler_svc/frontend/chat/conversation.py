@@ -173,10 +173,8 @@ def levels(value: object) -> Iterator[list[object]]:
     level = [value]
     while level:
         yield level
-        containers = cast(
-            list[dict[str, object] | list[object]], [one for one in level if isinstance(one, dict | list)]
-        )
-        level = [inner for one in containers for inner in (one.values() if isinstance(one, dict) else one)]
+        around = cast(list[dict[str, Any] | list[Any]], [one for one in level if isinstance(one, dict | list)])
+        level = [inner for one in around for inner in (one.values() if isinstance(one, dict) else one)]
 
 
 def read_object(field: str, text: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tandem.internal.v1 import worker_pb2
 from scheduler_svc.frontend.chat.conversation import Conversation, Message, levels
 from scheduler_svc.frontend.chat.shape import Shape, probe
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes import wrong
+from scheduler_svc.frontend.sizes import refuse, wrong
 
 if TYPE_CHECKING:
     import tokenizers
@@ -154,20 +154,17 @@ class Renderer:
     def _check_args(self, args: Mapping[str, Any]) -> None:
         for name in args:
             if name in self._names:
-                field = "chat.template_args_json"
-                raise wrong(field, f"has {name!r}, which the server sets itself")
+                raise wrong("chat.template_args_json", f"has {name!r}, which the server sets itself")
 
     def _check_keys(self, conversation: Conversation) -> None:
         for field, value in conversation.with_keys():
             for key in (key for level in levels(value) for one in level if isinstance(one, dict) for key in one):
                 if self._first_chars.isdisjoint(key):
                     continue
-                found = next((token for token in self._forbidden if token in key), None)
-                if found is not None:
+                if found := next((token for token in self._forbidden if token in key), None):
                     shown = f"U+{ord(found):X}" if found in MARKERS else repr(found)
-                    raise wrong(
-                        field, f"has {shown} in the key {key[:64]!r}; tokens of the model are not allowed in keys"
-                    )
+                    what = f"has {shown} in the key {key[:64]!r}; tokens of the model are not allowed in keys"
+                    raise wrong(field, what)
 
 
 def _check_calls(messages: Sequence[Message], shape: Shape) -> None:
@@ -201,13 +198,10 @@ def _make_tokenizer(backend: "tokenizers.Tokenizer", template: str, files: worke
         def __call__(self, text: str, *args: Any, **kwargs: Any) -> Any:
             num_chars = len(_MARKER.sub("", text))
             if num_chars > self.max_chars:
-                raise wrong(
-                    "chat", f"becomes {num_chars} characters with the model's template; the limit is {self.max_chars}"
-                )
+                refuse("chat", f"becomes {num_chars} characters with the model's template", self.max_chars)
             if _ESCAPED_MARKER in text.lower():
-                raise wrong(
-                    "chat", "has control tokens of the model where its template writes JSON in ASCII; leave them out"
-                )
+                what = "has control tokens of the model where its template writes JSON in ASCII; leave them out"
+                raise wrong("chat", what)
             self.marked = text
             return base.__call__(self, text, *args, **kwargs)
 

@@ -10,9 +10,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from scheduler_svc.frontend.sizes import wrong
-from scheduler_svc.frontend.text.detokenize import Decode, take_replacements
+from scheduler_svc.frontend.text.detokenize import Decode, PiecesOfRequest, TokenBytes, take_replacements
 from scheduler_svc.frontend.text.fair_threads import FairThreads
-from scheduler_svc.frontend.text.pieces import PiecesOfRequest, TokenBytes
 
 if TYPE_CHECKING:
     pass

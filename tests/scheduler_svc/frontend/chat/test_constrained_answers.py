@@ -22,8 +22,8 @@ from scheduler_svc.frontend.chat.conversation import read
 from scheduler_svc.frontend.chat.forms import choose_form
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
+from scheduler_svc.frontend.constraints.door import AnswerGrammar
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
-from scheduler_svc.frontend.constraints.tool_schemas import AnswerGrammar
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.scheduler_svc.frontend.chat.answers import FAMILIES, Family
 from tests.scheduler_svc.frontend.chat.test_answer import calls_of, parsed, parser
