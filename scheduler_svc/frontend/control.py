@@ -16,9 +16,8 @@ from scheduler_svc.door.tenant import Right
 from scheduler_svc.frontend.door.entrance import caller
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes.limits import MAX_ABORT_IDS, MAX_QUARANTINE_KEYS, QUARANTINE_KEY_CHARS
-from scheduler_svc.frontend.sizes.table import told
-from scheduler_svc.frontend.validate import checks
+from scheduler_svc.frontend.sizes import MAX_ABORT_IDS, MAX_QUARANTINE_KEYS, QUARANTINE_KEY_CHARS, told
+from scheduler_svc.frontend.validate import check_request_id
 from scheduler_svc.frontend.watches.drains import DrainWatches
 from scheduler_svc.frontend.watches.weights import WeightsWatches
 
@@ -110,7 +109,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         for idx, request_id in enumerate(request.request_ids):
             if not request_id:
                 raise status.invalid(f"request_ids[{idx}]", f"request_ids[{idx}] is empty; an id is needed")
-            checks.check_request_id(f"request_ids[{idx}]", request_id)
+            check_request_id(f"request_ids[{idx}]", request_id)
         ids, who = list(dict.fromkeys(request.request_ids)), caller()
         abort = frontend_pb2.Abort(request_ids=ids, tenant=who.tenant, all_tenants=Right.CONTROL in who.rights)
         reply = await self._queries.ask(frontend_pb2.FrontendToCore(abort=abort))

@@ -9,11 +9,11 @@ from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
 from scheduler_svc.frontend.door.entrance import caller
+from scheduler_svc.frontend.prompt import render_chat, text_ids
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
-from scheduler_svc.frontend.sizes.limits import MAX_CHAR_BYTES
-from scheduler_svc.frontend.validate import request as validation
-from scheduler_svc.frontend.validate.prompt import render_chat, text_ids
+from scheduler_svc.frontend.sizes import MAX_CHAR_BYTES
+from scheduler_svc.frontend.validate import check_detokenize
 
 # The most bytes of a token id as a varint.
 MAX_ID_BYTES = 5
@@ -53,7 +53,7 @@ class Conversions(inference_pb2_grpc.InferenceServiceServicer):
         """Returns the text of the ids, or of each of them."""
         model = self._readiness.model()
         model.check_name(request.model)
-        tokenizer = validation.check_detokenize(request, model)
+        tokenizer = check_detokenize(request, model)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
         if request.separately:
             return pb.DetokenizeResponse(

@@ -20,7 +20,7 @@ from scheduler_svc.door.tenant import EVERYONE, Caller
 from scheduler_svc.frontend.door.entrance import caller
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
-from scheduler_svc.frontend.sizes.limits import MAX_SERVICE_NAME_CHARS
+from scheduler_svc.frontend.sizes import MAX_SERVICE_NAME_CHARS
 
 MAX_WATCHES = 1000
 # Of one connection.

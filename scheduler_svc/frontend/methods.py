@@ -23,9 +23,9 @@ from scheduler_svc.frontend.rpc.calls import Calls
 from scheduler_svc.frontend.rpc.method import CallLog, Method, Room
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.rpc.turns import Turns
+from scheduler_svc.frontend.scan import MIN_BYTES, Scan
 from scheduler_svc.frontend.servicer import InferenceServicer
-from scheduler_svc.frontend.sizes.limits import MAX_ABORT_BYTES, Sizes
-from scheduler_svc.frontend.sizes.scan import MIN_BYTES, Scan
+from scheduler_svc.frontend.sizes import MAX_ABORT_BYTES, Sizes
 
 _INFERENCE: Rights = frozenset({Right.INFERENCE})
 _CONTROL: Rights = frozenset({Right.CONTROL})

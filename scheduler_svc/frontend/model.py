@@ -17,7 +17,7 @@ from scheduler_svc.frontend.chat.forms import AnswerForm
 from scheduler_svc.frontend.chat.served import ServedChat, load_chat, settings_of
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sampling_limits import LIMITS
-from scheduler_svc.frontend.sizes.limits import MAX_MODEL_NAME_CHARS, Sizes
+from scheduler_svc.frontend.sizes import MAX_MODEL_NAME_CHARS, Sizes
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from tandem.v1 import control_pb2, inference_pb2
 from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes.limits import Sizes
+from scheduler_svc.frontend.sizes import Sizes
 
 SERVICES = (
     "",

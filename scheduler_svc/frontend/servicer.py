@@ -22,6 +22,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.door.tenant import Caller
+from scheduler_svc.frontend import validate
 from scheduler_svc.frontend.constraints.door import NO_CONSTRAINT, ConstraintDoor
 from scheduler_svc.frontend.conversions import Conversions
 from scheduler_svc.frontend.door.entrance import caller
@@ -29,21 +30,19 @@ from scheduler_svc.frontend.grpc_tuning.corks import Connection, Corks
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
 from scheduler_svc.frontend.grpc_tuning.writes import run_as_task, run_here
 from scheduler_svc.frontend.model import Model
+from scheduler_svc.frontend.prompt import read_prompt
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.request_log.call_record import current
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.rpc.status import seconds_left
-from scheduler_svc.frontend.sizes.limits import Sizes
+from scheduler_svc.frontend.sizes import Sizes
 from scheduler_svc.frontend.streaming.outputs import describe, make_outputs, serialized
 from scheduler_svc.frontend.streaming.sender import PreparedStream, StreamSender, wait_for_admission, wait_for_resumed
 from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.writer import StreamWriter
-from scheduler_svc.frontend.validate import request as validation
-from scheduler_svc.frontend.validate.prompt import read_prompt
-from scheduler_svc.frontend.validate.request import check_offsets, check_resume
-from scheduler_svc.frontend.validate.sampling import without_lists
+from scheduler_svc.frontend.validate import check_offsets, check_resume, without_lists
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
 
 _CALLER_LEFT = "CANCELLED"
@@ -193,7 +192,7 @@ class InferenceServicer(Conversions):
     async def _prepare(
         self, request: pb.GenerateRequest, context: Any, model: Model, who: Caller
     ) -> tuple[frontend_pb2.Submit, PreparedStream]:
-        checked = validation.check_request(request, model, who.limits)
+        checked = validate.check_request(request, model, who.limits)
         is_chat = request.HasField("chat")
         constraint = NO_CONSTRAINT if is_chat else await self._constraints.accept(request, model, who.tenant)
         prompt = await read_prompt(request, model, who.tenant)
@@ -208,13 +207,13 @@ class InferenceServicer(Conversions):
         # The queue may have filled while a long text was tokenized.
         self._readiness.admit()
         token_ids, left = prompt.token_ids, seconds_left(context)
-        submit = await validation.make_submit(checked, token_ids, model, who, deadline_seconds=left)
+        submit = await validate.make_submit(checked, token_ids, model, who, deadline_seconds=left)
         submit.constraint, submit.constraint_hash = constraint.source, constraint.hash
         accepted = pb.Accepted(
             request_id=checked.request_id,
             sampling=without_lists(checked.sampling),
             prompt_tokens=len(token_ids),
-            max_new_tokens=validation.new_tokens_in_force(submit.max_new_tokens, len(token_ids), model),
+            max_new_tokens=validate.new_tokens_in_force(submit.max_new_tokens, len(token_ids), model),
             warnings=constraint.warnings,
         )
         description = describe(checked, accepted, prompt, submit.max_new_tokens)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from gpu_worker.constraints.constraints import Constraints
-from scheduler_svc.frontend.constraints.trial_process import TrialProcess, TrialUnusable
+from scheduler_svc.frontend.constraints.trials import TrialProcess, TrialUnusable
 from tests.gpu_worker.constraints import rig
 from tests.rigs import byte_tokenizer
 

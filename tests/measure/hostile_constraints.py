@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend.constraints.trial_process import TrialProcess
+from scheduler_svc.frontend.constraints.trials import TrialProcess
 from tandem_contract.grammar_limits import COMPILE_SECONDS
 from tests.measure.harness import Bar, Measurement, in_ms, percentiles
 from tests.rigs import byte_tokenizer

@@ -6,16 +6,20 @@ the marks and is left out, as Transformers' parse_response does; at the start an
 Where the prompt ends with a mark, white space that the model writes next is left out too. Content that matches a
 constraint is what the constraint says to the letter: it begins where the prompt ends, or after the reasoning and the
 white space that its grammar has there.
+
+Tokens of a sample are parsed one by one, so the number of tokens of reasoning does not depend on how they arrive.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from scheduler_svc.frontend.chat.call_stream import CallStream, can_show
-from scheduler_svc.frontend.chat.calls import CALLS_FIELD, call_id, cut_calls, read_calls
+from scheduler_svc.frontend.chat.bodies import plain
+from scheduler_svc.frontend.chat.calls import CALLS_FIELD, CallStream, call_id, can_show, cut_calls, read_calls
 from scheduler_svc.frontend.chat.forms import REASONING_FIELDS
 from scheduler_svc.frontend.chat.segments import Event, Kind, Segmenter
-from scheduler_svc.frontend.text.output import CallPiece, Parsed
+from scheduler_svc.frontend.text.output import CallPiece, Parsed, SampleOutput
 
 CONTENT_FIELD = "content"
 # A region of calls that is longer is content.
@@ -208,7 +212,7 @@ class AnswerParser:
 
     def _end_shown(self, stream: CallStream, parsed: Parsed, *, is_cut: bool) -> None:
         self._stream = None
-        if is_cut and (held := stream.held):
+        if is_cut and (held := stream.reader.held):
             parsed.calls.append(CallPiece(self._num_calls - 1, "", "", held))
         elif rest := stream.rest():
             parsed.content += self._content.push(rest)
@@ -218,3 +222,28 @@ class AnswerParser:
         idx = self._num_calls
         parsed.calls.append(CallPiece(idx, call_id(self._request_id, self._sample_idx, idx), name, arguments))
         self._num_calls += 1
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatOutput(SampleOutput):
+    """The output of one sample of a chat."""
+
+    parser: AnswerParser
+    # The special tokens that are left out of what the caller sees; None keeps all.
+    hidden: re.Pattern[str] | None = None
+
+    def _groups(self, tokens: list[int]) -> Iterable[Sequence[int]]:
+        return zip(tokens)
+
+    def _parse(self, text: str, num_tokens: int, *, is_end: bool = False, is_cut: bool = False) -> Parsed:
+        was_reasoning = self.parser.is_reasoning
+        parsed = self.parser.feed(text)
+        if was_reasoning or self.parser.is_reasoning:
+            self.reasoning_tokens += num_tokens
+        if is_end:
+            parsed.add(self.parser.finish(is_cut=is_cut))
+        calls = [each._replace(name=plain(each.name), arguments=plain(each.arguments)) for each in parsed.calls]
+        return Parsed(self._visible(parsed.content), self._visible(parsed.reasoning), calls)
+
+    def _visible(self, text: str) -> str:
+        return plain(self.hidden.sub("", text) if self.hidden is not None and text else text)

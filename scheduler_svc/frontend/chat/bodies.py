@@ -2,45 +2,199 @@
 
 An end mark inside a string or a value of an argument is text. A reader gets the text of one region up to each mark, and
 says whether the mark may be part of it. Where no reader can follow, the first end mark counts, as in Transformers.
+
+A JSON object is certain letter by letter in its strings, and at their ends in numbers and words. So the certain texts,
+joined, always begin a JSON object, and are one when the object is complete.
+
+In a marked text the first character of a control token is half of a surrogate pair, which no decoded text has: so
+ordinary text that reads like the token is none. Marked and plain text are equally long.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any, Protocol
+import re
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
+from typing import Any
 
-from scheduler_svc.frontend.chat.json_stream import ObjectReader
-from scheduler_svc.frontend.text.marked import marked
+from scheduler_svc.frontend.text.detokenize import Decode
 
+_FIRST, _NUM = 0xDC00, 0x100
+_PLAIN = {_FIRST + code: code for code in range(_NUM)}
+# As deep as the reader of whole calls goes safely.
+MAX_DEPTH = 64
+MAX_WORD_CHARS = 64
 _SPACE = " \t\n\r"
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_WORDS = ("true", "false", "null")
+_ESCAPES = '"\\/bfnrtu'
+_DIGITS = "0123456789"
+_HEX = "0123456789abcdefABCDEF"
 _SIGNS = ",:}]"
 # White space between the end of a value and what follows it.
 MAX_BETWEEN = 64
 
 
-class Reader(Protocol):
-    """Reads one region, from the end of its first mark on."""
+def marked(control: str) -> str:
+    """The text of a control token, marked. One that does not begin with a letter of Latin-1 stays as it is."""
+    return chr(_FIRST + ord(control[0])) + control[1:] if control and ord(control[0]) < _NUM else control
 
-    # Signs read outside of strings and values: what stands before one was text for certain.
-    num_signs: int
-    # The text is not what the region should enclose.
-    is_broken: bool
 
-    def feed(self, text: str) -> object:
-        """Reads more text."""
-        ...
+def plain(text: str) -> str:
+    """The text as callers see it."""
+    return text if text.isascii() else text.translate(_PLAIN)
+
+
+def mark_all(text: str, controls: Collection[str]) -> str:
+    """`text`, a text or a regular expression, with every text of a control token marked."""
+    texts = {form: marked(each)[0] + form[len(form) - len(rest) :] for each in controls for form, rest in _forms(each)}
+    if not texts:
+        return text
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.sub("|".join(map(re.escape, longest_first)), lambda found: texts[found.group()], text)
+
+
+def _forms(control: str) -> list[tuple[str, str]]:
+    """How a text may write a control token, each with what follows its first character."""
+    return [(control, control[1:]), (re.escape(control), re.escape(control[1:]))]
+
+
+def marking(decode: Decode, controls: Mapping[int, str]) -> Decode:
+    """A decode function that marks these control tokens."""
+
+    def decode_marked(tokens: list[int]) -> str:
+        text = decode(tokens)
+        if controls.keys().isdisjoint(tokens):
+            return text
+        for idx, token in enumerate(tokens):
+            if (control := controls.get(token)) is not None:
+                # What a decoder makes of white space at the cut may differ, but not by more.
+                at = text.find(control, max(0, len(decode(tokens[:idx])) - 1))
+                if at >= 0:
+                    text = text[:at] + marked(control) + text[at + len(control) :]
+        return text
+
+    return decode_marked
+
+
+class _Next(Enum):
+    """What the text may go on with."""
+
+    VALUE = "value"
+    KEY = "key"
+    KEY_OR_END = "key or end"
+    VALUE_OR_END = "value or end"
+    COLON = "colon"
+    COMMA_OR_END = "comma or end"
+
+
+class ObjectReader:
+    """Reads one object, from its first brace on. `tops`: the braces that may be the first one."""
+
+    __slots__ = (
+        *("_escape", "_in_string", "_is_key", "_next", "_stack", "_tops"),
+        *("held", "is_broken", "is_complete", "num_signs"),
+    )
+
+    def __init__(self, tops: str = "{") -> None:
+        self._tops = tops
+        self._stack: list[str] = []
+        self._next = _Next.VALUE
+        self._in_string = self._is_key = False
+        # What each missing letter of an escape may be.
+        self._escape: list[str] = []
+        # A number or a word that may go on: read, and not certain.
+        self.held = ""
+        self.is_complete = False
+        self.is_broken = False
+        # Of the signs that end something: , : } ]
+        self.num_signs = 0
+
+    def feed(self, text: str) -> tuple[str, int]:
+        """Returns (what became certain, how many characters were read). It stops behind the object, and at an error."""
+        certain = list[str]()
+        for num_read, char in enumerate(text):
+            if self.is_complete or self.is_broken:
+                return "".join(certain), num_read
+            if self.held and not self._in_word(char):
+                certain.append(self._end_word())
+            if not self.is_broken and not self.held:
+                self._read(char)
+                if not self.held and not self.is_broken:
+                    certain.append(char)
+            if self.is_broken:
+                return "".join(certain), num_read
+        return "".join(certain), len(text)
 
     def takes(self, char: str) -> bool:
-        """Whether a mark that begins with this character may be text here. `char` is empty for a mark without text."""
-        ...
+        """Whether this character is text of a string here, white space, or a brace that ends something."""
+        if not char or self.is_complete or self.is_broken:
+            return False
+        if self._in_string:
+            return char in self._escape[0] if self._escape else char >= " "
+        return char in _SPACE or (char in "}]" and self._may_end(char))
 
+    def _in_word(self, char: str) -> bool:
+        if char.isascii() and (char.isalnum() or char in "+-."):
+            self.is_broken = len(self.held) == MAX_WORD_CHARS
+            self.held += "" if self.is_broken else char
+            return True
+        return False
 
-def reader_of(field: Any) -> Reader | None:
-    """The reader for a field of a response template; None if its text has no form."""
-    args: dict[str, Any] = field.content_args
-    if field.content == "json":
-        return QuotedReader(args.get("string_delims", ())) if args else ObjectReader(tops="{[")
-    parts = _parts(args.get("tag_pattern") or "") if field.content == "xml-inline" else None
-    return None if parts is None else TaggedReader(*parts, field.close_re)
+    def _end_word(self) -> str:
+        word = self.held
+        if word not in _WORDS and not _NUMBER.fullmatch(word):
+            self.is_broken = True
+            return ""
+        self.held, self._next = "", _Next.COMMA_OR_END
+        return word
+
+    def _read(self, char: str) -> None:
+        if self._in_string:
+            self._read_string(char)
+        elif char in _SPACE:
+            pass
+        elif char == '"' and self._next is not _Next.COLON and self._next is not _Next.COMMA_OR_END and self._stack:
+            self._is_key = self._next in (_Next.KEY, _Next.KEY_OR_END)
+            self._in_string = True
+        elif char in "{[" and self._next in (_Next.VALUE, _Next.VALUE_OR_END) and (self._stack or char in self._tops):
+            self._stack.append(char)
+            self._next = _Next.KEY_OR_END if char == "{" else _Next.VALUE_OR_END
+            self.is_broken = len(self._stack) > MAX_DEPTH
+        elif char in "}]" and self._may_end(char):
+            self._stack.pop()
+            self.num_signs += 1
+            self._next = _Next.COMMA_OR_END
+            self.is_complete = not self._stack
+        elif char == "," and self._next is _Next.COMMA_OR_END:
+            self.num_signs += 1
+            self._next = _Next.KEY if self._stack[-1] == "{" else _Next.VALUE
+        elif char == ":" and self._next is _Next.COLON:
+            self.num_signs += 1
+            self._next = _Next.VALUE
+        elif self._stack and self._next in (_Next.VALUE, _Next.VALUE_OR_END) and (char in "-tfn" or char in _DIGITS):
+            self.held = char
+        else:
+            self.is_broken = True
+
+    def _may_end(self, char: str) -> bool:
+        if not self._stack or (self._stack[-1] == "{") != (char == "}"):
+            return False
+        empty = _Next.KEY_OR_END if char == "}" else _Next.VALUE_OR_END
+        return self._next in (_Next.COMMA_OR_END, empty)
+
+    def _read_string(self, char: str) -> None:
+        if self._escape:
+            allowed = self._escape.pop(0)
+            self.is_broken = char not in allowed
+            if allowed == _ESCAPES and char == "u":
+                self._escape = [_HEX] * 4
+        elif char == "\\":
+            self._escape = [_ESCAPES]
+        elif char == '"':
+            self._in_string = False
+            self._next = _Next.COLON if self._is_key else _Next.COMMA_OR_END
+        else:
+            self.is_broken = char < " "
 
 
 class QuotedReader:
@@ -190,6 +344,21 @@ class TaggedReader:
         self.num_signs += 1
         self._read.append(tag)
         self._in_tag = []
+
+
+# Each reads one region, from the end of its first mark on. `takes` says whether a mark that begins with a character may
+# be text there; the character is empty for a mark without text. `num_signs` counts the signs read outside of strings
+# and values: what stands before one was text for certain. `is_broken`: the text is not what the region should enclose.
+Reader = ObjectReader | QuotedReader | TaggedReader
+
+
+def reader_of(field: Any) -> Reader | None:
+    """The reader for a field of a response template; None if its text has no form."""
+    args: dict[str, Any] = field.content_args
+    if field.content == "json":
+        return QuotedReader(args.get("string_delims", ())) if args else ObjectReader(tops="{[")
+    parts = _parts(args.get("tag_pattern") or "") if field.content == "xml-inline" else None
+    return None if parts is None else TaggedReader(*parts, field.close_re)
 
 
 @functools.lru_cache(maxsize=16)

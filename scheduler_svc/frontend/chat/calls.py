@@ -1,4 +1,9 @@
-"""Owns the calls of tools in an answer: their names and arguments from the text of a region, and their ids. Pure."""
+"""Owns the calls of tools in an answer: their names and arguments from the text of a region, and their ids. Pure.
+
+Arguments that a family writes as one JSON object are shown while they are written: a call begins to be shown with the
+first brace of its arguments, when its name is known. From then on it is a call, whatever follows: what does not belong
+to its arguments is content.
+"""
 
 import dataclasses
 import json
@@ -7,16 +12,15 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
-from scheduler_svc.frontend.chat.bodies import TaggedReader, reader_of
-from scheduler_svc.frontend.chat.json_stream import ObjectReader
-from scheduler_svc.frontend.text.marked import plain
+from scheduler_svc.frontend.chat.bodies import ObjectReader, TaggedReader, plain, reader_of
 
 # Letters and digits, as Mistral's templates demand of ids.
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 ID_CHARS = 9
 CALLS_FIELD = "tool_calls"
 # How a call that has its name inside begins; other orders of the keys are read only whole.
-_BEGIN = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,128})"(?:\s*,\s*"arguments"\s*:\s*(?=\{))?')
+_BEGIN = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,128})"(\s*,\s*"arguments"\s*:\s*(?=\{))?')
+MAX_HEAD_CHARS = 1024
 
 
 class Call(NamedTuple):
@@ -159,3 +163,79 @@ def _type(schema: object, *, depth: int) -> dict[str, Any]:
         if isinstance(given.get(key), list) and depth < 4:
             kept[key] = [_type(each, depth=depth + 1) for each in given[key]]
     return kept
+
+
+class Shown(NamedTuple):
+    """What a piece of text adds: the name with the first piece, then arguments."""
+
+    name: str
+    arguments: str
+
+
+class CallStream:
+    """One region with one call. `mark` is the text that opened it."""
+
+    def __init__(self, field: Any, mark: str) -> None:
+        # Of the arguments.
+        self.reader = ObjectReader()
+        self._name = ""
+        # The text before the arguments; what follows them, from the end of the object or an error on.
+        self._head = self._rest = ""
+        self.has_begun = False
+        self._is_hopeless = False
+        if not _has_name_inside(field):
+            # The pattern may look ahead to the first brace.
+            match = field.open_re.match(mark + "{")
+            self._name = match["name"].strip() if match is not None and match["name"] else ""
+            self._is_hopeless = not self._name
+
+    def feed(self, text: str) -> Shown | None:
+        """What `text` shows of the call."""
+        if self._is_hopeless:
+            return None
+        if self.has_begun:
+            return Shown("", self._read(text)) if text else None
+        self._head += text
+        if self._name:
+            begins = self._head.lstrip()
+            self._is_hopeless = bool(begins) and not begins.startswith("{")
+            arguments = begins
+        else:
+            match, arguments = _BEGIN.match(self._head), ""
+            if match is not None and match[2]:
+                self._name, arguments = match[1], self._head[match.end() :]
+            else:
+                self._is_hopeless = len(self._head) > MAX_HEAD_CHARS
+        if self._is_hopeless or not arguments:
+            return None
+        self.has_begun = True
+        return Shown(self._name, self._read(arguments))
+
+    def rest(self) -> str:
+        """At the end of the region: its text that is not part of the call, unless it only ends the call."""
+        rest = self.reader.held + self._rest
+        return "" if self.reader.is_complete and re.fullmatch(r"\s*\}?\s*", rest) else rest
+
+    def _read(self, text: str) -> str:
+        if self.reader.is_complete or self.reader.is_broken:
+            self._rest += text
+            return ""
+        certain, num_read = self.reader.feed(text)
+        self._rest += text[num_read:]
+        return certain
+
+
+def can_show(field: Any) -> bool:
+    """Whether calls of this field are written as JSON that is shown as it comes."""
+    if field.content != "json" or field.content_args or field.transform_each or not isinstance(field.transform, dict):
+        return False
+    return _arguments(field) == "{content}" or _has_name_inside(field)
+
+
+def _has_name_inside(field: Any) -> bool:
+    return _arguments(field) == "{content.arguments}"
+
+
+def _arguments(field: Any) -> str:
+    function: Any = field.transform.get("function", {})
+    return str(function.get("arguments", ""))

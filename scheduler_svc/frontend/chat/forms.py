@@ -1,7 +1,8 @@
 """Owns which form the answers of the served model have: a response template of Transformers, and how calls are written.
 
 A checkpoint may bring its own response template. Otherwise the form is chosen from the files in `response_templates` by
-literals of the chat template; see the README there. Knows nothing of requests.
+literals of the chat template; see the README there. Calls of tools and reasoning are described by the parts `call` and
+`reasoning` of these files. Knows nothing of requests.
 """
 
 import dataclasses
@@ -9,17 +10,125 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from scheduler_svc.frontend.chat.calls import CALLS_FIELD
-from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat
 
+# Among the names of tagged arguments: there may be others too.
+ANY_NAME = ""
+# What a schema says of all arguments together, which a rule for each of them cannot.
+_OF_ALL = frozenset(
+    (
+        *("anyOf", "oneOf", "allOf", "$ref", "enum", "const", "not", "if", "minProperties", "maxProperties"),
+        *("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas"),
+    )
+)
 FOLDER = Path(__file__).parent / "response_templates"
 # The names that response templates have for reasoning.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+# In a response template of ours: a text or reasoning in several regions, joined by line breaks; the transform of calls
+# whose mark has the name, and which enclose the arguments.
+_USUAL = "usual"
+_CALL = {"name": "{name}", "arguments": "{content}"}
 _KEYS = {"family", "literals", "response_template", "call", "reasoning", "content_begin"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedArguments:
+    """Arguments as text between marks, one after the other, instead of a JSON object.
+
+    A value of type string stands there as it is, any other one as JSON.
+    """
+
+    before_name: str
+    after_name: str
+    after_value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """How calls are written: calls_begin (call_begin NAME middle ARGUMENTS call_end, separator between) calls_end.
+
+    With `before_number` it and a number follow the name.
+    """
+
+    call_begin: str
+    middle: str
+    call_end: str
+    calls_begin: str = ""
+    separator: str = ""
+    calls_end: str = ""
+    before_number: str = ""
+    # Not empty: the arguments are an object with bare keys, and this mark stands around every string in it.
+    quote: str = ""
+    # The text that only a call contains, at the start of calls_begin + call_begin.
+    trigger: str
+    # None: the arguments are a JSON object.
+    tagged: TaggedArguments | None = None
+
+    def why_not(self, schema: Mapping[str, object]) -> str:
+        """Why arguments in this form cannot be held to a schema, in one sentence; empty if they can."""
+        if self.quote:
+            return "the served model writes arguments in a form for which no schema is enforced"
+        found = sorted(schema.keys() & _OF_ALL) if self.tagged is not None else []
+        return f"{found[0]} is not enforced where a model writes each argument by itself" if found else ""
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object]) -> Self:
+        """Raises ValueError for a key that is missing or unknown, and for a trigger that does not begin a call."""
+        tagged = value.get("tagged")
+        given = None if tagged is None else _texts(TaggedArguments, cast(Mapping[str, object], tagged))
+        texts = _texts(cls, {name: text for name, text in value.items() if name != "tagged"})
+        call = cls(**texts, tagged=None if given is None else TaggedArguments(**given))
+        if not call.trigger or not (call.calls_begin + call.call_begin).startswith(call.trigger):
+            raise ValueError(f"trigger is {call.trigger!r}, which does not begin a call")
+        return call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFormat:
+    """The marks around reasoning, and the white space that the model writes after them."""
+
+    open: str
+    close: str
+    after: str = ""
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object]) -> Self:
+        """Raises ValueError for a key that is missing or unknown."""
+        return cls(**_texts(cls, value))
+
+    def as_written(self, between: str) -> Self:
+        """The same with the white space of a chat template, which writes `between` from reasoning to content."""
+        _, mark, after = between.partition(self.close)
+        return replace(self, after=after) if mark and not after.strip() else self
+
+    def state(self, prefix: str) -> "ReasoningState":
+        """What the prompt has of the reasoning. `prefix`: what the prompt has of the model's message."""
+        opened, closed = prefix.rfind(self.open), prefix.rfind(self.close)
+        if closed >= 0 and closed >= opened:
+            return ReasoningState(may_begin=False, is_open=False)
+        return ReasoningState(may_begin=opened < 0 and not prefix.strip(), is_open=opened >= 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningState:
+    """Whether the model may begin to reason, or does so already."""
+
+    may_begin: bool
+    is_open: bool
+
+
+def _texts(kind: type, value: Mapping[str, object]) -> dict[str, str]:
+    known = {field.name: field.default for field in fields(kind) if field.name != "tagged"}
+    if not {name for name, default in known.items() if default is MISSING} <= value.keys() <= known.keys():
+        raise ValueError(f"it has {', '.join(sorted(value))}; it must have {', '.join(sorted(known))}")
+    for name, text in value.items():
+        if not isinstance(text, str):
+            raise ValueError(f"{name} is {text!r}, not a string")
+    return cast(dict[str, str], dict(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +163,28 @@ def read_form(value: object, name: str) -> AnswerForm:
     template = given.get("response_template")
     if not isinstance(template, dict) or not isinstance(cast(dict[str, Any], template).get("fields"), dict):
         raise ValueError("response_template must be an object with fields")
-    call, reasoning = given.get("call"), given.get("reasoning")
+    call = given.get("call")
+    reasoning = ReasoningFormat.from_json(given["reasoning"]) if given.get("reasoning") is not None else None
     return AnswerForm(
         family=str(given.get("family", name)),
-        template=cast(dict[str, Any], template),
+        template=_whole(cast(dict[str, Any], template), reasoning),
         calls=None if call is None else CallFormat.from_json(call),
-        reasoning=None if reasoning is None else ReasoningFormat.from_json(reasoning),
+        reasoning=reasoning,
         content_begin=str(given.get("content_begin", "")),
     )
+
+
+def _whole(template: dict[str, Any], reasoning: ReasoningFormat | None) -> dict[str, Any]:
+    """A response template with all that "usual" stands for."""
+    fields = dict[str, Any](template["fields"])
+    for name, field in fields.items():
+        if field == _USUAL:
+            is_text = reasoning is None or name not in REASONING_FIELDS
+            marks = {} if is_text else {"open": reasoning.open, "close": reasoning.close}
+            fields[name] = {**marks, "repeats": True, "join": "\n"}
+        elif isinstance(field, dict) and cast(dict[str, Any], field).get("transform") == _USUAL:
+            fields[name] = {**field, "transform": {"type": "function", "function": _CALL}}
+    return {**template, "fields": fields}
 
 
 @functools.cache

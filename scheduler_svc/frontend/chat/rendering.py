@@ -11,16 +11,16 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tandem.internal.v1 import worker_pb2
 
-from scheduler_svc.frontend.chat.conversation import Conversation, Message
-from scheduler_svc.frontend.chat.probe import probe
-from scheduler_svc.frontend.chat.shape import Shape
+from scheduler_svc.frontend.chat.conversation import Conversation, Message, levels
+from scheduler_svc.frontend.chat.shape import Shape, probe
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.sizes import refuse, wrong
 
 if TYPE_CHECKING:
     import tokenizers
@@ -130,9 +130,7 @@ class Renderer:
         for idx, word in words.items():
             if word not in text:
                 role, field = conversation.messages[idx].role, f"chat.messages[{idx}].content"
-                raise status.invalid(
-                    field, f"{field} would be lost: the model's chat template leaves this message of {role} out"
-                )
+                raise wrong(field, f"would be lost: the model's chat template leaves this message of {role} out")
 
     def _chosen(self, *, has_tools: bool) -> str:
         """The template of chats with or without tools; empty if the checkpoint has none for them."""
@@ -156,21 +154,17 @@ class Renderer:
     def _check_args(self, args: Mapping[str, Any]) -> None:
         for name in args:
             if name in self._names:
-                field = "chat.template_args_json"
-                raise status.invalid(field, f"{field} has {name!r}, which the server sets itself")
+                raise wrong("chat.template_args_json", f"has {name!r}, which the server sets itself")
 
     def _check_keys(self, conversation: Conversation) -> None:
         for field, value in conversation.with_keys():
-            for key in _keys(value):
+            for key in (key for level in levels(value) for one in level if isinstance(one, dict) for key in one):
                 if self._first_chars.isdisjoint(key):
                     continue
-                found = next((token for token in self._forbidden if token in key), None)
-                if found is not None:
+                if found := next((token for token in self._forbidden if token in key), None):
                     shown = f"U+{ord(found):X}" if found in MARKERS else repr(found)
-                    message = (
-                        f"{field} has {shown} in the key {key[:64]!r}; tokens of the model are not allowed in keys"
-                    )
-                    raise status.invalid(field, message)
+                    what = f"has {shown} in the key {key[:64]!r}; tokens of the model are not allowed in keys"
+                    raise wrong(field, what)
 
 
 def _check_calls(messages: Sequence[Message], shape: Shape) -> None:
@@ -179,20 +173,7 @@ def _check_calls(messages: Sequence[Message], shape: Shape) -> None:
         if most is not None and len(message.calls) > most:
             field = f"chat.messages[{idx}].tool_calls"
             many = f"{len(message.calls)} call{'s' if len(message.calls) > 1 else ''}"
-            raise status.invalid(field, f"{field} has {many}; the model's chat template shows {most or 'none'}")
-
-
-def _keys(value: object) -> Iterable[str]:
-    """Every key of a JSON value, at any depth."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            inside = cast(dict[str, object], each)
-            yield from inside
-            waiting.extend(inside.values())
-        elif isinstance(each, list):
-            waiting.extend(cast(list[object], each))
+            raise wrong(field, f"has {many}; the model's chat template shows {most or 'none'}")
 
 
 def _template_failed(error: Exception) -> status.Refusal:
@@ -217,13 +198,10 @@ def _make_tokenizer(backend: "tokenizers.Tokenizer", template: str, files: worke
         def __call__(self, text: str, *args: Any, **kwargs: Any) -> Any:
             num_chars = len(_MARKER.sub("", text))
             if num_chars > self.max_chars:
-                message = (
-                    f"chat becomes {num_chars} characters with the model's template; the limit is {self.max_chars}"
-                )
-                raise status.invalid("chat", message)
+                refuse("chat", f"becomes {num_chars} characters with the model's template", self.max_chars)
             if _ESCAPED_MARKER in text.lower():
-                message = "chat has control tokens of the model where its template writes JSON in ASCII; leave them out"
-                raise status.invalid("chat", message)
+                what = "has control tokens of the model where its template writes JSON in ASCII; leave them out"
+                raise wrong("chat", what)
             self.marked = text
             return base.__call__(self, text, *args, **kwargs)
 

@@ -50,8 +50,8 @@ class Segmenter:
     """
 
     __slots__ = (
-        *("_buffer", "_current", "_doubt", "_doubt_signs", "_from", "_hidden", "_implicit", "_is_open", "_pos"),
-        *("_read_to", "_reader", "_spec", "_watched"),
+        *("_buffer", "_doubt", "_doubt_signs", "_from", "_hidden", "_implicit", "_is_open", "_pos"),
+        *("_read_to", "_reader", "_spec", "_watched", "current"),
     )
 
     def __init__(self, spec: Any, ignored: frozenset[str] = frozenset(), hidden: frozenset[str] = frozenset()) -> None:
@@ -59,7 +59,8 @@ class Segmenter:
         self._watched = [field for field in spec.fields.values() if field.name not in ignored and field.open_re]
         # The region of text outside the others. Without one that text is dropped.
         self._implicit: str | None = spec.implicit
-        self._current = self._implicit
+        # The field of the region that new text belongs to.
+        self.current = self._implicit
         self._is_open = False
         self._buffer = ""
         self._pos = 0
@@ -70,11 +71,6 @@ class Segmenter:
         # An end mark that may be text, and how many signs had been read before it.
         self._doubt: _Mark | None = None
         self._doubt_signs = 0
-
-    @property
-    def current(self) -> str | None:
-        """The field of the region that new text belongs to."""
-        return self._current
 
     @property
     def num_held(self) -> int:
@@ -100,7 +96,7 @@ class Segmenter:
             yield from self._advance(is_end=True)
             return
         yield from self._advance(is_end=False)
-        while self._current != self._implicit:
+        while self.current != self._implicit:
             # A whole mark that more text would have made longer.
             mark, _ = self._find(is_end=True)
             if mark is None or mark is self._doubt:
@@ -111,7 +107,7 @@ class Segmenter:
             yield from self._advance(is_end=False)
         # What is held is left.
         reader, held = self._reader, self._buffer[self._pos :]
-        if self._current != self._implicit:
+        if self.current != self._implicit:
             is_text = reader is None or self._doubt is not None or reader.takes(held[:1])
             yield from self._text(len(self._buffer) if is_text else self._pos)
         elif (begun := self._begun()) is not None:
@@ -119,7 +115,7 @@ class Segmenter:
             yield from self._open(begun)
         else:
             yield from self._text(len(self._buffer))
-        is_hidden = self._current in self._hidden and not (reader is not None and reader.is_broken)
+        is_hidden = self.current in self._hidden and not (reader is not None and reader.is_broken)
         yield from self._close("", Kind.CUT if is_hidden else Kind.CLOSE)
 
     def _begun(self) -> _Mark | None:
@@ -153,7 +149,7 @@ class Segmenter:
     def _open(self, mark: _Mark) -> Iterator[Event]:
         self._pos = mark.end
         yield from self._close("")
-        self._current, self._is_open = mark.field.name, True
+        self.current, self._is_open = mark.field.name, True
         self._reader, self._doubt = reader_of(mark.field), None
         self._read_to = self._from = mark.end
         yield Event(Kind.OPEN, mark.field.name, self._buffer[mark.start : mark.end])
@@ -161,7 +157,7 @@ class Segmenter:
     def _find(self, *, is_end: bool) -> tuple[_Mark | None, int]:
         """Returns (the first mark that is certain, where text begins that may still become one)."""
         if self._reader is not None:
-            return self._find_close(self._reader, self._spec.fields[self._current], is_end=is_end)
+            return self._find_close(self._reader, self._spec.fields[self.current], is_end=is_end)
         best: _Mark | None = None
         best_key: tuple[int, int, bool, str] | None = None
         hold_from = len(self._buffer)
@@ -206,9 +202,9 @@ class Segmenter:
             self._from = at + 1
 
     def _expected(self) -> list[tuple[Kind, Any]]:
-        current = None if self._current is None else self._spec.fields[self._current]
+        current = None if self.current is None else self._spec.fields[self.current]
         closes = [(Kind.CLOSE, current)] if current is not None and current.close_re is not None else []
-        if self._current != self._implicit:
+        if self.current != self._implicit:
             return closes
         return [(Kind.OPEN, field) for field in self._watched] + closes
 
@@ -225,13 +221,13 @@ class Segmenter:
     def _text(self, end: int) -> Iterator[Event]:
         text = self._buffer[self._pos : end]
         self._pos = max(self._pos, end)
-        if text and self._current is not None:
+        if text and self.current is not None:
             self._is_open = True
-            yield Event(Kind.TEXT, self._current, text)
+            yield Event(Kind.TEXT, self.current, text)
 
     def _close(self, mark: str, kind: Kind = Kind.CLOSE) -> Iterator[Event]:
-        field, was_open = self._current, self._is_open
-        self._current, self._is_open = self._implicit, False
+        field, was_open = self.current, self._is_open
+        self.current, self._is_open = self._implicit, False
         self._reader = self._doubt = None
         if field is not None and was_open:
             yield Event(kind, field, mark)

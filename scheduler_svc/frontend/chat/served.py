@@ -1,6 +1,7 @@
 """Owns what the served model can do with chats: its templates, the form of its answers, or why chats are refused.
 
-Made with the model, in a thread. Knows nothing of requests that wait or of streams.
+Made with the model, in a thread. Chats are an extra: without the libraries that they need a service runs too. Knows
+nothing of requests that wait or of streams.
 """
 
 import functools
@@ -10,23 +11,24 @@ import logging
 import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
 
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 
-from scheduler_svc.frontend.chat import requirements
 from scheduler_svc.frontend.chat.answer import AnswerParser
+from scheduler_svc.frontend.chat.bodies import mark_all
 from scheduler_svc.frontend.chat.calls import argument_types, compact
-from scheduler_svc.frontend.chat.conversation import Conversation
-from scheduler_svc.frontend.chat.forms import AnswerForm, choose_form
+from scheduler_svc.frontend.chat.conversation import Calls, Conversation
+from scheduler_svc.frontend.chat.forms import AnswerForm, ReasoningFormat, choose_form
 from scheduler_svc.frontend.chat.rendering import MARKERS, Rendered, Renderer
-from scheduler_svc.frontend.text.marked import mark_all
-from scheduler_svc.frontend.tools.call_format import ReasoningFormat
-from scheduler_svc.frontend.tools.tool import Calls
 
 if TYPE_CHECKING:
     import tokenizers
 
+EXTRA = "pip install 'tandem-inference[chat]'"
+# Transformers has sanitize_control_tokens from this version on; older versions of jinja2 have holes in the sandbox.
+LEAST = {"transformers": (5, 23), "jinja2": (3, 1, 6)}
 logger = logging.getLogger(__name__)
 
 NO_TOKENIZER = "chats need a tokenizer, and the served model has none"
@@ -34,6 +36,19 @@ NO_TEMPLATE = "chats need a chat template, and the served model has none"
 # Of a message that the model continues; only its last region matters.
 MAX_PREFIX_CHARS = 8192
 _MARKER = re.compile(f"[{MARKERS}]")
+
+
+def missing_libraries() -> str:
+    """Why chats cannot be served here, in one sentence; empty if they can. Imports neither library."""
+    for name, least in LEAST.items():
+        needed = ".".join(map(str, least))
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return f"chats need {name} {needed} or newer on the scheduler's machine, and it is not installed: {EXTRA}"
+        if tuple(int(part) for part in re.findall(r"\d+", found)[:3]) < least:
+            return f"chats need {name} {needed} or newer on the scheduler's machine, and {found} is installed: {EXTRA}"
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +120,7 @@ def load_chat(
         return before
     templates = [state.chat_template, *files.named_templates.values()]
     why = NO_TOKENIZER if backend is None else "" if any(templates) else NO_TEMPLATE
-    if backend is None or why or (why := requirements.refusal()):
+    if backend is None or why or (why := missing_libraries()):
         return ServedChat(refusal=why, digest=digest)
     try:
         renderer = Renderer(backend, state.chat_template, files)

@@ -1,39 +1,35 @@
-"""Checks a JSON schema before it is compiled: its keywords and its sizes, and writes it as llguidance keeps it.
+"""Reads and checks a JSON schema before it is compiled: its keywords, its sizes and its references. Owns no state.
 
 llguidance refuses keywords that it knows and does not support, and ignores those that it does not know. Here every
-keyword must be on a list, so that no part of a schema is silently without effect. Owns no state.
+keyword must be on a list, so that no part of a schema is silently without effect.
 """
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
+from urllib.parse import unquote
 
-from scheduler_svc.frontend.constraints import numbers
-from scheduler_svc.frontend.constraints.limits import (
-    MAX_DEPTH,
-    MAX_ITEM_CHARS,
-    MAX_REPETITION,
-    GrammarError,
-    too_large,
-    wrong,
-)
-from scheduler_svc.frontend.constraints.lowering import (
-    BOUNDS,
-    ENFORCED,
-    LISTS_OF_SCHEMAS,
-    MAPS_OF_SCHEMAS,
-    Lowered,
-    lowered,
-    unsupported,
-)
-from scheduler_svc.frontend.constraints.references import References, within
-from scheduler_svc.frontend.constraints.repetition import repetition
+from scheduler_svc.frontend.chat.conversation import levels, read_json
+from scheduler_svc.frontend.constraints import limits, numbers
+from scheduler_svc.frontend.constraints.limits import GrammarError, too_large, unsupported, wrong
+from scheduler_svc.frontend.constraints.patterns import repetition
+from scheduler_svc.frontend.sizes import MAX_CHOICE_CHARS
 
+# Of an index in a reference; no list is longer.
+_MAX_DIGITS = 9
+_PLAIN = re.compile(r"[\w$-]{1,64}")
+BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+LISTS_OF_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf")
+MAPS_OF_SCHEMAS = ("properties", "patternProperties")
+SCHEMAS = ("items", "additionalProperties")
+_OTHERS = ("type", "enum", "const", "required", "pattern", "format", "$ref", "multipleOf", *numbers.BOUNDS)
+ENFORCED = frozenset((*BOUNDS, *LISTS_OF_SCHEMAS, *MAPS_OF_SCHEMAS, *SCHEMAS, *_OTHERS))
 _DEFINITIONS = ("$defs", "definitions")
 # `lowering` writes them with others, or refuses them by their values.
-_WRITTEN = ("not", "propertyNames", "additionalItems", "uniqueItems", "nullable")
+WRITTEN = ("not", "propertyNames", "additionalItems", "uniqueItems", "nullable")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems", "propertyNames", "not")
 # They say nothing about which values are valid. So do all that begin with x-.
 _ANNOTATIONS = (
@@ -41,12 +37,71 @@ _ANNOTATIONS = (
     *("$comment", "$id", "id", "$schema", "$anchor", "$vocabulary", "externalDocs", "xml"),
     *("contentMediaType", "contentEncoding", "contentSchema"),
 )
-_KNOWN = ENFORCED.union(_DEFINITIONS, _WRITTEN, _ANNOTATIONS)
+_KNOWN = ENFORCED.union(_DEFINITIONS, WRITTEN, _ANNOTATIONS)
 _DRAFTS = ("draft/2020-12/schema", "draft/2019-09/schema", "draft-07/schema", "draft-06/schema", "draft-04/schema")
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 # Schemas inside each other, also by references: each takes some frames of Python's stack.
 _MAX_REFERRED_DEPTH = 256
+
+
+def within(place: str, key: str) -> str:
+    """The place of a key, as errors have it: `.properties.a`."""
+    return f"{place}.{key}" if _PLAIN.fullmatch(key) else f"{place}[{json.dumps(key[:64])}]"
+
+
+class References:
+    """The references into one schema, whose place is `field`."""
+
+    def __init__(self, field: str, root: object) -> None:
+        self._field, self._root = field, root
+        self._named: dict[str, tuple[object, str]] | None = None
+
+    def target(self, reference: str, place: str) -> tuple[Any, str]:
+        """The target of the reference at `place`, and its own place, as errors have it. Raises GrammarError."""
+        base, _, pointer = reference.partition("#")
+        is_named = base or (pointer and not pointer.startswith("/"))
+        found = self._by_name(reference, base, pointer) if is_named else _inside(self._root, self._field, pointer)
+        if found is None:
+            raise wrong(place, f"the reference {reference[:100]!r} has no target")
+        return found
+
+    def _by_name(self, reference: str, base: str, pointer: str) -> tuple[Any, str] | None:
+        """By the text of an `$anchor` or an `$id`."""
+        if self._named is None:
+            self._named = dict(_names(self._root, self._field))
+        known = self._named.get(reference)
+        if known is None and pointer.startswith("/") and base in self._named:
+            return _inside(*self._named[base], pointer)
+        return known or (self._named.get(base) if not pointer else None)
+
+
+def _inside(value: Any, place: str, pointer: str) -> tuple[Any, str] | None:
+    for part in unquote(pointer).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        idx = int(key) if key.isdecimal() and len(key) <= _MAX_DIGITS else sys.maxsize
+        if isinstance(value, list) and idx < len(cast("list[Any]", value)):
+            value, place = cast("list[Any]", value)[idx], f"{place}[{idx}]"
+        elif isinstance(value, dict) and key in value:
+            value, place = cast("dict[str, Any]", value)[key], within(place, key)
+        else:
+            return None
+    return value, place
+
+
+def _names(value: object, place: str) -> list[tuple[str, tuple[object, str]]]:
+    found: list[tuple[str, tuple[object, str]]] = []
+    if isinstance(value, dict):
+        fields = cast("dict[str, object]", value)
+        for key, prefix in (("$id", ""), ("$anchor", "#")):
+            if isinstance(name := fields.get(key), str):
+                found.append((prefix + name.removesuffix("#"), (fields, place)))
+        for key, one in fields.items():
+            found += _names(one, within(place, key))
+    elif isinstance(value, list):
+        for idx, one in enumerate(cast("list[object]", value)):
+            found += _names(one, f"{place}[{idx}]")
+    return found
 
 
 def _is_number(value: object) -> bool:
@@ -102,71 +157,43 @@ def parsed(field: str, text: str) -> Mapping[str, Any] | bool:
             raise GrammarError(f"{field} has the number {number[:32]}; the largest is {sys.float_info.max:g}")
         return value
 
-    try:
-        schema = json.loads(text, object_pairs_hook=unique, parse_constant=refused, parse_float=finite)
-        # A string may hold half of a surrogate pair, which no grammar can.
-        json.dumps(schema, ensure_ascii=False).encode()
-    except RecursionError:
-        raise GrammarError(f"{field} is nested too deep; the limit is {MAX_DEPTH}") from None
-    except UnicodeEncodeError as error:
-        code = f"U+{ord(error.object[error.start]):04X}"
-        raise GrammarError(f"{field} has {code}, half of a surrogate pair; only whole pairs are text") from None
-    except ValueError as error:
-        raise GrammarError(f"{field} is not JSON: {error}") from None
+    def wrong_text(what: str) -> GrammarError:
+        return GrammarError(f"{field} {what}")
+
+    schema = read_json(text, wrong_text, object_pairs_hook=unique, parse_constant=refused, parse_float=finite)
     if not isinstance(schema, dict | bool):
         raise GrammarError(f"{field} is a JSON {type(schema).__name__}; it must be an object or true")
     return cast("Mapping[str, Any] | bool", schema)
 
 
-def check_schema(field: str, schema: Mapping[str, Any] | bool) -> Lowered:
-    """Refuses what is not supported, and sizes beyond the limits. Returns the schema for llguidance.
-
-    Raises GrammarError, whose text begins with `field` and the place in the schema: `field.properties.a`.
-    """
-    _check_depth(field, schema)
-    _Check(field, schema).root()
-    return lowered(field, schema)
-
-
-def _check_depth(field: str, value: object) -> None:
-    level: list[object] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for one in level for inner in _inside(one)]
-        if not level:
-            return
-    raise GrammarError(f"{field} is nested deeper than the limit of {MAX_DEPTH}")
-
-
-def _inside(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return list(cast("dict[str, object]", value).values())
-    return cast("list[object]", value) if isinstance(value, list) else []
+def check(field: str, schema: Mapping[str, Any] | bool) -> None:
+    """Refuses keywords that are not supported, and sizes beyond the limits. Raises GrammarError."""
+    if sum(1 for _ in levels(schema)) > limits.MAX_DEPTH:
+        raise GrammarError(f"{field} is nested deeper than the limit of {limits.MAX_DEPTH}")
+    _Check(References(field, schema)).measure(schema, field)
 
 
 class _Check:
     """The check of one schema."""
 
-    def __init__(self, field: str, schema: Mapping[str, Any] | bool) -> None:
-        self._field, self._schema, self._references = field, schema, References(schema)
+    def __init__(self, references: References) -> None:
+        self._references = references
         # The measure of each object by its id, so that many references to one cost no more than one. 1 while it is
         # being measured, because a recursive schema is not unrolled.
         self._measured: dict[int, int] = {}
         self._depth = 0
 
-    def root(self) -> None:
-        self._measure(self._schema, "")
-
-    def _measure(self, schema: object, place: str) -> int:
+    def measure(self, schema: object, place: str) -> int:
         """Returns the largest product of nested repetitions in a schema, after checking it."""
         if isinstance(schema, bool):
             return 1
         if not isinstance(schema, dict):
-            raise self._wrong("a schema must be an object or a boolean", place)
+            raise wrong(place, "a schema must be an object or a boolean")
         fields = cast("dict[str, Any]", schema)
         known = id(fields)
         if known not in self._measured:
             if self._depth == _MAX_REFERRED_DEPTH:
-                raise self._wrong(f"references lead through more than {_MAX_REFERRED_DEPTH} schemas", place)
+                raise wrong(place, f"references lead through more than {_MAX_REFERRED_DEPTH} schemas")
             self._measured[known] = 1
             self._depth += 1
             self._measured[known] = self._product(fields, place)
@@ -175,56 +202,40 @@ class _Check:
 
     def _product(self, fields: dict[str, Any], place: str) -> int:
         self._check_keywords(fields, place)
-        inner = max((self._measure(one, at) for one, at in _subschemas(fields, place)), default=1)
-        if isinstance(pattern := fields.get("pattern"), str):
-            inner = max(inner, repetition(f"{self._field}{place}.pattern", pattern))
-        for pattern in _keys(fields, "patternProperties"):
-            inner = max(inner, repetition(f"{self._field}{place}.patternProperties", pattern))
-        if isinstance(reference := fields.get("$ref"), str):
-            inner = max(inner, self._referred(reference, place))
-        product = inner * max((bound for name in BOUNDS if (bound := self._bound(fields, name, place))), default=1)
-        if product > MAX_REPETITION:
-            raise too_large(f"{self._field}{place}", "nested repetitions make", product, MAX_REPETITION)
+        inner = max((self.measure(one, at) for one, at in _subschemas(fields, place)), default=1)
+        if "pattern" in fields:
+            inner = max(inner, repetition(f"{place}.pattern", fields["pattern"]))
+        for pattern in fields.get("patternProperties", ()):
+            inner = max(inner, repetition(f"{place}.patternProperties", pattern))
+        if "$ref" in fields:
+            inner = max(inner, self.measure(*self._references.target(fields["$ref"], place)))
+        product = inner * max(1, *(_bound(fields, name, place) for name in BOUNDS))
+        if product > limits.MAX_REPETITION:
+            raise too_large(place, "nested repetitions make", product, limits.MAX_REPETITION)
         return product
 
     def _check_keywords(self, schema: dict[str, Any], place: str) -> None:
         for name in schema:
             if name not in _KNOWN and not name.startswith("x-"):
-                raise self._unsupported(name[:100], place)
+                raise unsupported(place, name[:100])
         for name, (form, is_valid) in _FORMS.items():
             if name in schema and not is_valid(schema[name]):
-                raise self._wrong(f"{name} must be {form}", place)
+                raise wrong(place, f"{name} must be {form}")
         if "$schema" in schema and not str(schema["$schema"]).rstrip("#").endswith(_DRAFTS):
-            raise self._unsupported(f"the dialect {str(schema['$schema'])[:100]!r}", place)
+            raise unsupported(place, f"the dialect {str(schema['$schema'])[:100]!r}")
         items = [schema["const"]] if "const" in schema else []
         for item in [*items, *schema.get("enum", ())]:
-            if (count := len(json.dumps(item, ensure_ascii=False))) > MAX_ITEM_CHARS:
+            if (count := len(json.dumps(item, ensure_ascii=False))) > MAX_CHOICE_CHARS:
                 what = "an item of enum or const has"
-                raise too_large(f"{self._field}{place}", what, count, MAX_ITEM_CHARS, " characters")
-
-    def _bound(self, schema: dict[str, Any], name: str, place: str) -> int:
-        bound = schema.get(name, 0)
-        if not _is_number(bound) or bound < 0 or bound != int(bound):
-            raise self._wrong(f"{name} must be an integer of at least 0", place)
-        # Its text would be too long for a sentence.
-        return min(int(bound), 10**9)
-
-    def _referred(self, reference: str, place: str) -> int:
-        """Returns the measure of the target of a reference."""
-        if (found := self._references.target(reference)) is None:
-            raise self._wrong(f"the reference {reference[:100]!r} has no target", place)
-        return self._measure(*found)
-
-    def _unsupported(self, what: str, place: str) -> GrammarError:
-        return unsupported(self._field + place, what)
-
-    def _wrong(self, what: str, place: str) -> GrammarError:
-        return wrong(self._field + place, what)
+                raise too_large(place, what, count, MAX_CHOICE_CHARS, " characters")
 
 
-def _keys(schema: dict[str, Any], name: str) -> list[str]:
-    found = schema.get(name)
-    return list(cast("dict[str, Any]", found)) if isinstance(found, dict) else []
+def _bound(schema: dict[str, Any], name: str, place: str) -> int:
+    bound = schema.get(name, 0)
+    if not _is_number(bound) or bound < 0 or bound != int(bound):
+        raise wrong(place, f"{name} must be an integer of at least 0")
+    # Its text would be too long for a sentence.
+    return min(int(bound), 10**9)
 
 
 def _subschemas(schema: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]:
@@ -237,5 +248,4 @@ def _subschemas(schema: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]
         if isinstance(found := schema.get(name), list):
             yield from ((one, f"{place}.{name}[{i}]") for i, one in enumerate(cast("list[Any]", found)))
     for name in (*MAPS_OF_SCHEMAS, *_DEFINITIONS):
-        if isinstance(found := schema.get(name), dict):
-            yield from ((one, within(f"{place}.{name}", key)) for key, one in cast("dict[str, Any]", found).items())
+        yield from ((one, within(f"{place}.{name}", key)) for key, one in schema.get(name, {}).items())

@@ -1,18 +1,28 @@
-"""Owns the limits of a constraint that are checked without compiling it. Those that bound a message are in `sizes/`."""
+"""Owns the limits of a constraint that are checked without compiling it, and the sentences of its refusals.
 
-from scheduler_svc.frontend.sizes.limits import MAX_CHOICE_CHARS, MAX_CONSTRAINT_BYTES
-from scheduler_svc.frontend.sizes.limits import MAX_CHOICES as MAX_CHOICES
+The limits that bound a message are in `sizes`.
+"""
 
-# Of the constraint, and of the grammar that is made of it.
-MAX_BYTES = MAX_CONSTRAINT_BYTES
-# Of an entry of enum, of const, and of a choice.
-MAX_ITEM_CHARS = MAX_CHOICE_CHARS
 # Of the smallest part of a pattern, after multiplication of nested repetitions.
 MAX_REPETITION = 10_000
 # Of a JSON schema, and of groups in a pattern or a grammar.
 MAX_DEPTH = 64
 # Of all rules of a Lark grammar together.
 MAX_ALTERNATIVES = 1_024
+# What to write instead of a keyword.
+_ADVICE = {
+    "uniqueItems": "leave it out, and remove what comes twice from the output",
+    "not": "say what a value is, not what it is not",
+    "contains": "write items",
+    "if": "write anyOf",
+    "then": "write anyOf",
+    "else": "write anyOf",
+    "dependentRequired": "write anyOf",
+    "dependentSchemas": "write anyOf",
+    "dependencies": "write anyOf",
+    "unevaluatedProperties": "write additionalProperties",
+    "unevaluatedItems": "write items",
+}
 
 
 class GrammarError(Exception):
@@ -36,3 +46,9 @@ def wrong(path: str, what: str) -> GrammarError:
 def too_large(field: str, what: str, number: int, limit: int, where: str = "") -> GrammarError:
     """The refusal of a number beyond its limit."""
     return wrong(field, f"{what} {number}{where}; the limit is {limit}")
+
+
+def unsupported(path: str, what: str) -> UnsupportedError:
+    """The refusal of what stands at this path, with what to write instead of a keyword."""
+    advised = f"{what}; {_ADVICE[what]}" if what in _ADVICE else what
+    return UnsupportedError(f"{path}: llguidance does not support {advised}", path)

@@ -1,32 +1,43 @@
 """Writes a checked JSON schema with the keywords that llguidance keeps. Owns no state.
 
 Annotations go; what llguidance has no keyword for is written with others, if the same values match. The rest is
-refused by name. Every target of a reference stands in `$defs` afterwards, because places change.
+refused by name. Every target of a reference stands in `$defs` afterwards, because places change. Whether the schemas of
+a oneOf exclude each other is decided here, because llguidance does not see through references, which discriminated
+unions have.
 """
 
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any, cast
 
 from scheduler_svc.frontend.constraints import numbers
-from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError, too_large, wrong
-from scheduler_svc.frontend.constraints.names import MOST_NAMES, names_of
-from scheduler_svc.frontend.constraints.patterns import UnreadError, parts, without_lookahead
-from scheduler_svc.frontend.constraints.references import References, within
-from scheduler_svc.frontend.constraints.unions import Unions
+from scheduler_svc.frontend.constraints.json_schema import (
+    BOUNDS,
+    ENFORCED,
+    LISTS_OF_SCHEMAS,
+    SCHEMAS,
+    WRITTEN,
+    References,
+    check,
+    within,
+)
+from scheduler_svc.frontend.constraints.limits import GrammarError, too_large, unsupported, wrong
+from scheduler_svc.frontend.constraints.patterns import MOST_NAMES, UnreadError, names_of, parts, without_lookahead
 
-BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-LISTS_OF_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf")
-MAPS_OF_SCHEMAS = ("properties", "patternProperties")
-SCHEMAS = ("items", "additionalProperties")
-_OTHERS = ("type", "enum", "const", "required", "pattern", "format", "$ref", "multipleOf", *numbers.BOUNDS)
-ENFORCED = frozenset((*BOUNDS, *LISTS_OF_SCHEMAS, *MAPS_OF_SCHEMAS, *SCHEMAS, *_OTHERS))
+# How deep it looks for two properties that differ.
+_MOST_DEPTH = 3
+# Each is compared with each other.
+_MOST_SCHEMAS = 32
+_ALL_KINDS = ("null", "boolean", "number", "string", "array", "object")
 # Of properties and required names that patterns with more names are compared with.
 _MOST_KNOWN = 256
 _MOST_NAMES_OF_PATTERNS = 1_024
 # minProperties is compared with the names of a pattern that are no more than these.
 _MOST_COUNTED = 1_024
+# Keywords with an effect on names.
+_OF_NAMES = ENFORCED | {"not"}
 _IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 
 _FORMATS = frozenset(
@@ -63,17 +74,68 @@ SAME_PATTERNS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """A schema for llguidance."""
+class Unions:
+    """The unions of one schema."""
 
-    schema: dict[str, Any] | bool
-    # Whether an output may have an object with names that the schema does not list; llguidance takes one twice.
-    has_free_names: bool
+    def __init__(self, references: References) -> None:
+        self._references = references
+        # The values of enum and const, by the id of the schema that has them.
+        self._values: dict[int, frozenset[str] | None] = {}
+
+    def are_apart(self, schemas: Sequence[Any]) -> bool:
+        """Whether each value matches one of the schemas at most, as far as it can be seen."""
+        if len(schemas) > _MOST_SCHEMAS:
+            return False
+        return all(self._are_two_apart(one, other, 0) for one, other in combinations(schemas, 2))
+
+    def _are_two_apart(self, schema: Any, another: Any, depth: int) -> bool:
+        one, other = self._resolved(schema), self._resolved(another)
+        if one is None or other is None or depth > _MOST_DEPTH:
+            return False
+        values, others = self._values_of(one), self._values_of(other)
+        if values is not None and others is not None:
+            return values.isdisjoint(others)
+        kinds, other_kinds = _kinds(one), _kinds(other)
+        if not kinds & other_kinds:
+            return True
+        if kinds != {"object"} or other_kinds != {"object"}:
+            return False
+        listed, also_listed = one.get("properties", {}), other.get("properties", {})
+        required = {*one.get("required", ()), *other.get("required", ())}
+        common = [name for name in listed if name in also_listed and name in required]
+        return any(self._are_two_apart(listed[name], also_listed[name], depth + 1) for name in common)
+
+    def _resolved(self, schema: Any) -> Mapping[str, Any] | None:
+        for _ in range(_MOST_DEPTH):
+            if not isinstance(schema, dict) or "$ref" not in schema or cast("dict[str, Any]", schema).get("nullable"):
+                break
+            schema, _ = self._references.target(cast("dict[str, Any]", schema)["$ref"], "")
+        fields = cast("Mapping[str, Any]", schema) if isinstance(schema, dict) else None
+        return None if fields is None or fields.get("nullable") else fields
+
+    def _values_of(self, schema: Mapping[str, Any]) -> frozenset[str] | None:
+        if id(schema) not in self._values:
+            values = [schema["const"]] if "const" in schema else schema.get("enum")
+            texts = (
+                None if values is None else frozenset(json.dumps(numbers.plain(one), sort_keys=True) for one in values)
+            )
+            self._values[id(schema)] = texts
+        return self._values[id(schema)]
 
 
-def lowered(field: str, schema: Mapping[str, Any] | bool) -> Lowered:
-    """Writes a schema that `json_schema` has checked. Raises GrammarError for what llguidance cannot keep."""
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    given = schema.get("type", _ALL_KINDS)
+    kinds = {given} if isinstance(given, str) else set(given)
+    return {"number" if kind == "integer" else kind for kind in kinds}
+
+
+def lower(field: str, schema: Mapping[str, Any] | bool) -> tuple[dict[str, Any] | bool, bool]:
+    """Checks a schema, and writes it for llguidance. Refuses what that cannot keep, and sizes beyond the limits.
+
+    Returns also whether an output may have an object with names that the schema does not list; llguidance takes one
+    twice. Raises GrammarError, whose text begins with `field` and the place in the schema: `field.properties.a`.
+    """
+    check(field, schema)
     return _Lowering(field, schema).run()
 
 
@@ -81,7 +143,7 @@ class _Lowering:
     """The rewriting of one schema."""
 
     def __init__(self, field: str, root: Mapping[str, Any] | bool) -> None:
-        self._field, self._root, self._references = field, root, References(root)
+        self._field, self._root, self._references = field, root, References(field, root)
         self._unions = Unions(self._references)
         self._names: dict[int, str] = {}
         # Targets that were not written yet: name, schema, place.
@@ -92,25 +154,25 @@ class _Lowering:
         # Of patterns that became properties.
         self._num_names = 0
 
-    def run(self) -> Lowered:
-        root = self._schema(self._root, "")
+    def run(self) -> tuple[dict[str, Any] | bool, bool]:
+        root = self._schema(self._root, self._field)
         while self._waiting:
             name, target, place = self._waiting.pop()
             self._definitions[name] = self._schema(target, place)
         try:
             numbers.check_factors(self._factors)
         except numbers.UnkeptError as error:
-            raise self._refused("", str(error)) from None
+            raise wrong(self._field, str(error)) from None
         if isinstance(root, dict) and self._definitions:
             root["$defs"] = self._definitions
-        return Lowered(root, self._has_free_names)
+        return root, self._has_free_names
 
     def _schema(self, schema: Any, place: str) -> dict[str, Any] | bool:
         if isinstance(schema, bool):
             self._has_free_names |= schema
             return schema
         fields: dict[str, Any] = schema
-        if "not" in fields and self._refuses_all(fields["not"], f"{place}.not"):
+        if "not" in fields and self._refuses_all(fields["not"], place):
             return False
         *ahead, last = without_lookahead(fields["pattern"]) if "pattern" in fields else [None]
         if ahead:
@@ -123,8 +185,8 @@ class _Lowering:
             out.setdefault("allOf", []).append({"anyOf": out.pop("oneOf")})
         self._check_numbers(out, place)
         self._items(fields, out, place)
-        if fields.get("uniqueItems") is True and (self._int(fields, "maxItems") or 2) > 1:
-            raise self._unsupported("uniqueItems", place)
+        if fields.get("uniqueItems") is True and int(fields.get("maxItems") or 2) > 1:
+            raise unsupported(place, "uniqueItems")
         if "object" in _types(out):
             out = self._object(fields, out, place)
         if fields.get("nullable") is True:
@@ -136,15 +198,15 @@ class _Lowering:
         """Whether `not` leaves no value. Otherwise it must leave all."""
         if schema is False:
             return False
-        if schema is True or not ENFORCED.intersection(cast("dict[str, Any]", schema)):
+        if schema is True or not ENFORCED.union(WRITTEN).intersection(cast("dict[str, Any]", schema)):
             return True
-        raise self._unsupported("not", place.removesuffix(".not"))
+        raise unsupported(place, "not")
 
     def _written(self, name: str, value: Any, place: str) -> Any:
         """The value of a keyword, or None if it constrains nothing."""
         here = f"{place}.{name}"
         if name == "$ref":
-            return self._reference(str(value), place)
+            return self._reference(value, place)
         if name in SCHEMAS and isinstance(value, dict | bool):
             return self._schema(value, here)
         if name in LISTS_OF_SCHEMAS:
@@ -162,10 +224,7 @@ class _Lowering:
         return self._format(value, place) if name == "format" else value
 
     def _reference(self, reference: str, place: str) -> str:
-        found = self._references.target(reference)
-        if found is None or not isinstance(found[0], dict | bool):
-            raise self._refused(place, f"the reference {reference[:100]!r} has no target")
-        target, where = found
+        target, where = self._references.target(reference, place)
         if id(target) not in self._names:
             self._names[id(target)] = str(len(self._names))
             self._waiting.append((self._names[id(target)], target, where))
@@ -175,7 +234,7 @@ class _Lowering:
         try:
             numbers.check_values(value)
         except numbers.UnkeptError as error:
-            raise GrammarError(f"{self._field}{here} {error}", self._field + here) from None
+            raise GrammarError(f"{here} {error}", here) from None
         return numbers.plain(value)
 
     def _pattern(self, pattern: str, here: str) -> str:
@@ -184,20 +243,20 @@ class _Lowering:
         outside = "".join(" " if _HIDDEN.match(part) else part for part in parts(same))
         if part := _UNKEPT_PARTS.search(outside):
             what = f"{part[0]} in a pattern; write the pattern without lookaround and references to groups"
-            raise self._unsupported(what, here)
+            raise unsupported(here, what)
         if char := _CONTROL.search(outside):
-            raise self._unsupported(f"the control character {char[0]!r} in a pattern; leave it out", here)
+            raise unsupported(here, f"the control character {char[0]!r} in a pattern; leave it out")
         return same
 
     def _name_pattern(self, pattern: str, here: str) -> str:
         """A pattern of names. llguidance finds only in an output that it has no name."""
         if (kept := next(filter(_may_be_control, parts(pattern)), None)) is not None:
-            raise self._unsupported(f"the control characters {kept[:64]!r} in a pattern of names; leave them out", here)
+            raise unsupported(here, f"the control characters {kept[:64]!r} in a pattern of names; leave them out")
         return self._pattern(pattern, here)
 
     def _format(self, name: Any, place: str) -> Any:
         if name in _UNKEPT_FORMATS:
-            raise self._unsupported(f"the format {name!r}; leave it out, or write a pattern", place)
+            raise unsupported(place, f"the format {name!r}; leave it out, or write a pattern")
         return name if name in _FORMATS or not isinstance(name, str) else None
 
     def _check_numbers(self, out: dict[str, Any], place: str) -> None:
@@ -207,7 +266,7 @@ class _Lowering:
                 out["multipleOf"] = numbers.factor(out["multipleOf"])
                 self._factors.add(out["multipleOf"])
         except numbers.UnkeptError as error:
-            raise self._refused(place, str(error)) from None
+            raise wrong(place, str(error)) from None
         for name in numbers.BOUNDS:
             out.pop(name, None)
         out.update(bounds)
@@ -234,7 +293,7 @@ class _Lowering:
             num_names = len(required.union(optional, *filter(None, counted)))
             if (least := out.get("minProperties", 0)) > num_names:
                 what = f"minProperties is {least}, and the patterns and properties have {num_names} names"
-                raise self._refused(place, what)
+                raise wrong(place, what)
         self._count(out, len(required), len(optional), place, is_free=is_free)
         if is_free and not (out.keys() & {"const", "enum"}) and (not out or not out.keys() <= _IN_PLACE):
             self._has_free_names = True
@@ -253,7 +312,7 @@ class _Lowering:
             return
         if is_free or least > required + 1 or (most is not None and most != required + 1):
             name = "minProperties" if least else "maxProperties"
-            raise self._unsupported(f"{name} beside optional properties; list all properties in required", place)
+            raise unsupported(place, f"{name} beside optional properties; list all properties in required")
 
     def _expand(self, pattern: str, out: dict[str, Any], place: str) -> list[str] | None:
         """Makes properties of a pattern with few names, which llguidance could find used up.
@@ -266,7 +325,7 @@ class _Lowering:
         except UnreadError:
             if known:
                 what = f"the pattern {pattern[:64]!r} of names beside other names; write a simpler one"
-                raise self._unsupported(what, place) from None
+                raise unsupported(place, what) from None
             return None
         most = max(MOST_NAMES, min(len(known), _MOST_KNOWN))
         if names is None or len(names) > most or (len(names) > MOST_NAMES and not known.keys() >= set(names)):
@@ -274,7 +333,7 @@ class _Lowering:
         self._num_names += len(names)
         if self._num_names > _MOST_NAMES_OF_PATTERNS:
             what = "the patterns of names match"
-            raise too_large(f"{self._field}{place}", what, self._num_names, _MOST_NAMES_OF_PATTERNS, " names")
+            raise too_large(place, what, self._num_names, _MOST_NAMES_OF_PATTERNS, " names")
         schema, properties = self._shared(out["patternProperties"].pop(pattern)), out.setdefault("properties", {})
         for name in names:
             properties[name] = {"allOf": [properties[name], schema]} if name in properties else schema
@@ -282,18 +341,16 @@ class _Lowering:
 
     def _property_names(self, names: Any, out: dict[str, Any], place: str) -> None:
         """Writes propertyNames with other keywords."""
-        here = f"{place}.propertyNames"
-        while isinstance(names, dict) and "$ref" in names:
-            found = self._references.target(str(cast("dict[str, Any]", names)["$ref"]))
-            names = found[0] if found else True
+        here, seen = f"{place}.propertyNames", set[int]()
+        while (rules := _rules(names)).keys() == {"$ref"} and id(names) not in seen:
+            seen.add(id(names))
+            names, _ = self._references.target(rules["$ref"], here)
         if isinstance(names, bool):
             if not names:
                 out["maxProperties"] = 0
             return
-        fields = cast("dict[str, Any]", names)
-        if "string" not in _types(fields):
-            raise self._unsupported("propertyNames of another type than string", place)
-        rules = _rules(fields)
+        if "string" not in _types(names):
+            raise unsupported(place, "propertyNames of another type than string")
         if "format" in rules and self._format(rules["format"], here) is None:
             del rules["format"]
         if (allowed := _values(rules)) is not None and not out.get("patternProperties"):
@@ -305,7 +362,7 @@ class _Lowering:
             self._only_matching(self._name_pattern(rules["pattern"], f"{here}.pattern"), out, place)
         elif rules:
             what = f"propertyNames with {' and '.join(rules)}"
-            raise self._unsupported(f"{what}; write patternProperties with one pattern", place)
+            raise unsupported(place, f"{what}; write patternProperties with one pattern")
 
     def _only(self, out: dict[str, Any], names: list[str]) -> None:
         """Lets an object have these names only."""
@@ -327,40 +384,10 @@ class _Lowering:
     def _only_matching(self, pattern: str, out: dict[str, Any], place: str) -> None:
         others = out.get("additionalProperties", True)
         if out.get("patternProperties") or out.get("properties") or out.get("required"):
-            raise self._unsupported("propertyNames beside other names; write patternProperties", place)
+            raise unsupported(place, "propertyNames beside other names; write patternProperties")
         if others is not False:
             out["patternProperties"] = {pattern: others}
         out["additionalProperties"] = False
-
-    def _int(self, fields: dict[str, Any], name: str) -> int | None:
-        return int(fields[name]) if name in fields else None
-
-    def _unsupported(self, what: str, place: str) -> GrammarError:
-        return unsupported(self._field + place, what)
-
-    def _refused(self, place: str, what: str) -> GrammarError:
-        return wrong(self._field + place, what)
-
-
-_ADVICE = {
-    "uniqueItems": "leave it out, and remove what comes twice from the output",
-    "not": "say what a value is, not what it is not",
-    "contains": "write items",
-    "if": "write anyOf",
-    "then": "write anyOf",
-    "else": "write anyOf",
-    "dependentRequired": "write anyOf",
-    "dependentSchemas": "write anyOf",
-    "dependencies": "write anyOf",
-    "unevaluatedProperties": "write additionalProperties",
-    "unevaluatedItems": "write items",
-}
-
-
-def unsupported(path: str, what: str) -> UnsupportedError:
-    """The refusal of what stands at this path, with what to write instead of a keyword."""
-    advised = f"{what}; {_ADVICE[what]}" if what in _ADVICE else what
-    return UnsupportedError(f"{path}: llguidance does not support {advised}", path)
 
 
 def _writable(pattern: str) -> str:
@@ -387,7 +414,8 @@ def _may_be_control(part: str) -> bool:
 def _rules(schema: Any) -> dict[str, Any]:
     """The keywords of a schema of names that have an effect."""
     fields = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
-    return {name: value for name, value in fields.items() if name in ENFORCED and name != "type"}
+    is_text = "string" in _types(fields)
+    return {name: one for name, one in fields.items() if name in _OF_NAMES and not (name == "type" and is_text)}
 
 
 def _values(rules: dict[str, Any]) -> list[Any] | None:

@@ -6,9 +6,13 @@ moves to the last number that it writes under any bound: what comes out is still
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from itertools import chain
 from typing import Any, cast
+
+from scheduler_svc.frontend.chat.conversation import levels
 
 # The largest integer as llguidance's floats end in it, and the smallest that it does not take for one of 65 bits.
 _MOST_INTEGER, _LEAST_INTEGER = 2**63 - 1, -(2**63 - 1_024)
@@ -22,8 +26,10 @@ _MOST_DIGITS, _MOST_DECIMALS = 15, 22
 # What is more than 0 is at least this.
 _LEAST_NUMBER = 1e-20
 _MOST_FACTOR = 2**32 - 1
-# (name, the name of the exclusive one, whether it is the lower)
-_SIDES = (("minimum", "exclusiveMinimum", True), ("maximum", "exclusiveMaximum", False))
+# Characters without a short escape in JSON.
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+# (name, the name of the exclusive one, 1 for a lower bound or -1 for an upper one)
+_SIDES = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
@@ -49,20 +55,15 @@ class UnkeptError(Exception):
 
 def check_values(value: object) -> None:
     """Refuses a value of enum or const with a part that llguidance does not keep. Raises UnkeptError."""
-    if isinstance(value, dict):
-        for one in cast("dict[str, object]", value).values():
-            check_values(one)
-    elif isinstance(value, list):
-        for one in cast("list[object]", value):
-            check_values(one)
-    elif isinstance(value, str):
-        code = next((ord(char) for char in value if (char < " " and char not in "\b\f\n\r\t") or char == "\x7f"), None)
-        if code is not None:
-            raise UnkeptError(f"has the character U+{code:04X}, which llguidance does not write; leave it out")
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        exact = _exact(value)
-        if exact is None or not (_is_integer(exact) if exact.denominator == 1 else _is_decimal(exact)):
-            raise _lost(value)
+    for one in chain.from_iterable(levels(value)):
+        if isinstance(one, str):
+            if (found := _CONTROL.search(one)) is not None:
+                code = f"U+{ord(found[0]):04X}"
+                raise UnkeptError(f"has the character {code}, which llguidance does not write; leave it out")
+        elif isinstance(one, int | float) and not isinstance(one, bool):
+            exact = _exact(one)
+            if exact is None or not (_is_integer(exact) if exact.denominator == 1 else _is_decimal(exact)):
+                raise _lost(one)
 
 
 def plain(value: Any) -> Any:
@@ -87,10 +88,10 @@ def bounds(schema: Mapping[str, Any]) -> dict[str, int | float]:
         return {}
     is_integer = schema.get("type") == "integer"
     found = dict[str, int | float]()
-    for inclusive, exclusive, is_lower in _SIDES:
+    for inclusive, exclusive, sign in _SIDES:
         for name in (inclusive, exclusive):
             if name in given:
-                _add(found, name, given[name], is_lower=is_lower, is_integer=is_integer)
+                _add(found, name, given[name], inclusive, sign, is_integer=is_integer)
     least, most = (_LEAST_INTEGER, _MOST_INTEGER) if is_integer else (-_MOST_NUMBER, _MOST_NUMBER)
     lower = max((found[name] for name in ("minimum", "exclusiveMinimum") if name in found), default=None)
     upper = min((found[name] for name in ("maximum", "exclusiveMaximum") if name in found), default=None)
@@ -101,48 +102,35 @@ def bounds(schema: Mapping[str, Any]) -> dict[str, int | float]:
     return found
 
 
-def _add(found: dict[str, int | float], name: str, value: int | float, *, is_lower: bool, is_integer: bool) -> None:
-    """Adds a bound; of an integer it becomes inclusive, because that needs no addition in floats."""
+def _add(
+    found: dict[str, int | float], name: str, value: int | float, inclusive: str, sign: int, *, is_integer: bool
+) -> None:
+    """Adds a bound. `sign` makes an upper one a lower one of the negated numbers, so all here is said of lower ones."""
     exact = _exact(value)
     if exact is None:
         raise _lost(value, name)
-    if not is_integer:
-        _add_of_number(found, name, value, exact, is_lower=is_lower)
-        return
-    is_exclusive = name.startswith("exclusive")
-    if is_lower:
+    exact, is_exclusive = sign * exact, name != inclusive
+    if is_integer:
+        # It becomes inclusive, because that needs no addition in floats.
         bound = math.floor(exact) + 1 if is_exclusive else math.ceil(exact)
-        bound = max(bound, _LEAST_INTEGER)
-        found["minimum"] = max(bound, cast("int", found.get("minimum", bound)))
-    else:
-        bound = math.ceil(exact) - 1 if is_exclusive else math.floor(exact)
-        bound = min(bound, _MOST_INTEGER)
-        found["maximum"] = min(bound, cast("int", found.get("maximum", bound)))
-    if bound != _MOST_INTEGER and not _is_integer(Fraction(bound)):
-        raise _lost(value, name)
-
-
-def _add_of_number(
-    found: dict[str, int | float], name: str, value: int | float, exact: Fraction, *, is_lower: bool
-) -> None:
-    """Adds a bound of a number that may have decimals."""
-    if (-exact if is_lower else exact) > _MOST_NUMBER:
-        inclusive = "minimum" if is_lower else "maximum"
-        found.setdefault(inclusive, -_MOST_NUMBER if is_lower else _MOST_NUMBER)
+        bound = max(bound, _LEAST_INTEGER if sign > 0 else -_MOST_INTEGER)
+        if sign * bound != _MOST_INTEGER and not _is_integer(Fraction(bound)):
+            raise _lost(value, name)
+        found[inclusive] = sign * max(bound, sign * found.get(inclusive, sign * bound))
         return
-    is_exclusive = name.startswith("exclusive")
+    if -exact > _MOST_NUMBER:
+        found.setdefault(inclusive, -sign * _MOST_NUMBER)
+        return
     is_kept = _is_decimal(exact) and (exact.denominator > 1 or _is_integer(exact))
     if not is_kept or (is_exclusive and abs(exact) >= _MOST_STEP):
         raise _lost(value, name)
-    if is_exclusive and exact.denominator == 1 and (exact >= 0 if is_lower else exact <= 0):
+    if is_exclusive and exact.denominator == 1 and exact >= 0:
         # llguidance takes 2 where more than 2 and at most 2.5 is wanted. The next decimal takes its place.
-        inclusive, sign = ("minimum", 1) if is_lower else ("maximum", -1)
-        step = Fraction(1, 10 ** max(0, _MOST_DIGITS - len(str(abs(int(exact))))))
-        after = plain(float(exact + sign * step) if exact else sign * _LEAST_NUMBER)
-        given = found.get(inclusive, after)
-        found[inclusive] = max(given, after) if is_lower else min(given, after)
+        step = Fraction(1, 10 ** max(0, _MOST_DIGITS - len(str(int(exact)))))
+        after = plain(float(exact + step) if exact else _LEAST_NUMBER)
+        found[inclusive] = sign * max(after, sign * found.get(inclusive, sign * after))
         return
-    found[name] = int(exact) if exact.denominator == 1 else value
+    found[name] = sign * int(exact) if exact.denominator == 1 else value
 
 
 def factor(value: int | float) -> int | float:

@@ -1,7 +1,18 @@
-"""Reads regular expressions as llguidance does: their parts, and the characters that a part matches. Owns no state."""
+"""Reads regular expressions as llguidance does: their parts, how often they repeat them, and the texts that they match.
+
+Owns no state. Whether an expression is valid is llguidance's to say.
+
+`((x{10}){20}){30}` repeats x 6,000 times. `*` and `+` count as 1, because llguidance does not unroll them. That measure
+reads only escapes, classes, groups and quantifiers, and reads the text once.
+
+llguidance takes the names that are required or listed out of a pattern of patternProperties, and finds only in the
+middle of an output that nothing is left. So a pattern with few names becomes properties before it is compiled.
+"""
 
 import re
 from collections.abc import Iterator
+
+from scheduler_svc.frontend.constraints.limits import MAX_DEPTH, MAX_REPETITION, too_large
 
 # Characters as pairs of code points, first and last.
 Ranges = list[tuple[int, int]]
@@ -16,6 +27,16 @@ _CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "a": 7}
 _ESCAPE = re.compile(r"\\(?:(?:x|u00)([0-9A-Fa-f]{2})|[xu]\{([0-9A-Fa-f]{1,8})\}|u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
 # Characters that JSON writes only as \u…, which llguidance never does.
 UNWRITABLE = [(0, 7), (11, 11), (14, 31), (127, 127)]
+# Possessive, because what follows one part can never be part of it: nothing is tried twice.
+_BOUNDS = re.compile(r"\{\s*+(\d*+)\s*+(,?+)\s*+(\d*+)\s*+\}")
+# More digits than any limit.
+_MAX_DIGITS = 9
+# Of one pattern.
+MOST_NAMES = 64
+_GROUP = re.compile(r"\((\?:|\?P?<\w+>)?(?!\?)")
+_COUNT = re.compile(r"\{(\d{1,4})(,(\d{0,4}))?\}")
+# What matches an empty text where it stands, or anything that is not read here.
+_SPECIAL = frozenset("^$|)*+?{")
 
 
 class UnreadError(Exception):
@@ -124,3 +145,150 @@ def _of_one(part: str) -> Ranges:
         raise UnreadError
     code = _CONTROLS.get(char, ord(char))
     return [(code, code)]
+
+
+def bound_of(first: str, last: str) -> int:
+    """The larger number of a quantifier's two, at least 1."""
+    return max(1, _number(first), _number(last))
+
+
+def _number(digits: str) -> int:
+    """The number, or one beyond any limit if it has many digits."""
+    return int(digits or 0) if len(digits) <= _MAX_DIGITS else 10**_MAX_DIGITS
+
+
+def repetition(field: str, pattern: str) -> int:
+    """Returns the largest product of nested repetitions, at least 1. Raises GrammarError beyond a limit."""
+    # The measure of each open group so far, and of the last part in it.
+    groups, last, largest = [1], [1], 1
+    position = 0
+    while position < len(pattern):
+        char = pattern[position]
+        quantifier = _BOUNDS.match(pattern, position) if char == "{" else None
+        if quantifier is not None:
+            last[-1] *= bound_of(quantifier[1], quantifier[3])
+            position = quantifier.end()
+        else:
+            if char == "(":
+                groups.append(1)
+                last.append(1)
+                if len(groups) > MAX_DEPTH + 1:
+                    raise too_large(field, "groups are nested", len(groups) - 1, MAX_DEPTH, " deep")
+            elif char == ")" and len(groups) > 1:
+                inner = groups.pop()
+                last.pop()
+                last[-1] = inner
+            elif char not in "*+?":
+                last[-1] = 1
+            position = after_class(pattern, position) if char == "[" else position + (2 if char == "\\" else 1)
+        groups[-1] = max(groups[-1], last[-1])
+        largest = max(largest, last[-1])
+        if largest > MAX_REPETITION:
+            raise too_large(field, "nested repetitions make", largest, MAX_REPETITION)
+    return largest
+
+
+def names_of(pattern: str, most: int) -> list[str] | None:
+    """All texts in which the pattern is found, in order; None if they are more than `most`. Raises UnreadError."""
+    reader = _Reader(pattern, most)
+    found = reader.alternatives(is_whole=True)
+    if reader.position < len(pattern):
+        raise UnreadError
+    return None if found is None else sorted(set(found))
+
+
+class _Reader:
+    """Reads a pattern from left to right. None stands for more texts than are wanted."""
+
+    def __init__(self, pattern: str, most: int) -> None:
+        self._pattern, self._most = pattern, most
+        self.position = 0
+
+    def alternatives(self, *, is_whole: bool = False) -> list[str] | None:
+        found: list[str] | None = []
+        while True:
+            # A pattern that does not begin and end with anchors is found inside other texts too.
+            begins = not is_whole or self._skip("^")
+            texts = self._sequence()
+            ends = not is_whole or self._skip("$")
+            if texts != []:
+                found = None if found is None or texts is None or not (begins and ends) else self._few(found + texts)
+            if not self._skip("|"):
+                return found
+
+    def _sequence(self) -> list[str] | None:
+        found: list[str] | None = [""]
+        while self.position < len(self._pattern) and self._pattern[self.position] not in "|)$":
+            found = self._joined(found, self._repeated(self._part()))
+        return found
+
+    def _repeated(self, texts: list[str] | None) -> list[str] | None:
+        low: int = 1
+        high: int | None = 1
+        if self._skip("?"):
+            low = 0
+        elif self._skip("*"):
+            low, high = 0, None
+        elif self._skip("+"):
+            high = None
+        elif (bounds := _COUNT.match(self._pattern, self.position)) is not None:
+            self.position = bounds.end()
+            low = int(bounds[1])
+            high = None if bounds[2] and not bounds[3] else int(bounds[3] or low)
+        # A lazy quantifier matches the same texts.
+        self._skip("?")
+        if self._peek() in ("?", "*", "+", "{"):
+            raise UnreadError
+        if texts == []:
+            return [] if low else [""]
+        if high is None:
+            return None
+        every: list[str] | None = [] if low else [""]
+        power: list[str] | None = [""]
+        for count in range(1, high + 1):
+            power = self._joined(power, texts)
+            if power is None or every is None:
+                return None
+            every = self._few(every + power) if count >= low else every
+        return every
+
+    def _part(self) -> list[str] | None:
+        char = self._pattern[self.position]
+        if char == "(":
+            group = _GROUP.match(self._pattern, self.position)
+            if group is None:
+                raise UnreadError
+            self.position = group.end()
+            found = self.alternatives()
+            if not self._skip(")"):
+                raise UnreadError
+            return found
+        if char in _SPECIAL:
+            raise UnreadError
+        part = next(parts(self._pattern, self.position))
+        self.position += len(part)
+        if char == ".":
+            return None
+        found = without(characters(part), UNWRITABLE)
+        if sum(last - first + 1 for first, last in found) > self._most:
+            return None
+        return self._few([chr(code) for first, last in found for code in range(first, last + 1)])
+
+    def _joined(self, one: list[str] | None, other: list[str] | None) -> list[str] | None:
+        if [] in (one, other):
+            return []
+        if one is None or other is None or len(one) * len(other) > 8 * self._most:
+            return None
+        return self._few([first + second for first in one for second in other])
+
+    def _few(self, texts: list[str]) -> list[str] | None:
+        texts = list(dict.fromkeys(texts))
+        return None if len(texts) > self._most else texts
+
+    def _peek(self) -> str:
+        return self._pattern[self.position : self.position + 1]
+
+    def _skip(self, char: str) -> bool:
+        is_next = self._peek() == char
+        self.position += is_next
+        return is_next

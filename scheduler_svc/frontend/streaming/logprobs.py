@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend.text.pieces import Pieces
+from scheduler_svc.frontend.text.detokenize import Pieces
 
 logger = logging.getLogger(__name__)
 

@@ -14,17 +14,16 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.core.messages.submit import MAX_DESCRIPTION_BYTES
-from scheduler_svc.frontend.chat.output import ChatOutput
+from scheduler_svc.frontend.chat.answer import ChatOutput
+from scheduler_svc.frontend.chat.bodies import marked, marking
 from scheduler_svc.frontend.chat.served import make_parser
 from scheduler_svc.frontend.model import Model
+from scheduler_svc.frontend.prompt import Prompt
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.text.detokenize import MAX_CONTEXT_TOKENS, Decode, Detokenizer
-from scheduler_svc.frontend.text.marked import marked, marking
-from scheduler_svc.frontend.text.output import SampleOutput
-from scheduler_svc.frontend.text.stop_strings import StopFinder
+from scheduler_svc.frontend.text.output import SampleOutput, StopFinder
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from scheduler_svc.frontend.validate.prompt import Prompt
-from scheduler_svc.frontend.validate.request import Checked
+from scheduler_svc.frontend.validate import Checked
 
 
 def describe(

@@ -10,8 +10,8 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.streaming.logprobs import add_pieces
 from scheduler_svc.frontend.streaming.stream import SampleStream
+from scheduler_svc.frontend.text.detokenize import PiecesOfRequest
 from scheduler_svc.frontend.text.output import CallPiece, OutputPiece, SampleOutput
-from scheduler_svc.frontend.text.pieces import PiecesOfRequest
 from scheduler_svc.metrics.front_meter import SampleMeter
 
 TOKEN_REASONS = (pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP_TOKEN)

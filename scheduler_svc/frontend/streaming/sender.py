@@ -20,7 +20,7 @@ from scheduler_svc.frontend.streaming.stream import MAX_PROMPT_INFO_BYTES, Reque
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.summary import summarize
 from scheduler_svc.frontend.streaming.writer import StreamWriter
-from scheduler_svc.frontend.text.pieces import Pieces
+from scheduler_svc.frontend.text.detokenize import Pieces
 
 # The core counts as hung if it takes longer than this to admit or reject a request, or to confirm a stop string.
 ANSWER_SECONDS = 10.0

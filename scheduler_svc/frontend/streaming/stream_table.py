@@ -24,7 +24,7 @@ from scheduler_svc.frontend.core_link import CoreMessageTooLargeError
 from scheduler_svc.frontend.door.full_queue import FullQueue
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.places import Places, share
-from scheduler_svc.frontend.sizes.limits import MAX_ABORT_IDS, MAX_LINGER_SECONDS
+from scheduler_svc.frontend.sizes import MAX_ABORT_IDS, MAX_LINGER_SECONDS
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.step_output import StepOutputReader
 from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream

@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence, Set
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.text.detokenize import Decode
+from scheduler_svc.frontend.sizes import wrong
+from scheduler_svc.frontend.text.detokenize import Decode, PiecesOfRequest, TokenBytes, take_replacements
 from scheduler_svc.frontend.text.fair_threads import FairThreads
-from scheduler_svc.frontend.text.pieces import PiecesOfRequest, TokenBytes
-from scheduler_svc.frontend.text.replacements import take_replacements
 
 if TYPE_CHECKING:
-    import tokenizers
+    pass
 
 # About 1 ms of work.
 INLINE_CHARS = 4096
@@ -43,30 +41,26 @@ class Tokenizer:
         import tokenizers
 
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(tokenizer_json)
+            # For a copy; what changes it changes every text.
+            self.backend = tokenizers.Tokenizer.from_buffer(tokenizer_json)
         except Exception as error:  # tokenizers raises bare Exception
             raise ValueError(f"it is not in the form of tokenizers: {error}") from error
-        self._tokenizer.encode_special_tokens = splits_special_tokens
+        self.backend.encode_special_tokens = splits_special_tokens
         # Of the whole text; what decodes a few tokens leaves them to its caller.
-        self.replacements = take_replacements(self._tokenizer)
-        longest = max(len(self._tokenizer.id_to_token(i) or "") for i in range(vocab_size))
+        self.replacements = take_replacements(self.backend)
+        longest = max(len(self.backend.id_to_token(i) or "") for i in range(vocab_size))
         # A token stands for at most as many characters as its own string has (byte-level: as many bytes).
         self.max_chars_per_token = max(1, longest)
         # For long texts and for chats.
         self.threads = FairThreads(NUM_THREADS, MAX_WAITING_TEXTS, "long texts")
 
-    @property
-    def backend(self) -> "tokenizers.Tokenizer":
-        """For a copy; what changes it changes every text."""
-        return self._tokenizer
-
     def check_size(self, field: str, text: str, max_length: int) -> None:
         """Refuses a text that cannot fit into `max_length` tokens, before any work on it."""
         max_chars = max_length * self.max_chars_per_token
         if not text:
-            raise status.invalid(field, f"{field} is empty; at least 1 character is needed")
+            raise wrong(field, "is empty; at least 1 character is needed")
         if len(text) > max_chars:
-            raise status.invalid(field, f"{field} has {len(text)} characters; the limit is {max_chars}")
+            raise wrong(field, f"has {len(text)} characters; the limit is {max_chars}")
 
     async def encode(self, text: str, tenant: str, *, add_special_tokens: bool = True) -> list[int]:
         """The text's token ids, including the special tokens that the tokenizer adds to a prompt, if these are wanted.
@@ -88,7 +82,7 @@ class Tokenizer:
             num_tokens += await self.threads.run(tenant, partial(self._count, text[start : start + SLICE_CHARS]))
             if num_tokens > SLICE_MARGIN * max_length:
                 many = f"{len(text)} characters, and the first {start + SLICE_CHARS} are {num_tokens} tokens"
-                raise status.invalid(field, f"{field} has {many}; the limit is {max_length}")
+                raise wrong(field, f"has {many}; the limit is {max_length}")
 
     async def decode(self, token_ids: Sequence[int], tenant: str, *, skip_special_tokens: bool) -> str:
         """The whole text of `token_ids`."""
@@ -112,7 +106,7 @@ class Tokenizer:
 
     def decoder(self, *, skip_special_tokens: bool) -> Decode:
         """The decode function for a Detokenizer, which decodes a few tokens at a time."""
-        return partial(self._tokenizer.decode, skip_special_tokens=skip_special_tokens)
+        return partial(self.backend.decode, skip_special_tokens=skip_special_tokens)
 
     def decoder_without(self, token_ids: Set[int]) -> Decode:
         """A decode function that leaves out these tokens alone, and no other special tokens."""
@@ -122,12 +116,12 @@ class Tokenizer:
     @cached_property
     def token_bytes(self) -> TokenBytes:
         """The bytes of single tokens."""
-        return TokenBytes(self._tokenizer)
+        return TokenBytes(self.backend)
 
     @cached_property
     def special_tokens(self) -> Mapping[int, str]:
         """The texts of the special tokens."""
-        added = self._tokenizer.get_added_tokens_decoder()
+        added = self.backend.get_added_tokens_decoder()
         return {token_id: token.content for token_id, token in added.items() if token.special}
 
     def close(self) -> None:
@@ -137,19 +131,19 @@ class Tokenizer:
     @cached_property
     def _begin(self) -> list[int]:
         """The special tokens that the tokenizer adds before a text."""
-        [whole], [bare] = (self._tokenizer.encode_batch_fast(["a"], add_special_tokens=add) for add in (True, False))
+        [whole], [bare] = (self.backend.encode_batch_fast(["a"], add_special_tokens=add) for add in (True, False))
         return whole.ids[: whole.ids.index(bare.ids[0])] if bare.ids and bare.ids[0] in whole.ids else []
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        ids = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         num = len(self._begin) if add_special_tokens else 0
         return ids[num:] if ids[num : 2 * num] == self._begin else ids
 
     def _count(self, text: str) -> int:
-        return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return len(self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def _decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        [text] = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        [text] = self.backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         for old, new in self.replacements:
             text = text.replace(old, new)
         return text

@@ -8,7 +8,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2
 
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes.limits import MAX_DRAIN_SECONDS, MAX_WORKER_NAME_CHARS
+from scheduler_svc.frontend.sizes import MAX_DRAIN_SECONDS, MAX_WORKER_NAME_CHARS
 from scheduler_svc.frontend.watches.watches import Watches
 
 _FINAL = frozenset(

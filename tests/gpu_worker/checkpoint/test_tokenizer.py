@@ -20,8 +20,7 @@ from gpu_worker.checkpoint.folder import ModelRefused
 from gpu_worker.checkpoint.tokenizer import ModelTokenizer, read_tokenizer, source_hashes
 from scheduler_svc.frontend import model
 from scheduler_svc.frontend.text.detokenize import Detokenizer
-from scheduler_svc.frontend.text.output import OutputPiece, SampleOutput
-from scheduler_svc.frontend.text.stop_strings import StopFinder
+from scheduler_svc.frontend.text.output import OutputPiece, SampleOutput, StopFinder
 from scheduler_svc.frontend.text.tokenizer import Tokenizer as ServedTokenizer
 from tests.rigs.tokenizer_folders import (
     NEW,

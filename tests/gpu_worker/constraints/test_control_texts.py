@@ -19,10 +19,10 @@ from gpu_worker.constraints.area import Sizes
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.rows import Fate
 from scheduler_svc.constraint_trial.trial import Trial
+from scheduler_svc.frontend.chat.answer_grammar import AnswerFormat, answer_grammar
+from scheduler_svc.frontend.chat.conversation import Calls, Choice, Tool
+from scheduler_svc.frontend.chat.forms import CallFormat
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
-from scheduler_svc.frontend.tools.call_format import CallFormat
-from scheduler_svc.frontend.tools.grammar import AnswerFormat, answer_grammar
-from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
 from tandem_contract.grammar_process import constraint_tokenizer
 from tests.bundled_recipe.evaluate import MODEL_DIR
 from tests.gpu_worker.constraints.rig import hash_of, prepare

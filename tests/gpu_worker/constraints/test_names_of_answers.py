@@ -16,9 +16,9 @@ from tandem.v1.constraint_pb2 import Constraint
 from gpu_worker.constraints.matchers import FollowedRow, Matchers
 from scheduler_svc.frontend.chat.conversation import read
 from scheduler_svc.frontend.chat.forms import choose_form
-from scheduler_svc.frontend.chat.grammars import AnswerGrammar
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
+from scheduler_svc.frontend.constraints.door import AnswerGrammar
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
 from tests.gpu_worker.constraints.test_names import objects
 from tests.scheduler_svc.frontend.chat.answers import FAMILIES

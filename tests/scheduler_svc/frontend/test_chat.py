@@ -11,7 +11,7 @@ from tandem.internal.v1 import frontend_pb2, worker_pb2
 from tandem.v1 import chat_pb2, control_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend.chat import requirements
+from scheduler_svc.frontend.chat import served
 from scheduler_svc.frontend.chat.calls import call_id
 from scheduler_svc.frontend.chat.forms import read_form
 from tests.rigs.waiting import TIMEOUT_SECONDS
@@ -363,10 +363,10 @@ def test_too_old_libraries_refuse_chats(monkeypatch: pytest.MonkeyPatch, version
     def version(name: str) -> str:
         if name in versions:
             return versions[name]
-        raise requirements.metadata.PackageNotFoundError(name)
+        raise served.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(requirements.metadata, "version", version)
-    assert (why in requirements.refusal()) if why else requirements.refusal() == ""
+    monkeypatch.setattr(served.metadata, "version", version)
+    assert (why in served.missing_libraries()) if why else served.missing_libraries() == ""
 
 
 def test_a_template_error_is_the_callers(run: Run) -> None:

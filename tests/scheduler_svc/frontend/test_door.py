@@ -25,8 +25,8 @@ from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.method import CallLimits, Method
 from scheduler_svc.frontend.rpc.read_slots import ReadSlots
 from scheduler_svc.frontend.rpc.status import Refusal
+from scheduler_svc.frontend.scan import Scan
 from scheduler_svc.frontend.servicer import InferenceServicer
-from scheduler_svc.frontend.sizes.scan import Scan
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, until
 

@@ -20,9 +20,9 @@ from tokenizers import Tokenizer
 
 from scheduler_svc.frontend.chat.conversation import read
 from scheduler_svc.frontend.chat.forms import choose_form
-from scheduler_svc.frontend.chat.grammars import AnswerGrammar
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
+from scheduler_svc.frontend.constraints.door import AnswerGrammar
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.scheduler_svc.frontend.chat.answers import FAMILIES, Family

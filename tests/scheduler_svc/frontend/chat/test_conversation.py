@@ -7,10 +7,16 @@ import pytest
 from tandem.v1 import chat_pb2 as pb
 
 from scheduler_svc.frontend.chat import conversation
-from scheduler_svc.frontend.chat.conversation import ROLES, Conversation, Message, PastCall
-from scheduler_svc.frontend.chat.json_values import MAX_DEPTH, read_object
+from scheduler_svc.frontend.chat.conversation import (
+    MAX_DEPTH,
+    ROLES,
+    Calls,
+    Conversation,
+    Message,
+    PastCall,
+    read_object,
+)
 from scheduler_svc.frontend.rpc.status import Refusal
-from scheduler_svc.frontend.tools.tool import Calls
 from tests.scheduler_svc.frontend.chat.rig import TOOL, user
 
 

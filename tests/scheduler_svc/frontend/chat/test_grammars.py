@@ -7,9 +7,9 @@ import pytest
 from tandem.v1 import chat_pb2 as pb
 
 from scheduler_svc.frontend.chat.conversation import read
-from scheduler_svc.frontend.chat.grammars import AnswerGrammar
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
+from scheduler_svc.frontend.constraints.door import AnswerGrammar
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.scheduler_svc.frontend.validate.test_request import field_of

@@ -15,8 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from scheduler_svc.frontend.chat import conversation
 from scheduler_svc.frontend.chat.conversation import ROLES, Message
 from scheduler_svc.frontend.chat.forms import choose_form
-from scheduler_svc.frontend.chat.probe import probe
-from scheduler_svc.frontend.chat.shape import Content, Reasoning, Shape
+from scheduler_svc.frontend.chat.shape import Content, Reasoning, Shape, probe
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.scheduler_svc.frontend.chat.rig import user
 from tests.scheduler_svc.frontend.chat.test_rendering import TEMPLATES, render, shared_renderer

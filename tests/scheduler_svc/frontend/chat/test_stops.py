@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.frontend.chat.output import ChatOutput
+from scheduler_svc.frontend.chat.answer import ChatOutput
 from scheduler_svc.frontend.text.detokenize import Detokenizer
-from scheduler_svc.frontend.text.output import OutputPiece
-from scheduler_svc.frontend.text.stop_strings import StopFinder
+from scheduler_svc.frontend.text.output import OutputPiece, StopFinder
 from tests.scheduler_svc.frontend.chat.answers import FAMILIES, hermes, think
 from tests.scheduler_svc.frontend.chat.rig import CHATML, spelled
 from tests.scheduler_svc.frontend.chat.test_answer import calls_text, cuts, parser, written

@@ -13,9 +13,9 @@ from tandem.v1 import inference_pb2
 from tandem.v1.constraint_pb2 import Choices, Constraint, JsonObject
 
 from scheduler_svc.frontend.constraints.grammar import check_combination, grammar_of, hash_of
+from scheduler_svc.frontend.constraints.json_schema import ENFORCED
 from scheduler_svc.frontend.constraints.limits import GrammarError
-from scheduler_svc.frontend.constraints.lowering import ENFORCED
-from scheduler_svc.frontend.constraints.repetition import repetition
+from scheduler_svc.frontend.constraints.patterns import repetition
 from tests.rigs import byte_tokenizer
 
 TOKENIZER = llguidance.LLTokenizer(
@@ -59,6 +59,15 @@ def accepts(constraint: Constraint, text: str) -> bool:
 def test_a_grammar_matches_the_whole_output(constraint: Constraint, good: str, bad: str) -> None:
     assert accepts(constraint, good)
     assert not accepts(constraint, bad)
+
+
+def test_null_that_two_schemas_of_a_one_of_take_is_no_output() -> None:
+    kinds = [{"$ref": f"#/$defs/{name}", "nullable": True} for name in "ab"]
+    definitions = {"a": {"type": "integer"}, "b": {"type": "boolean"}}
+    grammar = grammar_of(schema({"oneOf": kinds, "$defs": definitions}))
+    assert llguidance.LLMatcher(TOKENIZER, grammar, log_level=0).is_error()
+    plain = [{"$ref": f"#/$defs/{name}"} for name in "ab"]
+    assert accepts(schema({"oneOf": plain, "$defs": definitions}), "true")
 
 
 def test_a_lark_grammar_is_never_read_as_something_else() -> None:
@@ -107,6 +116,20 @@ REFUSED = {
         {"anyOf": [{}, {"type": "string", "maxLenght": 3}]}
     ),
     "does not support not; say what a value is": schema({"not": {"type": "string"}}),
+    "does not support not;": schema({"properties": {"a": {"not": {"not": {"type": "string"}}}}}),
+    "does not support propertyNames with $ref;": schema(
+        {"type": "object", "propertyNames": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/a"}}}
+    ),
+    "does not support propertyNames with $ref and maxLength": schema(
+        {"type": "object", "propertyNames": {"$ref": "#/$defs/a", "maxLength": 3}, "$defs": {"a": {"pattern": "^a"}}}
+    ),
+    "does not support propertyNames with not": schema({"type": "object", "propertyNames": {"not": {"const": "a"}}}),
+    "does not support propertyNames with pattern and not": schema(
+        {"type": "object", "propertyNames": {"pattern": "^a", "not": {"const": "ab"}}}
+    ),
+    "does not support propertyNames with anyOf": schema(
+        {"type": "object", "propertyNames": {"anyOf": [{"type": "integer", "enum": ["a"]}, {"const": "b"}]}}
+    ),
     "exclusiveMinimum must be a number or a boolean": schema({"minimum": 1, "exclusiveMinimum": "1"}),
     "the dialect 'http://json-schema.org/draft-03/schema#'": schema(
         {"$schema": "http://json-schema.org/draft-03/schema#"}

@@ -20,8 +20,7 @@ from tandem.v1.constraint_pb2 import Constraint
 from scheduler_svc.frontend.constraints.grammar import grammar_of
 from scheduler_svc.frontend.constraints.limits import GrammarError
 from scheduler_svc.frontend.constraints.lowering import SAME_PATTERNS
-from scheduler_svc.frontend.constraints.names import names_of
-from scheduler_svc.frontend.constraints.patterns import UnreadError, without_lookahead
+from scheduler_svc.frontend.constraints.patterns import UnreadError, names_of, without_lookahead
 from tests.rigs import byte_tokenizer
 
 TOKENIZER = llguidance.LLTokenizer(

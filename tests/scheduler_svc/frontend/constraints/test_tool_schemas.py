@@ -13,7 +13,7 @@ import pytest
 from tandem.v1 import chat_pb2, inference_pb2
 from tandem.v1 import constraint_pb2 as pb
 
-from scheduler_svc.frontend.constraints.tool_schemas import MAX_WARNINGS
+from scheduler_svc.frontend.constraints.door import MAX_WARNINGS
 from scheduler_svc.frontend.servicer import MAX_WARNING_CHARS
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.chat.rig import chat_state, user

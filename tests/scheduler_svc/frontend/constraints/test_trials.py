@@ -13,10 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
-from scheduler_svc.frontend.constraints import trial_process, trials
+from scheduler_svc.frontend.constraints import trials
 from scheduler_svc.frontend.constraints.grammar import hash_of
-from scheduler_svc.frontend.constraints.trial_process import TrialProcess, TrialUnusable, Verdict
-from scheduler_svc.frontend.constraints.trials import MAX_WAITING, Trials
+from scheduler_svc.frontend.constraints.trials import MAX_WAITING, TrialProcess, Trials, TrialUnusable, Verdict
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.rigs import byte_tokenizer
 
@@ -48,7 +47,7 @@ def process(cpu_seconds: float = 1e9) -> TrialProcess:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine may be busy."""
-    monkeypatch.setattr(trial_process, "START_SECONDS", 600.0)
+    monkeypatch.setattr(trials, "START_SECONDS", 600.0)
 
 
 @in_loop

@@ -16,6 +16,7 @@ from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend import server, servicer
+from scheduler_svc.frontend import validate as validation
 from scheduler_svc.frontend.grpc_tuning import barred_hosts
 from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
@@ -23,7 +24,6 @@ from scheduler_svc.frontend.rpc.method import CallLimits, Room
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.text import tokenizer
-from scheduler_svc.frontend.validate import request as validation
 from tests.rigs.raw_http2 import HEADERS, RawConnection
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
 from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, until

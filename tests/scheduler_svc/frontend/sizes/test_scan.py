@@ -11,9 +11,8 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.status import Refusal
-from scheduler_svc.frontend.sizes.limits import Sizes
-from scheduler_svc.frontend.sizes.scan import MAX_FIELDS_OF_ENTRY, Scan
-from scheduler_svc.frontend.sizes.table import LIMITS, Of
+from scheduler_svc.frontend.scan import MAX_FIELDS_OF_ENTRY, Scan
+from scheduler_svc.frontend.sizes import LIMITS, Of, Sizes
 
 SIZES = Sizes(prompt_tokens=511, text_chars=2560, length=512)
 GENERATE = pb.GenerateRequest.DESCRIPTOR

@@ -14,8 +14,7 @@ from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend import methods
-from scheduler_svc.frontend.sizes.limits import Sizes
-from scheduler_svc.frontend.sizes.table import LIMITS, Limit, Of
+from scheduler_svc.frontend.sizes import LIMITS, Limit, Of, Sizes
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.fake_core import Service, model_state
 

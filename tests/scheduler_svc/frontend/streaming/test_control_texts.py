@@ -9,8 +9,8 @@ from llguidance import LLTokenizer
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2
 
+from scheduler_svc.frontend.chat.answer import ChatOutput
 from scheduler_svc.frontend.chat.forms import choose_form
-from scheduler_svc.frontend.chat.output import ChatOutput
 from scheduler_svc.frontend.streaming.outputs import make_outputs
 from scheduler_svc.frontend.text.output import OutputPiece
 from scheduler_svc.frontend.text.tokenizer import Tokenizer

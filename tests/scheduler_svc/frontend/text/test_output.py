@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.frontend.text.detokenize import Detokenizer
-from scheduler_svc.frontend.text.output import SampleOutput
-from scheduler_svc.frontend.text.stop_strings import StopFinder
+from scheduler_svc.frontend.text.output import SampleOutput, StopFinder
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell, token
 
 TOKENIZER = byte_level()

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.frontend.text.detokenize import Detokenizer
-from scheduler_svc.frontend.text.pieces import Pieces
+from scheduler_svc.frontend.text.detokenize import Detokenizer, Pieces
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.scheduler_svc.frontend.tokenizers_for_tests import (
     BOS,

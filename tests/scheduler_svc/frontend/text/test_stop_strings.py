@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.frontend.text.stop_strings import StopFinder
+from scheduler_svc.frontend.text.output import StopFinder
 
 
 def search(parts: list[str], stops: list[str], *, include_stop: bool = False, num_unarmed: int = 0) -> tuple[str, str]:

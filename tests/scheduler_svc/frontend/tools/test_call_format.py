@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat, ReasoningState
+from scheduler_svc.frontend.chat.forms import CallFormat, ReasoningFormat, ReasoningState
 
 GIVEN = {"call_begin": "<c>", "middle": ":", "call_end": "</c>", "trigger": "<c>"}
 

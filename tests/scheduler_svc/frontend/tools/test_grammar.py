@@ -15,10 +15,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from scheduler_svc.frontend.tools.call_format import CallFormat, ReasoningFormat, TaggedArguments
-from scheduler_svc.frontend.tools.grammar import AnswerFormat, UnknownFormatError, answer_grammar
-from scheduler_svc.frontend.tools.marks import TEXT, Marks
-from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
+from scheduler_svc.frontend.chat.answer_grammar import TEXT, AnswerFormat, Marks, UnknownFormatError, answer_grammar
+from scheduler_svc.frontend.chat.conversation import Calls, Choice, Tool
+from scheduler_svc.frontend.chat.forms import CallFormat, ReasoningFormat, TaggedArguments
 
 MODEL = Path(__file__).parents[4] / "gpu_worker/bundled/model/tokenizer.json"
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|call|>", "<|message|>"]

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tandem.v1 import chat_pb2 as pb
 
+from scheduler_svc.frontend.chat.conversation import Calls, choose, read_tools
 from scheduler_svc.frontend.rpc.status import Refusal
-from scheduler_svc.frontend.tools.tool import Calls, choose, read_tools
 
 NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
 WEATHER: dict[str, Any] = {

@@ -19,12 +19,12 @@ from scheduler_svc.core.messages import page_hash
 from scheduler_svc.core.messages.submit import MAX_SAMPLING_BYTES
 from scheduler_svc.door.tenant import EVERYONE
 from scheduler_svc.frontend import model as models
+from scheduler_svc.frontend import validate as wire
 from scheduler_svc.frontend.model import Model
+from scheduler_svc.frontend.prompt import read_prompt
 from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.status import Refusal
-from scheduler_svc.frontend.validate import request as wire
-from scheduler_svc.frontend.validate.prompt import read_prompt
-from scheduler_svc.frontend.validate.sampling import MAX_LISTED_TOKENS
+from scheduler_svc.frontend.sizes import MAX_LISTED_TOKENS
 from tests.scheduler_svc.frontend.fake_core import CACHE_ROOT, model_state
 from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, EOS
 
@@ -32,7 +32,7 @@ MODEL = models.load(model_state())
 BARE = models.load(model_state(has_tokenizer=False))
 VOCAB = MODEL.info.vocab_size
 MAX_LENGTH = MODEL.info.max_length
-EOS_ID = MODEL.tokenizer._tokenizer.token_to_id(EOS)
+EOS_ID = MODEL.tokenizer.backend.token_to_id(EOS)
 # Values of a float32 next to 1 and 100.
 ABOVE_1 = float(np.nextafter(np.float32(1), np.float32(2)))
 BELOW_A_HUNDREDTH = float(np.nextafter(np.float32(0.01), np.float32(0)))
@@ -534,7 +534,7 @@ def test_arrays_are_little_endian_int32():
 
 def test_special_tokens_in_a_text_are_encoded_to_their_ids():
     made = submit(text=f"{BOS}the")
-    assert np.frombuffer(made.prompt, "<i4").tolist() == [MODEL.tokenizer._tokenizer.token_to_id(BOS), 258]
+    assert np.frombuffer(made.prompt, "<i4").tolist() == [MODEL.tokenizer.backend.token_to_id(BOS), 258]
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,98 @@
-"""Owns the limit of every field of every request, by its path from the request.
+"""Owns the numbers that bound what a caller may send, the limit of every field by its path, and what a refusal says.
 
 A limit is a number or the name of one of `Sizes`. `checked_by` names the function below `scheduler_svc.frontend` that
-checks the parsed field. Lists, strings and bytes are also bounded by `scan.py` before the message is parsed.
+checks the parsed field. Lists, strings and bytes are also bounded by `scan.py` before the message is parsed. What a
+request may set of sampling is in `sampling_limits.py`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NoReturn
 
 from tandem.v1 import control_pb2
 
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.door.tenant import MAX_PRIORITY, CallerLimits
 from scheduler_svc.frontend import sampling_limits
+from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.options import MAX_METADATA_BYTES
-from scheduler_svc.frontend.sizes import limits as n
+
+MAX_REQUEST_ID_CHARS = 128
+# A model's name may be the path of its folder.
+MAX_MODEL_NAME_CHARS = 4096
+MAX_SALT_CHARS = 256
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 256
+MAX_STOP_TOKEN_IDS = 256
+# The largest int32, with which callers ask for all that fits.
+MAX_NEW_TOKENS = 2**31 - 1
+# One week.
+MAX_TIME_SECONDS = 604_800
+MAX_QUEUE_SECONDS = 86_400
+MAX_BIAS = 100
+# Of each list: biased, allowed, banned.
+MAX_LISTED_TOKENS = 4096
+MAX_LINGER_SECONDS = 600
+# A secret has 32 bytes. A wrong one has the answer of an unknown request.
+MAX_SECRET_BYTES = 1024
+MAX_CHAT_MESSAGES = 1024
+MAX_CHAT_TOOLS = 128
+# Names of arguments of a template.
+MAX_CHAT_ARGS = 64
+# Of all messages together.
+MAX_CHAT_PARTS = 4096
+MAX_CHAT_CALLS = 1024
+MAX_TOOL_NAME_CHARS = 128
+MAX_ABORT_IDS = 1024
+# With room for tags and lengths.
+MAX_ABORT_BYTES = MAX_ABORT_IDS * (4 + 4 * MAX_REQUEST_ID_CHARS)
+# Of a constraint, in bytes, and of its list of choices.
+MAX_CONSTRAINT_BYTES = 65_536
+MAX_CHOICES = 1_024
+MAX_CHOICE_CHARS = 4_096
+MAX_QUARANTINE_KEYS = 16
+QUARANTINE_KEY_CHARS = 64
+MAX_SERVICE_NAME_CHARS = 200
+MAX_WORKER_NAME_CHARS = 256
+MAX_DRAIN_SECONDS = 86_400
+MAX_VERSION_CHARS = 128
+MAX_FOLDER_CHARS = 4096
+MAX_UPDATE_SECONDS = 86_400
+# The most bytes of a character in UTF-8.
+MAX_CHAR_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What follows from the served model. Without a model nothing is allowed."""
+
+    prompt_tokens: int = 0
+    text_chars: int = 0
+    """Of a text that may fit the longest sequence; 0 without a tokenizer."""
+    length: int = 0
+    """Tokens of the longest sequence."""
+    vocabulary: int = 0
+    samples: int = 0
+    """Of one request."""
+    logprobs: int = 0
+    """Alternatives beside each token."""
+
+
+def wrong(field: str, what: str) -> status.Refusal:
+    """The refusal of a field's value (INVALID_ARGUMENT). Its message begins with the field."""
+    return status.invalid(field, f"{field} {what}")
+
+
+def refuse(field: str, what: str, limit: object) -> NoReturn:
+    """Raises the refusal of what is beyond a limit."""
+    raise wrong(field, f"{what}; the limit is {limit}")
+
+
+def check_count(field: str, count: int, limit: int, unit: str = "long") -> None:
+    """Refuses a list with more than `limit` entries, or a text with more than `limit` of a unit."""
+    if count > limit:
+        refuse(field, f"is {count} {unit}", limit)
 
 
 class Of(StrEnum):
@@ -63,13 +141,13 @@ def _sampling(name: str) -> Limit:
 
 
 _INSIDE = _FLAG = Limit(of=Of.NOTHING)
-_REQUEST, _CHECKS = "validate.request.check_request", "validate.checks.check_request_id"
-_SAMPLING, _RESUME = "validate.sampling.check_sampling", "validate.request.check_resume"
+_REQUEST, _CHECKS = "validate.check_request", "validate.check_request_id"
+_SAMPLING, _RESUME = "validate.check_sampling", "validate.check_resume"
 _CHAT = "chat.conversation.check_size"
 _GRAMMAR = "constraints.grammar.grammar_of"
-_CONSTRAINT = _characters(n.MAX_CONSTRAINT_BYTES, _GRAMMAR)
+_CONSTRAINT = _characters(MAX_CONSTRAINT_BYTES, _GRAMMAR)
 _UPDATE = "watches.weights.check_update"
-_NAME = _characters(n.MAX_MODEL_NAME_CHARS, "model.Model.check_name")
+_NAME = _characters(MAX_MODEL_NAME_CHARS, "model.Model.check_name")
 _TEXT = _characters("text_chars", "text.tokenizer.Tokenizer.check_size")
 # Two fields of at most 6 bytes each, with their tags; an entry of a map the same.
 _PAIR_BYTES = 32
@@ -84,21 +162,21 @@ def _chat(path: str) -> dict[str, Limit]:
     message = {
         # All roles are short; the check names them.
         "role": text,
-        "content": _entries(n.MAX_CHAT_PARTS, _CHAT, each_bytes="text_chars"),
+        "content": _entries(MAX_CHAT_PARTS, _CHAT, each_bytes="text_chars"),
         "reasoning": text,
-        "tool_calls": _entries(n.MAX_CHAT_CALLS, _CHAT),
+        "tool_calls": _entries(MAX_CHAT_CALLS, _CHAT),
         **{f"tool_calls.{name}": limit for name, limit in call.items()},
         "tool_call_id": text,
         "name": text,
     }
     inside = {
-        "messages": _entries(n.MAX_CHAT_MESSAGES, _CHAT),
+        "messages": _entries(MAX_CHAT_MESSAGES, _CHAT),
         **{f"messages.{name}": limit for name, limit in message.items()},
-        "tools_json": _entries(n.MAX_CHAT_TOOLS, _CHAT, each_bytes="text_chars"),
+        "tools_json": _entries(MAX_CHAT_TOOLS, _CHAT, each_bytes="text_chars"),
         "tool_choice": _INSIDE,
         # An enum, whose numbers `choose` checks.
         "tool_choice.mode": _FLAG,
-        "tool_choice.name": _characters(n.MAX_TOOL_NAME_CHARS, "tools.tool.choose"),
+        "tool_choice.name": _characters(MAX_TOOL_NAME_CHARS, "chat.conversation.choose"),
         "parallel_tool_calls": _FLAG,
         "template_args_json": text,
         "continue_final_message": _FLAG,
@@ -111,11 +189,11 @@ def _chat(path: str) -> dict[str, Limit]:
 # By the full name of the request, then by path. Messages of lists without paths inside are bounded by `each_bytes`.
 LIMITS: Mapping[str, Mapping[str, Limit]] = {
     "tandem.v1.GenerateRequest": {
-        "request_id": _characters(n.MAX_REQUEST_ID_CHARS, _CHECKS),
+        "request_id": _characters(MAX_REQUEST_ID_CHARS, _CHECKS),
         "model": _NAME,
         "text": _TEXT,
         "token_ids": _INSIDE,
-        "token_ids.ids": _entries("prompt_tokens", "validate.request.make_submit"),
+        "token_ids.ids": _entries("prompt_tokens", "validate.make_submit"),
         "add_special_tokens": _FLAG,
         **_chat("chat"),
         "sampling": _INSIDE,
@@ -129,67 +207,63 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "sampling.frequency_penalty": _sampling("frequency_penalty"),
         "sampling.repetition_penalty": _sampling("repetition_penalty"),
         "sampling.num_samples": _value(1, "samples", _SAMPLING),
-        "sampling.logit_bias": _entries(n.MAX_LISTED_TOKENS, _SAMPLING, each_bytes=_PAIR_BYTES),
+        "sampling.logit_bias": _entries(MAX_LISTED_TOKENS, _SAMPLING, each_bytes=_PAIR_BYTES),
         "sampling.allowed_token_ids": _INSIDE,
-        "sampling.allowed_token_ids.ids": _entries(n.MAX_LISTED_TOKENS, _SAMPLING),
-        "sampling.banned_token_ids": _entries(n.MAX_LISTED_TOKENS, _SAMPLING),
+        "sampling.allowed_token_ids.ids": _entries(MAX_LISTED_TOKENS, _SAMPLING),
+        "sampling.banned_token_ids": _entries(MAX_LISTED_TOKENS, _SAMPLING),
         "sampling.typical_p": _sampling("typical_p"),
         "stop": _INSIDE,
         # More than the model's length means the model's length. A tenant may have a limit of its own.
-        "stop.max_new_tokens": _value(1, n.MAX_NEW_TOKENS, _REQUEST),
-        "stop.min_new_tokens": _value(0, "length", "validate.request.make_submit"),
-        "stop.stop_strings": _entries(
-            n.MAX_STOP_STRINGS, _REQUEST, each_bytes=n.MAX_CHAR_BYTES * n.MAX_STOP_STRING_CHARS
-        ),
-        "stop.stop_token_ids": _entries(n.MAX_STOP_TOKEN_IDS, _REQUEST),
+        "stop.max_new_tokens": _value(1, MAX_NEW_TOKENS, _REQUEST),
+        "stop.min_new_tokens": _value(0, "length", "validate.make_submit"),
+        "stop.stop_strings": _entries(MAX_STOP_STRINGS, _REQUEST, each_bytes=MAX_CHAR_BYTES * MAX_STOP_STRING_CHARS),
+        "stop.stop_token_ids": _entries(MAX_STOP_TOKEN_IDS, _REQUEST),
         "stop.ignore_eos": _FLAG,
         "stop.include_stop": _FLAG,
-        "stop.max_time_seconds": _value(0, n.MAX_TIME_SECONDS, _REQUEST, is_above=True),
+        "stop.max_time_seconds": _value(0, MAX_TIME_SECONDS, _REQUEST, is_above=True),
         "output": _INSIDE,
         "output.want_text": _FLAG,
         "output.want_token_ids": _FLAG,
         "output.skip_special_tokens": _FLAG,
         "output.logprobs": _value(0, "logprobs", _REQUEST),
         "output.logprob_pieces": _FLAG,
-        "output.prompt_logprobs_start": _value(0, "prompt_tokens", "validate.request.make_submit"),
+        "output.prompt_logprobs_start": _value(0, "prompt_tokens", "validate.make_submit"),
         # A tenant may have a smaller range.
         "priority": _value(-MAX_PRIORITY, MAX_PRIORITY, _REQUEST),
         "cache": _INSIDE,
-        "cache.salt": _characters(n.MAX_SALT_CHARS, _REQUEST),
+        "cache.salt": _characters(MAX_SALT_CHARS, _REQUEST),
         "cache.bypass_read": _FLAG,
         "cache.bypass_write": _FLAG,
-        "max_queue_seconds": _value(0, n.MAX_QUEUE_SECONDS, _REQUEST),
+        "max_queue_seconds": _value(0, MAX_QUEUE_SECONDS, _REQUEST),
         "constraint": _INSIDE,
         "constraint.json_schema": _CONSTRAINT,
         "constraint.json_object": _INSIDE,
         "constraint.regex": _CONSTRAINT,
         "constraint.choices": _INSIDE,
-        "constraint.choices.choices": _entries(
-            n.MAX_CHOICES, _GRAMMAR, each_bytes=n.MAX_CHAR_BYTES * n.MAX_CHOICE_CHARS
-        ),
+        "constraint.choices.choices": _entries(MAX_CHOICES, _GRAMMAR, each_bytes=MAX_CHAR_BYTES * MAX_CHOICE_CHARS),
         "constraint.lark": _CONSTRAINT,
         "resume": _INSIDE,
-        "resume.linger_seconds": _value(0, n.MAX_LINGER_SECONDS, "validate.request.check_linger"),
+        "resume.linger_seconds": _value(0, MAX_LINGER_SECONDS, "validate.check_linger"),
     },
     "tandem.v1.ResumeRequest": {
-        "request_id": _characters(n.MAX_REQUEST_ID_CHARS, _CHECKS),
-        "resume_secret": Limit(of=Of.BYTES, most=n.MAX_SECRET_BYTES, checked_by=_RESUME),
+        "request_id": _characters(MAX_REQUEST_ID_CHARS, _CHECKS),
+        "resume_secret": Limit(of=Of.BYTES, most=MAX_SECRET_BYTES, checked_by=_RESUME),
         "offsets": _entries(MAX_NUM_SAMPLES, _RESUME, each_bytes=_OFFSET_BYTES),
     },
     "tandem.v1.TokenizeRequest": {"model": _NAME, "text": _TEXT, "add_special_tokens": _FLAG},
     "tandem.v1.DetokenizeRequest": {
         "model": _NAME,
-        "token_ids": _entries("length", "validate.request.check_detokenize"),
+        "token_ids": _entries("length", "validate.check_detokenize"),
         "skip_special_tokens": _FLAG,
         "separately": _FLAG,
     },
     "tandem.v1.RenderChatRequest": {"model": _NAME, **_chat("chat")},
     "tandem.v1.AbortRequest": {
         "request_ids": _entries(
-            n.MAX_ABORT_IDS,
+            MAX_ABORT_IDS,
             "control.ControlServicer.Abort",
             # As `tenant/id`.
-            each_bytes=n.MAX_CHAR_BYTES * n.MAX_REQUEST_ID_CHARS,
+            each_bytes=MAX_CHAR_BYTES * MAX_REQUEST_ID_CHARS,
         )
     },
     "tandem.v1.GetCallerRequest": {},
@@ -199,32 +273,32 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
     "tandem.v1.ListQuarantineRequest": {},
     "tandem.v1.ClearQuarantineRequest": {
         "keys": _entries(
-            n.MAX_QUARANTINE_KEYS,
+            MAX_QUARANTINE_KEYS,
             "control.ControlServicer.ClearQuarantine",
-            each_bytes=n.MAX_CHAR_BYTES * n.QUARANTINE_KEY_CHARS,
+            each_bytes=MAX_CHAR_BYTES * QUARANTINE_KEY_CHARS,
         )
     },
     "tandem.v1.DrainRequest": {
-        "worker": _characters(n.MAX_WORKER_NAME_CHARS, "watches.drains.check_drain"),
-        "max_seconds": _value(0, n.MAX_DRAIN_SECONDS, "watches.drains.check_drain"),
+        "worker": _characters(MAX_WORKER_NAME_CHARS, "watches.drains.check_drain"),
+        "max_seconds": _value(0, MAX_DRAIN_SECONDS, "watches.drains.check_drain"),
         "force": _FLAG,
     },
     "tandem.v1.UpdateWeightsRequest": {
-        "version": _characters(n.MAX_VERSION_CHARS, _UPDATE),
-        "folder": _characters(n.MAX_FOLDER_CHARS, _UPDATE),
+        "version": _characters(MAX_VERSION_CHARS, _UPDATE),
+        "folder": _characters(MAX_FOLDER_CHARS, _UPDATE),
         # An enum, whose numbers `_UPDATE` checks.
         "running": _FLAG,
         "in_turn": _FLAG,
-        "max_seconds": _value(0, n.MAX_UPDATE_SECONDS, _UPDATE),
+        "max_seconds": _value(0, MAX_UPDATE_SECONDS, _UPDATE),
     },
     "grpc.health.v1.HealthCheckRequest": {
-        "service": _characters(n.MAX_SERVICE_NAME_CHARS, "health.check_name"),
+        "service": _characters(MAX_SERVICE_NAME_CHARS, "health.check_name"),
     },
     "grpc.health.v1.HealthListRequest": {},
 }
 
 
-def told(sizes: n.Sizes, caller: CallerLimits, *, max_message_bytes: int) -> control_pb2.RequestLimits:
+def told(sizes: Sizes, caller: CallerLimits, *, max_message_bytes: int) -> control_pb2.RequestLimits:
     """Returns the limits of a caller's requests to the served model."""
     return control_pb2.RequestLimits(
         max_message_bytes=max_message_bytes,
@@ -234,17 +308,17 @@ def told(sizes: n.Sizes, caller: CallerLimits, *, max_message_bytes: int) -> con
         max_new_tokens=caller.max_new_tokens,
         min_priority=caller.min_priority,
         max_priority=caller.max_priority,
-        max_request_id_chars=n.MAX_REQUEST_ID_CHARS,
-        max_salt_chars=n.MAX_SALT_CHARS,
-        max_stop_strings=n.MAX_STOP_STRINGS,
-        max_stop_string_chars=n.MAX_STOP_STRING_CHARS,
-        max_stop_token_ids=n.MAX_STOP_TOKEN_IDS,
-        max_listed_tokens=n.MAX_LISTED_TOKENS,
-        max_time_seconds=n.MAX_TIME_SECONDS,
-        max_queue_seconds=n.MAX_QUEUE_SECONDS,
-        max_linger_seconds=n.MAX_LINGER_SECONDS,
-        max_abort_ids=n.MAX_ABORT_IDS,
-        max_constraint_bytes=n.MAX_CONSTRAINT_BYTES,
-        max_chat_messages=n.MAX_CHAT_MESSAGES,
-        max_chat_tools=n.MAX_CHAT_TOOLS,
+        max_request_id_chars=MAX_REQUEST_ID_CHARS,
+        max_salt_chars=MAX_SALT_CHARS,
+        max_stop_strings=MAX_STOP_STRINGS,
+        max_stop_string_chars=MAX_STOP_STRING_CHARS,
+        max_stop_token_ids=MAX_STOP_TOKEN_IDS,
+        max_listed_tokens=MAX_LISTED_TOKENS,
+        max_time_seconds=MAX_TIME_SECONDS,
+        max_queue_seconds=MAX_QUEUE_SECONDS,
+        max_linger_seconds=MAX_LINGER_SECONDS,
+        max_abort_ids=MAX_ABORT_IDS,
+        max_constraint_bytes=MAX_CONSTRAINT_BYTES,
+        max_chat_messages=MAX_CHAT_MESSAGES,
+        max_chat_tools=MAX_CHAT_TOOLS,
     )

@@ -14,7 +14,8 @@ from scheduler_svc.frontend.chat.conversation import Conversation
 from scheduler_svc.frontend.chat.rendering import Rendered, Renderer
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.validate.checks import check_token_ids
+from scheduler_svc.frontend.sizes import wrong
+from scheduler_svc.frontend.validate import check_token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ async def read_prompt(request: inference_pb2.GenerateRequest, model: Model, tena
     """Returns the prompt of a request. Raises Refusal."""
     kind = request.WhichOneof("prompt")
     if kind is None:
-        raise status.invalid("prompt", "prompt is missing; give text, token_ids or chat")
+        raise wrong("prompt", "is missing; give text, token_ids or chat")
     if kind == "text":
         return Prompt(token_ids=await text_ids(request, model, tenant))
     if kind == "chat":
@@ -56,12 +57,12 @@ async def text_ids(
     field, text = "text", request.text
     adds = not request.HasField("add_special_tokens") or request.add_special_tokens
     if model.tokenizer is None:
-        raise status.invalid(field, f"{field} needs a tokenizer, and the served model has none")
+        raise wrong(field, "needs a tokenizer, and the served model has none")
     model.tokenizer.check_size(field, text, model.max_length)
     await model.tokenizer.check_tokens(field, text, model.max_length, tenant)
     token_ids = await model.tokenizer.encode(text, tenant, add_special_tokens=adds)
     if not token_ids:
-        raise status.invalid(field, f"{field} has {len(text)} characters but 0 tokens; at least 1 token is needed")
+        raise wrong(field, f"has {len(text)} characters but 0 tokens; at least 1 token is needed")
     # A tokenizer may have more tokens than the model has embeddings.
     check_token_ids(field, token_ids, model)
     return token_ids
@@ -78,7 +79,7 @@ async def render_chat(chat: chat_pb2.Chat, model: Model, tenant: str) -> ChatPro
     if isinstance(made, status.Refusal):
         raise made
     if not made.rendered.token_ids:
-        raise status.invalid("chat", "chat becomes 0 tokens with the model's template; at least 1 token is needed")
+        raise wrong("chat", "becomes 0 tokens with the model's template; at least 1 token is needed")
     check_token_ids("chat", made.rendered.token_ids, model)
     return made
 

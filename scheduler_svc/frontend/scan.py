@@ -7,13 +7,12 @@ implements the wire format of protobuf (protobuf.dev/programming-guides/encoding
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes.limits import MAX_CHAR_BYTES, Sizes
-from scheduler_svc.frontend.sizes.table import LIMITS, Limit, Of
+from scheduler_svc.frontend.sizes import LIMITS, MAX_CHAR_BYTES, Limit, Of, Sizes, refuse
 
 # The parser takes at most 0.1 ms for a smaller message.
 MIN_BYTES = 4096
@@ -131,31 +130,31 @@ class Scan:
     def _check_single(self, field: _Field, message: _Message, at: int, size: int) -> None:
         self._num_single += 1
         if self._num_single > self._max_single:
-            _refuse(field.path, f"{field.path} comes after {self._max_single} other fields", self._max_single)
+            refuse(field.path, f"comes after {self._max_single} other fields", self._max_single)
         if field.inside is not None:
             self._walk(field.inside, at, at + size)
         elif field.limit.of == Of.BYTES:
             if size > (most := self._most(field.limit)):
-                _refuse(field.path, f"{field.path} has {size:,} bytes", most)
+                refuse(field.path, f"has {size:,} bytes", most)
         elif field.limit.of == Of.CHARACTERS and size > MAX_CHAR_BYTES * (most := self._most(field.limit)):
-            _refuse(field.path, f"{field.path} has {size:,} bytes", f"{most:,} characters")
+            refuse(field.path, f"has {size:,} bytes", f"{most:,} characters")
 
     def _check_list(self, field: _Field, at: int, size: int, *, is_packed: bool) -> None:
         most, count = self._most(field.limit), 1
         if field.is_packed:
             pieces = self._pieces[field.path] = self._pieces.get(field.path, 0) + 1
             if pieces > MAX_PIECES:
-                what = f"{field.path} has more than {MAX_PIECES:,} pieces that are not packed together"
-                _refuse(field.path, what, f"{MAX_PIECES:,}")
+                what = f"has more than {MAX_PIECES:,} pieces that are not packed together"
+                refuse(field.path, what, f"{MAX_PIECES:,}")
         if is_packed:
             # The last byte of each number has no highest bit.
             count = int(np.count_nonzero(np.frombuffer(self._data, np.int8, size, at) >= 0)) if size else 0
         elif field.inside is None and size > (most_bytes := self._each_bytes(field.limit)):
-            _refuse(field.path, f"{field.path} has an entry of {size:,} bytes", f"{most_bytes:,}")
+            refuse(field.path, f"has an entry of {size:,} bytes", f"{most_bytes:,}")
         total = self._counts[field.path] = self._counts.get(field.path, 0) + count
         if total > most:
             number = f"{total:,}" if is_packed else f"more than {most:,}"
-            _refuse(field.path, f"{field.path} is {number} long", f"{most:,}")
+            refuse(field.path, f"is {number} long", f"{most:,}")
         if field.inside is not None:
             outside = self._num_single, self._max_single
             self._num_single, self._max_single = 0, MAX_FIELDS_OF_ENTRY
@@ -181,7 +180,3 @@ class Scan:
                 return value, position + 1
             shift += 7
         raise _MalformedError
-
-
-def _refuse(path: str, what: str, limit: object) -> NoReturn:
-    raise status.invalid(path, f"{what}; the limit is {limit}")

@@ -1,0 +1,409 @@
+"""Owns the grammar of a chat's answer: reasoning, then calls of tools, or what a constraint says. Pure.
+
+The grammars are llguidance's dialect of Lark (its docs/syntax.md). Marks that are tokens of their own stand there as
+references, `<[ID]>`; other marks are strings, which a lazy lexeme finds in free text. A call inside free text begins
+where its trigger stands: from there on only a complete call matches.
+
+The grammar also says where JSON stands in the answer, in the words that the worker reads
+(`gpu_worker/constraints/places.py`): in calls, and in content under a schema. Reasoning, free text and values that are
+texts are not JSON, whatever braces they have.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from scheduler_svc.frontend.chat.conversation import Calls, Choice, Tool
+from scheduler_svc.frontend.chat.forms import (
+    ANY_NAME,
+    CallFormat,
+    ReasoningFormat,
+    ReasoningState,
+    TaggedArguments,
+)
+
+# Free text. It has no tokens that llguidance treats as marks.
+TEXT = "TEXT: /(.|\\n)*/"
+_JSON_WORD = re.compile(r'"[^"]*"|[,:] ?|[{}\[\]]|[^{}\[\]",:]+|"')
+# The text of a schema for llguidance, and whether an object under it may have names that it does not list.
+WriteSchema = Callable[[Mapping[str, Any]], tuple[str, bool]]
+_ANY_OBJECT: Mapping[str, object] = {"type": "object"}
+_BARE = (
+    'bare: "{" (bare_pair ("," bare_pair)*)? "}"',
+    'bare_pair: /[A-Za-z_][A-Za-z0-9_]{0,127}/ ":" bare_value',
+    'bare_value: bare | "[" (bare_value ("," bare_value)*)? "]" | bare_text | bare_word',
+    r"bare_word: /true|false|null|-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/",
+)
+# [mark, next state, JSON that the mark has]
+Step = list[Any]
+# The names of tagged arguments whose values are JSON, and of those whose values are text, by tool.
+Values = Mapping[str, tuple[Collection[str], Collection[str]]]
+UNKNOWN_CALLS = "the service does not know how the served model writes calls of tools"
+_HEAD = "%llguidance {}\n"
+# Between reasoning and a call or free text. A constraint's text may begin with white space itself, so it stands after
+# what the model usually writes there, and nothing else.
+_SPACE = "/[ \\n]{0,4}/"
+
+
+class Marks:
+    """The tokens that llguidance treats as marks: special ones, and those that look like <this>."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        """`ids`: their ids by their texts."""
+        self._ids = ids
+        longest_first = sorted(ids, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def rule(self, text: str) -> str:
+        """`text` as a part of a rule: strings and references to tokens; empty for the empty text."""
+        return " ".join(f"<[{part}]>" if isinstance(part, int) else string(part) for part in self.parts(text))
+
+    def parts(self, text: str) -> list[str | int]:
+        """The strings and the ids of tokens of which `text` is made."""
+        parts, at = list[str | int](), 0
+        for mark in self._pattern.finditer(text):
+            parts += [text[at : mark.start()], self._ids[mark.group()]]
+            at = mark.end()
+        return [part for part in [*parts, text[at:]] if part != ""]
+
+    def are_in(self, text: str) -> bool:
+        """Whether the text has a mark."""
+        return self._pattern.search(text) is not None
+
+    def until(self, name: str, text: str) -> str:
+        """The line of the rule `name`, which matches everything up to and with the first `text`."""
+        mark = self._pattern.search(text)
+        if mark is None:
+            return f"{name}[lazy]: TEXT {string(text)}"
+        # Free text cannot contain the mark, so it ends before the first one.
+        before, rest = text[: mark.start()], self.rule(text[mark.end() :])
+        free = f"/(.|\\n)*{_in_regex(before)}/" if before else "TEXT"
+        return f"{name}: {free} {self.rule(mark.group())} {rest}".rstrip()
+
+
+def string(text: str) -> str:
+    """`text` as a string of a grammar; empty for the empty text."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def json_words(text: str) -> str:
+    """`text` as a part of a rule with one string for each word of JSON in it."""
+    return " ".join(map(string, _JSON_WORD.findall(text)))
+
+
+def _in_regex(text: str) -> str:
+    return re.escape(text).replace("/", "\\/").replace("\\\n", "\\n").replace("\\ ", " ")
+
+
+class CallRules:
+    """The rules of all tools of a choice. `lines` has them after `names`."""
+
+    def __init__(
+        self, choice: Choice, form: CallFormat, marks: Marks, write: WriteSchema, exact: Collection[str]
+    ) -> None:
+        """`exact`: tools with arguments that match schemas."""
+        self._choice, self._form, self._marks = choice, form, marks
+        self._write, self._exact = write, exact
+        self.lines = list[str]()
+        # Whether an object in the arguments may have names that no schema lists.
+        self.has_free_names = False
+        # Of tagged arguments: the names whose values are JSON, and those whose values are text, by tool.
+        self.values = dict[str, tuple[set[str], set[str]]]()
+        if form.quote:
+            self.lines += [
+                *_BARE,
+                f"bare_text: {marks.rule(form.quote)} bare_rest",
+                marks.until("bare_rest", form.quote),
+            ]
+
+    def names(self, begin: str = "") -> str:
+        """Makes the rules. Returns an alternative of a call of each tool, from its name to its end.
+
+        With `begin`, which is JSON without marks, from there to its end.
+        """
+        return f"({' | '.join(self._tool(idx, tool, begin) for idx, tool in enumerate(self._choice.tools))})"
+
+    def _tool(self, idx: int, tool: Tool, begin: str) -> str:
+        schema = tool.parameters if tool.name in self._exact else _ANY_OBJECT
+        name, marks, form = f"tool_{idx}", self._marks, self._form
+        if begin:
+            head = json_words(begin + tool.name + form.middle)
+        else:
+            number = f"{marks.rule(form.before_number)} /[0-9]{{1,4}}/" if form.before_number else ""
+            head = f"{string(tool.name)} {number} {marks.rule(form.middle)}"
+        self.lines.append(
+            f"{name}: {head} {self._arguments(name, tool.name, schema)} {marks.rule(form.call_end)}".rstrip()
+        )
+        return name
+
+    def _arguments(self, name: str, tool: str, schema: Mapping[str, object]) -> str:
+        if self._form.quote:
+            return "bare"
+        return self._json(schema) if self._form.tagged is None else self._tagged(name, tool, schema)
+
+    def _json(self, schema: Mapping[str, object]) -> str:
+        text, is_free = self._write(schema)
+        self.has_free_names |= is_free
+        return f"%json {text}"
+
+    def _tagged(self, name: str, tool: str, schema: Mapping[str, object]) -> str:
+        """The parts of a rule for arguments between marks, in the order of the schema."""
+        tagged, marks = self._form.tagged, self._marks
+        assert tagged is not None
+        properties, required = _of(dict, schema, "properties"), _of(list, schema, "required")
+        if not properties:
+            if schema.get("additionalProperties") is False:
+                return ""
+            self.values[tool] = (set(), {ANY_NAME})
+            self.lines += [f"{name}_name: /[A-Za-z0-9_.-]{{1,64}}/", marks.until(f"{name}_any", tagged.after_value)]
+            return f"({marks.rule(tagged.before_name)} {name}_name {marks.rule(tagged.after_name)} {name}_any)*"
+        parts = list[str]()
+        # References point into the schema of the whole tool.
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        for idx, key in enumerate(properties):
+            rule = f"{name}_arg_{idx}"
+            begin = f"{marks.rule(tagged.before_name)} {string(key)} {marks.rule(tagged.after_name)}"
+            lines, is_json = self._value(rule, begin, {**_of(dict, properties, key), **shared}, tagged.after_value)
+            self.lines += lines
+            self.values.setdefault(tool, (set(), set()))[not is_json].add(key)
+            parts.append(rule if key in required else f"{rule}?")
+        return " ".join(parts)
+
+    def _value(self, rule: str, begin: str, schema: Mapping[str, object], after: str) -> tuple[list[str], bool]:
+        """The lines of an argument, and whether its value is JSON."""
+        choices = _of(list, schema, "enum")
+        if choices and all(isinstance(each, str) for each in choices):
+            options = " | ".join(string(str(each)) for each in choices)
+            return [f"{rule}: {begin} ({options}) {self._marks.rule(after)}"], False
+        if schema.get("type") == "string":
+            return [f"{rule}: {begin} {rule}_text", self._marks.until(f"{rule}_text", after)], False
+        return [f"{rule}: {begin} {self._json(schema)} {self._marks.rule(after)}"], True
+
+
+def _of(kind: type[dict[str, Any]] | type[list[Any]], schema: Mapping[str, object], key: str) -> Any:
+    """The value of a key if it has this type, else an empty one."""
+    value = schema.get(key)
+    return cast(Any, value if isinstance(value, kind) else kind())
+
+
+def braces(state: int) -> list[Step]:
+    """JSON wherever a brace or a quote is opened; `state` follows."""
+    return [[[begin], state, begin] for begin in '{["']
+
+
+# Of an output that is JSON.
+ONLY_JSON = [braces(0)]
+
+
+def places_of(
+    marks: Marks,
+    reasoning: ReasoningFormat | None,
+    state: ReasoningState,
+    calls: CallFormat | None,
+    *,
+    has_json_content: bool,
+    values: Values,
+) -> list[list[Step]]:
+    """The states of an answer. `values`: the tagged arguments of each tool."""
+    states = list[list[Step]]()
+    if reasoning is not None and state.may_begin:
+        states.append([[marks.parts(reasoning.open), 1, ""]])
+    if reasoning is not None and (state.may_begin or state.is_open):
+        states.append([[marks.parts(reasoning.close), len(states) + 1, ""]])
+    answer = len(states)
+    states.append(braces(answer) if has_json_content else [])
+    if calls is not None:
+        # A list of calls is JSON as a whole. Calls by themselves may follow the first one without its trigger.
+        begins = [calls.trigger, *([calls.call_begin] if calls.calls_begin and "{" not in calls.call_begin else [])]
+        for begin in begins:
+            _, brace, rest = begin.partition("{")
+            states[answer].append([marks.parts(begin), answer if brace else answer + 1, brace + rest])
+        if calls.tagged is None and not calls.quote:
+            states.append(braces(answer))
+        else:
+            states.append([[marks.parts(calls.call_end), answer, ""]])
+            if calls.tagged is not None:
+                _add_tagged(marks, calls, calls.tagged, states, answer, values)
+    if reasoning is not None and state.may_begin:
+        # It need not.
+        states[0] += states[answer]
+    return states
+
+
+def _add_tagged(
+    marks: Marks, calls: CallFormat, tagged: TaggedArguments, states: list[list[Step]], answer: int, values: Values
+) -> None:
+    """Adds the states of tagged arguments. Those of the first group follow in the state of a call, which is the last;
+    there, too, the name of a tool of another group leads to its own."""
+    call = states[-1]
+    for idx, (tools, names) in enumerate(_groups(values)):
+        if idx:
+            begins = [marks.parts(f"{calls.call_begin}{tool}{calls.middle}") for tool in tools]
+            call += [[begin, len(states), ""] for begin in begins]
+            states.append([[marks.parts(calls.call_end), answer, ""]])
+        own = len(states) - 1
+        name, text, value = own + 1, own + 2, own + 3
+        states[own].append([marks.parts(tagged.before_name), name, ""])
+        begun = [marks.parts(f"{tagged.before_name}{key}{tagged.after_name}") for key in names]
+        after = [marks.parts(tagged.after_value), own, ""]
+        states += [
+            [[marks.parts(tagged.after_name), text, ""], *([begin, value, ""] for begin in begun)],
+            [after],
+            [*braces(own), after],
+        ]
+
+
+def _groups(values: Values) -> list[tuple[list[str], list[str]]]:
+    """Tools of which no argument is JSON in one and text in another, with their arguments that are JSON."""
+    groups: list[tuple[list[str], set[str], set[str]]] = [([], set(), set())]
+    for tool, (json_names, text_names) in values.items():
+        for group in groups:
+            if not (_meet(json_names, group[2]) or _meet(group[1], text_names)):
+                break
+        else:
+            groups.append(group := ([], set(), set()))
+        group[0].append(tool)
+        group[1].update(json_names)
+        group[2].update(text_names)
+    return [(tools, sorted(json_names)) for tools, json_names, _ in groups]
+
+
+def _meet(json_names: Collection[str], text_names: Collection[str]) -> bool:
+    return bool(json_names) and (ANY_NAME in text_names or any(name in text_names for name in json_names))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """How the served model writes answers."""
+
+    calls: CallFormat | None
+    reasoning: ReasoningFormat | None
+    # What stands before content; most families write nothing there.
+    content_begin: str = ""
+    # The ids of the tokens that llguidance treats as marks, by their texts.
+    marks: Mapping[str, int] = field(default_factory=dict[str, int])
+    write_schema: WriteSchema
+
+
+class UnknownFormatError(Exception):
+    """An answer needs calls, and how the model writes them is unknown."""
+
+
+def is_free(choice: Choice, content: str | None) -> bool:
+    """Whether every text is an answer: no constraint, and no rule for calls."""
+    is_bound = choice.is_forced or choice.calls is Calls.AT_MOST_ONE
+    return content is None and not is_bound and not any(tool.is_strict for tool in choice.tools)
+
+
+def exact_tools(choice: Choice) -> tuple[Tool, ...]:
+    """The tools with arguments that match their schemas, if these can be enforced."""
+    return tuple(tool for tool in choice.tools if tool.is_strict or choice.is_forced)
+
+
+def answer_grammar(
+    choice: Choice, form: AnswerFormat, prefix: str, *, content: str | None, loose: Collection[str] = ()
+) -> str | None:
+    """The grammar of an answer, or None if every text is one.
+
+    `prefix` is what the prompt has of the message. `content` is the grammar of a constraint: with it, an answer that
+    calls no tool matches it, and has no text beside calls. Arguments of the tools in `loose` are any JSON object. If
+    the format of calls is unknown, an answer has content alone where the model decides. Raises UnknownFormatError
+    where it needs calls.
+    """
+    return _Answer(form, prefix, content).grammar(choice, loose)
+
+
+class _Answer:
+    """Writes one grammar."""
+
+    def __init__(self, form: AnswerFormat, prefix: str, content: str | None) -> None:
+        self._form, self._content, self._marks = form, content, Marks(form.marks)
+        begins_content = bool(form.content_begin) and form.content_begin not in prefix
+        self._content_begin = self._marks.rule(form.content_begin) if begins_content else ""
+        self._lines = list[str]()
+        nothing = ReasoningState(may_begin=False, is_open=False)
+        self._state = nothing if form.reasoning is None else form.reasoning.state(prefix)
+        self._reasoning = self._reasoning_of(form.reasoning, self._state)
+        # None: the answer has no calls.
+        self._calls: CallFormat | None = None
+        self._values: Values = {}
+        self._has_free_names = False
+
+    def grammar(self, choice: Choice, loose: Collection[str]) -> str | None:
+        if is_free(choice, self._content):
+            return None
+        calls = self._form.calls
+        decides = choice.calls in (Calls.ANY, Calls.AT_MOST_ONE) and not any(tool.is_strict for tool in choice.tools)
+        if choice.calls is Calls.NONE or (calls is None and decides):
+            if self._content is None or not (self._reasoning or self._content_begin):
+                return self._content
+            return self._text(f"{self._content_begin} @answer")
+        if calls is None:
+            raise UnknownFormatError(UNKNOWN_CALLS)
+        exact = {tool.name for tool in exact_tools(choice)} - set(loose)
+        return self._text(self._with_calls(choice, calls, exact))
+
+    def _with_calls(self, choice: Choice, calls: CallFormat, exact: Collection[str]) -> str:
+        """Adds the rules of calls, and returns what the answer is after its reasoning."""
+        marks, self._calls = self._marks, calls
+        rules = CallRules(choice, calls, marks, self._form.write_schema, exact)
+        if self._content is not None and not choice.is_forced and not marks.are_in(calls.trigger):
+            # Both begin with ordinary text. A lexer takes the longest word, so both have the words of JSON.
+            names, begin = rules.names(calls.call_begin), ""
+        else:
+            names, begin = rules.names(), marks.rule(calls.call_begin)
+        self._values, self._has_free_names = rules.values, rules.has_free_names
+        self._lines += [*rules.lines, f"call: {begin} {names}"]
+        again = f"({marks.rule(calls.separator)} call)*" if choice.calls in (Calls.ANY, Calls.AT_LEAST_ONE) else ""
+        only_calls = f"{marks.rule(calls.calls_begin)} call {again} {marks.rule(calls.calls_end)}"
+        if choice.is_forced:
+            return only_calls
+        if self._content is not None:
+            return f"({only_calls} | {self._content_begin} @answer)"
+        if self._form.content_begin:
+            # A family that marks content writes no free text before calls.
+            return f"({only_calls} | {self._content_begin} TEXT)"
+        # The rule of the text before a call has consumed the trigger.
+        rest = (calls.calls_begin + calls.call_begin)[len(calls.trigger) :]
+        self._lines += [
+            f"called: before_call {marks.rule(rest)} {names} {again} {marks.rule(calls.calls_end)}",
+            marks.until("before_call", calls.trigger),
+        ]
+        return "(TEXT | called)" if choice.calls is Calls.AT_MOST_ONE else "called* TEXT"
+
+    def _reasoning_of(self, reasoning: ReasoningFormat | None, state: ReasoningState) -> str:
+        """Adds the rules of reasoning, and returns what the answer begins with."""
+        if reasoning is None or not (state.is_open or state.may_begin):
+            return ""
+        self._lines.append(self._marks.until("reasoned", reasoning.close))
+        space = _SPACE if self._content is None else self._marks.rule(reasoning.after)
+        if state.is_open:
+            return f"reasoned {space} "
+        self._lines.append(f"reasoning: {self._marks.rule(reasoning.open)} reasoned")
+        return f"(reasoning {space})? "
+
+    def _text(self, answer: str) -> str:
+        """The grammar: reasoning, then `answer`, in which @answer stands for the content."""
+        lark = _HEAD + "\n".join([f"start: {self._reasoning}{answer}", *self._lines, TEXT])
+        content = _parts(self._content) if "@answer" in answer and self._content is not None else []
+        whole: dict[str, Any] = {"name": "whole", "lark_grammar": lark}
+        # The worker reads only those of the first grammar.
+        own_places = [part.pop("json_places", None) for part in content]
+        has_free_content = any(own_places)
+        if has_free_content or self._has_free_names:
+            whole["json_places"] = places_of(
+                *(self._marks, self._form.reasoning, self._state, self._calls),
+                has_json_content=has_free_content or "json_schema" in (content or [{}])[0],
+                values=self._values,
+            )
+        grammars = [whole]
+        if content:
+            grammars += [{**content[0], "name": "answer"}, *content[1:]]
+        return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _parts(grammar: str) -> list[dict[str, Any]]:
+    """The parts of a grammar. As llguidance does, a text that begins with a brace is read as JSON, another as Lark."""
+    return json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]

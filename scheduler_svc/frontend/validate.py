@@ -1,0 +1,373 @@
+"""Owns the check of a request and its translation to the core's Submit. Knows nothing of streams or sockets.
+
+Every refusal is INVALID_ARGUMENT (NOT_FOUND for an unknown model) and names the field, the number and the limit. The
+module checks a request before its text is tokenized, and the prompt's length after that. It also hashes the prompt's
+pages, because all requests share the core's one thread: 32,768 tokens in pages of 64 take 0.2 ms. The largest message
+can hold millions of tokens, so hashing yields to the event loop after every 2,048 pages.
+
+Sampling settings become the complete SamplingParams that travels to the worker: the core passes the bytes on unread,
+and the worker parses them (`gpu_worker/wire/sampling.py`).
+"""
+
+import asyncio
+import math
+import secrets
+import uuid
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import inference_pb2 as pb
+
+from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
+from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
+from scheduler_svc.door.tenant import Caller, CallerLimits
+from scheduler_svc.frontend import sizes
+from scheduler_svc.frontend.model import Model
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.sampling_limits import LIMITS
+from scheduler_svc.frontend.sizes import check_count, refuse, wrong
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+
+# Hashing this many pages takes about 1 ms.
+PAGES_AT_ONCE = 2048
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
+    """Refuses an empty list, and ids outside the vocabulary."""
+    if not token_ids:
+        raise wrong(field, "is empty; at least 1 token is needed")
+    # 0.2 ms for a million ids, while max() would block the event loop for 35 ms.
+    is_beyond = np.asarray(token_ids) >= model.info.vocab_size
+    if is_beyond.any():
+        idx = int(is_beyond.argmax())
+        raise wrong(f"{field}[{idx}]", f"is {token_ids[idx]}; the vocabulary has {model.info.vocab_size} tokens")
+
+
+def check_request_id(field: str, request_id: str) -> None:
+    """Refuses ids with more than 128 characters or with characters that are not printable."""
+    check_count(field, len(request_id), sizes.MAX_REQUEST_ID_CHARS, "characters long")
+    if not request_id.isprintable():
+        idx = next(i for i, char in enumerate(request_id) if not char.isprintable())
+        code = f"U+{ord(request_id[idx]):04X}"
+        raise wrong(field, f"has {code} at character {idx}; only printable characters are allowed")
+
+
+def check_range(field: str, value: float, low: float, high: float) -> None:
+    """Refuses a value below `low`, above `high`, or NaN."""
+    if math.isnan(value) or not low <= value <= high:
+        raise wrong(field, f"is {_as_given(value, low, high)}; it must be between {low:.7g} and {high}")
+
+
+def check_above_zero(field: str, value: float, high: float) -> None:
+    """Refuses a value of 0 or less, above `high`, or NaN."""
+    # The comparison is false for NaN.
+    if not 0 < value <= high:
+        raise wrong(field, f"is {_as_given(value, 0, high)}; it must be above 0, and at most {high}")
+
+
+def _as_given(value: float, low: float, high: float) -> str:
+    """The value with 7 digits, as a float32 of 2.1 is 2.0999999046325684; in full if the short value is allowed."""
+    if isinstance(value, int) or value.is_integer():
+        return str(value)
+    short = float(f"{value:.7g}")
+    return str(value if low <= short <= high else short)
+
+
+def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) -> pb.SamplingParams:
+    """Returns the request's settings over the model's defaults, every scalar set. The worker so needs no defaults.
+
+    Raises Refusal.
+    """
+    banned = _check_banned(asked, model)
+    allowed = _check_allowed(asked, model)
+    silent_at_first = frozenset(stop.stop_token_ids) | (frozenset[int]() if stop.ignore_eos else model.eos_token_ids)
+    _check_one_remains(allowed, banned, silent_at_first if stop.min_new_tokens else frozenset(), model)
+    without_effect = _check_biases(asked, model)
+    sampling = pb.SamplingParams()
+    sampling.CopyFrom(model.defaults)
+    sampling.MergeFrom(asked)
+    for token in without_effect:
+        del sampling.logit_bias[token]
+    if not asked.HasField("seed"):
+        sampling.seed = secrets.randbits(63)
+    _check_scalars(sampling, model)
+    if sampling.top_p == 0:
+        # Of the tokens that reach no probability only the most probable one is kept.
+        sampling.temperature, sampling.top_p = 0, LIMITS["top_p"].off
+    return sampling
+
+
+def without_lists(sampling: pb.SamplingParams) -> pb.SamplingParams:
+    """Returns the scalars alone, which is what Accepted reports."""
+    scalars = pb.SamplingParams()
+    scalars.CopyFrom(sampling)
+    for field in ("logit_bias", "allowed_token_ids", "banned_token_ids"):
+        scalars.ClearField(field)
+    return scalars
+
+
+def _check_scalars(sampling: pb.SamplingParams, model: Model) -> None:
+    for name, limits in LIMITS.items():
+        field, value = f"sampling.{name}", getattr(sampling, name)
+        if limits.above_low:
+            check_above_zero(field, value, limits.high)
+        else:
+            check_range(field, value, limits.low, limits.high)
+    check_range("sampling.top_k", sampling.top_k, 0, max(model.info.vocab_size, model.defaults.top_k))
+    check_range("sampling.num_samples", sampling.num_samples, 1, max(1, model.info.max_num_samples))
+
+
+def _check_banned(asked: pb.SamplingParams, model: Model) -> Set[int]:
+    banned = asked.banned_token_ids
+    check_count("sampling.banned_token_ids", len(banned), sizes.MAX_LISTED_TOKENS)
+    if banned:
+        check_token_ids("sampling.banned_token_ids", banned, model)
+    return frozenset(banned)
+
+
+def _check_allowed(asked: pb.SamplingParams, model: Model) -> Set[int]:
+    if not asked.HasField("allowed_token_ids"):
+        return frozenset()
+    allowed = asked.allowed_token_ids.ids
+    check_count("sampling.allowed_token_ids.ids", len(allowed), sizes.MAX_LISTED_TOKENS)
+    check_token_ids("sampling.allowed_token_ids.ids", allowed, model)
+    return frozenset(allowed)
+
+
+def _check_biases(asked: pb.SamplingParams, model: Model) -> list[int]:
+    """Checks the biases. Returns the tokens whose bias is 0, which has no effect."""
+    count = len(asked.logit_bias)
+    check_count("sampling.logit_bias", count, sizes.MAX_LISTED_TOKENS)
+    tokens = np.fromiter(asked.logit_bias.keys(), np.int64, count)
+    biases = np.fromiter(asked.logit_bias.values(), np.float32, count)
+    # A NaN is outside every range.
+    is_bad = (tokens >= model.info.vocab_size) | ~(np.abs(biases) <= sizes.MAX_BIAS)
+    if is_bad.any():
+        token = int(tokens[is_bad].min())
+        field = f"sampling.logit_bias[{token}]"
+        if token >= model.info.vocab_size:
+            raise wrong(field, f"is for token {token}; the vocabulary has {model.info.vocab_size} tokens")
+        check_range(field, asked.logit_bias[token], -sizes.MAX_BIAS, sizes.MAX_BIAS)
+    return tokens[biases == 0].tolist()
+
+
+def _check_one_remains(allowed: Set[int], banned: Set[int], silent_at_first: Set[int], model: Model) -> None:
+    """Refuses lists that leave no token to sample, also before min_new_tokens, while stop tokens are banned."""
+    if allowed:
+        field, many = "sampling.allowed_token_ids", f"sampling.allowed_token_ids has {len(allowed)} tokens"
+        num_drawable, num_at_first = len(allowed - banned), len(allowed - banned - silent_at_first)
+    else:
+        field, many = "sampling.banned_token_ids", f"the vocabulary has {model.info.vocab_size} tokens"
+        num_drawable = model.info.vocab_size - len(banned)
+        num_at_first = model.info.vocab_size - len(banned | silent_at_first)
+    if not num_drawable:
+        raise status.invalid(field, f"{many}, and sampling.banned_token_ids bans them all; 1 must remain")
+    if not num_at_first:
+        why = "before stop.min_new_tokens, until which end-of-sequence and stop tokens are banned"
+        raise status.invalid(field, f"{many}, and none of them may be sampled {why}; 1 must remain")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A request whose fields have been checked, except for the prompt's length."""
+
+    request_id: str
+    sampling: pb.SamplingParams
+    stop: pb.StopParams
+    stop_strings: tuple[str, ...]
+    priority: int
+    cache: pb.CacheParams
+    want_text: bool
+    want_token_ids: bool
+    skip_special_tokens: bool
+    # Number of most probable tokens to report beside each token; None means no logprobs.
+    num_top: int | None
+    # None means no logprobs of the prompt.
+    prompt_logprobs_start: int | None
+    # Whether logprobs have the pieces of text of their tokens.
+    logprob_pieces: bool
+    # 0: the request ends with its stream.
+    linger_seconds: float
+    max_queue_seconds: float  # 0: no limit
+
+
+def check_request(request: pb.GenerateRequest, model: Model, limits: CallerLimits) -> Checked:
+    """Checks all fields except the prompt. Raises Refusal."""
+    model.check_name(request.model)
+    check_range("priority", request.priority, limits.min_priority, limits.max_priority)
+    if (limit := limits.max_new_tokens) is not None and request.stop.max_new_tokens > limit:
+        refuse("stop.max_new_tokens", f"is {request.stop.max_new_tokens}", f"{limit}, the caller's own")
+    check_range("max_queue_seconds", request.max_queue_seconds, 0, sizes.MAX_QUEUE_SECONDS)
+    check_count("cache.salt", len(request.cache.salt), sizes.MAX_SALT_CHARS, "characters long")
+    stop_strings = _check_stop(request.stop, model)
+    check_request_id("request_id", request.request_id)
+    sampling = check_sampling(request.sampling, request.stop, model)
+    output, has_tokenizer = request.output, model.tokenizer is not None
+    _check_output(output, model)
+    return Checked(
+        request_id=request.request_id or uuid.uuid4().hex,
+        sampling=sampling,
+        stop=request.stop,
+        stop_strings=stop_strings,
+        priority=request.priority,
+        cache=request.cache,
+        want_text=has_tokenizer and (not output.HasField("want_text") or output.want_text),
+        want_token_ids=not output.HasField("want_token_ids") or output.want_token_ids,
+        skip_special_tokens=not output.HasField("skip_special_tokens") or output.skip_special_tokens,
+        num_top=output.logprobs if output.HasField("logprobs") else None,
+        prompt_logprobs_start=output.prompt_logprobs_start if output.HasField("prompt_logprobs_start") else None,
+        logprob_pieces=has_tokenizer and output.logprob_pieces,
+        linger_seconds=check_linger(request),
+        max_queue_seconds=request.max_queue_seconds,
+    )
+
+
+async def make_submit(
+    checked: Checked, token_ids: Sequence[int], model: Model, who: Caller, *, deadline_seconds: float
+) -> frontend_pb2.Submit:
+    """Returns the core's Submit, without its stream. `deadline_seconds` is 0 if there is no deadline.
+
+    Raises Refusal if the lengths do not fit, before it hashes anything.
+    """
+    stop, sampling = checked.stop, checked.sampling
+    max_new_tokens = _max_new_tokens(stop, len(token_ids), model, who.limits)
+    most = new_tokens_in_force(max_new_tokens, len(token_ids), model)
+    if stop.min_new_tokens > most:
+        refuse("stop.min_new_tokens", f"is {stop.min_new_tokens}", f"max_new_tokens, here {most}")
+    prompt = np.asarray(token_ids, dtype="<i4")
+    root = prefix_root(model.cache_root, checked.cache.salt, who.tenant)
+    return frontend_pb2.Submit(
+        request_id=checked.request_id,
+        prompt=prompt.tobytes(),
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=stop.min_new_tokens,
+        # Deterministic, so that equal requests make equal bytes: the order of a map's entries is fixed.
+        sampling=sampling.SerializeToString(deterministic=True),
+        stop_token_ids=np.asarray(list(dict.fromkeys(stop.stop_token_ids)), dtype="<i4").tobytes(),
+        ignore_eos=stop.ignore_eos,
+        priority=checked.priority,
+        max_time_seconds=stop.max_time_seconds,
+        deadline_seconds=deadline_seconds,
+        max_queue_seconds=checked.max_queue_seconds,
+        num_samples=sampling.num_samples,
+        num_logprobs=0 if checked.num_top is None else 1 + checked.num_top,
+        prompt_logprobs_from=_prompt_logprobs_from(checked.prompt_logprobs_start, len(token_ids)),
+        prefix_root=root,
+        page_hashes=await _hash_pages(root, prompt, model.info.page_size),
+        bypass_read=checked.cache.bypass_read,
+        bypass_write=checked.cache.bypass_write,
+        tenant=who.tenant,
+    )
+
+
+async def _hash_pages(root: bytes, prompt: Int32Array, page_size: int) -> bytes:
+    parts, parent, num_at_once = list[bytes](), root, PAGES_AT_ONCE * page_size
+    for start in range(0, len(prompt), num_at_once):
+        if parts:
+            await asyncio.sleep(0)
+            parent = parts[-1][-HASH_BYTES:]
+        parts.append(hash_pages(parent, prompt[start : start + num_at_once], page_size))
+    return b"".join(parts)
+
+
+def new_tokens_in_force(max_new_tokens: int, num_prompt: int, model: Model) -> int:
+    """Returns the largest number of output tokens of a stream: max_new_tokens, or what the model's length leaves."""
+    return min(max_new_tokens, model.max_length - num_prompt)
+
+
+def _check_stop(stop: pb.StopParams, model: Model) -> tuple[str, ...]:
+    if stop.HasField("max_new_tokens") and stop.max_new_tokens == 0:
+        raise wrong("stop.max_new_tokens", "is 0; it must be at least 1")
+    if stop.max_new_tokens > sizes.MAX_NEW_TOKENS:
+        refuse("stop.max_new_tokens", f"is {stop.max_new_tokens}", sizes.MAX_NEW_TOKENS)
+    if stop.HasField("max_time_seconds"):
+        check_above_zero("stop.max_time_seconds", stop.max_time_seconds, sizes.MAX_TIME_SECONDS)
+    check_count("stop.stop_token_ids", len(stop.stop_token_ids), sizes.MAX_STOP_TOKEN_IDS)
+    if stop.stop_token_ids:
+        check_token_ids("stop.stop_token_ids", stop.stop_token_ids, model)
+    check_count("stop.stop_strings", len(stop.stop_strings), sizes.MAX_STOP_STRINGS)
+    for idx, string in enumerate(stop.stop_strings):
+        field = f"stop.stop_strings[{idx}]"
+        if not string:
+            raise wrong(field, "is empty; at least 1 character is needed")
+        check_count(field, len(string), sizes.MAX_STOP_STRING_CHARS, "characters long")
+    if stop.stop_strings and model.tokenizer is None:
+        raise wrong("stop.stop_strings", "needs a tokenizer, and the served model has none")
+    return tuple(dict.fromkeys(stop.stop_strings))
+
+
+def _check_output(output: pb.OutputParams, model: Model) -> None:
+    if model.tokenizer is None and output.want_text:
+        raise wrong("output.want_text", "is true, and the served model came without a tokenizer")
+    if output.HasField("logprobs"):
+        check_range("output.logprobs", output.logprobs, 0, model.info.max_logprobs)
+    if output.logprob_pieces and not (output.HasField("logprobs") or output.HasField("prompt_logprobs_start")):
+        what = "is true, and neither output.logprobs nor output.prompt_logprobs_start is set"
+        raise wrong("output.logprob_pieces", what)
+
+
+def _prompt_logprobs_from(start: int | None, num_prompt: int) -> int:
+    """Returns the first position to report. Position 0 has no logprob, so 0 becomes 1. Returns 0 if there is none."""
+    if start is None:
+        return 0
+    if start >= num_prompt:
+        limit = f"{num_prompt - 1} (the prompt has {num_prompt} tokens)"
+        refuse("output.prompt_logprobs_start", f"is {start}", limit)
+    return max(1, start) if num_prompt > 1 else 0
+
+
+def _max_new_tokens(stop: pb.StopParams, num_prompt: int, model: Model, limits: CallerLimits) -> int:
+    max_length = model.max_length
+    if num_prompt >= max_length:
+        limit = f"{max_length - 1} (max_length {max_length}, less one new token)"
+        refuse("prompt", f"has {num_prompt} tokens", limit)
+    if stop.HasField("max_new_tokens"):
+        # If more are asked for than fit, the core ends the stream with CONTEXT_FULL. The exact number does not matter.
+        return min(stop.max_new_tokens, max_length)
+    # The default is what fits the present workers. A longer prompt is measured against the recently lost ones.
+    num_left = (model.info.max_length if num_prompt < model.info.max_length else max_length) - num_prompt
+    default = model.info.default_max_new_tokens
+    return max(1, min(default if limits.max_new_tokens is None else min(default, limits.max_new_tokens), num_left))
+
+
+def check_detokenize(request: pb.DetokenizeRequest, model: Model) -> Tokenizer:
+    """Checks a Detokenize request and returns the tokenizer. Raises Refusal."""
+    if model.tokenizer is None:
+        raise wrong("token_ids", "need a tokenizer, and the served model has none")
+    check_count("token_ids", len(request.token_ids), model.max_length)
+    check_token_ids("token_ids", request.token_ids, model)
+    return model.tokenizer
+
+
+def check_linger(request: pb.GenerateRequest) -> float:
+    """Returns the linger time in seconds, 0 for none. Raises Refusal."""
+    seconds, output = request.resume.linger_seconds, request.output
+    check_range("resume.linger_seconds", seconds, 0, sizes.MAX_LINGER_SECONDS)
+    for name in ("logprobs", "prompt_logprobs_start"):
+        if seconds and output.HasField(name):
+            why = "logprobs are not kept for a caller that comes back, so only one of the two is possible"
+            raise wrong("resume.linger_seconds", f"is {seconds:g} and output.{name} is set; {why}")
+    return seconds
+
+
+def check_resume(request: pb.ResumeRequest) -> None:
+    """Checks what needs no knowledge of the resumed request. Raises Refusal."""
+    if not request.request_id:
+        raise wrong("request_id", "is empty; an id is needed")
+    check_request_id("request_id", request.request_id)
+    check_count("resume_secret", len(request.resume_secret), sizes.MAX_SECRET_BYTES, "bytes long")
+    check_count("offsets", len(request.offsets), MAX_NUM_SAMPLES)
+
+
+def check_offsets(offsets: list[pb.SampleOffset], num_tokens: list[int]) -> None:
+    """Refuses offsets beyond the samples' `num_tokens` output tokens."""
+    if len(offsets) > len(num_tokens):
+        refuse("offsets", f"is {len(offsets)} long", f"{len(num_tokens)}, the request's number of samples")
+    for idx, (offset, count) in enumerate(zip(offsets, num_tokens, strict=False)):
+        if offset.token_ids > count:
+            refuse(
+                f"offsets[{idx}].token_ids", f"is {offset.token_ids}", f"{count}, the sample's number of tokens so far"
+            )
