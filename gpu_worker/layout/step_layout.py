@@ -22,8 +22,7 @@ from gpu_worker.layout.attention_parts import (
     write_decode,
     write_prefill,
 )
-from gpu_worker.layout.row_features import Feature
-from gpu_worker.layout.row_tables import RowTables, SlotEdits, TableEdits
+from gpu_worker.layout.row_tables import Feature, RowTables, SlotEdits, TableEdits
 from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.sampling.draw_inputs import allocated_draw_inputs

@@ -1,6 +1,6 @@
 """Gathers the sampling parameters of a step's samples on the host. Imports no torch.
 
-`columns` are the parameters of all rows, by name: those of wire/sampling.py's SETTINGS, and sample_idx.
+`columns` are the parameters of all rows, by name: those of wire/started.py's SETTINGS, and sample_idx.
 """
 
 from collections.abc import Mapping

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from gpu_worker.arrays import Space
 from gpu_worker.geometry import Geometry
-from gpu_worker.layout.row_features import Feature
-from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.row_tables import Feature, RowTables
 from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import allocated

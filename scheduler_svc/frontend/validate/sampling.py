@@ -1,7 +1,7 @@
 """Owns the check of a request's sampling settings. It makes the complete SamplingParams that travels to the worker.
 
 Knows nothing of prompts or streams. The core passes the bytes on unread; the worker parses them
-(`gpu_worker/wire/sampling.py`).
+(`gpu_worker/wire/started.py`).
 """
 
 import secrets
