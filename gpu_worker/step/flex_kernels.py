@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.attention.block_mask import DecodeEnds, DecodeMask, PrefillMask
-from gpu_worker.attention.flex_calls import DecodeAttention, PrefillAttention
+from gpu_worker.attention.flex_kernel import DecodeAttention, PrefillAttention
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.views import View
 from gpu_worker.layout.attention_parts import DecodePart, PrefillPart

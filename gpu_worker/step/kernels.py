@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.operator import InPlaceKernel, QueryKernel, StepContext
+from gpu_worker.attention.paged import InPlaceKernel, QueryKernel, StepContext
 from gpu_worker.attention.views import GPU_DECODE_BLOCK, View
 from gpu_worker.cpu_attention.decode import NativeDecode
 from gpu_worker.cpu_attention.gathered import GatheredDecode, GatheredPrefill

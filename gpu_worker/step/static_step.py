@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gpu_worker.attention.operator import StepContext
+from gpu_worker.attention.paged import StepContext
 from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.sampling.dense import choose
 from gpu_worker.sampling.greedy import greedy_tokens

@@ -21,7 +21,7 @@ import torch
 
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
-from gpu_worker.attention.operator import StepContext
+from gpu_worker.attention.paged import StepContext
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.shapes import Shapes

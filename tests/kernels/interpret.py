@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpu_worker.attention.flex_calls import DecodeAttention
+from gpu_worker.attention.flex_kernel import DecodeAttention
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionPattern
 from gpu_worker.layout.shapes import Shapes

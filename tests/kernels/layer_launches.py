@@ -22,8 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpu_worker.attention.flex_kernel import FlexKernel
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.operator import StepContext, attend
-from gpu_worker.attention.paged import ATTENTION_NAME, attach, register
+from gpu_worker.attention.paged import ATTENTION_NAME, StepContext, attach, attend, register
 from gpu_worker.checkpoint.merged import merge_linears
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.shared_inputs import shared_inputs

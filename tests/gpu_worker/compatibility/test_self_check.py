@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GptOssConfig, MistralConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from gpu_worker.attention.flex_calls import PrefillAttention
+from gpu_worker.attention.flex_kernel import PrefillAttention
 from gpu_worker.attention.layers import AttentionPattern, LayerMap
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.files import ModelRefused

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
-from gpu_worker.attention.operator import InPlaceKernel
+from gpu_worker.attention.paged import InPlaceKernel
 from gpu_worker.cpu_attention.decode import DecodeKernel, NativeDecode
 from gpu_worker.cpu_attention.gathered import GatheredDecode
 from gpu_worker.cpu_attention.write import KvWriter

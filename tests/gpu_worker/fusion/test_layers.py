@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list, innermost_fn
 from torch._dynamo.utils import counters
 
-from gpu_worker.attention.operator import StepContext
-from gpu_worker.attention.paged import paged_attention
+from gpu_worker.attention.paged import StepContext, paged_attention
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.fusion.layers import FusedLayers, compiling, decoder_layers
 from tests.gpu_worker.plans import TinyCore
