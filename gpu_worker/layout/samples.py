@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from gpu_worker.arrays import Array, HostArray, Int64Array
 from gpu_worker.layout.row_tables import Feature, Float64Array, RowTables
-from gpu_worker.sampling.draw_inputs import MIN_TEMPERATURE, draw_inputs, typical_samples
 from gpu_worker.sampling.inputs import (
     FEW_RANKS,
+    MIN_TEMPERATURE,
     Biases,
     DrawInputs,
     LogitEdits,
@@ -24,6 +24,8 @@ from gpu_worker.sampling.inputs import (
     RankGroup,
     SamplingInputs,
     Typical,
+    draw_inputs,
+    typical_samples,
 )
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import Plan

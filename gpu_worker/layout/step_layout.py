@@ -25,7 +25,7 @@ from gpu_worker.layout.attention_parts import (
 from gpu_worker.layout.row_tables import Feature, RowTables, SlotEdits, TableEdits
 from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
 from gpu_worker.layout.shapes import Shapes, StepShape
-from gpu_worker.sampling.draw_inputs import allocated_draw_inputs
+from gpu_worker.sampling.inputs import allocated_draw_inputs
 from gpu_worker.wire.frames import Plan
 
 # A step appends a page to one of 128 decode rows or so. More entries are uploaded apart.

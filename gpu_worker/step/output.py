@@ -8,10 +8,9 @@ from torch import Tensor
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.samples import SampleExtras, Samples
-from gpu_worker.sampling.dense import EditedLogits, revise
 from gpu_worker.sampling.logits import TokenHistory, edited
 from gpu_worker.sampling.logprobs import LogprobTensors, logprobs_of
-from gpu_worker.sampling.sampler import sample
+from gpu_worker.sampling.sampler import EditedLogits, revise, sample
 from gpu_worker.sampling.shared_tokens import ShareTokens, keep_tokens
 from gpu_worker.step.static_step import StaticOutput
 from gpu_worker.trees import leaves, mapped

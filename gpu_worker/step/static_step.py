@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from gpu_worker.attention.paged import StepContext
 from gpu_worker.layout.step_layout import StepInputs
-from gpu_worker.sampling.dense import choose
-from gpu_worker.sampling.greedy import greedy_tokens
+from gpu_worker.sampling.choice import greedy_tokens
+from gpu_worker.sampling.sampler import choose
 from gpu_worker.sampling.shared_tokens import ShareTokens, keep_tokens
 from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
