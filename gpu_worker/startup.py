@@ -25,10 +25,10 @@ from gpu_worker.compatibility.independence import check_independence
 from gpu_worker.compatibility.new_weights import WeightsLoader
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
-from gpu_worker.cpu_graphs.choice import captures_steps, graphs_for
 from gpu_worker.device import choose_device
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
+from gpu_worker.graphs.captured import captures_steps, graphs_for
 from gpu_worker.group.failures import refusal_in_group
 from gpu_worker.group.start import Together, device_of_rank, least_sizes, meet, part_of_rank, threads_of_rank
 from gpu_worker.layout.shapes import StepShape

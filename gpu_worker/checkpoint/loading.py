@@ -23,7 +23,7 @@ from gpu_worker.checkpoint.linear import PackedLinear, can_pack, pack_linears
 from gpu_worker.checkpoint.merged import Groups, merge_linears
 from gpu_worker.checkpoint.progress import Progress
 from gpu_worker.checkpoint.weights import WeightFiles, tensor_types
-from gpu_worker.cpu_operators.replace import replace_operators
+from gpu_worker.cpu.replace import replace_operators
 from gpu_worker.native.library import native_library
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gpu_worker.native.calls import NativeFunction
-from gpu_worker.native.library import NativeLibrary, native_library
+from gpu_worker.native.library import NativeFunction, NativeLibrary, native_library
 
 _WORD_BYTES = 4
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64

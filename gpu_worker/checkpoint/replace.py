@@ -19,7 +19,7 @@ from gpu_worker.checkpoint.linear import PackedLinear
 from gpu_worker.checkpoint.loading import load_plain
 from gpu_worker.checkpoint.merged import MergedLinear
 from gpu_worker.checkpoint.weights import WeightFiles
-from gpu_worker.cpu_operators.norms import NativeNorm
+from gpu_worker.cpu.forwards import NativeNorm
 from gpu_worker.process.ranks import SINGLE, Ranks
 
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
-// Mirrored in gpu_worker/cpu_attention/decode.py. Strides are in elements.
+// Mirrored in gpu_worker/cpu/attention.py. Strides are in elements.
 struct DecodeCall {
     const void *query, *keys, *values;  // [rows, H, key_dim], [K, N, head_dim] twice
     const float *sinks;                 // [H] or null

@@ -27,7 +27,7 @@ constexpr int PANEL_LANES = PANEL * LANES, MOST_PANELS = ITEM_LANES / PANEL_LANE
 constexpr int KEY_GROUP = 8;
 constexpr float LEAST = -1e30f, LOG2_E = 1.44269504088896341f;
 
-// What Python passes: gpu_worker/cpu_attention/prefill.py declares the same fields. Strides and dimensions count elements.
+// What Python passes: gpu_worker/cpu/attention.py declares the same fields. Strides and dimensions count elements.
 struct Call {
     const void *query, *keys, *values;
     void *out;

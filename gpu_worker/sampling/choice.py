@@ -15,8 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gpu_worker.native.calls import NativeFunction
-from gpu_worker.native.library import native_library
+from gpu_worker.native.library import NativeFunction, native_library
 from gpu_worker.sampling.inputs import FEW_RANKS
 
 _TYPES = (torch.float32, torch.bfloat16)

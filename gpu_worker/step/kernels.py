@@ -13,10 +13,8 @@ from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import InPlaceKernel, QueryKernel, StepContext
 from gpu_worker.attention.views import GPU_DECODE_BLOCK, View
-from gpu_worker.cpu_attention.decode import NativeDecode
-from gpu_worker.cpu_attention.gathered import GatheredDecode, GatheredPrefill
-from gpu_worker.cpu_attention.prefill import NativePrefill
-from gpu_worker.cpu_attention.write import KvWriter
+from gpu_worker.cpu.attention import KvWriter, NativeDecode, NativePrefill
+from gpu_worker.cpu.gathered import GatheredDecode, GatheredPrefill
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.shapes import Shapes
 from gpu_worker.layout.step_layout import StepInputs

@@ -22,7 +22,7 @@ from gpu_worker.compatibility.independence import check_independence
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.compatibility.shared_inputs import shared_inputs
-from gpu_worker.cpu_graphs.graphs import cpu_graphs
+from gpu_worker.graphs.cpu import cpu_graphs
 from gpu_worker.step.runner import Runner
 from tests.census.captured import num_replays, without_captured_steps
 from tests.census.hints import HINTS, UNBUILDABLE

@@ -26,9 +26,9 @@ from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.shared_inputs import shared_inputs
-from gpu_worker.cpu_graphs.graphs import cpu_graphs
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.graphs.backend import GraphBackend
+from gpu_worker.graphs.cpu import cpu_graphs
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.shared_pool.pool import WorkerPool
 from gpu_worker.step.runner import Runner

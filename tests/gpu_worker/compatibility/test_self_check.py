@@ -18,7 +18,7 @@ from gpu_worker.compatibility import self_check
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
-from gpu_worker.cpu_attention.prefill import PrefillKernel
+from gpu_worker.cpu.attention import PrefillKernel
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.step.runner import Runner

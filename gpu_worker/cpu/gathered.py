@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.attention.layers import AttentionKind, AttentionPattern, LayerMap
-from gpu_worker.cpu_attention.prefill import Tiles
+from gpu_worker.cpu.attention import Tiles
 
 # Queries of a chunk that are computed together, and the most elements of their scores, keys and values at a time.
 # Twice as many fell out of caches, and took up to five times as long.
