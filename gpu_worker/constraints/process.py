@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from gpu_worker.constraints.area import SharedArea, Sizes, new_memory
-from gpu_worker.constraints.frames import MAX_BYTES, Frame, Kind, decoded
+from gpu_worker.constraints.frames import MAX_BYTES, Frame, Kind, SharedArea, Sizes, decoded, new_memory
 from tandem_contract.fork_server import ForkServer
 
 # Before `wait` sleeps.

@@ -8,12 +8,10 @@ in a step.
 import logging
 from collections.abc import Callable, Iterable
 
-from gpu_worker.constraints.area import MAX_NUMBER, Stage, Work
-from gpu_worker.constraints.frames import MAX_ROWS, Frame, FrameError, Kind, RowState, advance
-from gpu_worker.constraints.limits import Excess, Limits
+from gpu_worker.constraints.frames import MAX_NUMBER, MAX_ROWS, Frame, FrameError, Kind, RowState, Stage, Work, advance
 from gpu_worker.constraints.process import ServerGone, ServerProcess, ServerUnusable
 from gpu_worker.constraints.rows import ConstrainedRow, Fate, Prepared, Registry
-from gpu_worker.constraints.watch import SLICE_SECONDS, Watch
+from gpu_worker.constraints.watch import SLICE_SECONDS, Excess, Limits, Watch
 
 log = logging.getLogger(__name__)
 

@@ -2,29 +2,146 @@
 
 Owns the protocol over successive connections. The scheduler may be absent, start later, be replaced, or end the
 connection: every new connection and every Rejoin leads to another Join, and plans from before it are not answered.
-Knows nothing of tensors; plans go to the runner unread.
+Owns the lines, too, that say at every log level that this worker can compute; `tandem serve` reads them. Knows nothing
+of tensors; plans go to the runner unread.
 """
 
 import logging
 import math
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.link import constraint_frames
-from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection
-from gpu_worker.link.plan_runner import PlanRunner
-from gpu_worker.link.ready_lines import ReadyLines
+from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection, signals_wake
 from gpu_worker.link.remote import CurveKeys, NoKey
-from gpu_worker.link.signals import signals_wake
-from gpu_worker.wire.frames import FrameError, join_frame, parse_frame, result_frame
-from tandem_contract.logs import is_worth_a_line
+from gpu_worker.wire.frames import FrameError, Outcome, join_frame, parse_frame, result_frame
+from gpu_worker.wire.new_weights import WeightsLoader
+from tandem_contract.logs import announce, is_worth_a_line
 from tandem_contract.runtime_dir import KeyFile
 
+log = logging.getLogger(__name__)
+# The address that clients use by default.
+_DEFAULT_LISTEN = "127.0.0.1:50051"
+_STANDBY_LINE = "on standby: ready to take over"
 # Pauses between connections that ended before a step succeeded on them.
 FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.02, 2.0
+HEARTBEAT_SECONDS = 0.8
+# The pause before a Join that could not be sent is tried again.
+_JOIN_RETRY_SECONDS = 0.02
+# While a constraint is prepared: its answer comes from another process.
+_PREPARING_SECONDS = 2e-3
+REFUSED_RETRY_SECONDS = 0.5
+_LINGER_MS = 500  # for the last frames when the worker ends: its last results and Leave
+# While the device computes: the pause between reads of the socket, and between reads of the monitor.
+_BUSY_POLL_SECONDS, _BUSY_MONITOR_SECONDS = 50e-6, 0.02
+
+
+class PlanRunner(Protocol):
+    """Carries out plans: several may be in flight, and results come in the order of the plans."""
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans without a collected result."""
+        ...
+
+    @property
+    def pool_id(self) -> bytes:
+        """Names the memory of the KV pool; empty if it ends with the worker."""
+        ...
+
+    @property
+    def weights(self) -> WeightsLoader | None:
+        """Loads new weights; None if this worker cannot."""
+        ...
+
+    @property
+    def constraints(self) -> Constraints | None:
+        """The constraints that rows may have; None if they may have none."""
+        ...
+
+    def report_pages(self, join: pb.Join) -> None:
+        """Adds the pages that were kept to a Join."""
+        ...
+
+    def join(self, message: pb.Joined) -> None:
+        """A session begins."""
+        ...
+
+    def submit(self, message: pb.StepPlan) -> None:
+        """Begins a plan."""
+        ...
+
+    def collect(self, *, wait: bool = True) -> Outcome | None:
+        """Returns the oldest result, None if none is there and `wait` is False."""
+        ...
+
+
+def _follow_constraint(
+    message: pb.CoreToWorker, constraints: Constraints | None, send: Callable[[bytes], object]
+) -> None:
+    """Begins to prepare a constraint, or forgets one. send: gets the answer if it is known at once."""
+    if message.WhichOneof("message") == "drop_constraint":
+        if constraints is not None:
+            constraints.drop(message.drop_constraint.hash)
+    elif constraints is not None:
+        constraints.prepare(message.prepare_constraint.hash, message.prepare_constraint.source)
+    else:
+        send(_constraint_frame(message.prepare_constraint.hash, "this worker takes no constraints"))
+
+
+def _constraint_answers(constraints: Constraints | None) -> list[bytes]:
+    """The frames of _constraint_answers that have become known."""
+    return [] if constraints is None else [_constraint_frame(*answer) for answer in constraints.answers()]
+
+
+def _constraint_frame(hash_: bytes, error: str) -> bytes:
+    return pb.WorkerToCore(constraint_ready=pb.ConstraintReady(hash=hash_, error=error)).SerializeToString()
+
+
+def ready_line(listen: str) -> str:
+    """The log line with a command to paste once the service at `listen` is ready."""
+    address = "" if listen == _DEFAULT_LISTEN else f" --address {listen}"
+    return f'ready: tandem generate{address} "Return the"'
+
+
+class ReadyLines:
+    """Logs a line after the first step that succeeds since the worker joined or was seated."""
+
+    def __init__(self, remote: str = "") -> None:
+        """remote: the endpoint of a scheduler on another host, which says no address for callers of this host."""
+        self._remote = remote
+        self._listen = ""
+        # Logged after the next step that succeeds; empty if it was logged already.
+        self._line = ""
+
+    def joined(self, listen: str, *, on_standby: bool) -> None:
+        """A session begins. `listen` is the address of the service; without one no line is due, except on standby."""
+        self._listen = listen
+        self._line = _STANDBY_LINE if on_standby else self._serving_line()
+
+    def seated(self) -> None:
+        """The worker gets requests from now on."""
+        log.info("no longer on standby: this worker serves now")
+        self._line = self._serving_line()
+
+    def session_ended(self) -> None:
+        """Forgets the line that was due."""
+        self._line = ""
+
+    def step_succeeded(self) -> None:
+        """Logs the line that is due."""
+        if self._line:
+            announce("%s", self._line)
+            self._line = ""
+
+    def _serving_line(self) -> str:
+        if self._remote:
+            return f"ready: this worker serves the scheduler at {self._remote}"
+        return ready_line(self._listen) if self._listen else ""
 
 
 class Reconnects:
@@ -63,13 +180,6 @@ def answer_of(order: pb.LoadWeights, runner: PlanRunner, join: pb.Join) -> bytes
     return pb.WorkerToCore(weights_loaded=loaded).SerializeToString()
 
 
-HEARTBEAT_SECONDS = 0.8
-# The pause before a Join that could not be sent is tried again.
-_JOIN_RETRY_SECONDS = 0.02
-# While a constraint is prepared: its answer comes from another process.
-_PREPARING_SECONDS = 2e-3
-
-
 def idle_ms(now: float, last_sent: float, join_at: float | None, *, is_open: bool, is_preparing: bool) -> int:
     """Milliseconds, at least 1. join_at: when a Join is due; None if it was sent. is_open: whether it can be sent."""
     until = now + HEARTBEAT_SECONDS
@@ -80,14 +190,6 @@ def idle_ms(now: float, last_sent: float, join_at: float | None, *, is_open: boo
     if is_preparing:
         until = min(until, now + _PREPARING_SECONDS)
     return max(1, math.ceil((until - now) * 1e3))
-
-
-log = logging.getLogger(__name__)
-
-REFUSED_RETRY_SECONDS = 0.5
-_LINGER_MS = 500  # for the last frames when the worker ends: its last results and Leave
-# While the device computes: the pause between reads of the socket, and between reads of the monitor.
-_BUSY_POLL_SECONDS, _BUSY_MONITOR_SECONDS = 50e-6, 0.02
 
 
 class JoinRefused(RuntimeError):
@@ -264,7 +366,7 @@ class Link:
             self._join.standby = False
             self._ready.seated()
         elif kind in ("prepare_constraint", "drop_constraint") and self._joined:
-            constraint_frames.follow(message, self._runner.constraints, self._send)
+            _follow_constraint(message, self._runner.constraints, self._send)
         elif kind == "load_weights" and self._joined:
             self._send(answer_of(message.load_weights, self._runner, self._join))
         elif kind == "dismissed":
@@ -287,7 +389,7 @@ class Link:
 
     def _send_done(self) -> None:
         """Sends the results that are finished, and the answers to constraints."""
-        for answer in constraint_frames.answers(self._runner.constraints):
+        for answer in _constraint_answers(self._runner.constraints):
             self._send(answer)
         while (outcome := self._runner.collect(wait=False)) is not None:
             if self._num_void:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.arrays import HostArray, Int64Array
-from gpu_worker.constraints.area import Sizes
 from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.constraints.frames import Sizes
 from gpu_worker.constraints.rows import ConstrainedRow, Fate
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.step_layout import StepLayout

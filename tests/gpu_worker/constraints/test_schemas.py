@@ -13,8 +13,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from gpu_worker.constraints.area import Sizes
 from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.constraints.frames import Sizes
 from gpu_worker.constraints.rows import Fate
 from gpu_worker.geometry import Geometry
 from gpu_worker.sampling.inputs import LogitEdits, SamplingInputs
