@@ -2,6 +2,10 @@
 
 On a GPU it enqueues these operations on the CUDA stream in this order. `DeviceStep` owns all device memory: the model,
 the KV pool, kernels, tables, staging buffers. It does not depend on generations or on other plans in flight.
+
+`StaticStep` is the part that a step's shape and its inputs determine: masks, model, tokens of the samples that are not
+special. In a padded step it is the same operators on the same memory whenever the shape is the same, so it can be
+captured once and replayed. Nothing in it waits for the device or reads a value of it.
 """
 
 import gc
@@ -21,7 +25,7 @@ from gpu_worker.arrays import Array, HostArray, Space
 from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache, PoolMemory
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.paged import attach
+from gpu_worker.attention.paged import StepContext, attach
 from gpu_worker.cpu.forwards import restore_forwards
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
@@ -30,16 +34,69 @@ from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.shapes import MAX_SHAPES, Shapes, StepShape
 from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, allocated, blank
 from gpu_worker.process.lean_imports import compiler_is_loaded
-from gpu_worker.sampling.shared_tokens import ShareTokens
-from gpu_worker.step.device_tables import DeviceTables
+from gpu_worker.sampling.choice import greedy_tokens
+from gpu_worker.sampling.sampler import choose
 from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.output import BegunStep, DeviceSampler, StepOutput
-from gpu_worker.step.staging import Staging
-from gpu_worker.step.static_step import StaticOutput, StaticStep
+from gpu_worker.step.output import BegunStep, DeviceSampler, ShareTokens, StaticOutput, StepOutput, keep_tokens
+from gpu_worker.step.staging import DeviceTables, Staging
 from gpu_worker.wire.page_orders import PageOrders
 
 if TYPE_CHECKING:
-    from gpu_worker.fusion.layers import FusedLayers
+    from gpu_worker.step.fused_layers import FusedLayers
+
+
+class StaticStep:
+    """The static part of steps of one model."""
+
+    def __init__(self, model: PreTrainedModel, kernels: Kernels, tables: DeviceTables, *, is_padded: bool) -> None:
+        self._model, self._kernels, self._tables, self._is_padded = model, kernels, tables, is_padded
+        self.share_tokens: ShareTokens = keep_tokens
+
+    def __call__(self, inputs: StepInputs[Tensor]) -> StaticOutput:
+        """Requires that the page tables are those of the step."""
+        context = self._kernels.update_masks(inputs)
+        ids, samples, newest = inputs.token_ids, inputs.samples, self._tables.newest_token
+        if inputs.decode is not None:
+            rows = inputs.decode.rows
+            own = ids[: rows.shape[0]]
+            known = torch.where(own < 0, newest.index_select(0, rows), own)
+            if rows.shape == ids.shape:
+                ids = known
+            else:
+                own.copy_(known)
+        logits = self._forward(ids, inputs.positions, None if _samples_every_token(inputs) else samples.kept, context)
+        if logits is None or not (self._is_padded or inputs.prefill is None):
+            return StaticOutput(logits=logits, tokens=None)
+        own = logits[: samples.rows.shape[0]]
+        if not self._is_padded:
+            return StaticOutput(logits=logits, tokens=greedy_tokens(own))
+        tokens = choose(own, samples.drawing)
+        self.share_tokens(tokens)
+        newest.index_copy_(0, samples.rows, tokens.clamp(min=0))
+        return StaticOutput(logits=logits, tokens=tokens)
+
+    def _forward(self, ids: Tensor, positions: Tensor, kept: Tensor | None, context: StepContext) -> Tensor | None:
+        """Returns logits [kept, vocabulary] of the packed tokens `kept` (None: of all), or None if `kept` is empty."""
+        arguments = {
+            "input_ids": ids[None],
+            "position_ids": positions[None],
+            "use_cache": False,
+            "step": context,
+        }
+        if kept is None:
+            return self._model(**arguments).logits[0]
+        if kept.numel() == 0:
+            self._model.base_model(**arguments)
+            return None
+        return self._model(**arguments, logits_to_keep=kept).logits[0]
+
+
+def _samples_every_token(inputs: StepInputs[Tensor]) -> bool:
+    """Whether the samples are the packed tokens in their order, padding aside, as in every step of decode rows alone.
+
+    Taking them by an index would cost as much as a small layer there.
+    """
+    return inputs.prefill is None and inputs.samples.kept.shape == inputs.token_ids.shape
 
 
 class DeviceStep:
@@ -98,7 +155,7 @@ class DeviceStep:
 
     def fuse_layers(self) -> None:
         """Lets the decoder layers compile during warm-up."""
-        from gpu_worker.fusion.layers import FusedLayers
+        from gpu_worker.step.fused_layers import FusedLayers
 
         restore_forwards(self._model)
         self.fused = FusedLayers(self._model)
@@ -171,7 +228,7 @@ class DeviceStep:
         if not compiler_is_loaded():
             return nullcontext()
         if self.may_compile:
-            from gpu_worker.fusion.layers import compiling
+            from gpu_worker.step.fused_layers import compiling
 
             return compiling()
         return torch.compiler.set_stance("eager_on_recompile")

@@ -15,7 +15,7 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.views import View
 from gpu_worker.layout.attention_parts import DecodePart, PrefillPart
 from gpu_worker.layout.shapes import Shapes
-from gpu_worker.step.device_tables import DeviceTables
+from gpu_worker.step.staging import DeviceTables
 
 
 class FlexDecode:

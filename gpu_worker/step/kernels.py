@@ -19,7 +19,7 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.layout.shapes import Shapes
 from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.native.library import NativeLibrary, native_library
-from gpu_worker.step.device_tables import DeviceTables
+from gpu_worker.step.staging import DeviceTables
 
 NativeKernels = TypeVar("NativeKernels", NativeDecode, NativePrefill)
 

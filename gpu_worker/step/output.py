@@ -1,4 +1,8 @@
-"""Computes tokens and logprobs from the logits of a step, on the device, and brings them to the host."""
+"""Computes tokens and logprobs from the logits of a step, on the device, and brings them to the host.
+
+Every rank of a worker group computes all logits and draws with the same noise. Logits may still differ in the last bit,
+and a token then, so the leader's tokens replace the others' before anything that the next step reads is written.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,11 +15,28 @@ from gpu_worker.layout.samples import SampleExtras, Samples
 from gpu_worker.sampling.logits import TokenHistory, edited
 from gpu_worker.sampling.logprobs import LogprobTensors, logprobs_of
 from gpu_worker.sampling.sampler import EditedLogits, revise, sample
-from gpu_worker.sampling.shared_tokens import ShareTokens, keep_tokens
-from gpu_worker.step.static_step import StaticOutput
 from gpu_worker.trees import leaves, mapped
 
+# Overwrites tokens int64 [n] in place, in the stream of the step.
+ShareTokens = Callable[[Tensor], None]
+
+
+def keep_tokens(tokens: Tensor) -> None:
+    """For a worker of one process."""
+
+
 _WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticOutput:
+    """The results of the static part; a replay overwrites them."""
+
+    # [samples + prompt tokens, vocabulary]; None if the step has no samples.
+    logits: Tensor | None
+    # int64 [samples]; -1 if a row's logits allow no token. On a CPU the greedy ones of steps of decode rows alone; None
+    # for other steps there: their tokens are chosen afterwards.
+    tokens: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

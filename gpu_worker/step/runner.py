@@ -25,8 +25,7 @@ from gpu_worker.layout.step_layout import StepLayout, lay_out
 from gpu_worker.shared_pool.errors import PageDamaged, PoolError
 from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
 from gpu_worker.step.device_step import DeviceStep
-from gpu_worker.step.execution import Execution
-from gpu_worker.step.in_flight import InFlight, PlansInFlight
+from gpu_worker.step.in_flight import Execution, InFlight, PlansInFlight
 from gpu_worker.step.page_labels import PageLabels
 from gpu_worker.step.refusals import OutOfSync, refusal_of
 from gpu_worker.step.warm_up import warm_up

@@ -19,8 +19,7 @@ from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_ou
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import allocated
 from gpu_worker.sampling.sampler import choose
-from gpu_worker.step.output import DeviceSampler, StepOutput
-from gpu_worker.step.static_step import StaticOutput
+from gpu_worker.step.output import DeviceSampler, StaticOutput, StepOutput
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import Sequence_, TinyCore

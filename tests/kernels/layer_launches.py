@@ -26,11 +26,11 @@ from gpu_worker.attention.paged import ATTENTION_NAME, StepContext, attach, atte
 from gpu_worker.checkpoint.merged import merge_linears
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.shared_inputs import shared_inputs
-from gpu_worker.fusion.layers import FusedLayers, compiling
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.shapes import Shapes
-from gpu_worker.step.device_tables import DeviceTables
+from gpu_worker.step.fused_layers import FusedLayers, compiling
 from gpu_worker.step.kernels import Kernels
+from gpu_worker.step.staging import DeviceTables
 from tests.kernels import fake_device
 from tests.kernels.cards import H200
 from tests.kernels.models import MODELS
