@@ -15,7 +15,9 @@ stream runs in the order in which it was enqueued; only an event orders work of 
 Knows nothing of sequences.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,41 +41,23 @@ class Event(Protocol):
         ...
 
 
-class Streams(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
     """The compute stream, which is current unless `copying` is entered, and the copy stream."""
 
-    def event(self) -> Event:
-        """Returns a new event."""
-        ...
-
-    def copying(self) -> AbstractContextManager[object]:
-        """Makes the copy stream current."""
-        ...
+    # A new event.
+    event: Callable[[], Event]
+    # Makes the copy stream current.
+    copying: Callable[[], AbstractContextManager[object]]
 
 
 def streams_of(device: torch.device) -> Streams:
     """Returns the two streams of a GPU. On a CPU work has ended when its call returns, so there is nothing to order."""
-    return _CudaStreams(device) if device.type == "cuda" else _NoStreams()
-
-
-class _CudaStreams:
-    def __init__(self, device: torch.device) -> None:
-        # Torch's streams do not synchronise with the default stream, so only events order the two.
-        self._copy = torch.cuda.Stream(device)
-
-    def event(self) -> Event:
-        return torch.cuda.Event()
-
-    def copying(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._copy)
-
-
-class _NoStreams:
-    def event(self) -> Event:
-        return _NoEvent()
-
-    def copying(self) -> AbstractContextManager[object]:
-        return nullcontext()
+    if device.type != "cuda":
+        return Streams(event=_NoEvent, copying=nullcontext)
+    # Torch's streams do not synchronise with the default stream, so only events order the two.
+    copy = torch.cuda.Stream(device)
+    return Streams(event=torch.cuda.Event, copying=lambda: torch.cuda.stream(copy))
 
 
 class _NoEvent:
@@ -107,7 +91,9 @@ class HostPages:
         passing = passing or Passing.of(page_bytes, num_pages, on_cpu=device.type == "cpu")
         self._at_once = passing.pages_at_once
         for buffers in (self._saving, self._loading):
-            buffers += [self._new_buffer() for _ in range(passing.num_buffers)]
+            for _ in range(passing.num_buffers):
+                contents = cache.keys[0].new_empty(self._at_once, cache.page_elements)
+                buffers.append(_Buffer(contents=contents, filled=self._streams.event(), emptied=self._streams.event()))
 
     def save(self, pages: Tensor, slots: NDArray[np.integer]) -> None:
         """Copies pages int64 [n] of the pool, on its device, to host pages [n], all different."""
@@ -156,16 +142,14 @@ class HostPages:
         """Parts of `count` pages, each as large as a buffer or smaller."""
         return [slice(first, min(first + self._at_once, count)) for first in range(0, count, self._at_once)]
 
-    def _new_buffer(self) -> "_Buffer":
-        contents = self._cache.keys[0].new_empty(self._at_once, self._cache.page_elements)
-        return _Buffer(contents, filled=self._streams.event(), emptied=self._streams.event())
 
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Buffer:
     """Room for the pages of one passage, on the device."""
 
-    def __init__(self, contents: Tensor, *, filled: Event, emptied: Event) -> None:
-        self.contents, self.filled, self.emptied = contents, filled, emptied
+    contents: Tensor
+    filled: Event
+    emptied: Event
 
 
 def _runs(slots: NDArray[np.integer]) -> list[tuple[int, int, int]]:

@@ -97,10 +97,6 @@ class ConstrainedSteps:
         rows = [self.constraints.row(row) for row in layout.inputs.samples.rows[samples].tolist()]
         return MaskedSamples(samples=samples, rows=rows)
 
-    def are_masked(self, masked: MaskedSamples) -> bool:
-        """Whether the masks are there. Called again and again, it keeps to the limits of time."""
-        return self.constraints.are_masked(masked.rows)
-
     def masks(self, masked: MaskedSamples) -> Tensor:
         """Waits for the masks and returns them on the device, as `sampling/logits.py` takes them."""
         return self._upload.upload(len(masked.rows), lambda into: self.constraints.masks(masked.rows, into))

@@ -11,9 +11,8 @@ captured once and replayed. Nothing in it waits for the device or reads a value 
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gpu_worker.arrays import Array, HostArray, Space
+from gpu_worker.arrays import HostArray, Space
 from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache, PoolMemory
 from gpu_worker.attention.layers import LayerMap
@@ -187,20 +186,21 @@ class DeviceStep:
     def begin(self, orders: PageOrders[HostArray], layout: StepLayout[HostArray] | None) -> BegunStep | None:
         """Carries out page orders, then computes logits. Returns None if there is nothing to compute."""
         self.pool_is_zero = False
-        extras = _Extras(orders=orders if orders else None, step=None if layout is None else layout.extras)
-        inputs = None if layout is None else layout.inputs
-        on_device: tuple[StepInputs[Tensor], _Extras[Tensor]] = self._staging.upload(inputs, extras)
-        step_inputs, others = on_device
-        if others.orders is not None:
-            self._carry_out(orders, others.orders)
-        if layout is None or others.step is None:
+        others = (orders or None, None) if layout is None else (orders or None, layout.extras)
+        inputs: StepInputs[Tensor]
+        staged: PageOrders[Tensor] | None
+        extras: StepExtras[Tensor] | None
+        inputs, (staged, extras) = self._staging.upload(None if layout is None else layout.inputs, others)
+        if staged is not None:
+            self._carry_out(orders, staged)
+        if layout is None or extras is None:
             return None
-        edits = step_inputs.edits if layout.has_static_edits else others.step.edits
+        edits = inputs.edits if layout.has_static_edits else extras.edits
         if edits is not None:
             self.tables.set_pages(edits)
-        static = self._computed(layout.shape, step_inputs)
+        static = self._computed(layout.shape, inputs)
         self.last_logits = static.logits
-        return BegunStep(static=static, samples=step_inputs.samples, extras=others.step.sampling)
+        return BegunStep(static=static, samples=inputs.samples, extras=extras.sampling)
 
     @torch.inference_mode()
     def finish(self, begun: BegunStep, masks: Tensor | None = None) -> StepOutput:
@@ -290,11 +290,3 @@ class DeviceStep:
 
 def _is_decode_step(shape: StepShape) -> bool:
     return shape.prefill == 0 and shape.prompt_logits == 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Extras(Generic[Array]):
-    """What a step uploads besides its inputs."""
-
-    orders: PageOrders[Array] | None
-    step: StepExtras[Array] | None

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -52,10 +51,6 @@ class InFlight:
     # To be called when the step has ended well.
     on_end: Callable[[], None] | None = None
 
-    def with_pool(self, pool_id: bytes) -> "InFlight":
-        """The same plan, whose outcome tells which pool the worker uses."""
-        return replace(self, outcome=replace(self.outcome, pool_id=pool_id))
-
     def finished(self) -> Outcome:
         """Waits for the end of the step and returns its outcome. Passes on errors of the device."""
         compute_us = self.outcome.compute_us
@@ -82,108 +77,6 @@ class InFlight:
             prompt_logprobs=_token_logprobs(self.output.prompt_logprobs),
             pool_id=self.outcome.pool_id,
         )
-
-
-class Steps(Protocol):
-    """What carries the plans out."""
-
-    def may_choose(self, item: InFlight) -> bool:
-        """Whether the masks of a plan that was begun are there."""
-        ...
-
-    def with_tokens(self, item: InFlight) -> InFlight:
-        """Waits for the masks, and lets the plan compute its tokens. Does not raise."""
-        ...
-
-    def outcome_of(self, item: InFlight) -> Outcome:
-        """Waits for the tokens. Passes on errors of the device."""
-        ...
-
-
-class PlansInFlight:
-    """Submitted plans without a collected outcome, the oldest first."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._items, self._steps = deque[InFlight](), steps
-        # Why the device is unusable, empty if it is usable.
-        self.lost = ""
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @property
-    def newest(self) -> InFlight:
-        """The plan that was added last."""
-        return self._items[-1]
-
-    @newest.setter
-    def newest(self, item: InFlight) -> None:
-        self._items[-1] = item
-
-    def add(self, item: InFlight) -> None:
-        """Adds a plan. Requires that every plan before it computes its tokens, or is settled (`choose_tokens`)."""
-        self._items.append(item)
-
-    def collect(self, *, wait: bool) -> Outcome | None:
-        """As `Runner.collect`."""
-        if not self._items:
-            if self.lost:
-                raise DeviceLost(f"the device is lost: {self.lost}")
-            return None
-        return self._items.popleft().outcome if self._settle(0, wait=wait) else None
-
-    def choose_tokens(self) -> None:
-        """Waits until the newest plan computes its tokens; the plans before it are settled then."""
-        if self._items and self._items[-1].begun is not None:
-            for place in range(len(self._items) - 1):
-                self._settle(place, wait=True)
-            self._items[-1] = self._steps.with_tokens(self._items[-1])
-
-    def _settle(self, place: int, *, wait: bool) -> bool:
-        """Returns whether the plan is settled."""
-        item = self._items[place]
-        try:
-            if item.begun is not None:
-                if not wait and not self._steps.may_choose(item):
-                    return False
-                item = self._items[place] = self._steps.with_tokens(item)
-            if item.ended is not None and not wait and not item.ended.query():
-                return False
-            outcome = self._steps.outcome_of(item)
-        except torch.AcceleratorError as error:
-            # CUDA reports a kernel's error at a later call, and from then on every call fails.
-            self.lost = first_line(error)
-            outcomes = on_lost_device([item.outcome for item in self._items], self.lost)
-            self._items = deque(InFlight(outcome=outcome) for outcome in outcomes)
-            return True
-        self._items[place] = InFlight(outcome=outcome)
-        return True
-
-
-def on_lost_device(outcomes: Sequence[Outcome], detail: str) -> list[Outcome]:
-    """Returns the outcomes of plans in flight on a device that is lost; `detail` says why.
-
-    The first plan of each generation has failed, and later ones are skipped.
-    """
-    failed: set[int] = set()
-    lost: list[Outcome] = []
-    for outcome in outcomes:
-        is_first = outcome.generation not in failed
-        failed.add(outcome.generation)
-        status, why = (pb.STEP_STATUS_FAILED, detail) if is_first else (pb.STEP_STATUS_SKIPPED, "")
-        lost.append(replace(outcome, status=status, detail=why))
-    return lost
-
-
-def _token_logprobs(tensors: LogprobTensors | None) -> TokenLogprobs | None:
-    """Copies the logprobs, because a later step overwrites a GPU's results."""
-    if tensors is None:
-        return None
-    return TokenLogprobs(
-        logprobs=tensors.logprobs.numpy().copy(),
-        top_token_ids=tensors.top_token_ids.numpy().copy(),
-        top_logprobs=tensors.top_logprobs.numpy().copy(),
-    )
 
 
 class Execution:
@@ -251,11 +144,13 @@ class Execution:
             raise PlanError("started.constraints names a constraint, and this worker takes none")
 
     def may_choose(self, item: InFlight) -> bool:
-        """As `in_flight.Steps`."""
-        return item.masked is None or self.constrained is None or self.constrained.are_masked(item.masked)
+        """Whether the masks of a begun plan are there. Called again and again, it keeps to the limits of time."""
+        if item.masked is None or self.constrained is None:
+            return True
+        return self.constrained.constraints.are_masked(item.masked.rows)
 
     def with_tokens(self, item: InFlight) -> InFlight:
-        """As `in_flight.Steps`."""
+        """Waits for the masks, and lets the plan compute its tokens. Does not raise."""
         try:
             return self._with_tokens(item)
         except Exception as error:  # every plan must be answered
@@ -278,10 +173,96 @@ class Execution:
         return replace(item, begun=None, output=output, on_end=on_end, ended=ended)
 
     def outcome_of(self, item: InFlight) -> Outcome:
-        """As `in_flight.Steps`."""
+        """Waits for the tokens. Passes on errors of the device."""
         outcome = item.finished()
         if self.results is not None and item.output is not None:
             self.results.put_back(item.output)
         if item.masked is not None and self.constrained is not None:
             outcome = self.constrained.judged(item.masked, outcome)
         return outcome
+
+
+class PlansInFlight:
+    """Submitted plans without a collected outcome, the oldest first."""
+
+    def __init__(self, steps: Execution) -> None:
+        self._items, self._steps = deque[InFlight](), steps
+        # Why the device is unusable, empty if it is usable.
+        self.lost = ""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def newest(self) -> InFlight:
+        """The plan that was added last."""
+        return self._items[-1]
+
+    def tell_pool(self, pool_id: bytes) -> None:
+        """Lets the outcome of the newest plan tell which pool the worker uses."""
+        self._items[-1] = replace(self.newest, outcome=replace(self.newest.outcome, pool_id=pool_id))
+
+    def add(self, item: InFlight) -> None:
+        """Adds a plan. Requires that every plan before it computes its tokens, or is settled (`choose_tokens`)."""
+        self._items.append(item)
+
+    def collect(self, *, wait: bool) -> Outcome | None:
+        """As `Runner.collect`."""
+        if not self._items:
+            if self.lost:
+                raise DeviceLost(f"the device is lost: {self.lost}")
+            return None
+        return self._items.popleft().outcome if self._settle(0, wait=wait) else None
+
+    def choose_tokens(self) -> None:
+        """Waits until the newest plan computes its tokens; the plans before it are settled then."""
+        if self._items and self._items[-1].begun is not None:
+            for place in range(len(self._items) - 1):
+                self._settle(place, wait=True)
+            self._items[-1] = self._steps.with_tokens(self._items[-1])
+
+    def _settle(self, place: int, *, wait: bool) -> bool:
+        """Returns whether the plan is settled."""
+        item = self._items[place]
+        try:
+            if item.begun is not None:
+                if not wait and not self._steps.may_choose(item):
+                    return False
+                item = self._items[place] = self._steps.with_tokens(item)
+            if item.ended is not None and not wait and not item.ended.query():
+                return False
+            outcome = self._steps.outcome_of(item)
+        except torch.AcceleratorError as error:
+            # CUDA reports a kernel's error at a later call, and from then on every call fails.
+            self.lost = first_line(error)
+            outcomes = on_lost_device([item.outcome for item in self._items], self.lost)
+            self._items = deque(InFlight(outcome=outcome) for outcome in outcomes)
+            return True
+        self._items[place] = InFlight(outcome=outcome)
+        return True
+
+
+def on_lost_device(outcomes: Sequence[Outcome], detail: str) -> list[Outcome]:
+    """Returns the outcomes of plans in flight on a device that is lost; `detail` says why.
+
+    The first plan of each generation has failed, and later ones are skipped.
+    """
+    failed: set[int] = set()
+    lost: list[Outcome] = []
+    for outcome in outcomes:
+        is_first = outcome.generation not in failed
+        failed.add(outcome.generation)
+        status, why = (pb.STEP_STATUS_FAILED, detail) if is_first else (pb.STEP_STATUS_SKIPPED, "")
+        lost.append(replace(outcome, status=status, detail=why))
+    return lost
+
+
+def _token_logprobs(tensors: LogprobTensors | None) -> TokenLogprobs | None:
+    """Copies the logprobs, because a later step overwrites a GPU's results."""
+    if tensors is None:
+        return None
+    return TokenLogprobs(
+        logprobs=tensors.logprobs.numpy().copy(),
+        top_token_ids=tensors.top_token_ids.numpy().copy(),
+        top_logprobs=tensors.top_logprobs.numpy().copy(),
+    )

@@ -133,7 +133,7 @@ class Runner:
         self._in_flight.choose_tokens()
         self._submit(message)
         if message.HasField("take_over"):
-            self._in_flight.newest = self._in_flight.newest.with_pool(self.pool_id)
+            self._in_flight.tell_pool(self.pool_id)
 
     def _submit(self, message: pb.StepPlan) -> None:
         if message.generation > self._generation:
