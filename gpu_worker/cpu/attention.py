@@ -6,14 +6,15 @@ other lists of pages; `native/decode.h` and `native/prefill.h` document the algo
 
 import ctypes
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, int32
+from torch import Tensor
 
 from gpu_worker.arrays import Int64Array
 from gpu_worker.attention.layers import AttentionKind, LayerMap
-from gpu_worker.native.library import NativeLibrary
+from gpu_worker.native.library import NativeFunction, NativeLibrary
 
 _Address = ctypes.c_void_p
 _Int = ctypes.c_int64
@@ -23,35 +24,80 @@ _MOST_DIM = 1024
 _PREFILL_FUNCTIONS = {torch.float32: "tandem_prefill_float32", torch.bfloat16: "tandem_prefill_bfloat16"}
 
 
-def layer_arguments(kind: AttentionKind, table: Tensor, page_size: int) -> dict[str, int | float]:
-    """The fields that decode and prefill calls have in common; table: int32 [lines, width]."""
-    assert table.dtype == int32 and table.stride(1) == 1
-    return {
-        "table": table.data_ptr(),
-        "num_kv_heads": kind.num_kv_heads,
-        "group": kind.group,
-        "key_dim": kind.key_dim,
-        "value_dim": kind.value_dim,
-        "head_dim": kind.head_dim,
-        "page_size": page_size,
-        "window": kind.pattern.window or 0,
-        "sink_tokens": kind.pattern.sink_tokens,
-        "scale": kind.scale,
-        "softcap": kind.softcap or 0,
-    }
-
-
-class _DecodeCall(ctypes.Structure):
-    """DecodeCall of native/decode_pages.h."""
+class _Call(ctypes.Structure):
+    """AttentionCall of native/attention.h."""
 
     _fields_ = (
-        *((name, _Address) for name in ("query", "keys", "values", "sinks", "out")),
-        *((name, _Int) for name in ("query_row_stride", "query_head_stride", "pool_head_stride")),
-        *((name, _Address) for name in ("table", "lines", "positions", "scratch")),
-        *((name, _Int) for name in ("table_stride", "num_rows", "num_kv_heads", "group", "key_dim", "value_dim")),
-        *((name, _Int) for name in ("head_dim", "page_size", "window", "sink_tokens", "threads")),
+        *((name, _Address) for name in ("query", "keys", "values", "sinks", "out", "table")),
+        *((name, _Int) for name in ("table_stride", "query_token_stride", "query_head_stride", "pool_head_stride")),
+        *((name, _Int) for name in ("num_kv_heads", "group", "key_dim", "value_dim", "head_dim", "page_size")),
+        *((name, _Int) for name in ("window", "sink_tokens", "threads")),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
     )
+
+
+class _DecodeCall(_Call):
+    """DecodeCall of native/decode_pages.h."""
+
+    _fields_ = (*((name, _Address) for name in ("lines", "positions", "scratch")), ("num_rows", _Int))
+
+
+class _PrefillCall(_Call):
+    """prefill::Call of native/prefill.h."""
+
+    _fields_ = (
+        *((name, _Address) for name in ("lines", "starts", "counts", "tokens")),
+        *((name, _Int) for name in ("num_tiles", "most_queries")),
+    )
+
+
+class _Kernel:
+    """A kernel for layers of one kind, in pools of one dtype."""
+
+    def __init__(
+        self,
+        kind: AttentionKind,
+        table: Tensor,
+        page_size: int,
+        dtype: torch.dtype,
+        *,
+        function: NativeFunction,
+        call: type[_Call],
+    ) -> None:
+        assert table.dtype == torch.int32 and table.stride(1) == 1
+        # The table is kept, because the kernel reads it.
+        self.kind, self._table, self._dtype, self._run = kind, table, dtype, function
+        # Of the step's part.
+        self._num_tokens = 0
+        self._call: Any = call(
+            table=table.data_ptr(),
+            table_stride=table.stride(0),
+            num_kv_heads=kind.num_kv_heads,
+            group=kind.group,
+            key_dim=kind.key_dim,
+            value_dim=kind.value_dim,
+            head_dim=kind.head_dim,
+            page_size=page_size,
+            window=kind.pattern.window or 0,
+            sink_tokens=kind.pattern.sink_tokens,
+            scale=kind.scale,
+            softcap=kind.softcap or 0,
+        )
+
+    def __call__(self, query_THD: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, out_THD: Tensor) -> None:
+        """As `InPlaceKernel`, for the tokens of the part in order."""
+        assert query_THD.dtype == key.dtype == value.dtype == out_THD.dtype == self._dtype
+        assert query_THD.shape[0] == out_THD.shape[0] == self._num_tokens
+        call = self._call
+        if query_THD.stride(2) != 1:
+            query_THD = query_THD.contiguous()
+        if sinks is not None:
+            sinks = sinks.float().contiguous()
+            call.sinks = sinks.data_ptr()
+        call.query, (call.query_token_stride, call.query_head_stride, _) = query_THD.data_ptr(), query_THD.stride()
+        call.keys, call.values, call.pool_head_stride = key.data_ptr(), value.data_ptr(), key.stride(0)
+        call.out = out_THD.data_ptr()
+        self._run(call)
 
 
 class NativeDecode:
@@ -61,10 +107,9 @@ class NativeDecode:
         self, library: NativeLibrary, layers: LayerMap, table: Tensor, *, page_size: int, dtype: torch.dtype
     ) -> None:
         """table: the page table, int32 [lines, width], with pages in logical order; kept by reference."""
-        own = {kind: DecodeKernel(library, kind, table, page_size=page_size, dtype=dtype) for kind in layers.kinds}
-        self._own = tuple(own.values())
-        # By layer.
-        self.kernels = tuple(own[layer.kind] for layer in layers.layers)
+        self.kernels = layers.by_layer(
+            lambda kind: DecodeKernel(library, kind, table, page_size=page_size, dtype=dtype)
+        )
 
     @staticmethod
     def covers(kind: AttentionKind, dtype: torch.dtype) -> bool:
@@ -73,27 +118,23 @@ class NativeDecode:
 
     def update(self, lines: Tensor, positions: Tensor) -> None:
         """Sets the rows of a step: the line of the page table and the query's position of each, int64 [rows]."""
-        for kernel in self._own:
+        for kernel in dict.fromkeys(self.kernels):
             kernel.set_rows(lines, positions)
 
 
-class DecodeKernel:
-    """The kernel for layers of one kind."""
+class DecodeKernel(_Kernel):
+    """The kernel of decode rows, which are its tokens."""
 
     def __init__(
         self, library: NativeLibrary, kind: AttentionKind, table: Tensor, *, page_size: int, dtype: torch.dtype
     ) -> None:
-        self.kind, self._table, self._dtype = kind, table, dtype
+        function = library.function(_DECODE_FUNCTIONS[dtype], _DecodeCall)
+        super().__init__(kind, table, page_size, dtype, function=function, call=_DecodeCall)
         self._scratch = torch.empty(0, dtype=torch.uint8)
         # Where calls find the scratch memory, which grows with the contexts; recorded calls find it there too.
         self._scratch_address = _Address()
+        self._call.scratch = ctypes.addressof(self._scratch_address)
         self._rows: tuple[Tensor, ...] = ()
-        self._call = _DecodeCall(
-            table_stride=table.stride(0),
-            scratch=ctypes.addressof(self._scratch_address),
-            **layer_arguments(kind, table, page_size),
-        )
-        self._run = library.function(_DECODE_FUNCTIONS[dtype], _DecodeCall)
         self._scratch_bytes = library.functions.tandem_decode_scratch
         self._scratch_bytes.argtypes, self._scratch_bytes.restype = [ctypes.POINTER(_DecodeCall)], _Int
 
@@ -101,45 +142,14 @@ class DecodeKernel:
         """Sets the rows of a step, as `NativeDecode.update`."""
         assert lines.dtype == positions.dtype == torch.int64 and lines.is_contiguous() and positions.is_contiguous()
         # Kept until the next step, because the kernel reads them.
-        self._rows = lines, positions
+        self._rows, self._num_tokens = (lines, positions), lines.shape[0]
         call = self._call
-        call.lines, call.positions, call.num_rows = lines.data_ptr(), positions.data_ptr(), lines.shape[0]
+        call.lines, call.positions, call.num_rows = lines.data_ptr(), positions.data_ptr(), self._num_tokens
         call.threads = torch.get_num_threads()
         num_bytes = self._scratch_bytes(call)
         if num_bytes > self._scratch.shape[0]:
             self._scratch = torch.empty(num_bytes + num_bytes // 4, dtype=torch.uint8)
             self._scratch_address.value = self._scratch.data_ptr()
-
-    def __call__(self, query_THD: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, out_THD: Tensor) -> None:
-        """Writes outputs [T, H, value dimension], contiguous, of queries [T, H, key dimension], one for each row; key
-        and value are the layer's pool [K, N, D]; sinks [H]."""
-        call = self._call
-        assert query_THD.shape[0] == call.num_rows and query_THD.dtype == self._dtype
-        row_stride, head_stride, last = query_THD.stride()
-        if last != 1:
-            query_THD = query_THD.contiguous()
-            row_stride, head_stride, _ = query_THD.stride()
-        if sinks is not None:
-            sinks = sinks.float().contiguous()
-            call.sinks = sinks.data_ptr()
-        call.query, call.query_row_stride, call.query_head_stride = query_THD.data_ptr(), row_stride, head_stride
-        call.keys, call.values, call.pool_head_stride = key.data_ptr(), value.data_ptr(), key.stride(0)
-        call.out = out_THD.data_ptr()
-        self._run(call)
-
-
-class _PrefillCall(ctypes.Structure):
-    """prefill::Call of native/prefill.h."""
-
-    _fields_ = (
-        *((name, _Address) for name in ("query", "keys", "values", "out", "sinks")),
-        *((name, _Address) for name in ("table", "lines", "starts", "counts", "tokens")),
-        *((name, _Int) for name in ("num_tiles", "table_width")),
-        *((name, _Int) for name in ("query_token", "query_head", "out_token", "out_head", "kv_head")),
-        *((name, _Int) for name in ("num_kv_heads", "group", "key_dim", "value_dim", "head_dim", "page_size")),
-        *((name, _Int) for name in ("window", "sink_tokens", "most_queries", "threads")),
-        *((name, ctypes.c_float) for name in ("scale", "softcap")),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,10 +189,9 @@ class NativePrefill:
         self, library: NativeLibrary, layers: LayerMap, table: Tensor, *, page_size: int, dtype: torch.dtype
     ) -> None:
         """table: the page table, int32 [lines, width], with pages in logical order; kept by reference."""
-        own = {kind: PrefillKernel(library, kind, table, page_size=page_size, dtype=dtype) for kind in layers.kinds}
-        self._own = tuple(own.values())
-        # By layer.
-        self.kernels = tuple(own[layer.kind] for layer in layers.layers)
+        self.kernels = layers.by_layer(
+            lambda kind: PrefillKernel(library, kind, table, page_size=page_size, dtype=dtype)
+        )
 
     @staticmethod
     def covers(kind: AttentionKind, dtype: torch.dtype) -> bool:
@@ -192,44 +201,28 @@ class NativePrefill:
     def update(self, lines: Tensor, q_positions: Tensor) -> None:
         """Sets the chunks of a step; the arguments are those of `Tiles.of`."""
         tiles = Tiles.of(lines, q_positions)
-        for kernel in self._own:
+        for kernel in dict.fromkeys(self.kernels):
             kernel.set_tiles(tiles)
 
 
-class PrefillKernel:
-    """The kernel for layers of one kind."""
+class PrefillKernel(_Kernel):
+    """The kernel of prompt chunks."""
 
     def __init__(
         self, library: NativeLibrary, kind: AttentionKind, table: Tensor, *, page_size: int, dtype: torch.dtype
     ) -> None:
-        self.kind, self._table, self._dtype = kind, table, dtype
+        function = library.function(_PREFILL_FUNCTIONS[dtype], _PrefillCall)
+        super().__init__(kind, table, page_size, dtype, function=function, call=_PrefillCall)
         self._tiles: Tiles | None = None
-        self._call = _PrefillCall(table_width=table.stride(0), **layer_arguments(kind, table, page_size))
-        self._run = library.function(_PREFILL_FUNCTIONS[dtype], _PrefillCall)
 
     def set_tiles(self, tiles: Tiles) -> None:
         """Sets the tiles of a step."""
         # Kept until the next step, because the kernel reads them.
-        self._tiles, call = tiles, self._call
+        self._tiles, self._num_tokens, call = tiles, int(tiles.counts.sum()), self._call
         call.lines, call.starts = tiles.lines.ctypes.data, tiles.starts.ctypes.data
         call.counts, call.tokens = tiles.counts.ctypes.data, tiles.tokens.ctypes.data
         call.num_tiles, call.most_queries = tiles.counts.size, int(tiles.counts.max())
         call.threads = torch.get_num_threads()
-
-    def __call__(self, query_THD: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, out_THD: Tensor) -> None:
-        """Writes outputs [T, H, value dimension] of the chunks' queries [T, H, key dimension]; key and value are the
-        layer's pool [K, N, D]; sinks [H]."""
-        assert query_THD.dtype == key.dtype == value.dtype == out_THD.dtype == self._dtype
-        call = self._call
-        if query_THD.stride(2) != 1:
-            query_THD = query_THD.contiguous()
-        if sinks is not None:
-            sinks = sinks.float().contiguous()
-            call.sinks = sinks.data_ptr()
-        call.query, (call.query_token, call.query_head, _) = query_THD.data_ptr(), query_THD.stride()
-        call.keys, call.values, call.kv_head = key.data_ptr(), value.data_ptr(), key.stride(0)
-        call.out, (call.out_token, call.out_head, _) = out_THD.data_ptr(), out_THD.stride()
-        self._run(call)
 
 
 class _WriteCall(ctypes.Structure):
@@ -249,11 +242,6 @@ class KvWriter:
     def __init__(self, library: NativeLibrary, dtype: torch.dtype) -> None:
         self._call = _WriteCall(element_bytes=dtype.itemsize)
         self._write = library.function("tandem_write_kv", _WriteCall)
-
-    @classmethod
-    def of(cls, library: NativeLibrary | None, dtype: torch.dtype) -> "KvWriter | None":
-        """The writer for a pool of this dtype; None without a library."""
-        return None if library is None else cls(library, dtype)
 
     def __call__(self, key_KTD: Tensor, value_KTD: Tensor, keys: Tensor, values: Tensor, kv_slots: Tensor) -> None:
         """Writes [K, T, own dimension] to token slots kv_slots int64 [T] of keys and values [K, N, D]."""

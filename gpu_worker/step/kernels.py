@@ -45,7 +45,7 @@ class Kernels:
         self._is_padded, self._layers, self._pages = shapes.is_padded, layers, tables.pages
         self._page_size, self._dtype = geometry.page_size, cache.keys[0].dtype
         library = native_library() if native and not shapes.is_padded else None
-        self._write = KvWriter.of(library, self._dtype)
+        self._write = None if library is None else KvWriter(library, self._dtype)
         # What a step's block lists are laid out for. Kernels of steps that are not padded read the page table itself.
         self.views: tuple[View, ...] = ()
         if shapes.is_padded:
