@@ -29,8 +29,7 @@ from gpu_worker.step.in_flight import Execution, InFlight, PlansInFlight
 from gpu_worker.step.page_labels import PageLabels
 from gpu_worker.step.refusals import OutOfSync, refusal_of
 from gpu_worker.step.warm_up import warm_up
-from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
-from gpu_worker.wire.new_weights import WeightsLoader
+from gpu_worker.wire.frames import Outcome, Plan, PlanError, WeightsLoader, read_plan
 from gpu_worker.wire.page_orders import SavedPages
 
 MAX_IN_FLIGHT = 2

@@ -5,6 +5,7 @@ generation and step) or `FrameError` (anywhere else), never another exception. K
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -80,6 +81,14 @@ class Outcome:
     constraint_complete: Int32Array = field(default_factory=lambda: NO_TOKENS)
     constraint_failed: Int32Array = field(default_factory=lambda: NO_TOKENS)
     constraint_detail: str = ""
+
+
+class WeightsLoader(Protocol):
+    """What carries out an order to load new weights in place of the served model's, as link and runner know it."""
+
+    def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
+        """Loads them, or refuses and changes nothing. Raises a fatal error if it failed in between."""
+        ...
 
 
 def parse_frame(frame: bytes | memoryview) -> pb.CoreToWorker:
