@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.constraints.frames import MAX_NUMBER, Sizes
-from gpu_worker.constraints.process import ServerProcess
 from gpu_worker.constraints.rows import ConstrainedRow, Fate, Prepared, Registry
-from gpu_worker.constraints.supervisor import Supervisor
+from gpu_worker.constraints.supervisor import ServerProcess, Supervisor
 from gpu_worker.constraints.watch import DEFAULT_LIMITS, Limits
 
 
