@@ -11,7 +11,7 @@ Knows nothing of models, plans or rows. Shape legend: T packed tokens, H query h
 the pool, N the pool's token slots.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
@@ -50,14 +50,6 @@ class InPlaceKernel(Protocol):
         ...
 
 
-class WriteKv(Protocol):
-    """Writes keys and values of packed tokens to the pool, on a CPU."""
-
-    def __call__(self, key_KTD: Tensor, value_KTD: Tensor, keys: Tensor, values: Tensor, kv_slots: Tensor) -> None:
-        """Writes to token slots kv_slots int64 [T] of keys and values [K, N, D]."""
-        ...
-
-
 # Not frozen, because compilers read every field of a frozen dataclass that is passed to a compiled layer, and compile
 # again if one changes.
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -75,8 +67,9 @@ class StepContext:
     prefill_places: Tensor
     # Whether both are an InPlaceKernel.
     in_place: bool = False
+    # Writes keys and values [K, T, own dimension] to those of the pool [K, N, D], at token slots int64 [T], on a CPU.
     # None: indexed assignment.
-    write_kv: WriteKv | None = None
+    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] | None = None
     # Stands for the context in calls of the operator.
     number: int = field(init=False, default_factory=lambda: next(_numbers))
 
@@ -141,16 +134,7 @@ def attend(
     return out.unsqueeze(0)
 
 
-def _shape_of_attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sinks: Tensor | None,
-    keys: Tensor,
-    values: Tensor,
-    step: int,
-    layer: int,
-) -> Tensor:
+def _shape_of_attend(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
 

@@ -202,7 +202,8 @@ class NamesOfRow:
         """Takes the tokens out of a mask that would give an object a name twice, or leave no other name."""
         if not self._is_json:
             return
-        forbidden = [np.array([id_ for id_ in self._whole_names(mask) if self._would_repeat(id_)], np.int64)]
+        whole_names = _allowed(mask, self._texts.with_two_quotes)
+        forbidden = [np.array([id_ for id_ in whole_names if self._copy()._follow(self._texts.texts[id_])], np.int64)]
         own = self._open[-1] if self._open else None
         if self._name is not None and own is not None:
             begun = bytes(self._name)
@@ -212,16 +213,14 @@ class NamesOfRow:
         forbidden.append(np.array(self._beyond_last(matcher, mask), np.int64))
         _clear(mask, forbidden)
 
-    def _whole_names(self, mask: Mask) -> list[int]:
-        return _allowed(mask, self._texts.with_two_quotes)
-
     def _beyond_last(self, matcher: LLMatcher, mask: Mask) -> list[int]:
         """The tokens with a comma after which an object that has all its names would need another one."""
         if all(own is None or own.has_more == len(own.names) for own in self._open):
             return []
         found = list[int]()
         for token in _allowed(mask, self._texts.with_quoted_comma if self._is_in_string else self._texts.with_comma):
-            other = self._after(token)
+            other = self._copy()
+            other._follow(self._texts.texts[token])
             depth, needs_name = len(other._open), other._is_name_next or other._name is not None
             if not needs_name or not 0 < depth <= len(self._open):
                 continue
@@ -243,14 +242,6 @@ class NamesOfRow:
         if quotes and not any(after.try_consume_tokens(ids) == len(ids) for ids in quotes):
             return True
         return other._branches(own, after, begun, begun)
-
-    def _would_repeat(self, token: int) -> bool:
-        return self._copy()._follow(self._texts.texts[token])
-
-    def _after(self, token: int) -> "NamesOfRow":
-        other = self._copy()
-        other._follow(self._texts.texts[token])
-        return other
 
     def _copy(self) -> "NamesOfRow":
         other = copy(self)

@@ -326,7 +326,8 @@ class Supervisor:
         log.error("constraints end: %s", reason)
         self._is_running = False
         self._requests.clear()
-        self._known.remove_all(reason)
+        for known in list(self._known.by_id.values()):
+            self._known.remove(known, reason)
         self._known.forget_server()
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ constants. Owns the rules of what can be recorded; a step that needs a tensor's 
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import cache, partial
 from itertools import groupby
 from typing import Any
@@ -51,10 +50,6 @@ class Capture(TorchDispatchMode):
         self.calls: list[Call] = []
         # Tensors made from host data, whose memory a recorded kernel may read.
         self.constants: list[Tensor] = []
-
-    def add_call(self, call: RecordedCall) -> None:
-        """Records a kernel that was called."""
-        self.calls.append(call)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -229,9 +224,7 @@ class CpuGraphs:
         Requires inference mode. Raises NotCapturable; whatever `run` wrote before that stays written.
         """
         capture = Capture(self._arena)
-        with ExitStack() as stack:
-            stack.enter_context(recording(capture))
-            stack.enter_context(capture)
+        with recording(capture.calls.append), capture:
             result = run()
         kept: Result = mapped(result, self._borrowed)
         del result

@@ -33,6 +33,7 @@ from gpu_worker.wire.frames import Plan
 _AT_EVERY_POSITION = Feature.BIASES | Feature.PENALTIES | Feature.ALLOWED | Feature.CONSTRAINT
 # Features that change logits.
 EDITS = _AT_EVERY_POSITION | Feature.BANS
+_NOWHERE = np.zeros(0, np.int64)
 
 
 def lay_out_edits(
@@ -172,15 +173,6 @@ class SampleExtras(Generic[Array]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptTokens:
-    """The prompt tokens with logprobs of a plan, on the host."""
-
-    # int64 [n]: where their logits are, counted from the first packed token of a chunk.
-    tokens: Int64Array
-    part: PromptPart[HostArray]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRows:
     """The rows that sample in a plan, in the order of the result."""
 
@@ -189,23 +181,25 @@ class SampledRows:
     # uint16 [samples]: the features that they use, and those that any of them uses.
     uses: NDArray[np.uint16]
     any_use: int
-    prompt: PromptTokens | None
+    prompt: PromptPart[HostArray] | None
+    # int64 [n]: where the logits of these prompt tokens are, counted from the first packed token of a chunk.
+    prompt_at: Int64Array
 
     @classmethod
     def of(cls, plan: Plan, tables: RowTables) -> "SampledRows":
         """Those of chunks come first. Raises PlanError if the plan needs more logits than the worker's limit."""
-        rows, prompt = plan.decode_rows.astype(np.int64), None
+        rows, prompt, prompt_at = plan.decode_rows.astype(np.int64), None, _NOWHERE
         if plan.chunk_rows.size:
             rows = np.concatenate([plan.chunk_rows[plan.chunk_samples].astype(np.int64), rows])
-            prompt = _prompt_tokens(plan, tables)
-        num_prompt, limit = 0 if prompt is None else prompt.tokens.size, tables.geometry.logit_rows
-        if rows.size + num_prompt > limit:
+            prompt, prompt_at = _prompt_tokens(plan, tables)
+        limit = tables.geometry.logit_rows
+        if rows.size + prompt_at.size > limit:
             raise PlanError(
-                f"the plan needs logits of {rows.size} sampled rows and {num_prompt} prompt tokens; "
+                f"the plan needs logits of {rows.size} sampled rows and {prompt_at.size} prompt tokens; "
                 f"logit_rows is {limit}"
             )
         uses = tables.features.uses[rows]
-        return cls(rows=rows, uses=uses, any_use=int(np.bitwise_or.reduce(uses)), prompt=prompt)
+        return cls(rows=rows, uses=uses, any_use=int(np.bitwise_or.reduce(uses)), prompt=prompt, prompt_at=prompt_at)
 
     def any_uses(self, features: int) -> bool:
         """Whether any row uses one of the features, given as bits."""
@@ -226,7 +220,7 @@ def write_samples(
     kept[num_chunks:num] = np.arange(num_decode)
     kept[num:] = 0
     if sampled.prompt is not None:
-        kept[rows.size :] = num_decode_tokens + sampled.prompt.tokens
+        kept[rows.size :] = num_decode_tokens + sampled.prompt_at
     if samples.drawing is not None:
         padding = rows.size - num
         draw_inputs(tables.sampling, rows, tables.num_tokens[rows], padding=padding, into=samples.drawing)
@@ -236,8 +230,7 @@ def lay_out_extras(sampled: SampledRows, tables: RowTables, *, is_padded: bool) 
     """Returns what changes or adds to the sampling of a step; None if nothing does."""
     if sampled.prompt is None and not sampled.any_uses(_EXTRAS if is_padded else _EXTRAS | Feature.DRAWS):
         return None
-    prompt = None if sampled.prompt is None else sampled.prompt.part
-    rows, uses = sampled.rows, sampled.uses
+    rows, uses, prompt = sampled.rows, sampled.uses, sampled.prompt
     positions, drawing = tables.num_tokens[rows], np.flatnonzero(uses & Feature.DRAWS)
     inputs = typical = edits = with_logprobs = None
     top_k = 0
@@ -288,12 +281,12 @@ def _sampling_inputs(
     )
 
 
-def _prompt_tokens(plan: Plan, tables: RowTables) -> PromptTokens | None:
-    """Returns the prompt tokens of the plan that need logits; None if there are none."""
+def _prompt_tokens(plan: Plan, tables: RowTables) -> tuple[PromptPart[HostArray] | None, Int64Array]:
+    """Returns the prompt tokens of the plan that need logits, and where these are, as in `SampledRows`."""
     features = tables.features
     wanted = np.flatnonzero(features.uses[plan.chunk_rows] & Feature.PROMPT_LOGPROBS).tolist()
     if not wanted:
-        return None
+        return None, _NOWHERE
     tokens: list[Int64Array] = []
     targets: list[Int64Array] = []
     top_k, begins = 0, np.cumsum(plan.chunk_counts) - plan.chunk_counts
@@ -307,6 +300,5 @@ def _prompt_tokens(plan: Plan, tables: RowTables) -> PromptTokens | None:
             targets.append(tables.tokens[row][first:end].astype(np.int64))
             top_k = max(top_k, int(features.num_logprobs[row]) - 1)
     if not targets:
-        return None
-    part = PromptPart(targets=np.concatenate(targets), top_k=top_k)
-    return PromptTokens(tokens=np.concatenate(tokens), part=part)
+        return None, _NOWHERE
+    return PromptPart(targets=np.concatenate(targets), top_k=top_k), np.concatenate(tokens)

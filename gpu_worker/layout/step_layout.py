@@ -153,7 +153,7 @@ def _shape_of(plan: Plan, shapes: Shapes, geometry: Geometry, sampled: SampledRo
             draws=shapes.is_padded and sampled.any_uses(Feature.DRAWS),
         )
     )
-    return shape if sampled.prompt is None else replace(shape, prompt_logits=sampled.prompt.tokens.size)
+    return replace(shape, prompt_logits=sampled.prompt_at.size) if sampled.prompt_at.size else shape
 
 
 def blank(inputs: StepInputs[HostArray], tables: RowTables, slot_of_row: Int64Array, views: Sequence[View]) -> None:

@@ -9,12 +9,12 @@ import ctypes
 import logging
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 # Torch loads its own OpenMP library for the whole process, so it is imported first: the kernels then share its threads.
 import torch  # noqa: F401
@@ -38,17 +38,12 @@ class RecordedCall:
     structures: tuple[ctypes.Structure, ...]
 
 
-class Recorder(Protocol):
-    """Receives each call after it was made."""
-
-    def add_call(self, call: RecordedCall) -> None: ...
-
-
-_recorder: Recorder | None = None
+# Receives each call after it was made.
+_recorder: Callable[[RecordedCall], None] | None = None
 
 
 @contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
+def recording(recorder: Callable[[RecordedCall], None]) -> Iterator[None]:
     """Within it, every call of a NativeFunction is recorded too. One recorder at a time, on one thread."""
     global _recorder
     assert _recorder is None, "calls are being recorded already"
@@ -86,7 +81,7 @@ class NativeFunction:
         """Structures are passed as they are."""
         self._run(*arguments)
         if _recorder is not None:
-            _recorder.add_call(self._recorded(arguments))
+            _recorder(self._recorded(arguments))
 
     def _recorded(self, arguments: Sequence[Any]) -> RecordedCall:
         copies = tuple(type(each).from_buffer_copy(each) for each in arguments if isinstance(each, ctypes.Structure))

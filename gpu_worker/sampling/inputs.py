@@ -30,31 +30,6 @@ class RankGroup(Generic[Array]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingInputs(Generic[Array]):
-    """The parameters of the rows that draw; all [R]."""
-
-    # int64: indices into the S samples; the other samples are greedy.
-    rows: Array
-    # float32.
-    temperature: Array
-    top_p: Array
-    min_p: Array
-    # int64.
-    top_k: Array
-    # int64: seed, sample_idx and position are the key of the noise. Seeds are unsigned 64-bit numbers, reinterpreted.
-    seed: Array
-    sample_idx: Array
-    # Position of the token to draw.
-    position: Array
-    # Rows that filter by rank.
-    rank_groups: tuple[RankGroup[Array], ...]
-    # Whether any row filters by min_p.
-    filters_min_p: bool
-    # int64 [G] and float32 [G]: the R rows that filter by typical_p, and their values. None if no row does.
-    typical: tuple[Array, Array] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DrawInputs(Generic[Array]):
     """The parameters of every sample, padding included; all [S], so that shapes do not depend on what rows ask for."""
 
@@ -66,10 +41,25 @@ class DrawInputs(Generic[Array]):
     min_p: Array
     # int64; 0 keeps every token.
     top_k: Array
-    # int64: the key of the noise, as in SamplingInputs.
+    # int64: seed, sample_idx and position are the key of the noise. Seeds are unsigned 64-bit numbers, reinterpreted.
     seed: Array
     sample_idx: Array
+    # Position of the token to draw.
     position: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingInputs(DrawInputs[Array]):
+    """The parameters of the rows that draw; all [R]."""
+
+    # int64: indices into the S samples; the other samples are greedy.
+    rows: Array
+    # Rows that filter by rank.
+    rank_groups: tuple[RankGroup[Array], ...]
+    # Whether any row filters by min_p.
+    filters_min_p: bool
+    # int64 [G] and float32 [G]: the R rows that filter by typical_p, and their values. None if no row does.
+    typical: tuple[Array, Array] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,8 @@ class ResultRing:
     def to_host(self, output: StepOutput) -> StepOutput:
         """Starts the copies to a buffer, which are valid after the current stream has executed them."""
         tensors = leaves(output)
-        sizes = [_words(tensor) for tensor in tensors]
+        # In 8-byte words, so that each begins aligned.
+        sizes = [-(-tensor.nbytes // _WORD_BYTES) for tensor in tensors]
         if sum(sizes) > self._num_words:
             self._enlarge(sum(sizes))
         buffer = self._free.pop() if self._free else self._allocate(self._num_words)
@@ -100,11 +101,6 @@ class ResultRing:
         """Replaces the free buffers. Those in use are dropped when they come back."""
         self._num_words = max(1, 1 << (num_words - 1).bit_length())
         self._free = [self._allocate(self._num_words) for _ in range(self._num_buffers)]
-
-
-def _words(tensor: Tensor) -> int:
-    """8-byte words of a tensor, so that each begins aligned."""
-    return -(-tensor.nbytes // _WORD_BYTES)
 
 
 def _copied(tensor: Tensor, words: Tensor) -> Tensor:
