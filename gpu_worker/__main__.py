@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from gpu_worker.group.start import Together
     from gpu_worker.group.wires import Wires
-    from gpu_worker.link.plan_runner import PlanRunner
+    from gpu_worker.link.link import PlanRunner
 
 log = logging.getLogger("gpu_worker")
 

@@ -23,9 +23,9 @@ from gpu_worker.compatibility.check_model import check_cuda_shapes
 from gpu_worker.compatibility.independence import check_independence, pin
 from gpu_worker.compatibility.new_weights import WeightsLoader
 from gpu_worker.compatibility.self_check import check_runner
-from gpu_worker.cpu_graphs.choice import captures_steps, graphs_for
 from gpu_worker.geometry import Geometry, check_window
 from gpu_worker.graphs.backend import GraphBackend
+from gpu_worker.graphs.captured import captures_steps, graphs_for
 from gpu_worker.group.failures import refusal_in_group
 from gpu_worker.group.start import Together, device_of_rank, least_sizes, meet, part_of_rank, threads_of_rank
 from gpu_worker.layout.shapes import StepShape

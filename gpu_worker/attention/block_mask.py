@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from gpu_worker.attention.blocks import DecodeBlocks, PrefillBlocks
-from gpu_worker.attention.views import View
+from gpu_worker.attention.views import DecodeBlocks, PrefillBlocks, View
 
 
 class DecodeEnds:

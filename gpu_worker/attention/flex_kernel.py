@@ -1,7 +1,10 @@
-"""One compiled FlexAttention call: its changes to scores, its own compiled code.
+"""The calls of FlexAttention: changes to scores, compiled code of each, how queries are placed and outputs taken.
 
 Uncompiled FlexAttention ignores the block lists and applies the mask function alone, which gives wrong results with
-these masks; `FlexKernel` raises instead. Knows nothing of steps or pages: masks are arguments.
+these masks; `FlexKernel` raises instead. Knows nothing of plans, rows or pages: masks are arguments.
+
+Shape legend: T packed tokens, H query heads, K KV heads, G query heads per KV head, D head dimension in the pool, B
+decode slots, P prefill queries, N the pool's token slots.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from gpu_worker.attention.block_mask import DecodeMask, PrefillMask
+from gpu_worker.attention.kernel_options import Call, Card, decode_options, prefill_options
 from gpu_worker.attention.layers import AttentionKind
 
 if TYPE_CHECKING:
@@ -102,3 +107,66 @@ class FlexKernel:
             "torch has more threads than the kernel was compiled for"
         )
         return self._compiled(query, key, value, sinks)
+
+
+class DecodeAttention:
+    """One query position per slot. The query heads of a group are query rows of its KV head: [B, K, G, D]."""
+
+    def __init__(self, kind: AttentionKind, mask: DecodeMask, *, dtype: torch.dtype) -> None:
+        slots, device = mask.block_lists.shape[0], mask.block_lists.device
+        self.kind, self.mask = kind, mask
+        self.query = torch.zeros(slots, kind.num_kv_heads, kind.group, kind.head_dim, dtype=dtype, device=device)
+        self._written = self.query[..., : kind.key_dim]
+        blocks = mask.block_mask(kind.group)
+        self.kernel = FlexKernel(
+            kind,
+            blocks,
+            learned_sink_slot=mask.view.learned_sink_slot,
+            rows_are_heads=True,
+            options=decode_options(Card.of(device), Call.of(kind, blocks, bucket=slots, dtype=dtype)),
+        )
+
+    def __call__(
+        self, query_THD: Tensor, places: Tensor | None, key: Tensor, value: Tensor, sinks: Tensor | None
+    ) -> Tensor:
+        """Output [B, H, value dimension] of queries [B, H, key dimension], one for each slot in order; key and value
+        [K, N, D]; sinks [H]. places: None, because every slot has a query."""
+        grouped = query_THD.shape[0], *self.query.shape[1:3], self.kind.key_dim
+        query = self.query
+        if self.kind.key_dim < self.kind.head_dim:
+            self._written.copy_(query_THD.view(grouped))
+        else:
+            # The kernel reads the model's own queries. It is compiled for one set of strides, and sizes of 1 may have
+            # any.
+            query = query_THD.contiguous().as_strided(self.query.shape, self.query.stride())
+        if sinks is not None:
+            sinks = sinks.view(self.query.shape[1:3])
+        out = self.kernel(query, key.unsqueeze(0), value.unsqueeze(0), sinks)
+        return out.flatten(1, 2)[..., : self.kind.value_dim]
+
+
+class PrefillAttention:
+    """Prompt chunks, packed along the query axis: [1, H, P, D]."""
+
+    def __init__(self, kind: AttentionKind, mask: PrefillMask, *, dtype: torch.dtype) -> None:
+        num_queries, device = mask.q_positions.shape[0], mask.q_positions.device
+        self.kind, self.mask = kind, mask
+        self.query = torch.zeros(num_queries, kind.num_heads, kind.head_dim, dtype=dtype, device=device)
+        self._written = self.query[..., : kind.key_dim]
+        self.kernel = FlexKernel(
+            kind,
+            mask.block_mask,
+            learned_sink_slot=mask.view.learned_sink_slot,
+            rows_are_heads=False,
+            options=prefill_options(Card.of(device), Call.of(kind, mask.block_mask, bucket=num_queries, dtype=dtype)),
+        )
+
+    def __call__(
+        self, query_THD: Tensor, places: Tensor | None, key: Tensor, value: Tensor, sinks: Tensor | None
+    ) -> Tensor:
+        """Output [P, H, value dimension] of queries [T, H, key dimension] at `places` int64 [T] along P; key and value
+        [K, N, D]; sinks [H]."""
+        self._written[places] = query_THD
+        query = self.query.transpose(0, 1).unsqueeze(0)
+        out = self.kernel(query, key.unsqueeze(0), value.unsqueeze(0), sinks)
+        return out.squeeze(0).transpose(0, 1)[..., : self.kind.value_dim]

@@ -1,7 +1,8 @@
 """Pages of host memory, to which pages of the pool are swapped out.
 
 Owns the host's tensor, the buffers through which pages pass, and the copies. The compute stream only moves pages
-between pool and buffers, at the speed of device memory; copies over the bus run on a copy stream beside it. Invariants:
+between pool and buffers, at the speed of device memory; copies over the bus run on a copy stream beside it. Work of one
+stream runs in the order in which it was enqueued; only an event orders work of different streams. Invariants:
 
 - Only the compute stream reads and writes the pool. So a save reads a page before any later write, and attention reads
   a page after its load.
@@ -14,16 +15,57 @@ between pool and buffers, at the speed of device memory; copies over the bus run
 Knows nothing of sequences.
 """
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.attention.copy_stream import Event, Streams, streams_of
 from gpu_worker.attention.kv_cache import KvCache, huge_zeros
 from gpu_worker.attention.passing import Passing
+
+
+class Event(Protocol):
+    """A point in the work of a stream; `torch.cuda.Event` is one."""
+
+    def record(self) -> None:
+        """Moves the event behind all work that is enqueued on the current stream."""
+        ...
+
+    def wait(self) -> None:
+        """Lets later work of the current stream begin after the event; does nothing before the first `record`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """The compute stream, which is current unless `copying` is entered, and the copy stream."""
+
+    # A new event.
+    event: Callable[[], Event]
+    # Makes the copy stream current.
+    copying: Callable[[], AbstractContextManager[object]]
+
+
+def streams_of(device: torch.device) -> Streams:
+    """Returns the two streams of a GPU. On a CPU work has ended when its call returns, so there is nothing to order."""
+    if device.type != "cuda":
+        return Streams(event=_NoEvent, copying=nullcontext)
+    # Torch's streams do not synchronise with the default stream, so only events order the two.
+    copy = torch.cuda.Stream(device)
+    return Streams(event=torch.cuda.Event, copying=lambda: torch.cuda.stream(copy))
+
+
+class _NoEvent:
+    def record(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
 
 
 class HostPages:
@@ -49,7 +91,9 @@ class HostPages:
         passing = passing or Passing.of(page_bytes, num_pages, on_cpu=device.type == "cpu")
         self._at_once = passing.pages_at_once
         for buffers in (self._saving, self._loading):
-            buffers += [self._new_buffer() for _ in range(passing.num_buffers)]
+            for _ in range(passing.num_buffers):
+                contents = cache.keys[0].new_empty(self._at_once, cache.page_elements)
+                buffers.append(_Buffer(contents=contents, filled=self._streams.event(), emptied=self._streams.event()))
 
     def save(self, pages: Tensor, slots: NDArray[np.integer]) -> None:
         """Copies pages int64 [n] of the pool, on its device, to host pages [n], all different."""
@@ -98,16 +142,14 @@ class HostPages:
         """Parts of `count` pages, each as large as a buffer or smaller."""
         return [slice(first, min(first + self._at_once, count)) for first in range(0, count, self._at_once)]
 
-    def _new_buffer(self) -> "_Buffer":
-        contents = self._cache.keys[0].new_empty(self._at_once, self._cache.page_elements)
-        return _Buffer(contents, filled=self._streams.event(), emptied=self._streams.event())
 
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Buffer:
     """Room for the pages of one passage, on the device."""
 
-    def __init__(self, contents: Tensor, *, filled: Event, emptied: Event) -> None:
-        self.contents, self.filled, self.emptied = contents, filled, emptied
+    contents: Tensor
+    filled: Event
+    emptied: Event
 
 
 def _runs(slots: NDArray[np.integer]) -> list[tuple[int, int, int]]:

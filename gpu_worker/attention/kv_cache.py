@@ -1,6 +1,6 @@
 """The paged pool: K and V of every layer.
 
-Owns the tensors and their shape; `operator.py` writes new keys and values. K and V are separate per layer and
+Owns the tensors and their shape; `paged.py` writes new keys and values. K and V are separate per layer and
 head-major. A token slot is page times page size plus offset. On a GPU each tensor must have fewer than 2^31 elements,
 as `memory/sizing.py` ensures, because the decode kernel does not compile for more. Knows nothing of sequences.
 """

@@ -5,7 +5,9 @@ Owns the types. Knows nothing of how a model is checked, of masks or of pages.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+Kernel = TypeVar("Kernel")
 # Head dimensions are padded with zeros to a multiple of this in the pool and in queries, which changes no result.
 HEAD_DIM_MULTIPLE = 16
 
@@ -78,6 +80,11 @@ class LayerMap:
     def kinds(self) -> tuple[AttentionKind, ...]:
         """Each kind once, in order of appearance."""
         return tuple(dict.fromkeys(layer.kind for layer in self.layers))
+
+    def by_layer(self, kernel_of: Callable[[AttentionKind], Kernel]) -> tuple[Kernel, ...]:
+        """Returns for each layer what `kernel_of` makes for its kind; layers of one kind share it."""
+        made = {kind: kernel_of(kind) for kind in self.kinds}
+        return tuple(made[layer.kind] for layer in self.layers)
 
     def within(self, max_length: int) -> "LayerMap":
         """The layers for sequences of at most `max_length` tokens."""

@@ -1,11 +1,21 @@
-"""Paged attention as Transformers calls it: the attention function, which calls the operator of `operator.py`.
+"""Paged attention: one operator for a layer in a step, and the attention function by which Transformers calls it.
 
-Knows nothing of kernels, plans or rows.
+K and V go to the pool, then decode rows and prompt chunks attend. `torch.ops.tandem.attend` is opaque to compilers: a
+decoder layer that is compiled around it calls it as it stands, with the kernels that were compiled for its step. Its
+arguments determine everything that it does, so it can be called again with the same arguments, as a recorder of graphs
+does. The step is the number of a `StepContext`; contexts are found while something else holds them.
 
-Shape legend: T packed tokens, H query heads, K KV heads, D head dimension in the pool, N the pool's token slots.
+Library.define is used because its operators cost 4 us per call, those of `torch.library.custom_op` 9 us (on a CPU).
+
+Knows nothing of models, plans or rows. Shape legend: T packed tokens, H query heads, K KV heads, D head dimension in
+the pool, N the pool's token slots.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +23,130 @@ from transformers import AttentionInterface
 
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, LayerMap
-from gpu_worker.attention.operator import StepContext
+
+# Compilers specialise on 0 and 1.
+_numbers = count(2)
+_contexts: "WeakValueDictionary[int, StepContext]" = WeakValueDictionary()
+
+
+class QueryKernel(Protocol):
+    """Places queries in a kernel's call and runs it."""
+
+    def __call__(
+        self, query_THD: Tensor, places: Tensor | None, key: Tensor, value: Tensor, sinks: Tensor | None
+    ) -> Tensor:
+        """Output [places of the kernel, H, value dimension] of queries [T, H, key dimension] at `places` int64 [T].
+
+        places: None if query i has place i, and every place has a query. key and value [K, N, D]; sinks [H]."""
+        ...
+
+
+class InPlaceKernel(Protocol):
+    """Attends for packed tokens of the step and writes their outputs, on a CPU."""
+
+    def __call__(self, query_THD: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, out_THD: Tensor) -> None:
+        """out_THD: contiguous [T, H, value dimension]; query_THD may have any strides; the others as in
+        `QueryKernel`."""
+        ...
+
+
+# Not frozen, because compilers read every field of a frozen dataclass that is passed to a compiled layer, and compile
+# again if one changes.
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
+class StepContext:
+    """One step, as each layer sees it. Tokens are packed: decode rows, then chunks, then padding."""
+
+    # int64 [T]: the token slot for each token's K and V; padding goes to page 0.
+    kv_slots: Tensor
+    # By layer; layers of one kind share them. None if the step has no decode rows, or no chunks.
+    decode: Sequence[QueryKernel] | Sequence[InPlaceKernel] | None
+    num_decode: int
+    prefill: Sequence[QueryKernel] | Sequence[InPlaceKernel] | None
+    # int64 [tokens of the chunks]: where each query is placed, all different. Padding that is counted to the chunks
+    # takes places of queries that the mask hides.
+    prefill_places: Tensor
+    # Whether both are an InPlaceKernel.
+    in_place: bool = False
+    # Writes keys and values [K, T, own dimension] to those of the pool [K, N, D], at token slots int64 [T], on a CPU.
+    # None: indexed assignment.
+    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] | None = None
+    # Stands for the context in calls of the operator.
+    number: int = field(init=False, default_factory=lambda: next(_numbers))
+
+    def __post_init__(self) -> None:
+        _contexts[self.number] = self
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    step: int,
+    layer: int,
+) -> Tensor:
+    """Attention [1, T, H, value dimension] of query [1, H, T, key dimension]; writes key and value [1, K, T, own
+    dimension] to the layer's pool, `keys` and `values` [K, N, D].
+
+    sinks: [H]. step: `StepContext.number`. layer: the index of any layer of the same kind.
+
+    Indexed assignment (index_put_) is used because index_copy_ copied the whole pool inside compiled models.
+    """
+    context = _contexts[step]
+    if context.write_kv is None:
+        keys[:, context.kv_slots, : key.shape[3]] = key[0]
+        values[:, context.kv_slots, : value.shape[3]] = value[0]
+    else:
+        context.write_kv(key[0], value[0], keys, values, context.kv_slots)
+    query_THD = query[0].transpose(0, 1)
+    num_decode, num_chunk = context.num_decode, context.prefill_places.shape[0]
+    num_tokens, num_attending = query_THD.shape[0], num_decode + num_chunk
+    # Any: `in_place` says which of the two kinds they are.
+    decode: Any = None if context.decode is None else context.decode[layer]
+    prefill: Any = None if context.prefill is None else context.prefill[layer]
+    if not context.in_place and num_attending == num_tokens and (prefill is None or decode is None):
+        # One kernel has all tokens: its output needs no copy if it is in their order.
+        if prefill is None:
+            assert decode is not None, "a step has tokens"
+            return decode(query_THD, None, keys, values, sinks).contiguous().unsqueeze(0)
+        rows = prefill(query_THD, context.prefill_places, keys, values, sinks)
+        return rows.index_select(0, context.prefill_places).unsqueeze(0)
+    out = query.new_empty(num_tokens, query.shape[1], value.shape[3])
+    parts = (
+        (decode, None, slice(0, num_decode)),
+        (prefill, context.prefill_places, slice(num_decode, num_attending)),
+    )
+    for kernel, places, part in parts:
+        if kernel is None:
+            continue
+        if context.in_place:
+            kernel(query_THD[part], keys, values, sinks, out[part])
+        elif places is None:
+            out[part] = kernel(query_THD[part], places, keys, values, sinks)
+        else:
+            rows = kernel(query_THD[part], places, keys, values, sinks)
+            torch.index_select(rows, 0, places, out=out[part])
+    if num_attending < num_tokens:
+        # Padding, which the rest of the model computes with.
+        out[num_attending:].zero_()
+    return out.unsqueeze(0)
+
+
+def _shape_of_attend(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+_library = torch.library.Library("tandem", "DEF")
+_library.define(
+    "attend(Tensor query, Tensor key, Tensor value, Tensor? sinks, Tensor(a!) keys, Tensor(b!) values, SymInt step, "
+    "int layer) -> Tensor"
+)
+for _device_type in ("CPU", "CUDA"):
+    _library.impl("attend", attend, _device_type)
+torch.library.register_fake("tandem::attend", _shape_of_attend, lib=_library)
+
 
 ATTENTION_NAME = "tandem_paged"
 

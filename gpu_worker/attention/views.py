@@ -1,20 +1,51 @@
 """Which parts of its sequence a query sees, by attention pattern: spans for decode rows, lists for prefill tiles.
 
-Owns the arithmetic between positions, windows, pages and blocks, and the widths of lists. Prefill tiles list whole
-pages. Decode rows list blocks, equal parts of a page, so that the kernel does not read the rest of a row's last page.
-Pages and blocks are logical here (page 0 holds positions 0 to page_size - 1). Imports no torch. Knows nothing of rows,
-page tables or tensors.
+Owns the arithmetic between positions, windows, pages and blocks, the widths of lists, and the types of a step's lists,
+which are numpy arrays on the host and tensors on the device. Prefill tiles list whole pages. Decode rows list blocks,
+equal parts of a page, so that the kernel does not read the rest of a row's last page. Pages and blocks are logical here
+(page 0 holds positions 0 to page_size - 1). Imports no torch. Knows nothing of rows, page tables or tensors.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.arrays import Int64Array
+from gpu_worker.arrays import Array, Int64Array
 from gpu_worker.attention.layers import AttentionPattern
 from gpu_worker.geometry import Geometry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeBlocks(Generic[Array]):
+    """The blocks of each decode slot; all int64 [slots]."""
+
+    # Listed blocks, that of learned sinks included; 0 for an idle slot.
+    num_blocks: Array
+    # None without a window. The blocks left out between those of the sink tokens and those of the window.
+    skipped: Array | None = None
+    # Token slots gap_start to gap_end - 1 of the window's first block are hidden.
+    gap_start: Array | None = None
+    gap_end: Array | None = None
+    # None unless sink tokens end inside a block. Token slots of that block that are hidden.
+    sink_gap_start: Array | None = None
+    sink_gap_end: Array | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillBlocks(Generic[Array]):
+    """The pages of each of nq query tiles."""
+
+    # int64 [nq]: pages that every query of the tile sees whole.
+    num_full: Array
+    # int64 [nq], None without a window: the pages left out between those of the sink tokens and those of the window.
+    skipped: Array | None = None
+    # int64 [nq] and [nq, w]: the other pages that some query sees, cut by position; that of learned sinks is one.
+    num_partial: Array
+    partial_pages: Array
+
 
 # Positions of a decode block on a GPU, unless pages are smaller. The kernel's tiles divide it. A CPU reads whole pages.
 GPU_DECODE_BLOCK = 64

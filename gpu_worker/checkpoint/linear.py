@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gpu_worker.attention.kv_cache import huge_zeros
-from gpu_worker.native.calls import NativeFunction
-from gpu_worker.native.library import NativeLibrary, native_library
+from gpu_worker.native.library import NativeFunction, NativeLibrary, native_library
 
 # Names of linear layers, by group.
 Groups = tuple[tuple[str, ...], ...]

@@ -23,7 +23,7 @@ from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
 from gpu_worker.checkpoint.folder import WeightFiles, tensor_types
 from gpu_worker.checkpoint.linear import Groups, PackedLinear, can_pack, merge_linears, pack_linears
-from gpu_worker.cpu_operators.replace import replace_operators
+from gpu_worker.cpu.replace import replace_operators
 from gpu_worker.native.library import native_library
 from tandem_contract import logs
 

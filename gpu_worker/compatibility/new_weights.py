@@ -25,7 +25,7 @@ from gpu_worker.checkpoint.folder import WeightFiles, opened_weights
 from gpu_worker.checkpoint.linear import MergedLinear, PackedLinear
 from gpu_worker.checkpoint.loading import load_plain, own_part
 from gpu_worker.compatibility.self_check import check_runner
-from gpu_worker.cpu_operators.norms import NativeNorm
+from gpu_worker.cpu.forwards import NativeNorm
 from gpu_worker.failures import first_line
 from gpu_worker.process.ranks import SINGLE, Ranks
 from gpu_worker.step.runner import Runner

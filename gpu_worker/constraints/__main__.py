@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpu_worker.constraints.area import SharedArea, Sizes
+from gpu_worker.constraints.frames import SharedArea, Sizes
 from tandem_contract.fork_server import serve_forks
 
 

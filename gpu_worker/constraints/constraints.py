@@ -5,15 +5,24 @@ torch, and leaves processes and limits to `supervisor.py`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.constraints.area import MAX_NUMBER, Sizes
-from gpu_worker.constraints.limits import DEFAULT_LIMITS, Limits
-from gpu_worker.constraints.process import ServerProcess
+from gpu_worker.constraints.frames import MAX_NUMBER, Sizes
 from gpu_worker.constraints.rows import ConstrainedRow, Fate, Prepared, Registry
-from gpu_worker.constraints.supervisor import Supervisor
+from gpu_worker.constraints.supervisor import ServerProcess, Supervisor
+from gpu_worker.constraints.watch import DEFAULT_LIMITS, Limits
+
+
+def refusal(tokenizer_json: bytes) -> str:
+    """Why the worker takes no constraints, in one sentence; empty if it takes them."""
+    if not tokenizer_json:
+        return "the model has no tokenizer, and constraints are about texts"
+    if find_spec("llguidance") is None:
+        return "llguidance is not installed beside the worker, and masks of constraints need it"
+    return ""
 
 
 class Constraints:

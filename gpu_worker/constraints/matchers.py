@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import llguidance
 import numpy as np
 
-from gpu_worker.constraints.names import NamesOfRow, TokenTexts
-from gpu_worker.constraints.places import Places
+from gpu_worker.constraints.names import NamesOfRow, Places, TokenTexts
 
 _NEWLINE = "\n"
 

@@ -1,27 +1,78 @@
 """Keeps the names of each JSON object of an output apart.
 
 llguidance forgets a name that a schema does not list, so it would let an object have it twice. Here a row remembers the
-names of its open objects, and tokens that complete one again leave the mask, as do commas after the last name. The
-front end says where JSON stands (`places.py`). Escapes give each name one spelling (the front end's options), so bytes
-are compared.
+names of its open objects, and tokens that complete one again leave the mask, as do commas after the last name. Escapes
+give each name one spelling (the front end's options), so bytes are compared.
+
+The front end says where JSON stands: it writes `json_places` beside a grammar, a list of states, each a list of steps
+[mark, next state, begun]. Outside of JSON, a row goes to the next state when its output ends with a mark of its state;
+with `begun`, JSON begins there, of which the mark has this much. When its first brace is closed, the row is outside
+again, in the next state. A mark is a list of texts and ids of control tokens.
 """
 
+import json
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from gpu_worker.constraints.places import MARK, Places, mark
-
+# What a control token begins with in the followed bytes. No text has the first of these, and none is a brace.
+MARK = b"\xff<"
 Mask = NDArray[np.uint32]
-
 _QUOTE, _BACKSLASH, _COMMA = b'"\\,'
 _OPEN_OBJECT, _OPEN_LIST = b"{["
 _CLOSE = b"}]"
+
+
+def mark(token: int) -> bytes:
+    """The followed bytes of a control token."""
+    return MARK + b"%d>" % token
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What follows a mark."""
+
+    mark: bytes
+    state: int
+    begun: bytes
+
+
+class Places:
+    """The places of JSON in the output under one grammar."""
+
+    def __init__(self, states: list[list[Step]]) -> None:
+        # The longest mark counts.
+        self._states = [sorted(steps, key=lambda step: -len(step.mark)) for steps in states]
+        self._marks = [tuple(step.mark for step in steps) for steps in self._states]
+        self.longest = max((len(mark) for marks in self._marks for mark in marks), default=1)
+
+    def after(self, state: int, text: bytes) -> Step | None:
+        """The step of a state for an output that ends with `text`, if it ends with a mark."""
+        if not text.endswith(self._marks[state]):
+            return None
+        return next(step for step in self._states[state] if text.endswith(step.mark))
+
+    @classmethod
+    def of(cls, source: bytes) -> Self | None:
+        """What the front end says beside a grammar whose text is JSON; None if no object can have a name twice."""
+        if not source.startswith(b'{"grammars"'):
+            return None
+        states = json.loads(source)["grammars"][0].get("json_places")
+        if not states:
+            return None
+        return cls(
+            [[Step(_followed(parts), next_, begun.encode()) for parts, next_, begun in steps] for steps in states]
+        )
+
+
+def _followed(parts: list[str | int]) -> bytes:
+    return b"".join(mark(part) if isinstance(part, int) else part.encode() for part in parts)
 
 
 class TokenTexts:
@@ -151,7 +202,8 @@ class NamesOfRow:
         """Takes the tokens out of a mask that would give an object a name twice, or leave no other name."""
         if not self._is_json:
             return
-        forbidden = [np.array([id_ for id_ in self._whole_names(mask) if self._would_repeat(id_)], np.int64)]
+        whole_names = _allowed(mask, self._texts.with_two_quotes)
+        forbidden = [np.array([id_ for id_ in whole_names if self._copy()._follow(self._texts.texts[id_])], np.int64)]
         own = self._open[-1] if self._open else None
         if self._name is not None and own is not None:
             begun = bytes(self._name)
@@ -161,16 +213,14 @@ class NamesOfRow:
         forbidden.append(np.array(self._beyond_last(matcher, mask), np.int64))
         _clear(mask, forbidden)
 
-    def _whole_names(self, mask: Mask) -> list[int]:
-        return _allowed(mask, self._texts.with_two_quotes)
-
     def _beyond_last(self, matcher: LLMatcher, mask: Mask) -> list[int]:
         """The tokens with a comma after which an object that has all its names would need another one."""
         if all(own is None or own.has_more == len(own.names) for own in self._open):
             return []
         found = list[int]()
         for token in _allowed(mask, self._texts.with_quoted_comma if self._is_in_string else self._texts.with_comma):
-            other = self._after(token)
+            other = self._copy()
+            other._follow(self._texts.texts[token])
             depth, needs_name = len(other._open), other._is_name_next or other._name is not None
             if not needs_name or not 0 < depth <= len(self._open):
                 continue
@@ -192,14 +242,6 @@ class NamesOfRow:
         if quotes and not any(after.try_consume_tokens(ids) == len(ids) for ids in quotes):
             return True
         return other._branches(own, after, begun, begun)
-
-    def _would_repeat(self, token: int) -> bool:
-        return self._copy()._follow(self._texts.texts[token])
-
-    def _after(self, token: int) -> "NamesOfRow":
-        other = self._copy()
-        other._follow(self._texts.texts[token])
-        return other
 
     def _copy(self) -> "NamesOfRow":
         other = copy(self)

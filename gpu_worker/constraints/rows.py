@@ -97,11 +97,6 @@ class Registry:
             if own.constraint is known:
                 own.fail(reason)
 
-    def remove_all(self, reason: str) -> None:
-        """The same for every constraint."""
-        for known in list(self.by_id.values()):
-            self.remove(known, reason)
-
     def forget_server(self) -> None:
         """Another server follows, which knows nothing."""
         for known in self.by_id.values():

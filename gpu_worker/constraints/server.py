@@ -11,16 +11,20 @@ import threading
 
 import numpy as np
 
-from gpu_worker.constraints.area import PREPARED, WORK, SharedArea, Stage, work_word
 from gpu_worker.constraints.frames import (
     MAX_BYTES,
+    PREPARED,
+    WORK,
     Frame,
     Kind,
     RowState,
+    SharedArea,
+    Stage,
     decoded,
     limited,
     serving,
     states,
+    work_word,
 )
 from gpu_worker.constraints.matchers import NO_TOKEN, FollowedRow, MatcherError, Matchers, sentence_of
 

@@ -1,4 +1,7 @@
-"""Keeps a mask server running: exchanges frames with it, keeps to the limits of time, and replaces it.
+"""Keeps a mask server running: its process, the exchange of frames, the limits of time, and the next one.
+
+`ServerProcess` is the worker's end of one: the process, its socket, and the memory that both share. Nothing in it waits
+for the server, except `wait`.
 
 A server that computes too long is killed, and one that has ended is started again; the next one takes all output
 tokens anew. What was computed for too long fails, and what two servers ended in. Knows nothing of the order of events
@@ -6,20 +9,145 @@ in a step.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 
-from gpu_worker.constraints.area import MAX_NUMBER, Stage, Work
-from gpu_worker.constraints.frames import MAX_ROWS, Frame, FrameError, Kind, RowState, advance
-from gpu_worker.constraints.limits import Excess, Limits
-from gpu_worker.constraints.process import ServerGone, ServerProcess, ServerUnusable
+from gpu_worker.constraints.frames import (
+    MAX_BYTES,
+    MAX_NUMBER,
+    MAX_ROWS,
+    Frame,
+    FrameError,
+    Kind,
+    RowState,
+    SharedArea,
+    Sizes,
+    Stage,
+    Work,
+    advance,
+    decoded,
+    new_memory,
+)
 from gpu_worker.constraints.rows import ConstrainedRow, Fate, Prepared, Registry
-from gpu_worker.constraints.watch import SLICE_SECONDS, Watch
+from gpu_worker.constraints.watch import SLICE_SECONDS, Excess, Limits, Watch
+from tandem_contract.fork_server import ForkServer
 
+# Before `wait` sleeps.
+_SPIN_SECONDS = 0.001
 log = logging.getLogger(__name__)
-
 # Servers that may end one after another without a mask.
 _MOST_DEATHS = 5
 _NOT_STARTED = "no mask server can be started"
+
+
+class ServerGone(Exception):
+    """The serving process, or the one that forks it, has ended."""
+
+
+class ServerUnusable(Exception):
+    """The process says why it cannot serve this model, in one sentence."""
+
+
+class ServerProcess:
+    """A mask server. `replace` returns before it serves; frames wait in between."""
+
+    def __init__(self, tokenizer_json: bytes, sizes: Sizes, eos_token_ids: Sequence[int]) -> None:
+        """Makes the shared memory. Raises OSError."""
+        self._memory = new_memory(sizes)
+        self.area = SharedArea(self._memory, sizes)
+        self._forks = ForkServer(
+            "gpu_worker.constraints",
+            {"sizes": asdict(sizes), "eos": list(eos_token_ids)},
+            files={"tokenizer": tokenizer_json},
+            descriptors={"memory": self._memory},
+        )
+        self._connection: socket.socket | None = None
+        self._unsent: deque[bytes] = deque()
+
+    def replace(self) -> None:
+        """Kills the serving process and starts another one; frames that it has not answered are lost.
+
+        Raises OSError if no process can be started.
+        """
+        self._unsent.clear()
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._forks.fork()
+
+    def send(self, frame: Frame) -> None:
+        """Sends a frame now, or when the server takes it. Raises ServerGone, ServerUnusable or OSError."""
+        self._unsent.append(frame.encoded())
+        self._flush()
+
+    def _flush(self) -> None:
+        assert self._connection is not None, "the server was started"
+        while self._unsent:
+            try:
+                self._connection.send(self._unsent[0])
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._look_at_forks()
+                raise ServerGone(str(error)) from None
+            self._unsent.popleft()
+
+    def receive(self) -> list[Frame]:
+        """The frames that have come. Raises ServerGone, ServerUnusable, OSError or FrameError."""
+        assert self._connection is not None, "the server was started"
+        if self._unsent:
+            self._flush()
+        frames: list[Frame] = []
+        while not frames or frames[-1].kind is not Kind.MASKED:
+            try:
+                packet = self._connection.recv(MAX_BYTES + 1)
+            except BlockingIOError:
+                break
+            except OSError:
+                packet = b""
+            if not packet:
+                self._look_at_forks()
+                raise ServerGone("the process has ended")
+            frames.append(decoded(packet))
+        return frames
+
+    def _look_at_forks(self) -> None:
+        """Raises ServerUnusable or ServerGone if the process that forks has said why it ends, or has ended.
+
+        Raises OSError if it could not be started.
+        """
+        reason = self._forks.last_words()
+        if reason is None:
+            return
+        self._forks.kill()
+        if reason:
+            raise ServerUnusable(reason)
+        raise ServerGone("the process that forks has ended")
+
+    def wait(self, seconds: float) -> None:
+        """Waits until a frame has come or can be sent, for `seconds` at most."""
+        assert self._connection is not None, "the server was started"
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        poller.register(self._forks, select.POLLIN)
+        # The answer usually takes less time than it takes to wake up.
+        spin_end = time.perf_counter() + _SPIN_SECONDS
+        while time.perf_counter() < spin_end:
+            if poller.poll(0):
+                return
+        poller.poll(seconds * 1e3)
+
+    def close(self) -> None:
+        """Ends the server and gives the memory back."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._forks.kill()
+        os.close(self._memory)
 
 
 class Supervisor:
@@ -198,7 +326,8 @@ class Supervisor:
         log.error("constraints end: %s", reason)
         self._is_running = False
         self._requests.clear()
-        self._known.remove_all(reason)
+        for known in list(self._known.by_id.values()):
+            self._known.remove(known, reason)
         self._known.forget_server()
 
     def close(self) -> None:

@@ -1,19 +1,65 @@
-"""How long the mask server has computed the same thing: by the CPU clocks of its threads, and by the worker's clock.
+"""The limits of constraints, and how long the mask server has computed the same thing.
 
-Owns the time; what is computed is in the shared memory (`area.py`). Wall time counts only while somebody waits, so a
-pause of this process, or of the machine, replaces no server.
+Limits are in CPU time of the thread that computes; wall time only ends what sleeps. Owns the time, and how a refusal
+tells it; what is computed is in the shared memory (`frames.py`). Wall time counts only while somebody waits, so a pause
+of this process, or of the machine, replaces no server.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpu_worker.constraints.area import PREPARED, WORK, SharedArea, Stage, Work
-from gpu_worker.constraints.limits import Excess, Limits
+from gpu_worker.constraints.frames import PREPARED, WORK, SharedArea, Stage, Work
 from tandem_contract.fork_server import cpu_seconds
+from tandem_contract.grammar_limits import COMPILE_SECONDS, MASK_SECONDS, START_SECONDS, limit_words, shown
 
 # The longest wait between two looks; more of the time between them was not spent waiting.
 SLICE_SECONDS, _MOST_SECONDS = 0.02, 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a mask server may take, in seconds."""
+
+    # CPU time of one mask, and of the tokens that the row takes before it.
+    mask: float = MASK_SECONDS
+    # CPU time of a constraint: compiling it, and its first mask.
+    prepare: float = COMPILE_SECONDS
+    # The same for one that was within the limit before, while rows wait for it.
+    define: float = 4.0
+    # Wall time, as a multiple of each of these limits: a server that does not get so little CPU time is replaced.
+    patience: float = 10.0
+    # Wall time of a server that rows wait for and that computes nothing.
+    idle: float = 5.0
+    # Wall time of the start of the process.
+    start: float = START_SECONDS
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """A limit that was exceeded. Times in seconds."""
+
+    cpu: float
+    wall: float
+    limit: float
+    # By what the limit was multiplied, because this machine is slower than the reference.
+    slowness: float
+
+    @property
+    def is_of_cpu(self) -> bool:
+        """Whether it was CPU time. Otherwise the thread slept, or the machine was busy."""
+        return self.cpu > self.limit * self.slowness
+
+    @property
+    def words(self) -> str:
+        """What was measured, and the limit."""
+        took = f"took {shown(self.cpu)} of CPU time"
+        if not self.is_of_cpu:
+            took += f" in {shown(self.wall)} and was not done, because the machine is busy"
+        return f"{took}; {limit_words(self.limit, self.slowness)}"
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import signal
 from gpu_worker.group.pulse import Pulse
 from gpu_worker.group.wires import Wires
 from gpu_worker.group.words import FRAME, HELLO, STOP
-from gpu_worker.link.plan_runner import PlanRunner
+from gpu_worker.link.link import PlanRunner
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.wire.frames import parse_frame
 

@@ -14,10 +14,9 @@ from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.group.pulse import Pulse
 from gpu_worker.group.wires import Wires
 from gpu_worker.group.words import FRAME, STOP, RankLost, name_of, rank_of
-from gpu_worker.link.plan_runner import PlanRunner
+from gpu_worker.link.link import PlanRunner
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.wire.frames import Outcome
-from gpu_worker.wire.new_weights import WeightsLoader
+from gpu_worker.wire.frames import Outcome, WeightsLoader
 
 # Followers connect once their own start has ended.
 _CONNECT_SECONDS = 60.0

@@ -16,7 +16,7 @@ from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.memory.sizes import Sizes
 from gpu_worker.process.machine import usable_cpus
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.sampling.shared_tokens import keep_tokens
+from gpu_worker.step.output import keep_tokens
 
 if TYPE_CHECKING:
     from transformers.distributed import DistributedConfig

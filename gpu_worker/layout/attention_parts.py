@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.arrays import Array, HostArray, Int64Array, Space
-from gpu_worker.attention.blocks import DecodeBlocks, PrefillBlocks
-from gpu_worker.attention.views import View
+from gpu_worker.attention.views import DecodeBlocks, PrefillBlocks, View
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.wire.frames import Plan
 

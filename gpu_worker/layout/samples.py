@@ -1,8 +1,11 @@
-"""Lists the positions of a plan that need logits: those of rows that sample, and of prompt tokens with logprobs.
+"""Lists the positions of a plan that need logits, and decides which of these logits are changed, and how.
 
-Their order is the order of the tokens and logprobs in the result. The module runs on the host, on numpy arrays.
+The positions are those of rows that sample, and of prompt tokens with logprobs, in the order of the tokens and logprobs
+in the result. `sampling/logits.py` applies the changes; a banned token becomes a bias of minus infinity, which no other
+change can raise. The module runs on the host, on numpy arrays.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -10,13 +13,124 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.arrays import Array, HostArray, Int64Array
-from gpu_worker.layout.edits import EDITS, lay_out_edits
-from gpu_worker.layout.row_features import Feature
-from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.sampling.draw_inputs import MIN_TEMPERATURE, draw_inputs, typical_samples
-from gpu_worker.sampling.inputs import FEW_RANKS, DrawInputs, LogitEdits, RankGroup, SamplingInputs, Typical
+from gpu_worker.layout.row_tables import Feature, Float64Array, RowTables
+from gpu_worker.sampling.inputs import (
+    FEW_RANKS,
+    MIN_TEMPERATURE,
+    Biases,
+    DrawInputs,
+    LogitEdits,
+    Penalties,
+    RankGroup,
+    SamplingInputs,
+    Typical,
+    draw_inputs,
+    typical_samples,
+)
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import Plan
+
+_AT_EVERY_POSITION = Feature.BIASES | Feature.PENALTIES | Feature.ALLOWED | Feature.CONSTRAINT
+# Features that change logits.
+EDITS = _AT_EVERY_POSITION | Feature.BANS
+_NOWHERE = np.zeros(0, np.int64)
+
+
+def lay_out_edits(
+    rows: Int64Array, positions: Int64Array, drawing: Int64Array, uses: NDArray[np.uint16], tables: RowTables
+) -> LogitEdits[HostArray] | None:
+    """Returns the changes of logits, or None if no logits change.
+
+    `rows`, `positions` (of the next token) and `uses` are [samples]; `drawing` are the samples that are not greedy.
+    """
+    features = tables.features
+    bans = ((uses & Feature.BANS) != 0) & (positions < features.banned_until[rows])
+    edited = np.flatnonzero(bans | ((uses & _AT_EVERY_POSITION) != 0))
+    if not edited.size:
+        return None
+    drawing_idx = np.full(rows.size, -1, np.int64)
+    drawing_idx[drawing] = np.arange(drawing.size)
+    draws_from = np.flatnonzero(drawing_idx[edited] >= 0)
+    lists: list[tuple[int, Int64Array, Float64Array]] = []
+    allowed: list[tuple[int, Int64Array]] = []
+    entries = zip(edited.tolist(), rows[edited].tolist(), uses[edited].tolist(), strict=True)
+    for at, (sample, row, used) in enumerate(entries):
+        if used & Feature.BIASES:
+            lists.append((at, *features.biases[row]))
+        if bans[sample]:
+            banned = features.banned[row]
+            lists.append((at, banned, np.full(banned.size, -np.inf)))
+        if used & Feature.ALLOWED:
+            allowed.append((at, features.allowed[row]))
+    penalised = np.flatnonzero(uses[edited] & Feature.PENALTIES)
+    masked = np.flatnonzero(uses[edited] & Feature.CONSTRAINT)
+    return LogitEdits(
+        samples=edited,
+        draws=(draws_from, drawing_idx[edited[draws_from]]) if draws_from.size else None,
+        biases=_biases(lists) if lists else None,
+        penalties=_penalties(penalised, edited, rows, positions, tables) if penalised.size else None,
+        allowed=_allowed(allowed) if allowed else None,
+        masked=masked if masked.size else None,
+    )
+
+
+def _biases(lists: Sequence[tuple[int, Int64Array, Float64Array]]) -> Biases[HostArray]:
+    return Biases(
+        at=_repeated([at for at, _, _ in lists], [tokens for _, tokens, _ in lists]),
+        tokens=np.concatenate([tokens for _, tokens, _ in lists]),
+        values=np.concatenate([values for _, _, values in lists]).astype(np.float32),
+    )
+
+
+def _allowed(lists: Sequence[tuple[int, Int64Array]]) -> tuple[Int64Array, Int64Array, Int64Array]:
+    tokens = [tokens for _, tokens in lists]
+    at = _repeated(range(len(lists)), tokens)
+    return np.array([at for at, _ in lists], np.int64), at, np.concatenate(tokens)
+
+
+def _repeated(values: Sequence[int], lists: Sequence[Int64Array]) -> Int64Array:
+    """Repeats each value for every entry of its list."""
+    return np.repeat(np.array(values, np.int64), [entries.size for entries in lists])
+
+
+def _penalties(
+    penalised: Int64Array, edited: Int64Array, rows: Int64Array, positions: Int64Array, tables: RowTables
+) -> Penalties[HostArray]:
+    """Returns the penalties of the samples `edited[penalised]`, and the tokens to add to the token history.
+
+    `missing` has all tokens that a row started with, when it samples for the first time; `sampled` has the token of
+    this step.
+    """
+    features, width = tables.features, tables.geometry.max_length
+    kept = edited[penalised]
+    own = rows[kept]
+    presence, frequency, repetition = (
+        values[own].astype(np.float32)
+        for values in (features.presence_penalty, features.frequency_penalty, features.repetition_penalty)
+    )
+    fresh = own[tables.num_tokens[own] == tables.num_started[own]].tolist()
+    # A token at position max_length is the last of its sequence, so no later penalty counts it.
+    inside = positions[kept] < width
+    return Penalties(
+        at=penalised,
+        rows=own,
+        num_tokens=tables.num_tokens[own],
+        num_prompt=features.num_prompt[own],
+        presence=presence,
+        frequency=frequency,
+        repetition=repetition,
+        max_tokens=int(tables.num_tokens[own].max()),
+        repeats=bool((repetition != 1).any()),
+        counts=bool(((presence != 0) | (frequency != 0)).any()),
+        missing=(
+            np.concatenate([row * width + np.arange(int(tables.num_tokens[row])) for row in fresh]),
+            np.concatenate([tables.tokens[row] for row in fresh]).astype(np.int64),
+        )
+        if fresh
+        else None,
+        sampled=(own[inside] * width + positions[kept[inside]], kept[inside]) if inside.any() else None,
+    )
+
 
 # What `SampleExtras` are for.
 _EXTRAS = EDITS | Feature.LOGPROBS | Feature.TYPICAL
@@ -59,15 +173,6 @@ class SampleExtras(Generic[Array]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptTokens:
-    """The prompt tokens with logprobs of a plan, on the host."""
-
-    # int64 [n]: where their logits are, counted from the first packed token of a chunk.
-    tokens: Int64Array
-    part: PromptPart[HostArray]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRows:
     """The rows that sample in a plan, in the order of the result."""
 
@@ -76,23 +181,25 @@ class SampledRows:
     # uint16 [samples]: the features that they use, and those that any of them uses.
     uses: NDArray[np.uint16]
     any_use: int
-    prompt: PromptTokens | None
+    prompt: PromptPart[HostArray] | None
+    # int64 [n]: where the logits of these prompt tokens are, counted from the first packed token of a chunk.
+    prompt_at: Int64Array
 
     @classmethod
     def of(cls, plan: Plan, tables: RowTables) -> "SampledRows":
         """Those of chunks come first. Raises PlanError if the plan needs more logits than the worker's limit."""
-        rows, prompt = plan.decode_rows.astype(np.int64), None
+        rows, prompt, prompt_at = plan.decode_rows.astype(np.int64), None, _NOWHERE
         if plan.chunk_rows.size:
             rows = np.concatenate([plan.chunk_rows[plan.chunk_samples].astype(np.int64), rows])
-            prompt = _prompt_tokens(plan, tables)
-        num_prompt, limit = 0 if prompt is None else prompt.tokens.size, tables.geometry.logit_rows
-        if rows.size + num_prompt > limit:
+            prompt, prompt_at = _prompt_tokens(plan, tables)
+        limit = tables.geometry.logit_rows
+        if rows.size + prompt_at.size > limit:
             raise PlanError(
-                f"the plan needs logits of {rows.size} sampled rows and {num_prompt} prompt tokens; "
+                f"the plan needs logits of {rows.size} sampled rows and {prompt_at.size} prompt tokens; "
                 f"logit_rows is {limit}"
             )
         uses = tables.features.uses[rows]
-        return cls(rows=rows, uses=uses, any_use=int(np.bitwise_or.reduce(uses)), prompt=prompt)
+        return cls(rows=rows, uses=uses, any_use=int(np.bitwise_or.reduce(uses)), prompt=prompt, prompt_at=prompt_at)
 
     def any_uses(self, features: int) -> bool:
         """Whether any row uses one of the features, given as bits."""
@@ -113,7 +220,7 @@ def write_samples(
     kept[num_chunks:num] = np.arange(num_decode)
     kept[num:] = 0
     if sampled.prompt is not None:
-        kept[rows.size :] = num_decode_tokens + sampled.prompt.tokens
+        kept[rows.size :] = num_decode_tokens + sampled.prompt_at
     if samples.drawing is not None:
         padding = rows.size - num
         draw_inputs(tables.sampling, rows, tables.num_tokens[rows], padding=padding, into=samples.drawing)
@@ -123,8 +230,7 @@ def lay_out_extras(sampled: SampledRows, tables: RowTables, *, is_padded: bool) 
     """Returns what changes or adds to the sampling of a step; None if nothing does."""
     if sampled.prompt is None and not sampled.any_uses(_EXTRAS if is_padded else _EXTRAS | Feature.DRAWS):
         return None
-    prompt = None if sampled.prompt is None else sampled.prompt.part
-    rows, uses = sampled.rows, sampled.uses
+    rows, uses, prompt = sampled.rows, sampled.uses, sampled.prompt
     positions, drawing = tables.num_tokens[rows], np.flatnonzero(uses & Feature.DRAWS)
     inputs = typical = edits = with_logprobs = None
     top_k = 0
@@ -175,12 +281,12 @@ def _sampling_inputs(
     )
 
 
-def _prompt_tokens(plan: Plan, tables: RowTables) -> PromptTokens | None:
-    """Returns the prompt tokens of the plan that need logits; None if there are none."""
+def _prompt_tokens(plan: Plan, tables: RowTables) -> tuple[PromptPart[HostArray] | None, Int64Array]:
+    """Returns the prompt tokens of the plan that need logits, and where these are, as in `SampledRows`."""
     features = tables.features
     wanted = np.flatnonzero(features.uses[plan.chunk_rows] & Feature.PROMPT_LOGPROBS).tolist()
     if not wanted:
-        return None
+        return None, _NOWHERE
     tokens: list[Int64Array] = []
     targets: list[Int64Array] = []
     top_k, begins = 0, np.cumsum(plan.chunk_counts) - plan.chunk_counts
@@ -194,6 +300,5 @@ def _prompt_tokens(plan: Plan, tables: RowTables) -> PromptTokens | None:
             targets.append(tables.tokens[row][first:end].astype(np.int64))
             top_k = max(top_k, int(features.num_logprobs[row]) - 1)
     if not targets:
-        return None
-    part = PromptPart(targets=np.concatenate(targets), top_k=top_k)
-    return PromptTokens(tokens=np.concatenate(tokens), part=part)
+        return None, _NOWHERE
+    return PromptPart(targets=np.concatenate(targets), top_k=top_k), np.concatenate(tokens)

@@ -22,11 +22,10 @@ from gpu_worker.layout.attention_parts import (
     write_decode,
     write_prefill,
 )
-from gpu_worker.layout.row_features import Feature
-from gpu_worker.layout.row_tables import RowTables, SlotEdits, TableEdits
+from gpu_worker.layout.row_tables import Feature, RowTables, SlotEdits, TableEdits
 from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
 from gpu_worker.layout.shapes import Shapes, StepShape
-from gpu_worker.sampling.draw_inputs import allocated_draw_inputs
+from gpu_worker.sampling.inputs import allocated_draw_inputs
 from gpu_worker.wire.frames import Plan
 
 # A step appends a page to one of 128 decode rows or so. More entries are uploaded apart.
@@ -154,7 +153,7 @@ def _shape_of(plan: Plan, shapes: Shapes, geometry: Geometry, sampled: SampledRo
             draws=shapes.is_padded and sampled.any_uses(Feature.DRAWS),
         )
     )
-    return shape if sampled.prompt is None else replace(shape, prompt_logits=sampled.prompt.tokens.size)
+    return replace(shape, prompt_logits=sampled.prompt_at.size) if sampled.prompt_at.size else shape
 
 
 def blank(inputs: StepInputs[HostArray], tables: RowTables, slot_of_row: Int64Array, views: Sequence[View]) -> None:

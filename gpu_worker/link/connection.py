@@ -1,18 +1,25 @@
-"""One connection to a scheduler: a DEALER, its limits, and the monitor that reports when it begins and ends.
+"""One connection to a scheduler: a DEALER, its limits, and what ends a wait for its frames.
 
-Owns both sockets. A connection never opens again after it ended, because libzmq does not reconnect a DEALER after a
-frame above MAXMSGSIZE; the link replaces this object, with a new routing id each time. Knows nothing of messages.
+Such are the monitor, which reports when the connection begins and ends, and SIGTERM and SIGINT, because a signal does
+not end a poll. Owns these sockets, and both handlers while in use. A connection never opens again after it ended,
+because libzmq does not reconnect a DEALER after a frame above MAXMSGSIZE; the link replaces this object, with a new
+routing id each time. Knows nothing of messages.
 """
 
 import os
 import secrets
+import signal
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import zmq
 import zmq.utils.monitor
 
 from gpu_worker.link.remote import CurveKeys
 
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
 # There are a few to a few thousand plans and results per second; a longer queue means that the peer is gone.
 HIGH_WATER_MARK = 64
 MAX_FRAME_BYTES = 64 << 20
@@ -21,6 +28,33 @@ _READABLE, _AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 _FAILED_HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+
+
+@contextmanager
+def signals_wake(stop: Callable[[], None]) -> Iterator[socket.socket]:
+    """SIGTERM and SIGINT call `stop` and make the yielded socket readable, so that a poll returns.
+
+    The second of these signals ends the process at once, with the status of that signal.
+    """
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        for number in _NUMBERS:
+            signal.signal(number, signal.SIG_DFL)
+        stop()
+
+    wake, woken = socket.socketpair()
+    wake.setblocking(False)
+    woken.setblocking(False)
+    previous_fd = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+    previous = {number: signal.signal(number, on_signal) for number in _NUMBERS}
+    try:
+        yield wake
+    finally:
+        signal.set_wakeup_fd(previous_fd)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        wake.close()
+        woken.close()
 
 
 class Connection:

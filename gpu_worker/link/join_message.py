@@ -8,7 +8,7 @@ import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.checkpoint.files import ModelFiles, identity
-from gpu_worker.constraints.support import refusal
+from gpu_worker.constraints.constraints import refusal
 from gpu_worker.geometry import Geometry
 from gpu_worker.process.ranks import SINGLE, Ranks, pid_of
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings

@@ -2,72 +2,145 @@
 
 Owns the protocol over successive connections. The scheduler may be absent, start later, be replaced, or end the
 connection: every new connection and every Rejoin leads to another Join, and plans from before it are not answered.
-Knows nothing of tensors; plans go to the runner unread.
+Owns the lines, too, that say at every log level that this worker can compute; `tandem serve` reads them. Knows nothing
+of tensors; plans go to the runner unread.
 """
 
 import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.link import constraint_frames
-from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection
-from gpu_worker.link.plan_runner import PlanRunner
-from gpu_worker.link.ready_lines import ReadyLines
+from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection, signals_wake
 from gpu_worker.link.remote import CurveKeys, NoKey
-from gpu_worker.link.signals import signals_wake
-from gpu_worker.wire.frames import FrameError, join_frame, parse_frame, result_frame
-from tandem_contract.logs import is_worth_a_line
+from gpu_worker.wire.frames import FrameError, Outcome, WeightsLoader, join_frame, parse_frame, result_frame
+from tandem_contract.logs import announce, is_worth_a_line
 from tandem_contract.runtime_dir import KeyFile
 
+log = logging.getLogger(__name__)
+# The address that clients use by default.
+_DEFAULT_LISTEN = "127.0.0.1:50051"
+_STANDBY_LINE = "on standby: ready to take over"
 # Pauses between connections that ended before a step succeeded on them.
 FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.02, 2.0
-
-
-class Reconnects:
-    """Connections that ended since a step succeeded: each costs a pause, and few of them a log line."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
-        self._num_ended = 0
-
-    def step_succeeded(self) -> None:
-        """Forgets the connections that ended before."""
-        self._num_ended = 0
-
-    def ended(self, why: str) -> float:
-        """Notes that a connection ended; `why` is empty if it was lost. Returns the seconds before the next one."""
-        self._num_ended += 1
-        if is_worth_a_line(self._num_ended):
-            times = f" {self._num_ended} times before a step succeeded" if self._num_ended > 1 else ""
-            cause = f": {why}" if why else ""
-            log.warning(
-                "the connection to the scheduler ended%s%s; waiting for a scheduler at %s", times, cause, self._endpoint
-            )
-        if self._num_ended == 1:
-            return 0.0
-        return min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._num_ended, 16), _LAST_PAUSE_SECONDS)
-
-
-def answer_of(order: pb.LoadWeights, runner: PlanRunner, join: pb.Join) -> bytes:
-    """Loads the weights, and returns the frame of the answer. Later Joins name the version. Passes on fatal errors."""
-    if runner.weights is None:
-        loaded = pb.WeightsLoaded(version=order.version, ok=False, detail="this worker cannot load new weights")
-    else:
-        loaded = runner.weights.load(order)
-    if loaded.ok:
-        join.weights_version, join.weights_folder = order.version, order.folder
-    return pb.WorkerToCore(weights_loaded=loaded).SerializeToString()
-
-
 HEARTBEAT_SECONDS = 0.8
 # The pause before a Join that could not be sent is tried again.
 _JOIN_RETRY_SECONDS = 0.02
 # While a constraint is prepared: its answer comes from another process.
 _PREPARING_SECONDS = 2e-3
+REFUSED_RETRY_SECONDS = 0.5
+_LINGER_MS = 500  # for the last frames when the worker ends: its last results and Leave
+# While the device computes: the pause between reads of the socket, and between reads of the monitor.
+_BUSY_POLL_SECONDS, _BUSY_MONITOR_SECONDS = 50e-6, 0.02
+
+
+class PlanRunner(Protocol):
+    """Carries out plans: several may be in flight, and results come in the order of the plans."""
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans without a collected result."""
+        ...
+
+    @property
+    def pool_id(self) -> bytes:
+        """Names the memory of the KV pool; empty if it ends with the worker."""
+        ...
+
+    @property
+    def weights(self) -> WeightsLoader | None:
+        """Loads new weights; None if this worker cannot."""
+        ...
+
+    @property
+    def constraints(self) -> Constraints | None:
+        """The constraints that rows may have; None if they may have none."""
+        ...
+
+    def report_pages(self, join: pb.Join) -> None:
+        """Adds the pages that were kept to a Join."""
+        ...
+
+    def join(self, message: pb.Joined) -> None:
+        """A session begins."""
+        ...
+
+    def submit(self, message: pb.StepPlan) -> None:
+        """Begins a plan."""
+        ...
+
+    def collect(self, *, wait: bool = True) -> Outcome | None:
+        """Returns the oldest result, None if none is there and `wait` is False."""
+        ...
+
+
+def ready_line(listen: str) -> str:
+    """The log line with a command to paste once the service at `listen` is ready."""
+    address = "" if listen == _DEFAULT_LISTEN else f" --address {listen}"
+    return f'ready: tandem generate{address} "Return the"'
+
+
+@dataclass(slots=True)
+class ReadyLines:
+    """Logs a line after the first step that succeeds since the worker joined or was seated."""
+
+    # The endpoint of a scheduler on another host, which says no address for callers of this host.
+    remote: str
+    listen: str = ""
+    # Logged after the next step that succeeds; empty if it was logged already, or the session has ended.
+    line: str = ""
+
+    def joined(self, listen: str, *, on_standby: bool) -> None:
+        """A session begins. `listen` is the address of the service; without one no line is due, except on standby."""
+        self.listen = listen
+        self.line = _STANDBY_LINE if on_standby else self._serving_line()
+
+    def seated(self) -> None:
+        """The worker gets requests from now on."""
+        log.info("no longer on standby: this worker serves now")
+        self.line = self._serving_line()
+
+    def step_succeeded(self) -> None:
+        """Logs the line that is due."""
+        if self.line:
+            announce("%s", self.line)
+            self.line = ""
+
+    def _serving_line(self) -> str:
+        if self.remote:
+            return f"ready: this worker serves the scheduler at {self.remote}"
+        return ready_line(self.listen) if self.listen else ""
+
+
+@dataclass(slots=True)
+class Reconnects:
+    """Connections that ended since a step succeeded: each costs a pause, and few of them a log line."""
+
+    endpoint: str
+    num_ended: int = 0
+
+    def step_succeeded(self) -> None:
+        """Forgets the connections that ended before."""
+        self.num_ended = 0
+
+    def ended(self, why: str) -> float:
+        """Notes that a connection ended; `why` is empty if it was lost. Returns the seconds before the next one."""
+        self.num_ended += 1
+        if is_worth_a_line(self.num_ended):
+            times = f" {self.num_ended} times before a step succeeded" if self.num_ended > 1 else ""
+            cause = f": {why}" if why else ""
+            log.warning(
+                "the connection to the scheduler ended%s%s; waiting for a scheduler at %s", times, cause, self.endpoint
+            )
+        if self.num_ended == 1:
+            return 0.0
+        return min(FIRST_PAUSE_SECONDS * 2.0 ** min(self.num_ended, 16), _LAST_PAUSE_SECONDS)
 
 
 def idle_ms(now: float, last_sent: float, join_at: float | None, *, is_open: bool, is_preparing: bool) -> int:
@@ -80,14 +153,6 @@ def idle_ms(now: float, last_sent: float, join_at: float | None, *, is_open: boo
     if is_preparing:
         until = min(until, now + _PREPARING_SECONDS)
     return max(1, math.ceil((until - now) * 1e3))
-
-
-log = logging.getLogger(__name__)
-
-REFUSED_RETRY_SECONDS = 0.5
-_LINGER_MS = 500  # for the last frames when the worker ends: its last results and Leave
-# While the device computes: the pause between reads of the socket, and between reads of the monitor.
-_BUSY_POLL_SECONDS, _BUSY_MONITOR_SECONDS = 50e-6, 0.02
 
 
 class JoinRefused(RuntimeError):
@@ -164,14 +229,13 @@ class Link:
         self._stopping = True  # `serve` logs: the handler of a signal interrupts any line, also one of the log
 
     def _wait(self, poller: zmq.Poller) -> None:
-        for readable, _ in poller.poll(self._idle_ms()):
-            if readable == self._connection.monitor_fd:
-                self._connection.read_monitor()
-
-    def _idle_ms(self) -> int:
         constraints, is_open = self._runner.constraints, self._connection.is_open
         is_preparing = constraints is not None and constraints.is_preparing
-        return idle_ms(time.monotonic(), self._last_sent, self._join_at, is_open=is_open, is_preparing=is_preparing)
+        now = time.monotonic()
+        longest = idle_ms(now, self._last_sent, self._join_at, is_open=is_open, is_preparing=is_preparing)
+        for readable, _ in poller.poll(longest):
+            if readable == self._connection.monitor_fd:
+                self._connection.read_monitor()
 
     def _connect_again(self) -> None:
         """Replaces the connection that ended; plans in flight from it are not answered."""
@@ -187,7 +251,7 @@ class Link:
     def _void_session(self) -> None:
         """Ends a session that the scheduler does not know: plans in flight get no answer, and a Join is due."""
         self._joined, self._join_at = False, 0.0
-        self._ready.session_ended()
+        self._ready.line = ""
         self._num_void = self._runner.num_in_flight
 
     def _keep_in_touch(self) -> None:
@@ -263,13 +327,28 @@ class Link:
             # After a lost connection this worker joins as one that serves.
             self._join.standby = False
             self._ready.seated()
-        elif kind in ("prepare_constraint", "drop_constraint") and self._joined:
-            constraint_frames.follow(message, self._runner.constraints, self._send)
+        elif kind == "prepare_constraint" and self._joined:
+            if self._runner.constraints is None:
+                self._send_constraint(message.prepare_constraint.hash, "this worker takes no constraints")
+            else:
+                self._runner.constraints.prepare(message.prepare_constraint.hash, message.prepare_constraint.source)
+        elif kind == "drop_constraint" and self._joined and self._runner.constraints is not None:
+            self._runner.constraints.drop(message.drop_constraint.hash)
         elif kind == "load_weights" and self._joined:
-            self._send(answer_of(message.load_weights, self._runner, self._join))
+            self._load_weights(message.load_weights)
         elif kind == "dismissed":
             log.info("the scheduler has drained this worker; it ends")
             self._stopping = True
+
+    def _load_weights(self, order: pb.LoadWeights) -> None:
+        """Loads the weights, and answers. Later Joins name the version. Passes on fatal errors."""
+        if self._runner.weights is None:
+            loaded = pb.WeightsLoaded(version=order.version, ok=False, detail="this worker cannot load new weights")
+        else:
+            loaded = self._runner.weights.load(order)
+        if loaded.ok:
+            self._join.weights_version, self._join.weights_folder = order.version, order.folder
+        self._send(pb.WorkerToCore(weights_loaded=loaded).SerializeToString())
 
     def _refused(self, refused: pb.Refused) -> None:
         """Schedules another Join. Raises JoinRefused if another try is pointless."""
@@ -287,8 +366,9 @@ class Link:
 
     def _send_done(self) -> None:
         """Sends the results that are finished, and the answers to constraints."""
-        for answer in constraint_frames.answers(self._runner.constraints):
-            self._send(answer)
+        if self._runner.constraints is not None:
+            for hash_, error in self._runner.constraints.answers():
+                self._send_constraint(hash_, error)
         while (outcome := self._runner.collect(wait=False)) is not None:
             if self._num_void:
                 self._num_void -= 1
@@ -298,6 +378,9 @@ class Link:
             if outcome.status == pb.STEP_STATUS_OK:
                 self._reconnects.step_succeeded()
                 self._ready.step_succeeded()
+
+    def _send_constraint(self, hash_: bytes, error: str) -> None:
+        self._send(pb.WorkerToCore(constraint_ready=pb.ConstraintReady(hash=hash_, error=error)).SerializeToString())
 
     def _send(self, frame: bytes) -> bool:
         if not self._connection.send(frame):

@@ -90,7 +90,7 @@ struct Item {
     }
 
     void begin(int64_t row, int64_t head) {
-        const T *from = static_cast<const T *>(call.query) + row * call.query_row_stride;
+        const T *from = static_cast<const T *>(call.query) + row * call.query_token_stride;
         for (int64_t g = 0; g < call.group; g++) {
             const T *own = from + (head * call.group + g) * call.query_head_stride;
             E elements[MOST_DIM];

@@ -5,22 +5,13 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
 
-// Mirrored in gpu_worker/cpu_attention/decode.py. Strides are in elements.
-struct DecodeCall {
-    const void *query, *keys, *values;  // [rows, H, key_dim], [K, N, head_dim] twice
-    const float *sinks;                 // [H] or null
-    void *out;                                  // [rows, H, value_dim], contiguous
-    int64_t query_row_stride, query_head_stride, pool_head_stride;
-    const int32_t *table;              // pages of each line, in logical order
+#include "attention.h"
+
+struct DecodeCall : AttentionCall {
     const int64_t *lines, *positions;  // [rows]: the line of each row, and the position of its query
     char *const *scratch;              // where the address of decode_scratch() bytes is
-    int64_t table_stride, num_rows;
-    int64_t num_kv_heads, group, key_dim, value_dim, head_dim, page_size;
-    int64_t window, sink_tokens;  // window 0: every earlier position is seen
-    int64_t threads;
-    float scale, softcap;  // softcap 0: none
+    int64_t num_rows;
 };
 
 namespace decode {

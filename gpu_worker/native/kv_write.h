@@ -5,7 +5,7 @@
 
 #include "simd.h"
 
-// Mirrored in gpu_worker/cpu_attention/write.py. Strides are in elements; the last dimension of every array is contiguous.
+// Mirrored in gpu_worker/cpu/attention.py. Strides are in elements; the last dimension of every array is contiguous.
 struct KvWrite {
     const void *key, *value;  // [K, T, key_dim] and [K, T, value_dim]
     void *keys, *values;      // [K, N, head_dim]

@@ -1,11 +1,17 @@
-"""The C++ kernels of a CPU as Python functions of addresses and sizes.
+"""The C++ kernels of a CPU as Python functions of addresses and sizes, and the recording of their calls.
 
-Owns the loaded library. Its callers declare the functions. Knows nothing of attention, models or steps.
+Owns the loaded library. Its callers declare the functions. A recorded call is a function and a copy of its arguments,
+which the library repeats without Python (`recorded.h`); the memory that the arguments point to belongs to whoever
+recorded them. Knows nothing of attention, models or steps.
 """
 
 import ctypes
 import logging
+import struct
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +20,113 @@ from typing import Any
 import torch  # noqa: F401
 
 from gpu_worker.native.build import NotBuilt, best_instruction_set, built_library, cpu_flags
-from gpu_worker.native.calls import NativeFunction
+
+_FLOAT = struct.Struct("<fi")
+_QWORD = struct.Struct("<q")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordedCall:
+    """One call."""
+
+    name: str
+    # The address of the function of words.
+    function: int
+    # One for each argument.
+    words: "ctypes.Array[ctypes.c_int64]"
+    # Copies of the structures to which words point.
+    structures: tuple[ctypes.Structure, ...]
+
+
+# Receives each call after it was made.
+_recorder: Callable[[RecordedCall], None] | None = None
+
+
+@contextmanager
+def recording(recorder: Callable[[RecordedCall], None]) -> Iterator[None]:
+    """Within it, every call of a NativeFunction is recorded too. One recorder at a time, on one thread."""
+    global _recorder
+    assert _recorder is None, "calls are being recorded already"
+    _recorder = recorder
+    try:
+        yield
+    finally:
+        _recorder = None
+
+
+@contextmanager
+def not_recording() -> Iterator[None]:
+    """Within it, calls are not recorded: those of an operator that is recorded as a whole."""
+    global _recorder
+    before, _recorder = _recorder, None
+    try:
+        yield
+    finally:
+        _recorder = before
+
+
+class NativeFunction:
+    """A function of the library without a result. It checks no argument."""
+
+    def __init__(self, functions: ctypes.CDLL, name: str, *types: Any) -> None:
+        """types: those of ctypes; a structure type stands for a pointer to one. Raises AttributeError if the library
+        has no function of this name."""
+        self.name = name
+        self._run: Any = getattr(functions, name)
+        self._run.argtypes = [ctypes.POINTER(each) if _is_structure(each) else each for each in types]
+        self._run.restype = None
+        self._of_words: int | None = ctypes.cast(getattr(functions, f"{name}_recorded"), ctypes.c_void_p).value
+
+    def __call__(self, *arguments: Any) -> None:
+        """Structures are passed as they are."""
+        self._run(*arguments)
+        if _recorder is not None:
+            _recorder(self._recorded(arguments))
+
+    def _recorded(self, arguments: Sequence[Any]) -> RecordedCall:
+        copies = tuple(type(each).from_buffer_copy(each) for each in arguments if isinstance(each, ctypes.Structure))
+        places = iter(copies)
+        words = [
+            ctypes.addressof(next(places)) if isinstance(each, ctypes.Structure) else _word(each, kind)
+            for each, kind in zip(arguments, self._run.argtypes, strict=True)
+        ]
+        assert self._of_words is not None
+        return RecordedCall(
+            name=self.name, function=self._of_words, words=(ctypes.c_int64 * len(words))(*words), structures=copies
+        )
+
+
+def _is_structure(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, ctypes.Structure)
+
+
+def _word(value: Any, kind: Any) -> int:
+    """The word that has an argument in its first bytes."""
+    if kind is ctypes.c_float:
+        return int(_QWORD.unpack(_FLOAT.pack(value, 0))[0])
+    return 0 if value is None else int(value)
+
+
+class _Entry(ctypes.Structure):
+    """recorded::Call of recorded.h."""
+
+    _fields_ = (("function", ctypes.c_void_p), ("arguments", ctypes.c_void_p))
+
+
+class RecordedCalls:
+    """Recorded calls that the library repeats one after another."""
+
+    def __init__(self, functions: ctypes.CDLL, calls: Sequence[RecordedCall]) -> None:
+        # Kept, because the library reads their arguments.
+        self.calls = tuple(calls)
+        entries = [_Entry(call.function, ctypes.addressof(call.words)) for call in self.calls]
+        self._entries, self._count = (_Entry * len(entries))(*entries), len(entries)
+        self._repeat: Any = functions.tandem_repeat
+        self._repeat.argtypes, self._repeat.restype = (ctypes.c_void_p, ctypes.c_int64), None
+
+    def __call__(self) -> None:
+        self._repeat(self._entries, self._count)
+
 
 log = logging.getLogger(__name__)
 

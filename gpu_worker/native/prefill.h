@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <type_traits>
 
+#include "attention.h"
 #include "simd.h"
 
 namespace prefill {
@@ -27,24 +28,10 @@ constexpr int PANEL_LANES = PANEL * LANES, MOST_PANELS = ITEM_LANES / PANEL_LANE
 constexpr int KEY_GROUP = 8;
 constexpr float LEAST = -1e30f, LOG2_E = 1.44269504088896341f;
 
-// What Python passes: gpu_worker/cpu_attention/prefill.py declares the same fields. Strides and dimensions count elements.
-struct Call {
-    const void *query, *keys, *values;
-    void *out;
-    // [heads], or null.
-    const float *sinks;
-    // int32 [lines, width of the table]: the pages of each row in logical order.
-    const int32_t *table;
+struct Call : AttentionCall {
     // [tiles]: line of the table, position of the first query, number of queries, index of the first query's token.
     const int64_t *lines, *starts, *counts, *tokens;
-    int64_t num_tiles, table_width;
-    int64_t query_token, query_head, out_token, out_head, kv_head;
-    int64_t num_kv_heads, group, key_dim, value_dim, head_dim, page_size;
-    // 0: every position up to the query's own is seen.
-    int64_t window, sink_tokens;
-    int64_t most_queries, threads;
-    // 0: no soft-capping.
-    float scale, softcap;
+    int64_t num_tiles, most_queries;
 };
 
 // Two bfloat16, the first in the lower half.
@@ -155,8 +142,8 @@ struct Item {
           num_lanes(std::min<int64_t>(ITEM_LANES, call.counts[tile] * call.group - first_lane)),
           key_words(words_of_key(call)),
           value_dim(padded(call.value_dim)),
-          pool_keys(static_cast<const T *>(call.keys) + kv_head * call.kv_head),
-          pool_values(static_cast<const T *>(call.values) + kv_head * call.kv_head) {}
+          pool_keys(static_cast<const T *>(call.keys) + kv_head * call.pool_head_stride),
+          pool_values(static_cast<const T *>(call.values) + kv_head * call.pool_head_stride) {}
 
     static int64_t padded(int64_t dim) {
         return (dim + 15) / 16 * 16;
@@ -233,7 +220,7 @@ struct Item {
                     rows[i] = Floats{};
                     continue;
                 }
-                const T *from = of_lane(query, lane + i, call.query_token, call.query_head) + dim;
+                const T *from = of_lane(query, lane + i, call.query_token_stride, call.query_head_stride) + dim;
                 if (dim + ELEMENTS <= call.key_dim) {
                     rows[i] = row_of_words(from, static_cast<Word *>(nullptr));
                 } else {
@@ -288,7 +275,7 @@ struct Item {
     }
 
     const T *in_pool(const T *pool, int64_t position) const {
-        const int64_t page = call.table[call.lines[tile] * call.table_width + position / call.page_size];
+        const int64_t page = call.table[call.lines[tile] * call.table_stride + position / call.page_size];
         return pool + (page * call.page_size + position % call.page_size) * call.head_dim;
     }
 
@@ -553,6 +540,7 @@ struct Item {
 
     void finish() const {
         T *const out = static_cast<T *>(call.out);
+        const int64_t of_token = call.num_kv_heads * call.group * call.value_dim;
         for (int p = 0; p < num_panels; p++) {
             const Panel &panel = panels[p];
             for (int n = 0; n < panel.vectors; n++) {
@@ -566,7 +554,7 @@ struct Item {
                     }
                     transpose(rows);
                     for (int i = 0; i < count; i++) {
-                        T *to = of_lane(out, lane + i, call.out_token, call.out_head) + dim;
+                        T *to = of_lane(out, lane + i, of_token, call.value_dim) + dim;
                         if (dim + LANES <= call.value_dim) {
                             store(to, rows[i]);
                         } else {

@@ -1,4 +1,4 @@
-// Calls of kernels that were recorded, and are repeated with the same arguments. calls.py records them.
+// Calls of kernels that were recorded, and are repeated with the same arguments. library.py records them.
 #pragma once
 
 #include <cstdint>

@@ -107,16 +107,6 @@ static inline float sum(Floats x) {
 #endif
 }
 
-static inline float largest(Floats x) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_ps(__m512(x));
-#else
-    __m128 low = _mm_max_ps(_mm256_castps256_ps128(__m256(x)), _mm256_extractf128_ps(__m256(x), 1));
-    low = _mm_max_ps(low, _mm_movehl_ps(low, low));
-    return _mm_cvtss_f32(_mm_max_ss(low, _mm_movehdup_ps(low)));
-#endif
-}
-
 // 1 / x; with AVX-512 to 14 bits.
 static inline Floats reciprocal(Floats x) {
 #if defined(__AVX512F__)
@@ -127,8 +117,7 @@ static inline Floats reciprocal(Floats x) {
 }
 
 // 2^x; 0 below -150, infinity from 129, NaN stays NaN. A polynomial of the fraction of x, fitted to the least relative
-// error: that of
-// degree 5 is below 2e-7 with rounding, that of degree 3 below 1e-4.
+// error: that of degree 5 is below 2e-7 with rounding, that of degree 3 below 1e-4.
 template <int DEGREE = 5>
 static inline Floats power_of_two(Floats x) {
     static_assert(DEGREE == 3 || DEGREE == 5, "no polynomial of this degree");

@@ -1,13 +1,19 @@
 """The sampling parameters of a step's rows: numpy arrays on the host, tensors on the device. Imports no torch.
 
+Those of every sample are gathered here from `columns`, the parameters of all rows by name: wire/started.py's SETTINGS,
+and sample_idx.
+
 Shape legend: S samples, R samples that draw (choose a token randomly; the others are greedy), E samples with changed
 logits, G some of the R, N entries of a ragged list, P rows with penalties.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic
 
-from gpu_worker.arrays import Array
+import numpy as np
+
+from gpu_worker.arrays import Array, HostArray, Int64Array, Space
 
 # If a row's top_k is at most FEW_RANKS, only its FEW_RANKS largest logits are ranked.
 FEW_RANKS = 128
@@ -24,31 +30,6 @@ class RankGroup(Generic[Array]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingInputs(Generic[Array]):
-    """The parameters of the rows that draw; all [R]."""
-
-    # int64: indices into the S samples; the other samples are greedy.
-    rows: Array
-    # float32.
-    temperature: Array
-    top_p: Array
-    min_p: Array
-    # int64.
-    top_k: Array
-    # int64: seed, sample_idx and position are the key of the noise. Seeds are unsigned 64-bit numbers, reinterpreted.
-    seed: Array
-    sample_idx: Array
-    # Position of the token to draw.
-    position: Array
-    # Rows that filter by rank.
-    rank_groups: tuple[RankGroup[Array], ...]
-    # Whether any row filters by min_p.
-    filters_min_p: bool
-    # int64 [G] and float32 [G]: the R rows that filter by typical_p, and their values. None if no row does.
-    typical: tuple[Array, Array] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DrawInputs(Generic[Array]):
     """The parameters of every sample, padding included; all [S], so that shapes do not depend on what rows ask for."""
 
@@ -60,10 +41,25 @@ class DrawInputs(Generic[Array]):
     min_p: Array
     # int64; 0 keeps every token.
     top_k: Array
-    # int64: the key of the noise, as in SamplingInputs.
+    # int64: seed, sample_idx and position are the key of the noise. Seeds are unsigned 64-bit numbers, reinterpreted.
     seed: Array
     sample_idx: Array
+    # Position of the token to draw.
     position: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingInputs(DrawInputs[Array]):
+    """The parameters of the rows that draw; all [R]."""
+
+    # int64: indices into the S samples; the other samples are greedy.
+    rows: Array
+    # Rows that filter by rank.
+    rank_groups: tuple[RankGroup[Array], ...]
+    # Whether any row filters by min_p.
+    filters_min_p: bool
+    # int64 [G] and float32 [G]: the R rows that filter by typical_p, and their values. None if no row does.
+    typical: tuple[Array, Array] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,3 +124,55 @@ class LogitEdits(Generic[Array]):
     # int64 [M]: the E samples whose tokens must be those of a mask. The masks come apart, because they depend on tokens
     # that may not be known when the step begins.
     masked: Array | None = None
+
+
+# A lower temperature is equivalent to greedy, and logits divided by it would overflow.
+MIN_TEMPERATURE = np.float32(1e-5)
+
+
+def allocated_draw_inputs(num_samples: int, space: Space) -> DrawInputs[HostArray]:
+    """Returns parameters with undefined numbers."""
+    return DrawInputs(
+        temperature=space.float32(num_samples),
+        top_p=space.float32(num_samples),
+        min_p=space.float32(num_samples),
+        top_k=space.int64(num_samples),
+        seed=space.int64(num_samples),
+        sample_idx=space.int64(num_samples),
+        position=space.int64(num_samples),
+    )
+
+
+def draw_inputs(
+    columns: Mapping[str, HostArray],
+    rows: Int64Array,
+    positions: Int64Array,
+    *,
+    padding: int = 0,
+    into: DrawInputs[HostArray] | None = None,
+) -> DrawInputs[HostArray]:
+    """Returns the parameters of the samples, in the arrays of `into` if it is given.
+
+    `rows` [S] are the rows that sample, `positions` [S] those of the tokens to draw. The last `padding` samples are
+    filler and count as greedy.
+    """
+    out = into or allocated_draw_inputs(rows.size, Space())
+    temperature = columns["temperature"][rows]
+    # 0 stays 0.
+    np.maximum(temperature, MIN_TEMPERATURE, out=temperature, where=temperature > 0)
+    out.temperature[:] = temperature
+    if padding:
+        out.temperature[-padding:] = 0
+    out.top_p[:] = columns["top_p"][rows]
+    out.min_p[:] = columns["min_p"][rows]
+    out.top_k[:] = columns["top_k"][rows]
+    out.seed[:] = columns["seed"].view(np.int64)[rows]
+    out.sample_idx[:] = columns["sample_idx"][rows]
+    out.position[:] = positions
+    return out
+
+
+def typical_samples(columns: Mapping[str, HostArray], rows: Int64Array) -> Typical[HostArray] | None:
+    """Returns the samples among `rows` [S] that `choose` cannot draw because they filter by typical_p; None if none."""
+    samples = np.flatnonzero((columns["typical_p"][rows] < 1) & (columns["temperature"][rows] > 0))
+    return Typical(samples=samples, typical_p=columns["typical_p"][rows[samples]]) if samples.size else None

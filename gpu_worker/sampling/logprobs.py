@@ -1,6 +1,6 @@
 """Computes logprobs of tokens, and of the most probable tokens at their positions, from the model's own logits.
 
-Of equal logits the token with the smaller id comes first, as in the greedy choice (`greedy.py`): so a greedy token is
+Of equal logits the token with the smaller id comes first, as in the greedy choice (`choice.py`): so a greedy token is
 the first of the most probable ones. Logits decide and not logprobs, which may be equal where logits are not.
 """
 

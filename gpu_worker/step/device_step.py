@@ -2,14 +2,17 @@
 
 On a GPU it enqueues these operations on the CUDA stream in this order. `DeviceStep` owns all device memory: the model,
 the KV pool, kernels, tables, staging buffers. It does not depend on generations or on other plans in flight.
+
+`StaticStep` is the part that a step's shape and its inputs determine: masks, model, tokens of the samples that are not
+special. In a padded step it is the same operators on the same memory whenever the shape is the same, so it can be
+captured once and replayed. Nothing in it waits for the device or reads a value of it.
 """
 
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,30 +20,82 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gpu_worker.arrays import Array, HostArray, Space
+from gpu_worker.arrays import HostArray, Space
 from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache, PoolMemory
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.paged import attach
-from gpu_worker.cpu_graphs.steps import ProvenSteps
-from gpu_worker.cpu_operators.forward import restore_forwards
+from gpu_worker.attention.paged import StepContext, attach
+from gpu_worker.cpu.forwards import restore_forwards
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
-from gpu_worker.graphs.captured import CapturedSteps
+from gpu_worker.graphs.captured import CapturedSteps, ProvenSteps
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.shapes import MAX_SHAPES, Shapes, StepShape
 from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, allocated, blank
 from gpu_worker.process.starting import compiler_is_loaded
-from gpu_worker.sampling.shared_tokens import ShareTokens
-from gpu_worker.step.device_tables import DeviceTables
+from gpu_worker.sampling.choice import greedy_tokens
+from gpu_worker.sampling.sampler import choose
 from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.output import BegunStep, DeviceSampler, StepOutput
-from gpu_worker.step.staging import Staging
-from gpu_worker.step.static_step import StaticOutput, StaticStep
+from gpu_worker.step.output import BegunStep, DeviceSampler, ShareTokens, StaticOutput, StepOutput, keep_tokens
+from gpu_worker.step.staging import DeviceTables, Staging
 from gpu_worker.wire.page_orders import PageOrders
 
 if TYPE_CHECKING:
-    from gpu_worker.fusion.layers import FusedLayers
+    from gpu_worker.step.fused_layers import FusedLayers
+
+
+class StaticStep:
+    """The static part of steps of one model."""
+
+    def __init__(self, model: PreTrainedModel, kernels: Kernels, tables: DeviceTables, *, is_padded: bool) -> None:
+        self._model, self._kernels, self._tables, self._is_padded = model, kernels, tables, is_padded
+        self.share_tokens: ShareTokens = keep_tokens
+
+    def __call__(self, inputs: StepInputs[Tensor]) -> StaticOutput:
+        """Requires that the page tables are those of the step."""
+        context = self._kernels.update_masks(inputs)
+        ids, samples, newest = inputs.token_ids, inputs.samples, self._tables.newest_token
+        if inputs.decode is not None:
+            rows = inputs.decode.rows
+            own = ids[: rows.shape[0]]
+            known = torch.where(own < 0, newest.index_select(0, rows), own)
+            if rows.shape == ids.shape:
+                ids = known
+            else:
+                own.copy_(known)
+        logits = self._forward(ids, inputs.positions, None if _samples_every_token(inputs) else samples.kept, context)
+        if logits is None or not (self._is_padded or inputs.prefill is None):
+            return StaticOutput(logits=logits, tokens=None)
+        own = logits[: samples.rows.shape[0]]
+        if not self._is_padded:
+            return StaticOutput(logits=logits, tokens=greedy_tokens(own))
+        tokens = choose(own, samples.drawing)
+        self.share_tokens(tokens)
+        newest.index_copy_(0, samples.rows, tokens.clamp(min=0))
+        return StaticOutput(logits=logits, tokens=tokens)
+
+    def _forward(self, ids: Tensor, positions: Tensor, kept: Tensor | None, context: StepContext) -> Tensor | None:
+        """Returns logits [kept, vocabulary] of the packed tokens `kept` (None: of all), or None if `kept` is empty."""
+        arguments = {
+            "input_ids": ids[None],
+            "position_ids": positions[None],
+            "use_cache": False,
+            "step": context,
+        }
+        if kept is None:
+            return self._model(**arguments).logits[0]
+        if kept.numel() == 0:
+            self._model.base_model(**arguments)
+            return None
+        return self._model(**arguments, logits_to_keep=kept).logits[0]
+
+
+def _samples_every_token(inputs: StepInputs[Tensor]) -> bool:
+    """Whether the samples are the packed tokens in their order, padding aside, as in every step of decode rows alone.
+
+    Taking them by an index would cost as much as a small layer there.
+    """
+    return inputs.prefill is None and inputs.samples.kept.shape == inputs.token_ids.shape
 
 
 class DeviceStep:
@@ -99,7 +154,7 @@ class DeviceStep:
 
     def fuse_layers(self) -> None:
         """Lets the decoder layers compile during warm-up."""
-        from gpu_worker.fusion.layers import FusedLayers
+        from gpu_worker.step.fused_layers import FusedLayers
 
         restore_forwards(self._model)
         self.fused = FusedLayers(self._model)
@@ -131,20 +186,21 @@ class DeviceStep:
     def begin(self, orders: PageOrders[HostArray], layout: StepLayout[HostArray] | None) -> BegunStep | None:
         """Carries out page orders, then computes logits. Returns None if there is nothing to compute."""
         self.pool_is_zero = False
-        extras = _Extras(orders=orders if orders else None, step=None if layout is None else layout.extras)
-        inputs = None if layout is None else layout.inputs
-        on_device: tuple[StepInputs[Tensor], _Extras[Tensor]] = self._staging.upload(inputs, extras)
-        step_inputs, others = on_device
-        if others.orders is not None:
-            self._carry_out(orders, others.orders)
-        if layout is None or others.step is None:
+        others = (orders or None, None) if layout is None else (orders or None, layout.extras)
+        inputs: StepInputs[Tensor]
+        staged: PageOrders[Tensor] | None
+        extras: StepExtras[Tensor] | None
+        inputs, (staged, extras) = self._staging.upload(None if layout is None else layout.inputs, others)
+        if staged is not None:
+            self._carry_out(orders, staged)
+        if layout is None or extras is None:
             return None
-        edits = step_inputs.edits if layout.has_static_edits else others.step.edits
+        edits = inputs.edits if layout.has_static_edits else extras.edits
         if edits is not None:
             self.tables.set_pages(edits)
-        static = self._computed(layout.shape, step_inputs)
+        static = self._computed(layout.shape, inputs)
         self.last_logits = static.logits
-        return BegunStep(static=static, samples=step_inputs.samples, extras=others.step.sampling)
+        return BegunStep(static=static, samples=inputs.samples, extras=extras.sampling)
 
     @torch.inference_mode()
     def finish(self, begun: BegunStep, masks: Tensor | None = None) -> StepOutput:
@@ -172,7 +228,7 @@ class DeviceStep:
         if not compiler_is_loaded():
             return nullcontext()
         if self.may_compile:
-            from gpu_worker.fusion.layers import compiling
+            from gpu_worker.step.fused_layers import compiling
 
             return compiling()
         return torch.compiler.set_stance("eager_on_recompile")
@@ -234,11 +290,3 @@ class DeviceStep:
 
 def _is_decode_step(shape: StepShape) -> bool:
     return shape.prefill == 0 and shape.prompt_logits == 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Extras(Generic[Array]):
-    """What a step uploads besides its inputs."""
-
-    orders: PageOrders[Array] | None
-    step: StepExtras[Array] | None

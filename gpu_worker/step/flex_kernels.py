@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from gpu_worker.attention.block_mask import DecodeEnds, DecodeMask, PrefillMask
-from gpu_worker.attention.flex_calls import DecodeAttention, PrefillAttention
+from gpu_worker.attention.flex_kernel import DecodeAttention, PrefillAttention
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.views import View
 from gpu_worker.layout.attention_parts import DecodePart, PrefillPart
 from gpu_worker.layout.shapes import Shapes
-from gpu_worker.step.device_tables import DeviceTables
+from gpu_worker.step.staging import DeviceTables
 
 
 class FlexDecode:
@@ -25,19 +25,18 @@ class FlexDecode:
         self, layers: LayerMap, shapes: Shapes, tables: DeviceTables, views: Sequence[View], dtype: torch.dtype
     ) -> None:
         self._tables = tables
-        device, patterns = tables.pages.device, [view.pattern for view in views]
-        self._ends = {bucket: DecodeEnds(bucket, device) for bucket in shapes.decode_buckets}
+        self._ends = {bucket: DecodeEnds(bucket, tables.pages.device) for bucket in shapes.decode_buckets}
         self._masks = {
-            bucket: tuple(DecodeMask(view, block_lists=self._block_lists(view, bucket), ends=ends) for view in views)
+            bucket: {
+                view.pattern: DecodeMask(view, block_lists=self._block_lists(view, bucket), ends=ends) for view in views
+            }
             for bucket, ends in self._ends.items()
         }
         # For each bucket, the kernel of each layer.
-        self.kernels: dict[int, tuple[DecodeAttention, ...]] = {}
-        for bucket, masks in self._masks.items():
-            own = {
-                kind: DecodeAttention(kind, masks[patterns.index(kind.pattern)], dtype=dtype) for kind in layers.kinds
-            }
-            self.kernels[bucket] = tuple(own[layer.kind] for layer in layers.layers)
+        self.kernels = {
+            bucket: layers.by_layer(lambda kind, own=own: DecodeAttention(kind, own[kind.pattern], dtype=dtype))
+            for bucket, own in self._masks.items()
+        }
 
     def _block_lists(self, view: View, bucket: int) -> Tensor:
         """Returns int32 [slots, width]."""
@@ -49,7 +48,7 @@ class FlexDecode:
         """Updates the masks; requires that the page tables are those of the step."""
         assert part.last_slot is not None and part.block_end is not None and part.list_slots is not None
         self._ends[part.bucket].update(part.last_slot, part.block_end)
-        for mask, blocks in zip(self._masks[part.bucket], part.blocks, strict=True):
+        for mask, blocks in zip(self._masks[part.bucket].values(), part.blocks, strict=True):
             mask.update(blocks, self._tables.pages, part.list_slots)
 
 
@@ -60,34 +59,32 @@ class FlexPrefill:
         self, layers: LayerMap, shapes: Shapes, tables: DeviceTables, views: Sequence[View], dtype: torch.dtype
     ) -> None:
         self._tables = tables
-        device, patterns = tables.pages.device, [view.pattern for view in views]
+        device = tables.pages.device
         self._q_positions = {
             bucket: torch.full((bucket,), -1, dtype=torch.int32, device=device) for bucket in shapes.prefill_buckets
         }
         self._masks = {
-            bucket: tuple(
-                PrefillMask(
+            bucket: {
+                view.pattern: PrefillMask(
                     view,
                     q_positions=q_positions,
                     logical_of_page=tables.logical_of_page,
                     list_width=_list_width(view, tables.pages),
                 )
                 for view in views
-            )
+            }
             for bucket, q_positions in self._q_positions.items()
         }
         # For each bucket, the kernel of each layer.
-        self.kernels: dict[int, tuple[PrefillAttention, ...]] = {}
-        for bucket, masks in self._masks.items():
-            own = {
-                kind: PrefillAttention(kind, masks[patterns.index(kind.pattern)], dtype=dtype) for kind in layers.kinds
-            }
-            self.kernels[bucket] = tuple(own[layer.kind] for layer in layers.layers)
+        self.kernels = {
+            bucket: layers.by_layer(lambda kind, own=own: PrefillAttention(kind, own[kind.pattern], dtype=dtype))
+            for bucket, own in self._masks.items()
+        }
 
     def update(self, part: PrefillPart[Tensor]) -> None:
         """Updates the masks; requires that the page tables are those of the step."""
         self._q_positions[part.bucket].copy_(part.q_positions)
-        for mask, blocks in zip(self._masks[part.bucket], part.blocks, strict=True):
+        for mask, blocks in zip(self._masks[part.bucket].values(), part.blocks, strict=True):
             mask.update(blocks, self._tables.pages, part.slots)
 
 

@@ -1,23 +1,34 @@
-"""The plans in flight, in order: begun, with tokens that are being computed, and settled with an outcome.
+"""Carries out laid-out plans on the device, in order: logits first, then tokens, then their outcome on the host.
 
-Owns their order, and what follows for all of them if the device is lost. A plan whose rows have constraints is begun
-first: its tokens are chosen when the masks are there, which need the tokens of the plan before it.
+`Execution` owns the memory of results, and whether the host waits for the device. Usually the tokens follow the logits
+at once. With constraints they follow when the masks are there, which need the tokens of the step before: on a GPU the
+plan stays begun until then, so that its forward runs meanwhile; on a CPU the masks were asked for before the forward.
+
+`PlansInFlight` owns the order of plans that are begun, have tokens that are being computed, or are settled with an
+outcome; and what follows for all of them if the device is lost.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.arrays import HostArray
 from gpu_worker.failures import first_line
+from gpu_worker.geometry import Geometry
+from gpu_worker.layout.step_layout import StepLayout
 from gpu_worker.sampling.logprobs import LogprobTensors
-from gpu_worker.step.constrained import MaskedSamples
-from gpu_worker.step.output import BegunStep, StepOutput
-from gpu_worker.wire.frames import NO_TOKENS, Outcome, TokenLogprobs
+from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
+from gpu_worker.step.constrained import ConstrainedSteps, MaskedSamples, constrained_steps
+from gpu_worker.step.device_step import DeviceStep
+from gpu_worker.step.output import BegunStep, ResultRing, StepOutput
+from gpu_worker.wire.fields import PlanError
+from gpu_worker.wire.frames import NO_TOKENS, Outcome, Plan, TokenLogprobs
 
 
 class DeviceLost(RuntimeError):
@@ -39,10 +50,6 @@ class InFlight:
     ended: "torch.cuda.Event | None" = None
     # To be called when the step has ended well.
     on_end: Callable[[], None] | None = None
-
-    def with_pool(self, pool_id: bytes) -> "InFlight":
-        """The same plan, whose outcome tells which pool the worker uses."""
-        return replace(self, outcome=replace(self.outcome, pool_id=pool_id))
 
     def finished(self) -> Outcome:
         """Waits for the end of the step and returns its outcome. Passes on errors of the device."""
@@ -72,26 +79,113 @@ class InFlight:
         )
 
 
-class Steps(Protocol):
-    """What carries the plans out."""
+class Execution:
+    """The steps of one runner."""
+
+    def __init__(
+        self,
+        on_device: DeviceStep,
+        pool: WorkerPool | PrivatePool,
+        geometry: Geometry,
+        *,
+        is_padded: bool,
+        num_buffers: int,
+        on_error: Callable[[Outcome, Exception], InFlight],
+    ) -> None:
+        """num_buffers: for results. on_error: the answer to a plan whose tokens could not be chosen."""
+        self._on_device, self._pool, self._on_error, self._geometry = on_device, pool, on_error, geometry
+        self.is_asynchronous = on_device.device.type != "cpu"
+        # The next step overwrites the results of padded steps; others are read where they were computed.
+        self.results: ResultRing | None = None
+        if is_padded:
+            allocate = partial(torch.zeros, dtype=torch.int64, pin_memory=on_device.device.type == "cuda")
+            self.results = ResultRing(num_buffers=num_buffers, num_tokens=geometry.max_rows, allocate=allocate)
+        # None: no row may have a constraint, unless another rank of a group chooses its tokens.
+        self.constrained: ConstrainedSteps | None = None
+        self.follows = False
+
+    def take_constraints(self, join: pb.Join, *, is_leader: bool) -> None:
+        """Lets rows have constraints from now on, unless the Join says that they cannot. Raises OSError.
+
+        is_leader: False for the ranks of a group whose tokens another rank chooses.
+        """
+        self.follows = not is_leader
+        if is_leader and not join.constraint_refusal:
+            tokenizer, eos = join.tokenizer_json, join.eos_token_ids
+            self.constrained = constrained_steps(tokenizer, eos, self._geometry, self._on_device.device)
+
+    def run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> InFlight:
+        """Runs the plan; on a GPU it only enqueues it, without its tokens if these need masks.
+
+        begun: when the work for the plan began, by time.perf_counter().
+        """
+        item = InFlight(outcome=Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK))
+        if plan.started is not None:
+            self._start_constraints(plan)
+        if layout is None and not plan.page_orders:
+            return item
+        if self.is_asynchronous:
+            started = torch.cuda.Event(enable_timing=True)
+            started.record()
+            item = replace(item, started=started)
+        masked = None if self.constrained is None or layout is None else self.constrained.of(layout)
+        step = self._on_device.begin(plan.page_orders, layout)
+        item = replace(item, begun=step, masked=masked, num_samples=0 if layout is None else layout.num_samples)
+        if self.is_asynchronous:
+            return item if masked is not None else self._with_tokens(item)
+        item = self._with_tokens(item)
+        return replace(item, outcome=replace(item.outcome, compute_us=int((time.perf_counter() - begun) * 1e6)))
+
+    def _start_constraints(self, plan: Plan) -> None:
+        assert plan.started is not None
+        if self.constrained is not None:
+            self.constrained.start(plan.started)
+        elif any(plan.started.constraints) and not self.follows:
+            raise PlanError("started.constraints names a constraint, and this worker takes none")
 
     def may_choose(self, item: InFlight) -> bool:
-        """Whether the masks of a plan that was begun are there."""
-        ...
+        """Whether the masks of a begun plan are there. Called again and again, it keeps to the limits of time."""
+        if item.masked is None or self.constrained is None:
+            return True
+        return self.constrained.constraints.are_masked(item.masked.rows)
 
     def with_tokens(self, item: InFlight) -> InFlight:
         """Waits for the masks, and lets the plan compute its tokens. Does not raise."""
-        ...
+        try:
+            return self._with_tokens(item)
+        except Exception as error:  # every plan must be answered
+            answered = self._on_error(item.outcome, error)
+        if answered.outcome.status == pb.STEP_STATUS_OUT_OF_MEMORY:
+            self._on_device.free_memory()
+        return answered
+
+    def _with_tokens(self, item: InFlight) -> InFlight:
+        output, ended = None, None
+        if item.begun is not None:
+            masks = None if item.masked is None or self.constrained is None else self.constrained.masks(item.masked)
+            output = self._on_device.finish(item.begun, masks)
+            if self.results is not None:
+                output = self.results.to_host(output)
+        on_end = self._pool.end_step(item.outcome.step)
+        if self.is_asynchronous:
+            ended = torch.cuda.Event(enable_timing=True)
+            ended.record()
+        return replace(item, begun=None, output=output, on_end=on_end, ended=ended)
 
     def outcome_of(self, item: InFlight) -> Outcome:
         """Waits for the tokens. Passes on errors of the device."""
-        ...
+        outcome = item.finished()
+        if self.results is not None and item.output is not None:
+            self.results.put_back(item.output)
+        if item.masked is not None and self.constrained is not None:
+            outcome = self.constrained.judged(item.masked, outcome)
+        return outcome
 
 
 class PlansInFlight:
     """Submitted plans without a collected outcome, the oldest first."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Execution) -> None:
         self._items, self._steps = deque[InFlight](), steps
         # Why the device is unusable, empty if it is usable.
         self.lost = ""
@@ -104,9 +198,9 @@ class PlansInFlight:
         """The plan that was added last."""
         return self._items[-1]
 
-    @newest.setter
-    def newest(self, item: InFlight) -> None:
-        self._items[-1] = item
+    def tell_pool(self, pool_id: bytes) -> None:
+        """Lets the outcome of the newest plan tell which pool the worker uses."""
+        self._items[-1] = replace(self.newest, outcome=replace(self.newest.outcome, pool_id=pool_id))
 
     def add(self, item: InFlight) -> None:
         """Adds a plan. Requires that every plan before it computes its tokens, or is settled (`choose_tokens`)."""

@@ -11,17 +11,15 @@ from torch import Tensor
 
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.operator import InPlaceKernel, QueryKernel, StepContext
+from gpu_worker.attention.paged import InPlaceKernel, QueryKernel, StepContext
 from gpu_worker.attention.views import GPU_DECODE_BLOCK, View
-from gpu_worker.cpu_attention.decode import NativeDecode
-from gpu_worker.cpu_attention.gathered import GatheredDecode, GatheredPrefill
-from gpu_worker.cpu_attention.prefill import NativePrefill
-from gpu_worker.cpu_attention.write import KvWriter
+from gpu_worker.cpu.attention import KvWriter, NativeDecode, NativePrefill
+from gpu_worker.cpu.gathered import GatheredDecode, GatheredPrefill
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.shapes import Shapes
 from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.native.library import NativeLibrary, native_library
-from gpu_worker.step.device_tables import DeviceTables
+from gpu_worker.step.staging import DeviceTables
 
 NativeKernels = TypeVar("NativeKernels", NativeDecode, NativePrefill)
 
@@ -47,7 +45,7 @@ class Kernels:
         self._is_padded, self._layers, self._pages = shapes.is_padded, layers, tables.pages
         self._page_size, self._dtype = geometry.page_size, cache.keys[0].dtype
         library = native_library() if native and not shapes.is_padded else None
-        self._write = KvWriter.of(library, self._dtype)
+        self._write = None if library is None else KvWriter(library, self._dtype)
         # What a step's block lists are laid out for. Kernels of steps that are not padded read the page table itself.
         self.views: tuple[View, ...] = ()
         if shapes.is_padded:

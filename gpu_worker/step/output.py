@@ -1,4 +1,8 @@
-"""Computes tokens and logprobs from the logits of a step, on the device, and brings them to the host."""
+"""Computes tokens and logprobs from the logits of a step, on the device, and brings them to the host.
+
+Every rank of a worker group computes all logits and draws with the same noise. Logits may still differ in the last bit,
+and a token then, so the leader's tokens replace the others' before anything that the next step reads is written.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,15 +12,31 @@ from torch import Tensor
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.samples import SampleExtras, Samples
-from gpu_worker.sampling.dense import EditedLogits, revise
 from gpu_worker.sampling.logits import TokenHistory, edited
 from gpu_worker.sampling.logprobs import LogprobTensors, logprobs_of
-from gpu_worker.sampling.sampler import sample
-from gpu_worker.sampling.shared_tokens import ShareTokens, keep_tokens
-from gpu_worker.step.static_step import StaticOutput
+from gpu_worker.sampling.sampler import EditedLogits, revise, sample
 from gpu_worker.trees import leaves, mapped
 
+# Overwrites tokens int64 [n] in place, in the stream of the step.
+ShareTokens = Callable[[Tensor], None]
+
+
+def keep_tokens(tokens: Tensor) -> None:
+    """For a worker of one process."""
+
+
 _WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticOutput:
+    """The results of the static part; a replay overwrites them."""
+
+    # [samples + prompt tokens, vocabulary]; None if the step has no samples.
+    logits: Tensor | None
+    # int64 [samples]; -1 if a row's logits allow no token. On a CPU the greedy ones of steps of decode rows alone; None
+    # for other steps there: their tokens are chosen afterwards.
+    tokens: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +78,8 @@ class ResultRing:
     def to_host(self, output: StepOutput) -> StepOutput:
         """Starts the copies to a buffer, which are valid after the current stream has executed them."""
         tensors = leaves(output)
-        sizes = [_words(tensor) for tensor in tensors]
+        # In 8-byte words, so that each begins aligned.
+        sizes = [-(-tensor.nbytes // _WORD_BYTES) for tensor in tensors]
         if sum(sizes) > self._num_words:
             self._enlarge(sum(sizes))
         buffer = self._free.pop() if self._free else self._allocate(self._num_words)
@@ -80,11 +101,6 @@ class ResultRing:
         """Replaces the free buffers. Those in use are dropped when they come back."""
         self._num_words = max(1, 1 << (num_words - 1).bit_length())
         self._free = [self._allocate(self._num_words) for _ in range(self._num_buffers)]
-
-
-def _words(tensor: Tensor) -> int:
-    """8-byte words of a tensor, so that each begins aligned."""
-    return -(-tensor.nbytes // _WORD_BYTES)
 
 
 def _copied(tensor: Tensor, words: Tensor) -> Tensor:

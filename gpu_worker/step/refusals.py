@@ -1,4 +1,4 @@
-"""What a plan is answered whose step raised an exception."""
+"""What a plan is answered whose step raised an exception. Imports no torch: a group asks before it has loaded it."""
 
 import logging
 

@@ -25,13 +25,11 @@ from gpu_worker.layout.step_layout import StepLayout, lay_out
 from gpu_worker.shared_pool.messages import PageDamaged, PoolError
 from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
 from gpu_worker.step.device_step import DeviceStep
-from gpu_worker.step.execution import Execution
-from gpu_worker.step.in_flight import InFlight, PlansInFlight
+from gpu_worker.step.in_flight import Execution, InFlight, PlansInFlight
 from gpu_worker.step.page_labels import PageLabels
 from gpu_worker.step.refusals import OutOfSync, refusal_of
 from gpu_worker.step.warm_up import warm_up
-from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
-from gpu_worker.wire.new_weights import WeightsLoader
+from gpu_worker.wire.frames import Outcome, Plan, PlanError, WeightsLoader, read_plan
 from gpu_worker.wire.page_orders import SavedPages
 
 MAX_IN_FLIGHT = 2
@@ -134,7 +132,7 @@ class Runner:
         self._in_flight.choose_tokens()
         self._submit(message)
         if message.HasField("take_over"):
-            self._in_flight.newest = self._in_flight.newest.with_pool(self.pool_id)
+            self._in_flight.tell_pool(self.pool_id)
 
     def _submit(self, message: pb.StepPlan) -> None:
         if message.generation > self._generation:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.wire.frames import Plan
-from gpu_worker.wire.sampling import EVERYTHING, GREEDY
-from gpu_worker.wire.started import StartedRows
+from gpu_worker.wire.started import EVERYTHING, GREEDY, StartedRows
 
 if TYPE_CHECKING:
     from gpu_worker.step.runner import Runner

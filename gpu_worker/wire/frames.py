@@ -5,6 +5,7 @@ generation and step) or `FrameError` (anywhere else), never another exception. K
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -82,6 +83,14 @@ class Outcome:
     constraint_detail: str = ""
 
 
+class WeightsLoader(Protocol):
+    """What carries out an order to load new weights in place of the served model's, as link and runner know it."""
+
+    def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
+        """Loads them, or refuses and changes nothing. Raises a fatal error if it failed in between."""
+        ...
+
+
 def parse_frame(frame: bytes | memoryview) -> pb.CoreToWorker:
     """The message in one frame. Raises FrameError."""
     message = pb.CoreToWorker()
@@ -148,20 +157,15 @@ def result_frame(outcome: Outcome) -> bytes:
     result.generation = outcome.generation
     result.step = outcome.step
     result.status = outcome.status
-    if outcome.detail:
-        result.detail = outcome.detail
-    if outcome.tokens.size:
-        result.tokens = outcome.tokens.astype(_INT32, copy=False).tobytes()
-    if outcome.nonfinite.size:
-        result.nonfinite = outcome.nonfinite.astype(_INT32, copy=False).tobytes()
+    result.detail = outcome.detail
     result.compute_us = outcome.compute_us
     result.pool_id = outcome.pool_id
     result.damaged_pages = outcome.damaged_pages
-    if outcome.constraint_complete.size:
-        result.constraint_complete = outcome.constraint_complete.astype(_INT32, copy=False).tobytes()
-    if outcome.constraint_failed.size:
-        result.constraint_failed = outcome.constraint_failed.astype(_INT32, copy=False).tobytes()
-        result.constraint_detail = outcome.constraint_detail
+    result.constraint_detail = outcome.constraint_detail
+    for name in ("tokens", "nonfinite", "constraint_complete", "constraint_failed"):
+        array: Int32Array = getattr(outcome, name)
+        if array.size:
+            setattr(result, name, array.astype(_INT32, copy=False).tobytes())
     for values, into in (
         (outcome.logprobs, result.logprobs),
         (outcome.prompt_logprobs, result.prompt_logprobs),

@@ -6,7 +6,7 @@ pages, because all requests share the core's one thread: 32,768 tokens in pages 
 can hold millions of tokens, so hashing yields to the event loop after every 2,048 pages.
 
 Sampling settings become the complete SamplingParams that travels to the worker: the core passes the bytes on unread,
-and the worker parses them (`gpu_worker/wire/sampling.py`).
+and the worker parses them (`gpu_worker/wire/started.py`).
 """
 
 import asyncio

@@ -14,14 +14,12 @@ from torch import Tensor
 
 from gpu_worker.arrays import Space
 from gpu_worker.geometry import Geometry
-from gpu_worker.layout.row_features import Feature
-from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.row_tables import Feature, RowTables
 from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import allocated
-from gpu_worker.sampling.dense import choose
-from gpu_worker.step.output import DeviceSampler, StepOutput
-from gpu_worker.step.static_step import StaticOutput
+from gpu_worker.sampling.sampler import choose
+from gpu_worker.step.output import DeviceSampler, StaticOutput, StepOutput
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import Sequence_, TinyCore

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch._inductor import async_compile
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpu_worker.attention.flex_calls import DecodeAttention, PrefillAttention
+from gpu_worker.attention.flex_kernel import DecodeAttention, PrefillAttention
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, LayerMap
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.shapes import Shapes
-from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
+from gpu_worker.step.staging import DeviceTables
 
 CUDA = torch.device("cuda", 0)
 

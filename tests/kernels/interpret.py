@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpu_worker.attention.flex_calls import DecodeAttention
+from gpu_worker.attention.flex_kernel import DecodeAttention
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionPattern
 from gpu_worker.layout.shapes import Shapes
-from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
+from gpu_worker.step.staging import DeviceTables
 from tests.kernels import fake_device, interpreter
 from tests.kernels.cards import A10G
 from tests.kernels.interpreted_steps import Case, Queries, Steps, attention

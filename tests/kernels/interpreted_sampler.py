@@ -1,6 +1,6 @@
 """Results of the sampler's Triton kernels, run by Triton's interpreter: a child of test_sampler_kernel.py.
 
-The references are the torch operators of `dense.choose`, which the default suite compares with `sampler.sample`, and
+The references are the torch operators of `sampler.choose`, which the default suite compares with `sampler.sample`, and
 thresholds from sorted float64 numbers.
 """
 
@@ -17,13 +17,11 @@ import triton.runtime.interpreter as interpreter
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_worker.sampling import choose_kernel, dense
+from gpu_worker.sampling import choose_kernel, sampler
+from gpu_worker.sampling.choice import gumbel_noise, noise_keys
 from gpu_worker.sampling.choose_kernel import choose_on_gpu
-from gpu_worker.sampling.dense import EditedLogits, choose, revise
-from gpu_worker.sampling.draw_inputs import typical_samples
-from gpu_worker.sampling.inputs import DrawInputs
-from gpu_worker.sampling.noise import gumbel_noise, noise_keys
-from gpu_worker.sampling.sampler import sample
+from gpu_worker.sampling.inputs import DrawInputs, typical_samples
+from gpu_worker.sampling.sampler import EditedLogits, choose, revise, sample
 from tests.gpu_worker.sampling.test_dense import DENSE_ROWS, dense_inputs, on_device, ragged_inputs, varied
 from tests.gpu_worker.sampling.test_dense import columns_of as host_columns_of
 from tests.gpu_worker.sampling.test_sampler import ROWS
@@ -59,7 +57,7 @@ def check(logits: Tensor, rows: list[dict[str, float]]) -> None:
     """Tokens and kept tokens are those of the torch operators."""
     inputs = dense_inputs(rows, CPU)
     tokens, floors = choose_on_gpu(logits, columns_of(inputs), None, False)
-    expected, expected_floors = dense._choose(logits, inputs)
+    expected, expected_floors = sampler._choose(logits, inputs)
     assert tokens.tolist() == expected.tolist()
     tempered = logits.float() / inputs.temperature.clamp(min=1e-5)[:, None]
     drawing = inputs.temperature > 0
@@ -191,7 +189,7 @@ def test_changed_logits_and_typical_p(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = torch.tensor([e for e, _ in pairs]), torch.tensor([r for _, r in pairs])
     edited = EditedLogits(samples=changed, draws=draws, logits=scores)
     expected = sample(logits, ragged_inputs(rows, CPU), edited)
-    monkeypatch.setattr(dense, "_operator", on_kernels)
+    monkeypatch.setattr(sampler, "_operator", on_kernels)
     dense_ones, typical = dense_inputs(rows, CPU), typical_samples(host_columns_of(rows), np.arange(len(rows)))
     assert typical is not None
     tokens = choose(logits, dense_ones)

@@ -22,16 +22,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpu_worker.attention.flex_kernel import FlexKernel
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.operator import StepContext, attend
-from gpu_worker.attention.paged import ATTENTION_NAME, attach, register
+from gpu_worker.attention.paged import ATTENTION_NAME, StepContext, attach, attend, register
 from gpu_worker.checkpoint.linear import merge_linears
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
-from gpu_worker.fusion.layers import FusedLayers, compiling
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.shapes import Shapes
 from gpu_worker.memory.model_facts import shared_inputs
-from gpu_worker.step.device_tables import DeviceTables
+from gpu_worker.step.fused_layers import FusedLayers, compiling
 from gpu_worker.step.kernels import Kernels
+from gpu_worker.step.staging import DeviceTables
 from tests.kernels import fake_device
 from tests.kernels.cards import H200
 from tests.kernels.models import MODELS

@@ -19,13 +19,13 @@ import torch
 
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
-from gpu_worker.attention.operator import StepContext
+from gpu_worker.attention.paged import StepContext
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.shapes import Shapes
 from gpu_worker.layout.step_layout import lay_out
-from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
+from gpu_worker.step.staging import DeviceTables
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore

@@ -20,8 +20,8 @@ from gpu_worker.attention.paged import register
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.shapes import StepShape
+from gpu_worker.step.output import StaticOutput
 from gpu_worker.step.runner import Runner
-from gpu_worker.step.static_step import StaticOutput
 from tests.gpu_worker.plans import TinyCore
 
 _VOCAB_SIZE, _PAGE_SIZE, _MAX_LENGTH = 151_936, 128, 2048

@@ -9,19 +9,17 @@ is the rise of the process's peak over its value before the first run.
 import multiprocessing
 import time
 from collections.abc import Callable
-from google.protobuf.message import DecodeError
-from google.protobuf.message import Message
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+from tandem.v1 import control_pb2, inference_pb2
+
 from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import Scan
 from scheduler_svc.frontend.sizes import Sizes
-from tandem.v1 import control_pb2
-from tandem.v1 import inference_pb2
-from tests.measure.harness import Bar
-from tests.measure.harness import Measurement
+from tests.measure.harness import Bar, Measurement
 from tests.measure.machine import peak_mb
-from typing import Any
-
 
 NUM_BYTES = 4_000_000
 BAR_MS = 5.0

@@ -34,8 +34,8 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gpu_worker.cpu_graphs.capture import UNINITIALISED, needs_value
 from gpu_worker.graphs.backend import NotCapturable
+from gpu_worker.graphs.cpu import UNINITIALISED, needs_value
 
 Result = TypeVar("Result")
 # A class and the name of its method.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from gpu_worker.checkpoint.linear import linear_kernel
 from gpu_worker.native import library
-from gpu_worker.sampling import greedy
+from gpu_worker.sampling import choice
 
 
 @contextmanager
@@ -28,4 +28,4 @@ def torch_kernels() -> Iterator[None]:
 
 def _forget() -> None:
     linear_kernel.cache_clear()
-    greedy._kernel.cache_clear()
+    choice._kernel.cache_clear()

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.attention import copy_stream
-from gpu_worker.attention.copy_stream import streams_of
-from gpu_worker.attention.host_pages import HostPages
+from gpu_worker.attention import host_pages
+from gpu_worker.attention.host_pages import HostPages, streams_of
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap
 from gpu_worker.attention.passing import Passing
@@ -111,9 +110,9 @@ def test_a_gpu_has_a_stream_of_its_own_for_copies(monkeypatch: pytest.MonkeyPatc
         assert stream == "the copy stream"
         return Entered()
 
-    monkeypatch.setattr(copy_stream.torch.cuda, "Stream", stream_on)
-    monkeypatch.setattr(copy_stream.torch.cuda, "stream", entered)
-    monkeypatch.setattr(copy_stream.torch.cuda, "Event", lambda: FakeEvent(log, lambda: current[-1]))
+    monkeypatch.setattr(host_pages.torch.cuda, "Stream", stream_on)
+    monkeypatch.setattr(host_pages.torch.cuda, "stream", entered)
+    monkeypatch.setattr(host_pages.torch.cuda, "Event", lambda: FakeEvent(log, lambda: current[-1]))
     streams = streams_of(torch.device("cuda", 0))
     event = streams.event()
     event.record()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpu_worker.attention.operator import StepContext
+from gpu_worker.attention.paged import StepContext
 
 NUM_PLACES, HEADS, DIM, NUM_TOKEN_SLOTS = 8, 2, 4, 16
 

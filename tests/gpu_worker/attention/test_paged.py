@@ -15,8 +15,8 @@ from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.shapes import Shapes
 from gpu_worker.layout.step_layout import lay_out
-from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
+from gpu_worker.step.staging import DeviceTables
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gpu_worker.checkpoint import linear as packing
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack, linear_kernel, pack_linears
-from gpu_worker.fusion.layers import compiling
+from gpu_worker.step.fused_layers import compiling
 
 CPU = torch.device("cpu")
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(CPU, dtype)]

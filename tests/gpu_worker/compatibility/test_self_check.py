@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GptOssConfig, MistralConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from gpu_worker.attention.flex_calls import PrefillAttention
+from gpu_worker.attention.flex_kernel import PrefillAttention
 from gpu_worker.attention.layers import AttentionPattern, LayerMap
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.files import ModelRefused
@@ -18,7 +18,7 @@ from gpu_worker.compatibility import self_check
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.independence import pin
 from gpu_worker.compatibility.self_check import check_runner
-from gpu_worker.cpu_attention.prefill import PrefillKernel
+from gpu_worker.cpu.attention import PrefillKernel
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.step.runner import Runner

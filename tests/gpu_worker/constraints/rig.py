@@ -18,10 +18,10 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.constraints.area import Sizes
 from gpu_worker.constraints.constraints import Constraints
-from gpu_worker.constraints.limits import DEFAULT_LIMITS, Limits
+from gpu_worker.constraints.frames import Sizes
 from gpu_worker.constraints.rows import ConstrainedRow, Fate
+from gpu_worker.constraints.watch import DEFAULT_LIMITS, Limits
 from tests.rigs.byte_tokenizer import byte_characters, byte_level_json
 from tests.rigs.waiting import TIMEOUT_SECONDS
 

@@ -15,8 +15,8 @@ import torch
 from tandem.v1 import constraint_pb2
 from tokenizers import Tokenizer
 
-from gpu_worker.constraints.area import Sizes
 from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.constraints.frames import Sizes
 from gpu_worker.constraints.rows import Fate
 from scheduler_svc.constraint_trial.trial import Trial
 from scheduler_svc.frontend.chat.answer_grammar import AnswerFormat, answer_grammar

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gpu_worker.constraints.constraints import Constraints
-from gpu_worker.constraints.limits import Limits
 from gpu_worker.constraints.rows import ConstrainedRow, Fate
+from gpu_worker.constraints.watch import Limits
 from tests.gpu_worker.constraints.rig import (
     ALL,
     CHOICE,

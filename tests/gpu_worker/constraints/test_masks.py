@@ -8,10 +8,9 @@ import llguidance
 import numpy as np
 import pytest
 
-from gpu_worker.constraints.area import MAX_NUMBER
-from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.constraints.constraints import Constraints, refusal
+from gpu_worker.constraints.frames import MAX_NUMBER
 from gpu_worker.constraints.rows import Fate
-from gpu_worker.constraints.support import refusal
 from tests.gpu_worker.constraints.rig import (
     ALL,
     CHOICE,
@@ -208,5 +207,5 @@ def test_no_module_of_the_server_loads_torch() -> None:
 def test_a_worker_says_why_it_takes_no_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(b"{}") == ""
     assert "the model has no tokenizer" in refusal(b"")
-    monkeypatch.setattr("gpu_worker.constraints.support.find_spec", lambda name: None)
+    monkeypatch.setattr("gpu_worker.constraints.constraints.find_spec", lambda name: None)
     assert "llguidance" in refusal(b"{}")

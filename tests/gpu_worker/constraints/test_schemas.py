@@ -13,14 +13,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from gpu_worker.constraints.area import Sizes
 from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.constraints.frames import Sizes
 from gpu_worker.constraints.rows import Fate
 from gpu_worker.geometry import Geometry
-from gpu_worker.sampling.dense import EditedLogits
 from gpu_worker.sampling.inputs import LogitEdits, SamplingInputs
 from gpu_worker.sampling.logits import TokenHistory, edited
-from gpu_worker.sampling.sampler import sample
+from gpu_worker.sampling.sampler import EditedLogits, sample
 from scheduler_svc.frontend.constraints.grammar import json_grammar
 from scheduler_svc.frontend.constraints.limits import GrammarError
 from tests.bundled_recipe.evaluate import MODEL_DIR

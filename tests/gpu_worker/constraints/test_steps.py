@@ -12,9 +12,8 @@ import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.constraints.constraints import Constraints
-from gpu_worker.constraints.limits import DEFAULT_LIMITS, Limits
-from gpu_worker.sampling.masks import MaskUpload
-from gpu_worker.step.constrained import ConstrainedSteps
+from gpu_worker.constraints.watch import DEFAULT_LIMITS, Limits
+from gpu_worker.step.constrained import ConstrainedSteps, MaskUpload
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.constraints.rig import (
     CHOICE,

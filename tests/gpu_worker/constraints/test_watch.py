@@ -8,23 +8,24 @@ from collections import Counter
 
 import pytest
 
-from gpu_worker.constraints import area, server
-from gpu_worker.constraints.area import (
+from gpu_worker.constraints import frames, server
+from gpu_worker.constraints.frames import (
     MAX_ENTRIES,
     MAX_NUMBER,
     PREPARED,
     WORK,
+    Frame,
+    Kind,
     SharedArea,
     Stage,
     Work,
+    advance,
     new_memory,
     work_word,
 )
-from gpu_worker.constraints.frames import Frame, Kind, advance
-from gpu_worker.constraints.limits import Excess, Limits
 from gpu_worker.constraints.matchers import MatcherError
 from gpu_worker.constraints.server import MaskServer
-from gpu_worker.constraints.watch import Watch, cpu_seconds
+from gpu_worker.constraints.watch import Excess, Limits, Watch, cpu_seconds
 from tandem_contract import grammar_process
 from tests.gpu_worker.constraints.rig import SIZES
 from tests.rigs.instructions import at_every_instruction
@@ -128,7 +129,7 @@ def test_no_work_is_blamed_for_the_time_of_the_one_before_it() -> None:
         late = bench.watch.overdue_work()
         assert late is None or (late[0] == found[-1] and bench.seen[found[-1]] > 2)
 
-    assert at_every_instruction(bench.server.serve, look, server, area) > 200
+    assert at_every_instruction(bench.server.serve, look, server, frames) > 200
     rows = [(Stage.TAKE, 1, 0, 0), (Stage.TAKE, 1, 1, 3), (Stage.MASK, 1, 0, 1), (Stage.MASK, 1, 1, 4)]
     pieces = [(Stage.TAKE, 2, 0, 100), (Stage.TAKE, 2, 0, 65), (Stage.MASK, 2, 0, 101)]
     names = [(each.stage, each.number, each.entry, each.token) for each in found]

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
-from gpu_worker.attention.operator import InPlaceKernel
-from gpu_worker.cpu_attention.decode import DecodeKernel, NativeDecode
-from gpu_worker.cpu_attention.gathered import GatheredDecode
-from gpu_worker.cpu_attention.write import KvWriter
+from gpu_worker.attention.paged import InPlaceKernel
+from gpu_worker.cpu.attention import DecodeKernel, KvWriter, NativeDecode
+from gpu_worker.cpu.gathered import GatheredDecode
 from gpu_worker.native.library import NativeLibrary
 from tests.gpu_worker.reference import plain_attention
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpu_worker.attention.layers import AttentionKind
-from gpu_worker.cpu_attention import gathered
+from gpu_worker.cpu import gathered
 from tests.gpu_worker.cpu_attention import test_decode as decode
 from tests.gpu_worker.cpu_attention import test_prefill as prefill
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
-from gpu_worker.attention.operator import InPlaceKernel
-from gpu_worker.cpu_attention.gathered import GatheredPrefill
-from gpu_worker.cpu_attention.prefill import PrefillKernel, Tiles
+from gpu_worker.attention.paged import InPlaceKernel
+from gpu_worker.cpu.attention import PrefillKernel, Tiles
+from gpu_worker.cpu.gathered import GatheredPrefill
 from gpu_worker.native.library import NativeLibrary
 from tests.gpu_worker.reference import plain_attention
 

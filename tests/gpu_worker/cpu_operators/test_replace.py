@@ -10,11 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from gpu_worker.cpu_operators.forward import restore_forwards
-from gpu_worker.cpu_operators.gates import native_gate
-from gpu_worker.cpu_operators.norms import native_norm
-from gpu_worker.cpu_operators.replace import Replaced, replace_operators
-from gpu_worker.cpu_operators.rotations import native_rotations
+from gpu_worker.cpu.forwards import native_gate, native_norm, native_rotations, restore_forwards
+from gpu_worker.cpu.replace import Replaced, replace_operators
 from gpu_worker.native.library import native_library
 from tests.gpu_worker.reference import float64_model
 from tests.gpu_worker.rig import RigSpec, config_of

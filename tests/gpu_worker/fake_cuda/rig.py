@@ -17,8 +17,8 @@ from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.shared_pool.pool import WorkerPool
+from gpu_worker.step.output import StaticOutput
 from gpu_worker.step.runner import Runner
-from gpu_worker.step.static_step import StaticOutput
 from tests.gpu_worker.fake_cuda.fake_device import CUDA, FakeCuda, on_fake_cuda
 from tests.gpu_worker.fake_cuda.trace import Trace
 from tests.gpu_worker.plans import TinyCore

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from gpu_worker.constraints.rows import ConstrainedRow, Prepared
-from gpu_worker.sampling.masks import MaskUpload
-from gpu_worker.step.constrained import ConstrainedSteps
+from gpu_worker.step.constrained import ConstrainedSteps, MaskUpload
 from tests.gpu_worker.fake_cuda.fake_device import CUDA, FakeCuda
 from tests.gpu_worker.fake_cuda.rig import GEOMETRY, NUM_LAYERS, FakeRig
 from tests.gpu_worker.fake_cuda.trace import Crossing, Trace, difference, launches

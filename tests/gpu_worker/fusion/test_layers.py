@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list, innermost_fn
 from torch._dynamo.utils import counters
 
-from gpu_worker.attention.operator import StepContext
-from gpu_worker.attention.paged import paged_attention
+from gpu_worker.attention.paged import StepContext, paged_attention
 from gpu_worker.compatibility.self_check import check_runner
-from gpu_worker.fusion.layers import FusedLayers, compiling, decoder_layers
+from gpu_worker.step.fused_layers import FusedLayers, compiling, decoder_layers
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.rig import Recording, Rig, RigSpec
 

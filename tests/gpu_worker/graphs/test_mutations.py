@@ -15,8 +15,9 @@ from torch import Tensor
 from gpu_worker.graphs.captured import CapturedSteps
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.layout.step_layout import StepInputs
+from gpu_worker.step.device_step import StaticStep
+from gpu_worker.step.output import StaticOutput
 from gpu_worker.step.staging import Staging
-from gpu_worker.step.static_step import StaticOutput, StaticStep
 from tests.gpu_worker.graphs import scenarios
 from tests.gpu_worker.graphs.rig import GraphRig, Observed, Scenario
 

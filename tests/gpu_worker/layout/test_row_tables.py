@@ -7,9 +7,8 @@ import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.geometry import Geometry
-from gpu_worker.layout.row_features import Feature
-from gpu_worker.layout.row_tables import RowTables, SlotEdits
-from gpu_worker.step.device_tables import DeviceTables, spread_order
+from gpu_worker.layout.row_tables import Feature, RowTables, SlotEdits
+from gpu_worker.step.staging import DeviceTables, spread_order
 from gpu_worker.trees import mapped
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import read_plan

@@ -16,8 +16,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.link.connection import MAX_FRAME_BYTES
-from gpu_worker.link.link import JoinRefused, Link, Reconnects
-from gpu_worker.link.ready_lines import ready_line
+from gpu_worker.link.link import JoinRefused, Link, Reconnects, ready_line
 from gpu_worker.wire.frames import MAX_JOIN_BYTES, Outcome
 from tandem_contract.runtime_dir import KEY_NAME, KeyFile
 
@@ -461,7 +460,7 @@ def test_a_dismissed_worker_leaves_without_a_signal(core: Core, served: Served) 
 def test_the_second_signal_ends_the_process_at_once() -> None:
     code = """
 import os, signal
-from gpu_worker.link.signals import signals_wake
+from gpu_worker.link.connection import signals_wake
 with signals_wake(lambda: print("stops", flush=True)):
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGINT)

@@ -13,7 +13,7 @@ import torch
 
 from gpu_worker.attention.layers import AttentionKind
 from gpu_worker.checkpoint.linear import kernel_of
-from gpu_worker.cpu_attention.write import KvWriter
+from gpu_worker.cpu.attention import KvWriter
 from gpu_worker.native.library import NativeLibrary
 from tests.gpu_worker.cpu_attention import test_decode as decode
 from tests.gpu_worker.cpu_attention import test_prefill as prefill

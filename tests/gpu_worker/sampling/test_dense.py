@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from gpu_worker.sampling.dense import EditedLogits, choose, revise
-from gpu_worker.sampling.draw_inputs import draw_inputs, typical_samples
-from gpu_worker.sampling.inputs import DrawInputs, SamplingInputs, Typical
-from gpu_worker.sampling.sampler import sample
+from gpu_worker.sampling.inputs import DrawInputs, SamplingInputs, Typical, draw_inputs, typical_samples
+from gpu_worker.sampling.sampler import EditedLogits, choose, revise, sample
 from tests.gpu_worker.sampling.test_sampler import ROWS, inputs_of
 
 GREEDY = {"temperature": 0.0}

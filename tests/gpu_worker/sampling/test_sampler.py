@@ -13,11 +13,10 @@ from transformers.generation.logits_process import (
     TypicalLogitsWarper,
 )
 
-from gpu_worker.sampling import noise, sampler, thresholds
-from gpu_worker.sampling.dense import EditedLogits
+from gpu_worker.sampling import choice, sampler
+from gpu_worker.sampling.choice import gumbel_noise, noise_keys
 from gpu_worker.sampling.inputs import FEW_RANKS, RankGroup, SamplingInputs
-from gpu_worker.sampling.noise import gumbel_noise, noise_keys
-from gpu_worker.sampling.sampler import filtered, sample
+from gpu_worker.sampling.sampler import EditedLogits, filtered, sample
 
 
 def inputs_of(rows: list[dict[str, float]], device: torch.device, drawing: list[int] | None = None) -> SamplingInputs:
@@ -122,7 +121,7 @@ def test_partial_ranks_keep_what_a_whole_sort_keeps(device: torch.device, monkey
     rows = [{"top_p": (0.2, 0.9, 0.999)[i % 3], "top_k": (0, 300, 9000)[i // 20]} for i in range(60)]
     rows[7] = {"top_k": 700}
     partial = filtered(logits, inputs_of(rows, device))
-    monkeypatch.setattr(thresholds, "_CPU_RANKS", ())
+    monkeypatch.setattr(choice, "_CPU_RANKS", ())
     whole = filtered(logits, inputs_of(rows, device))
     assert torch.equal(partial, whole)
     num_kept = whole.isfinite().sum(-1)
@@ -134,7 +133,7 @@ def test_sparse_noise_equals_the_noise_of_all_tokens(device: torch.device, monke
     inputs = inputs_of([{"top_k": 40, "seed": i, "position": 3 * i} for i in range(40)], device)
     sparse = sample(logits, inputs)
     monkeypatch.setattr(sampler, "SMALL_VOCABULARY", 1 << 20)
-    monkeypatch.setattr(noise, "_MAX_SCRATCH", 7 * 3000)
+    monkeypatch.setattr(choice, "MAX_SCRATCH", 7 * 3000)
     assert torch.equal(sparse, sample(logits, inputs))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gpu_worker.sampling.greedy import greedy_tokens
+from gpu_worker.sampling.choice import greedy_tokens
 from gpu_worker.sampling.logprobs import logprobs_of
 from gpu_worker.wire.frames import TokenLogprobs
 from tests.gpu_worker import rig as rig_module

@@ -12,7 +12,7 @@ from tandem.v1.inference_pb2 import SamplingParams, TokenIds
 from gpu_worker.geometry import Geometry
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import FrameError, Outcome, TokenLogprobs, parse_frame, read_plan, result_frame
-from gpu_worker.wire.sampling import read_sampling
+from gpu_worker.wire.started import read_sampling
 from tests.gpu_worker.plans import OFF, RARE, Moves, TinyCore, int32
 
 GEOMETRY = Geometry(

@@ -19,9 +19,8 @@ from tandem.internal.v1 import worker_pb2 as pb
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from gpu_worker.cpu_graphs.graphs import CpuGraph
-from gpu_worker.native.calls import NativeFunction, RecordedCall, RecordedCalls
-from gpu_worker.native.library import NativeLibrary
+from gpu_worker.graphs.cpu import CpuGraph
+from gpu_worker.native.library import NativeFunction, NativeLibrary, RecordedCall, RecordedCalls
 from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import parse_frame
 from tests.measure.serving import replay

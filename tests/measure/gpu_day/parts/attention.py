@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.attention.flex_calls import DecodeAttention
-from gpu_worker.attention.flex_kernel import FlexKernel
+from gpu_worker.attention.flex_kernel import DecodeAttention, FlexKernel
 from gpu_worker.step.runner import Runner
 from tests.measure.gpu_day import published
 from tests.measure.gpu_day.day import Day

@@ -1,4 +1,4 @@
-"""The memory of captured steps: blocks that a capture takes and gives back, at addresses that stay.
+"""The memory of captured steps of a CPU: blocks that a capture takes and gives back, at addresses that stay.
 
 Every capture may use all of it, because a step's values are not needed when the next step begins. Owns the blocks and
 who uses them.

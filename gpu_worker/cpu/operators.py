@@ -11,8 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gpu_worker.native.calls import NativeFunction
-from gpu_worker.native.library import native_library
+from gpu_worker.native.library import NativeFunction, native_library
 
 _TYPES = (torch.float32, torch.bfloat16)
 _ADDRESS, _SIZE, _INT = c_void_p, c_int64, c_int32

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.attention.layers import AttentionKind, AttentionPattern, LayerMap
-from gpu_worker.cpu_attention.prefill import Tiles
+from gpu_worker.cpu.attention import Tiles
 
 # Queries of a chunk that are computed together, and the most elements of their scores, keys and values at a time.
 # Twice as many fell out of caches, and took up to five times as long.
@@ -40,15 +40,12 @@ class _Gathered:
 
     def __init__(self, layers: LayerMap, table: Tensor, *, page_size: int) -> None:
         """table: the page table, int32 [lines, width], with pages in logical order; kept by reference."""
-        own = {kind: GatheredKernel(kind) for kind in layers.kinds}
-        self._own, self._table, self._page_size = tuple(own.values()), table, page_size
-        # By layer.
-        self.kernels = tuple(own[layer.kind] for layer in layers.layers)
+        self.kernels, self._table, self._page_size = layers.by_layer(GatheredKernel), table, page_size
 
     def _set(self, chunks: list[tuple[int, int, int, int]]) -> None:
         """chunks: the first token, the line of the table, the first position and the number of queries of each."""
         of_pattern: dict[AttentionPattern, list[_Chunk]] = {}
-        for kernel in self._own:
+        for kernel in dict.fromkeys(self.kernels):
             pattern = kernel.kind.pattern
             if pattern not in of_pattern:
                 of_pattern[pattern] = [self._chunk(pattern, *chunk) for chunk in chunks]

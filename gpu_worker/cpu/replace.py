@@ -12,9 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from gpu_worker.cpu_operators.gates import native_gate
-from gpu_worker.cpu_operators.norms import native_norm
-from gpu_worker.cpu_operators.rotations import native_rotations
+from gpu_worker.cpu.forwards import native_gate, native_norm, native_rotations
 from gpu_worker.native.library import native_library
 
 

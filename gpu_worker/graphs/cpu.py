@@ -1,21 +1,31 @@
-"""Records what a step computes on a CPU: every operator that torch dispatches and every call of a C++ kernel.
+"""Captured steps of a CPU: every operator that torch dispatches, and every call of a C++ kernel.
 
 A replay makes the same calls on the same memory, without the Python in between: numbers that Python computed are
 constants. Owns the rules of what can be recorded; a step that needs a tensor's value on the host cannot.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_worker.cpu_graphs.arena import Arena
-from gpu_worker.cpu_operators import operators
-from gpu_worker.graphs.backend import NotCapturable
-from gpu_worker.native.calls import RecordedCall, not_recording
+from gpu_worker.cpu import operators
+from gpu_worker.graphs.arena import Arena
+from gpu_worker.graphs.backend import NotCapturable, Result
+from gpu_worker.native.library import (
+    NativeLibrary,
+    RecordedCall,
+    RecordedCalls,
+    native_library,
+    not_recording,
+    recording,
+)
+from gpu_worker.trees import mapped
 
 # A call of a kernel, or of an operator with its arguments.
 Call = RecordedCall | Callable[[], object]
@@ -28,6 +38,7 @@ _INDEXED = frozenset((_aten.index, _aten.index_put, _aten.index_put_, _aten._uns
 _WAITING_TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 # The worker's own operators call kernels and operators, which are recorded instead.
 _OWN = "tandem::"
+_OF_NEW_TENSORS = frozenset(("dtype", "layout", "device", "pin_memory"))
 
 
 class Capture(TorchDispatchMode):
@@ -39,10 +50,6 @@ class Capture(TorchDispatchMode):
         self.calls: list[Call] = []
         # Tensors made from host data, whose memory a recorded kernel may read.
         self.constants: list[Tensor] = []
-
-    def add_call(self, call: RecordedCall) -> None:
-        """Records a kernel that was called."""
-        self.calls.append(call)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -180,4 +187,59 @@ def _names_of_outs(func: Any) -> tuple[Any, tuple[str, ...], frozenset[str]] | N
     return None
 
 
-_OF_NEW_TENSORS = frozenset(("dtype", "layout", "device", "pin_memory"))
+class CpuGraph:
+    """One captured step. Successive kernels are one call of the library."""
+
+    def __init__(self, library: NativeLibrary, calls: Sequence[Call], constants: Sequence[Tensor] = ()) -> None:
+        """constants: tensors that the calls read and nothing else keeps."""
+        self._constants = tuple(constants)
+        self.parts: list[RecordedCalls | Callable[[], object]] = []
+        for is_kernel, group in groupby(calls, key=lambda call: isinstance(call, RecordedCall)):
+            if is_kernel:
+                kernels = [call for call in group if isinstance(call, RecordedCall)]
+                self.parts.append(RecordedCalls(library.functions, kernels))
+            else:
+                self.parts += [call for call in group if not isinstance(call, RecordedCall)]
+
+    def replay(self) -> None:
+        """Makes every call again."""
+        for part in self.parts:
+            part()
+
+
+class CpuGraphs:
+    """A GraphBackend of a CPU. All graphs share one memory."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+        self._arena = Arena()
+
+    @property
+    def pool_bytes(self) -> int:
+        return self._arena.num_bytes
+
+    def capture(self, run: Callable[[], Result]) -> tuple[CpuGraph, Result]:
+        """Runs `run` and captures it. Its results are those of the run, and valid until the next capture or replay.
+
+        Requires inference mode. Raises NotCapturable; whatever `run` wrote before that stays written.
+        """
+        capture = Capture(self._arena)
+        with recording(capture.calls.append), capture:
+            result = run()
+        kept: Result = mapped(result, self._borrowed)
+        del result
+        if self._arena.num_used:
+            gc.collect()
+        if self._arena.num_used:
+            raise NotCapturable(f"{self._arena.num_used} tensors of the step outlive it")
+        return CpuGraph(self._library, capture.calls, capture.constants), kept
+
+    def _borrowed(self, tensor: Tensor) -> Tensor:
+        found = self._arena.borrowed(tensor)
+        return tensor if found is None else found
+
+
+def cpu_graphs() -> CpuGraphs | None:
+    """What captures steps on this machine's CPU; None without C++ kernels, whose calls are what a graph saves."""
+    library = native_library()
+    return None if library is None else CpuGraphs(library)

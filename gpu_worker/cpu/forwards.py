@@ -1,0 +1,336 @@
+"""Native forwards in place of those of a model's modules, recognised by what they compute, so that no class is named.
+
+A norm is a module without children, with one parameter (a vector w) and a small positive number among its attributes,
+epsilon, whose results are x / sqrt(mean(x^2) + epsilon) times w or 1 + w.
+
+A gated feed-forward module computes down(activation(gate(x)) * up(x)). Gate and up are two linear layers, or the halves
+of one. A run of the module shows what its linear layers receive and return, and so which layer is which and which
+activation it has.
+
+Rotary embeddings: Transformers' attention modules call a function of their own Python module, which takes queries,
+keys, cosines and sines. Where its results are those of the native operator, the attention module's forward is copied
+with the native function under that name. A decorated forward is copied with its decorators, which hold it in a closure.
+The Python module itself stays as it is.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpu_worker.cpu.operators import Activation, gated, rms_norm, rotary
+
+# Of an element: a few roundings of float32; of bfloat16 at most three roundings in a module and one here.
+TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2**-6}
+_LARGEST_EPSILON = 1e-2
+# Of the inputs. At the least, epsilon decides the result.
+_NORM_SCALES = (1e-3, 1.0, 30.0)
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.SILU: nn.functional.silu,
+    Activation.GELU_TANH: lambda x: nn.functional.gelu(x, approximate="tanh"),
+}
+# Of the inputs, so that the gates cover the range in which activations differ.
+_GATE_SCALES = (1.0, 4.0, 16.0, 64.0, 256.0)
+_TELLING = (0.5, 4.0)
+# Queries, keys, cosines and sines.
+_NUM_ARGUMENTS = 4
+Rotation = Callable[..., tuple[Tensor, Tensor]]
+
+
+class NativeForward:
+    """In place of the forward of one module. An attribute of an instance comes before its class's method."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def own(self, *args: Any, **options: Any) -> Any:
+        """The module's own result."""
+        return type(self._module).forward(self._module, *args, **options)
+
+
+def restore_forwards(model: nn.Module) -> None:
+    """Takes away every native forward. Compilers fuse the modules' own operators, and do not see into native ones."""
+    for module in model.modules():
+        if isinstance(module.__dict__.get("forward"), NativeForward):
+            del module.forward
+
+
+class NativeNorm(NativeForward):
+    """In place of the forward of an RMS norm."""
+
+    def __init__(self, module: nn.Module, weight: Tensor, epsilon: float, *, offset: float) -> None:
+        """offset: what the factor `weight` adds to the module's parameter."""
+        super().__init__(module)
+        self._weight, self._epsilon, self._offset = weight, epsilon, offset
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Takes the module's parameter again, which has changed, into the same memory."""
+        self._weight.copy_(next(self._module.parameters(recurse=False)).float() + self._offset)
+
+    def __call__(self, x: Tensor, *args: Any, **options: Any) -> Any:
+        found = None if args or options else rms_norm(x, self._weight, self._epsilon)
+        return self.own(x, *args, **options) if found is None else found
+
+
+def native_norm(module: nn.Module) -> NativeNorm | None:
+    """The module's native forward; None if it is not such a norm."""
+    parameters = list(module.parameters(recurse=False))
+    if len(parameters) != 1 or parameters[0].dim() != 1 or any(True for _ in module.children()):
+        return None
+    if not _takes_one_tensor(module):
+        return None
+    weight = parameters[0].detach().float().contiguous()
+    epsilons = {value for value in vars(module).values() if isinstance(value, float) and 0 < value < _LARGEST_EPSILON}
+    for epsilon in epsilons:
+        for offset in (0.0, 1.0):
+            factor = weight + offset if offset else weight
+            if _is_norm(module, factor, epsilon):
+                return NativeNorm(module, factor, epsilon, offset=offset)
+    return None
+
+
+def _takes_one_tensor(module: nn.Module) -> bool:
+    required = [
+        parameter
+        for parameter in inspect.signature(type(module).forward).parameters.values()
+        if parameter.default is inspect.Parameter.empty
+    ]
+    return len(required) == 2 and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in required)
+
+
+def _is_norm(module: nn.Module, weight: Tensor, epsilon: float) -> bool:
+    """Compares results in float32, where the formula shows, and in the module's own type."""
+    generator = torch.Generator().manual_seed(1)
+    dtype, size = next(module.parameters()).dtype, weight.shape[0]
+    exact = copy.deepcopy(module).float()
+    for scale in _NORM_SCALES:
+        # As a hidden state, and as heads that are a part of a wider product.
+        hidden = torch.randn((1, 3, size), generator=generator) * scale
+        heads = torch.randn((1, 3, 2 * size + 8), generator=generator)[..., : 2 * size].view(1, 3, 2, size) * scale
+        for x in (hidden, heads):
+            for same, own in ((exact, x), (module, x.to(dtype))):
+                if not _close(_result(same, own), rms_norm(own, weight, epsilon)):
+                    return False
+    return True
+
+
+def _result(module: nn.Module, x: Tensor) -> Any:
+    try:
+        return module(x)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return None
+
+
+def _close(one: Any, other: Tensor | None) -> bool:
+    if not isinstance(one, Tensor) or other is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.allclose(other, one, rtol=TOLERANCE[one.dtype], atol=0)
+
+
+class NativeGate(NativeForward):
+    """In place of the forward of a gated feed-forward module."""
+
+    def __init__(
+        self, module: nn.Module, inner: tuple[nn.Module, ...], down: nn.Module, is_swapped: bool, activation: Activation
+    ) -> None:
+        super().__init__(module)
+        self._inner, self._down = inner, down
+        self._is_swapped, self.activation = is_swapped, activation
+
+    def __call__(self, x: Tensor, *args: Any, **options: Any) -> Any:
+        if args or options:
+            return self.own(x, *args, **options)
+        gate, up = _parts([layer(x) for layer in self._inner], self._is_swapped)
+        found = gated(gate, up, self.activation)
+        return self._down(_ACTIVATIONS[self.activation](gate) * up if found is None else found)
+
+
+def _parts(outputs: list[Tensor], is_swapped: bool) -> tuple[Tensor, Tensor]:
+    """Gate and up, of the outputs of two layers or of the halves of one."""
+    one, other = outputs if len(outputs) == 2 else outputs[0].chunk(2, -1)
+    return (other, one) if is_swapped else (one, other)
+
+
+@dataclass
+class _Calls:
+    """What the linear layers of a module received and returned in one run."""
+
+    inputs: dict[nn.Module, Tensor] = field(default_factory=dict)
+    outputs: dict[nn.Module, Tensor] = field(default_factory=dict)
+    count: int = 0
+
+    def __call__(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        self.inputs[layer], self.outputs[layer] = args[0], output
+        self.count += 1
+
+
+def native_gate(module: nn.Module) -> NativeGate | None:
+    """The module's native forward; None if it computes something else."""
+    linears: list[Any] = [child for child in module.children() if hasattr(child, "in_features")]
+    if len(linears) not in (2, 3) or any(True for _ in module.parameters(recurse=False)):
+        return None
+    down = linears[-1]
+    others = [child for child in module.children() if child not in linears]
+    if any(True for child in others for _ in child.parameters()):
+        return None
+    calls = _Calls()
+    result, x = _run(module, linears, calls)
+    if result is None or calls.count != len(linears):
+        return None
+    # The last layer is called last, and returns the result.
+    inner = tuple(linears[:-1])
+    if not torch.equal(calls.outputs[down], result) or any(calls.inputs[layer] is not x for layer in inner):
+        return None
+    for is_swapped, activation in _forms():
+        gate, up = _parts([calls.outputs[layer] for layer in inner], is_swapped)
+        if _is_gate(gate, up, calls.inputs[down], activation):
+            return NativeGate(module, inner, down, is_swapped, activation)
+    return None
+
+
+def _forms() -> Iterator[tuple[bool, Activation]]:
+    return ((is_swapped, activation) for activation in _ACTIVATIONS for is_swapped in (False, True))
+
+
+def _run(module: nn.Module, linears: list[Any], calls: _Calls) -> tuple[Tensor | None, Tensor]:
+    """The result of one run, and its input [1, n, features]; None if the module does not take one tensor."""
+    first = linears[0]
+    dtype = first.weight.dtype
+    x = torch.randn((1, len(_GATE_SCALES), int(first.in_features)), generator=torch.Generator().manual_seed(1))
+    x = (x * torch.tensor(_GATE_SCALES)[:, None]).to(dtype)
+    hooks = [layer.register_forward_hook(calls) for layer in linears]
+    try:
+        result = module(x)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        result = None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return result if isinstance(result, Tensor) else None, x
+
+
+def _is_gate(gate: Tensor, up: Tensor, product: Tensor, activation: Activation) -> bool:
+    """Whether the native product is the module's, within rounding of its terms."""
+    least, most = _TELLING
+    telling = (gate.abs() > least) & (gate.abs() < most)
+    found = gated(gate, up, activation)
+    if found is None or found.shape != product.shape or not bool(telling.any()):
+        return False
+    error, allowed = (found.float() - product.float()).abs(), TOLERANCE[gate.dtype] * (gate * up).float().abs()
+    return bool((error <= allowed).all())
+
+
+class NativeRotations(NativeForward):
+    """In place of the forward of an attention module: a copy of it, which calls native rotations."""
+
+    def __init__(self, module: nn.Module, forward: FunctionType) -> None:
+        super().__init__(module)
+        self._forward = forward
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._forward(self._module, *args, **options)
+
+
+class _NativeRotation:
+    """In place of a function that rotates queries and keys [1, heads, T, D] by cosines and sines [1, T, R]."""
+
+    def __init__(self, own: Rotation, *, rotates_parts: bool) -> None:
+        """own: the model's function. rotates_parts: whether R may be less than D."""
+        self._own, self._rotates_parts = own, rotates_parts
+
+    def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
+        is_whole = cos.shape[-1] == q.shape[-1] == k.shape[-1]
+        if (is_whole or self._rotates_parts) and not (args or options):
+            query, key = rotary(q, cos, sin), rotary(k, cos, sin)
+            if query is not None and key is not None:
+                return query, key
+        return self._own(q, k, cos, sin, *args, **options)
+
+
+def native_rotations(module: nn.Module, known: dict[FunctionType, FunctionType | None]) -> NativeRotations | None:
+    """The module's forward with native rotations; None if there is nothing to replace.
+
+    known: the copies that were made before, by the forwards of their classes.
+    """
+    own = type(module).forward
+    if not isinstance(own, FunctionType):
+        return None
+    if own not in known:
+        dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
+        known[own] = _with_native_rotations(own, dtype)
+    forward = known[own]
+    return None if forward is None else NativeRotations(module, forward)
+
+
+def _with_native_rotations(
+    forward: FunctionType, dtype: torch.dtype, within: tuple[FunctionType, ...] = ()
+) -> FunctionType | None:
+    """A copy of a forward, or of a decorator around it, that calls native rotations; None if it calls none.
+
+    within: the decorators around it.
+    """
+    names = (name for name in forward.__code__.co_names if name in forward.__globals__)
+    natives = {name: native for name in names if (native := _recognised(forward.__globals__[name], dtype)) is not None}
+    cells = forward.__closure__ or ()
+    copies = [_copied_content(cell, dtype, (*within, forward)) for cell in cells]
+    if not natives and not any(copies):
+        return None
+    copied = FunctionType(
+        forward.__code__,
+        {**forward.__globals__, **natives} if natives else forward.__globals__,
+        forward.__name__,
+        forward.__defaults__,
+        tuple(cell if copy is None else CellType(copy) for cell, copy in zip(cells, copies, strict=True)),
+    )
+    copied.__kwdefaults__ = forward.__kwdefaults__
+    return copied
+
+
+def _copied_content(cell: CellType, dtype: torch.dtype, within: tuple[FunctionType, ...]) -> FunctionType | None:
+    """The copy of the function that a decorator's closure holds; None if there is nothing to replace in it."""
+    try:
+        held = cell.cell_contents
+    except ValueError:  # It is empty.
+        return None
+    is_new = isinstance(held, FunctionType) and held not in within
+    return _with_native_rotations(held, dtype, within) if is_new else None
+
+
+def _recognised(function: object, dtype: torch.dtype) -> Rotation | None:
+    if not isinstance(function, FunctionType) or not _takes_four(function) or not _is_rotation(function, 16, 16, dtype):
+        return None
+    return _NativeRotation(function, rotates_parts=_is_rotation(function, 24, 16, dtype))
+
+
+def _takes_four(function: FunctionType) -> bool:
+    """Whether a call needs four arguments by position, and no more."""
+    parameters = inspect.signature(function).parameters.values()
+    needed = [each for each in parameters if each.default is each.empty]
+    return len(needed) == _NUM_ARGUMENTS and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in needed)
+
+
+def _is_rotation(function: FunctionType, dim: int, rotated: int, dtype: torch.dtype) -> bool:
+    """Whether the function rotates the first `rotated` of `dim` elements as the native operator does."""
+    generator = torch.Generator().manual_seed(1)
+    query, key = (torch.randn((1, 5, heads, dim), generator=generator).to(dtype).transpose(1, 2) for heads in (4, 2))
+    cos, sin = (torch.randn((1, 5, rotated), generator=generator).to(dtype) for _ in range(2))
+    try:
+        found = function(query, key, cos, sin)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return False
+    if not isinstance(found, tuple) or len(found) != 2:
+        return False
+    for x, own in zip((query, key), found, strict=True):
+        native = rotary(x, cos, sin)
+        if native is None or not isinstance(own, Tensor) or own.shape != native.shape or own.dtype != native.dtype:
+            return False
+        # Of the terms of a sum, which may cancel.
+        if not torch.allclose(own, native, rtol=0, atol=TOLERANCE[dtype] * 16):
+            return False
+    return True
