@@ -13,35 +13,31 @@ answer, Rejected or End, unless its front end cancels it or disconnects.
 from collections.abc import Callable
 from typing import Any
 
-from scheduler_svc.core.announcer import Announcer
-from scheduler_svc.core.availability import Availability
-from scheduler_svc.core.draining.drains import Drains
-from scheduler_svc.core.faults.convictions import Convictions
-from scheduler_svc.core.faults.hung_workers import HungWorkers
-from scheduler_svc.core.faults.lost_frames import LostFrames
-from scheduler_svc.core.lingering.kept_requests import KeptRequests
-from scheduler_svc.core.lingering.lingering import Lingering
-from scheduler_svc.core.load import load_of
+from scheduler_svc.core.drains import Drains
+from scheduler_svc.core.faults import HungWorkers, LostFrames
+from scheduler_svc.core.held_pools import HeldPools
+from scheduler_svc.core.lanes import Lanes, flush
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineQuery, QuarantineRestored
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.quarantine import Convictions
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.requests.acceptance import Acceptance
-from scheduler_svc.core.requests.deadlines import Deadlines
+from scheduler_svc.core.requests.acceptance import Acceptance, Deadlines
+from scheduler_svc.core.requests.kept_requests import KeptRequests
+from scheduler_svc.core.requests.lingering import Lingering
 from scheduler_svc.core.requests.refusals import Refusals
+from scheduler_svc.core.schedule.endings import Ending, stats_of
+from scheduler_svc.core.schedule.results import OutputCollector
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
+from scheduler_svc.core.status import Announcer, Availability, load_of
 from scheduler_svc.core.steps import Steps
-from scheduler_svc.core.suspicion.suspects import Suspects
-from scheduler_svc.core.update.endings import Ending, stats_of
-from scheduler_svc.core.update.output_collector import OutputCollector
+from scheduler_svc.core.suspects import Suspects
 from scheduler_svc.core.waits import Waits
 from scheduler_svc.core.weights import Updates
-from scheduler_svc.core.workers.held_pools import HeldPools
-from scheduler_svc.core.workers.lanes import Lanes, flush
 
 
 class Scheduler:

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
-from scheduler_svc.core.faults.out_of_memory import OutOfMemory
+from scheduler_svc.core.faults import OutOfMemory
+from scheduler_svc.core.lanes import Lanes, plan_bytes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
@@ -17,16 +18,12 @@ from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.preparations import End, Preparations
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.schedule.endings import Ending
 from scheduler_svc.core.schedule.placement import Placement, by_backlog
-from scheduler_svc.core.schedule.planner import plan_step
-from scheduler_svc.core.schedule.probation import probation_plan
+from scheduler_svc.core.schedule.planner import plan_step, probation_plan
+from scheduler_svc.core.schedule.results import DETACHED, StepTokens, is_valid, read_result
 from scheduler_svc.core.schedule.trials import NO_STARTS, Turn, is_apart, move_others, others_turn, trial_lane, turns
 from scheduler_svc.core.state.lane import Lane, evict_unverified
-from scheduler_svc.core.update.check_result import is_valid
-from scheduler_svc.core.update.endings import Ending
-from scheduler_svc.core.update.results import DETACHED, StepTokens, read_result
-from scheduler_svc.core.workers.check_join import plan_bytes
-from scheduler_svc.core.workers.lanes import Lanes
 
 _RECENT_STEPS = 64
 _CAUSES = {

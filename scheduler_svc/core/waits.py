@@ -7,13 +7,14 @@ told at most once a second, and steps cost nothing. A reason that usually lasts 
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
-from scheduler_svc.core.availability import Availability
+from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.messages.waits import NotServing, Wait, WaitReason
+from scheduler_svc.core.messages.effects import Wait
+from scheduler_svc.core.messages.reports import NotServing, WaitReason
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import OVERDUE_SECONDS, Lane
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.workers.lanes import Lanes
+from scheduler_svc.core.status import Availability
 
 LOOK_SECONDS = 1.0
 Why = tuple[WaitReason, str]

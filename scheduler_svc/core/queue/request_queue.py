@@ -7,20 +7,63 @@ behind it. It goes back when another worker is proven, or when the last worker i
 
 **Parked.** A tenant with all rows of its `row_share` is left out of the queue until one of them is free.
 
-**Held.** A suspect (`suspicion/suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
+**Held.** A suspect (`suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
 """
 
+import heapq
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from enum import StrEnum
 
 import numpy as np
 
-from scheduler_svc.core.queue.deadline_heap import DeadlineHeap, DeadlineKind
-from scheduler_svc.core.queue.order import Entry, queue_key
+from scheduler_svc.core.queue.order import WINDOW, Entry, queue_key
+from scheduler_svc.core.queue.quotas import Account, Accounts, DrainRate
 from scheduler_svc.core.queue.turns import Turns
-from scheduler_svc.core.queue.waiting_list import WINDOW
-from scheduler_svc.core.quotas import Account, Accounts, DrainRate
 from scheduler_svc.core.state.request import Phase, Request
+
+
+class DeadlineKind(StrEnum):
+    """Why a request ends at a deadline: the end of one of its times."""
+
+    TIME_LIMIT = "time limit"
+    DEADLINE = "deadline"
+    WORKER_WAIT = "worker wait"
+    QUEUE_TIME = "queue time"
+
+
+class DeadlineHeap:
+    """The times at which requests end: a heap of time, handle and kind.
+
+    The entry of a request that has ended is dropped when it is the earliest.
+
+    `live` returns the live request with a handle, or None.
+    """
+
+    def __init__(self, live: Callable[[int], Request | None]) -> None:
+        self._live = live
+        self._heap: list[tuple[float, int, DeadlineKind]] = []
+
+    def add(self, at: float, request: Request, kind: DeadlineKind) -> None:
+        """Adds a time at which the request ends."""
+        heapq.heappush(self._heap, (at, request.handle, kind))
+
+    def pop(self, now: float, num_live: int) -> tuple[Request, DeadlineKind, float] | None:
+        """Removes and returns the earliest deadline, with its time, if it has passed. Otherwise returns None."""
+        heap = self._heap
+        while heap and (heap[0][0] <= now or self._live(heap[0][1]) is None):
+            at, handle, kind = heapq.heappop(heap)
+            request = self._live(handle)
+            if request is not None:
+                return request, kind, at
+        if len(heap) > 2 * num_live + 64:
+            self._heap = [entry for entry in heap if self._live(entry[1]) is not None]
+            heapq.heapify(self._heap)
+        return None
+
+    def next(self) -> float | None:
+        """Returns the earliest deadline, or None. It may belong to a request that has ended."""
+        return self._heap[0][0] if self._heap else None
 
 
 class RequestQueue:

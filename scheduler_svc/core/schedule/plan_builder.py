@@ -6,6 +6,10 @@ The builder seats, grows and preempts rows of its lane; the planner decides whic
 of positions per step (`WorkerInfo.logit_rows`): one logit row for each row that samples, and one for each prompt
 position whose logprob is wanted. The logprob of position p comes from the logits at p - 1, so a chunk of positions s to
 e - 1 gives the logprobs of s + 1 to e, if they are in the prompt and wanted.
+
+**Size.** A started row carries all its tokens and pages (`StartedRows` in worker.proto), so a plan that starts many
+long rows could exceed the largest frame that the worker accepts, which ends its connection. The results are upper
+bounds; tests compare them with encoded plans.
 """
 
 from collections.abc import Callable
@@ -14,16 +18,41 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
 from scheduler_svc.core.messages.plan import RowStart, WantedPromptLogprobs
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.schedule.plan_size import start_bytes
 from scheduler_svc.core.schedule.policy import ending_budget, swapping_pays
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch
-from scheduler_svc.core.state.constrained import began
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.lane import Lane, swap_out
+from scheduler_svc.core.state.lane import Lane, began, swap_out
 from scheduler_svc.core.state.request import Move, Request
+
+# Bytes of the scalars of one started row, and of the tags and lengths of its fields.
+_ROW_BYTES = 176
+# Bytes of a plan without its rows and pages.
+_PLAN_BYTES = 4096
+# Bytes that a row may have besides its tokens: its sampling, and the token ids banned before min_new_tokens.
+_MAX_EXTRA_BYTES = MAX_SAMPLING_BYTES + 4 * (2 * 1024)
+# A page may be zeroed (1 int32 value) and appended to a row (2).
+_BYTES_PER_PAGE = 4 * (1 + 2)
+# One page may be swapped out (2 int32 values), and one swapped in (2).
+_BYTES_PER_HOST_PAGE = 4 * (2 + 2)
+# A row has a chunk (row, start, count, whether it samples) and a copy (source, target, count), as int32 values.
+_BYTES_PER_ROW = 4 * (4 + 3)
+
+
+def start_bytes(request: Request, num_pages: int) -> int:
+    """Returns an upper bound on the bytes that a plan needs to start the request with `num_pages` pages."""
+    return _ROW_BYTES + 4 * (request.known + num_pages + len(request.banned)) + len(request.sampling)
+
+
+def largest_plan_bytes(info: WorkerInfo, max_plan_bytes: int) -> int:
+    """Returns an upper bound on the bytes of any plan for the worker if plans start rows up to `max_plan_bytes`."""
+    longest_row = _ROW_BYTES + _MAX_EXTRA_BYTES + 4 * (info.max_length + -(-info.max_length // info.page_size))
+    pages = _BYTES_PER_PAGE * info.num_pages + _BYTES_PER_HOST_PAGE * min(info.num_pages, info.host_pages)
+    return _PLAN_BYTES + max(max_plan_bytes, longest_row) + _BYTES_PER_ROW * info.max_rows + pages
 
 
 class LogitBudget:

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from scheduler_svc.core.lanes import DEATHS
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.workers.crash_loop import DEATHS
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet

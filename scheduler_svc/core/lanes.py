@@ -5,12 +5,22 @@ memory, out of sync) in the same way: it resets the lane, its requests go back t
 any lane with room admits them. A worker is refused after 5 failed steps without a confirmed one; it may join again.
 
 A lane is *seated* if requests may run on it. A standby worker's lane is proven and then waits; if a serving worker is
-lost, the same event seats the standby lane that was proven first (`standby.py` chooses it).
+lost, the same event seats the standby lane that was proven first (`first_proven`).
+
+**Crash loop.** The workers are in a crash loop if `DEATHS` of them died within `WINDOW_SECONDS` and no token was
+confirmed in between. The service then rejects requests and reports itself as not serving, because no worker would serve
+them. A confirmed token ends the crash loop. It also ends `WINDOW_SECONDS` after the first death that counts. Otherwise
+it could last for ever, because a service that rejects requests computes no token.
+
+Deaths in a trial (`suspects.py`), where a request is looked for that kills workers, do not count. Innocent requests get
+tokens between such deaths, so if `TRIAL_DEATHS` follow each other without one, the further ones count.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
+from scheduler_svc.core.held_pools import HeldPools, accept
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
@@ -19,15 +29,131 @@ from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.state.counters import Counters
+from scheduler_svc.core.schedule.plan_builder import largest_plan_bytes
+from scheduler_svc.core.state.counters import Counters, Totals, step_report
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.worker_infos import WorkerInfos
-from scheduler_svc.core.suspicion.suspects import Suspects
-from scheduler_svc.core.update import step_reports
-from scheduler_svc.core.workers import standby
-from scheduler_svc.core.workers.check_join import frame_refusal, model_refusal, refused_for_good
-from scheduler_svc.core.workers.crash_loop import CrashLoop
-from scheduler_svc.core.workers.held_pools import HeldPools, accept
+from scheduler_svc.core.suspects import Suspects
+
+DEATHS = 5
+WINDOW_SECONDS = 60.0
+TRIAL_DEATHS = 5
+
+
+class CrashLoop:
+    """Remembers the times of the latest deaths since the last confirmed token."""
+
+    def __init__(self) -> None:
+        self._died_at: deque[float] = deque(maxlen=DEATHS)
+        self._trial_deaths = 0
+        self._reason = ""
+
+    def died(self, reason: str, now: float, *, in_trial: bool = False) -> None:
+        """Records that a worker which had joined is gone and did not announce its stop."""
+        self._trial_deaths += in_trial
+        if in_trial and self._trial_deaths <= TRIAL_DEATHS:
+            return
+        self._died_at.append(now)
+        self._reason = reason
+
+    def confirmed(self) -> None:
+        """Records that the result of a step contained tokens, or that the request at fault was found."""
+        self._trial_deaths = 0
+        if self._died_at:
+            self._died_at.clear()
+
+    def cause(self, now: float) -> str:
+        """Returns one sentence if the workers are in a crash loop, otherwise an empty string."""
+        if len(self._died_at) < DEATHS or now - self._died_at[0] > WINDOW_SECONDS:
+            return ""
+        return (
+            f"workers crash in a loop: {DEATHS} died within {WINDOW_SECONDS:g} s and no token was computed in between; "
+            f"the last one: {self._reason}; "
+            f"requests are accepted again after the next token, or {WINDOW_SECONDS:g} s after the first of these deaths"
+        )
+
+
+PATIENCE_SECONDS = 1.0
+"""After the start of the core, standby workers wait this long for a worker without that flag.
+
+Workers join a restarted scheduler in any order within half a second. Without this wait a standby worker that is first
+would be seated, and then the worker that served before.
+"""
+
+
+def first_proven(lanes: Iterable[Lane], leaving: Container[str]) -> Lane | None:
+    """Returns the standby lane that has been proven for the longest time and is not `leaving`, None without one.
+
+    One that has the newest weights comes first.
+    """
+    waiting = [
+        (not lane.weights.admits, lane.proven_at, lane.number, lane)
+        for lane in lanes
+        if not lane.is_seated and lane.proven_at is not None and lane.worker not in leaving
+    ]
+    return min(waiting)[3] if waiting else None
+
+
+def seat_due_at(lanes: Iterable[Lane], leaving: Container[str], *, was_seated: bool) -> float | None:
+    """Returns when a standby worker is to be seated if only standby workers are there; None if none is proven.
+
+    `was_seated`: a worker has been seated since the core's start; then a
+    standby worker is due as soon as it is proven.
+    """
+    first = first_proven(lanes, leaving)
+    if first is None or first.proven_at is None:
+        return None
+    return first.proven_at if was_seated else first.proven_at + PATIENCE_SECONDS
+
+
+def plan_bytes(config: CoreConfig, info: WorkerInfo) -> int:
+    """Returns the largest encoded size of the rows that one plan starts. Half a frame is reserved for the rest."""
+    return min(config.max_plan_bytes, info.max_frame_bytes // 2)
+
+
+def frame_refusal(config: CoreConfig, info: WorkerInfo) -> str:
+    """Returns why a plan could exceed the worker's frames, or an empty string if none can."""
+    needed = largest_plan_bytes(info, plan_bytes(config, info))
+    if needed <= info.max_frame_bytes:
+        return ""
+    return (
+        f"max_length is {info.max_length} and num_pages {info.num_pages}: a plan may then take {needed} bytes, "
+        f"but the worker accepts frames of at most {info.max_frame_bytes}; choose a smaller max_length"
+    )
+
+
+def model_refusal(info: WorkerInfo, served: WorkerInfo | None, others: Iterable[WorkerInfo]) -> str:
+    """Returns why the worker would answer requests differently from the others, or an empty string."""
+    if served is None:
+        return ""
+    if info.identity != served.identity:
+        what = "weights, config or tokenizer differ"
+        if served.page_size != info.page_size:
+            what = f"pages of {info.page_size} tokens instead of {served.page_size}"
+        return (
+            f"this service serves {served.model} (identity {served.identity[:12]}); the worker has "
+            f"{info.model} (identity {info.identity[:12]}): {what}; start the worker with the same model, or restart "
+            "the scheduler"
+        )
+    for other in others:
+        if (info.window, info.sink_tokens) != (other.window, other.sink_tokens):
+            return (
+                f"the serving workers attend to {_pattern(other)}; this worker attends to {_pattern(info)}, so it "
+                "would answer the same request differently; start it with the same window, or restart the scheduler"
+            )
+    return ""
+
+
+def _pattern(info: WorkerInfo) -> str:
+    if not info.window:
+        return "all earlier tokens"
+    return f"the last {info.window} and the first {info.sink_tokens} tokens"
+
+
+def refused_for_good(worker: str, reason: str) -> list[fx.Effect]:
+    """Returns the effects that refuse a worker which may not join again."""
+    note = fx.Note(message=f"worker {worker} refused: {reason}")
+    return [note, fx.WorkerRefused(worker=worker, reason=reason, retry=False)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,7 +184,7 @@ class Lanes:
         """Lanes by worker name, in the order in which the workers joined."""
         self.seated, self.serving = list[Lane](), list[Lane]()
         """The lanes of all workers but those on standby; those of them that are proven and not `leaving`."""
-        self.leaving = dict[str, Leaving]()  # Workers that are drained (`draining/`).
+        self.leaving = dict[str, Leaving]()  # Workers that are drained (`drains.py`).
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.suspects = Suspects(queue)
@@ -83,8 +209,8 @@ class Lanes:
         """Returns the report of one event of the lane, if the config asks for reports."""
         if not self._config.report_steps:
             return []
-        totals = step_reports.Totals(self.counters.steps, self.counters.preemptions, self._queue.num_waiting)
-        return [step_reports.step_report(totals, self.seated, lane, now, plans, cause, output_tokens, compute_us)]
+        totals = Totals(self.counters.steps, self.counters.preemptions, self._queue.num_waiting)
+        return [step_report(totals, self.seated, lane, now, plans, cause, output_tokens, compute_us)]
 
     # Workers -------------------------------------------------------------------------------------------------
 
@@ -139,7 +265,7 @@ class Lanes:
     def next_seating(self) -> float | None:
         """Returns the time at which a standby worker is seated because no other worker has come, or None."""
         lanes, leaving = self.by_worker.values(), self.leaving
-        return None if self.seated else standby.seat_due_at(lanes, leaving, was_seated=self._was_seated)
+        return None if self.seated else seat_due_at(lanes, leaving, was_seated=self._was_seated)
 
     def seat_due(self, now: float) -> list[fx.Effect]:
         """Seats a standby worker if no worker is seated and none is expected to come."""
@@ -149,7 +275,7 @@ class Lanes:
     def seat_next(self, now: float) -> list[fx.Effect]:
         """Seats the standby worker that was proven first, if there is one whose model still matches."""
         effects: list[fx.Effect] = []
-        while (lane := standby.first_proven(self.by_worker.values(), self.leaving)) is not None:
+        while (lane := first_proven(self.by_worker.values(), self.leaving)) is not None:
             if difference := self._model_refusal(lane.info, lane.worker):
                 effects += self.close(lane.worker, difference, now, is_death=False)
                 effects += refused_for_good(lane.worker, difference)

@@ -1,13 +1,18 @@
-"""Which requests end with a step, and why: their tokens, the outcome of their rows. Owns no state."""
+"""Which requests end with a step, and why: their tokens, the outcome of their rows. Owns no state.
 
+Also those of an earlier process, as its journal has them.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.effects import EndReason, Failure, FailureCode
-from scheduler_svc.core.messages.ends import MAX_COUNT, Stats
+from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.effects import MAX_COUNT, EndReason, Failure, FailureCode, Stats
 from scheduler_svc.core.messages.events import StepDone
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.request import Request
 
 
@@ -98,3 +103,28 @@ def stats_of(request: Request, *, now: float, output_tokens: int, discarded_toke
         worker_changes=min(request.worker_changes, MAX_COUNT),
         weights=request.weights.of(output_tokens),
     )
+
+
+def restore_output(request: Request, tokens: Int32Array) -> None:
+    """Gives a new request the output that it had in an earlier process."""
+    request.restore(tokens)
+    if len(tokens):
+        request.emitted_first_token(request.arrived_at)
+        request.emitted_last_token(request.arrived_at)
+
+
+def restored_ending(request: Request, infos: Sequence[WorkerInfo], identity: str) -> Ending | None:
+    """Returns the ending of a restored request that its tokens have ended already, or that the model cannot hold.
+
+    `infos` are the known workers, which serve the same model, `identity` is the model of the request.
+    """
+    if identity not in ("", infos[0].identity):
+        return Ending.failed(request, f"request {request.request_id}: another model is served after the restart")
+    if request.known > request.total_length or int(request.prompt.max()) >= infos[0].vocab_size:
+        what = f"its {request.known} tokens do not fit the model that is served after the restart"
+        return Ending.failed(request, f"request {request.request_id}: {what}")
+    if not request.num_outputs:
+        return None
+    token = int(request.tokens_between(request.known - 1, request.known)[0])
+    is_eos = not request.ignore_eos and token in infos[0].eos_token_ids
+    return ending_of(request, token, request.known, is_eos)

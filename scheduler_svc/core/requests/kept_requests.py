@@ -15,8 +15,8 @@ import hmac
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.core.messages.ends import End
-from scheduler_svc.core.messages.submit import Submit
+from scheduler_svc.core.messages.effects import End
+from scheduler_svc.core.messages.events import Submit
 
 # What an entry takes besides its tokens and its description, as counted in `max_bytes`.
 ENTRY_BYTES = 1024

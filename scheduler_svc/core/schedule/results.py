@@ -1,25 +1,92 @@
-"""Applies the result of a confirmed step: appends the tokens to their requests and finds the requests that end.
+"""Checks the result of a step, applies it, and collects what front ends are told: tokens, and one end for each request.
 
 The stored record of the plan says which request each row had. If the row still has that request, its token is appended
 there. If the request was preempted meanwhile, the token is appended to the waiting request as a pending token. If the
-request has ended, the token is dropped.
+request has ended, the token is dropped. A worker that sends an invalid result must join again, and no part of the
+result is used.
+
+A step makes one effect per front end, independent of its number of rows; terminal answers follow the step's tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import Int32Array, is_any_of
-from scheduler_svc.core.messages.effects import Logprobs, PromptLogprobs, TokenLogprobs
-from scheduler_svc.core.messages.events import RawLogprobs, StepDone
+from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array, is_any_of, is_within
+from scheduler_svc.core.messages.effects import Effect, End, Logprobs, PromptLogprobs, StepOutput, TokenLogprobs
+from scheduler_svc.core.messages.events import ConstraintsOfStep, RawLogprobs, StepDone
 from scheduler_svc.core.messages.plan import SentPlan, WantedPromptLogprobs
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.state.full_pages import cache_full_pages
-from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.schedule.endings import Ending, Outcomes, ending_of
+from scheduler_svc.core.state.lane import Lane, cache_full_pages
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.update.endings import Ending, Outcomes, ending_of
+
+
+def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
+    """Returns whether the result has a valid token for each sampled row, the wanted logprobs and the wanted pool.
+
+    Values of rows with logits that are not finite, and tokens of rows whose constraint failed, are not checked.
+    """
+    if event.pool_id != record.takes_over:
+        return False
+    num_sampled = len(record.sampled)
+    if len(event.tokens) != num_sampled or not is_within(event.nonfinite, num_sampled):
+        return False
+    if not _has_wanted_logprobs(record, event, vocab_size):
+        return False
+    meaningless = event.nonfinite
+    if event.constraints is not None:
+        if not _fits_constraints(event.constraints, record):
+            return False
+        meaningless = np.concatenate([meaningless, event.constraints.failed])
+    if not len(meaningless):
+        return is_within(event.tokens, vocab_size)
+    return is_within(np.delete(event.tokens, meaningless), vocab_size)
+
+
+def _fits_constraints(found: ConstraintsOfStep, record: SentPlan) -> bool:
+    """Returns whether only rows with a constraint are named, and none both as complete and as failed."""
+    named, constrained = np.concatenate([found.complete, found.failed]), record.constrained
+    if constrained is None or not is_within(named, len(constrained)):
+        return False
+    return bool(constrained[named].all()) and len(np.unique(named)) == len(named)
+
+
+def _has_wanted_logprobs(record: SentPlan, event: StepDone, vocab_size: int) -> bool:
+    """Returns whether the result has exactly the logprobs that its plan asked for.
+
+    Logprobs may be NaN and token ids invalid only for rows with logits that are not finite.
+    """
+    wanted_pieces, prompt = record.wanted_prompt_logprobs, event.prompt_logprobs
+    if record.num_logprobs is None and not wanted_pieces:
+        return not len(event.logprobs.logprobs) and not len(prompt.logprobs)
+    prompt_top_k = max((piece.top_k for piece in wanted_pieces), default=0)
+    ignored = np.flatnonzero(np.isnan(prompt.logprobs)).tolist()
+    if not _fits(prompt, sum(piece.count for piece in wanted_pieces), prompt_top_k, vocab_size, ignored):
+        return False
+    if record.num_logprobs is None:
+        return not len(event.logprobs.logprobs)
+    is_wanted = record.num_logprobs > 0
+    nonfinite = event.nonfinite[is_wanted[event.nonfinite]]
+    ignored = (np.cumsum(is_wanted)[nonfinite] - 1).tolist()
+    return _fits(event.logprobs, int(is_wanted.sum()), int(record.num_logprobs.max()) - 1, vocab_size, ignored)
+
+
+def _fits(raw: RawLogprobs, count: int, top_k: int, vocab_size: int, ignored: Sequence[int]) -> bool:
+    cells = count * top_k
+    if (len(raw.logprobs), len(raw.top_token_ids), len(raw.top_logprobs)) != (count, cells, cells):
+        return False
+    if not count:
+        return True
+    ids = raw.top_token_ids
+    if np.isnan(np.delete(raw.logprobs, ignored)).any():
+        return False
+    if len(ignored):
+        ids = np.delete(ids.reshape(count, top_k), ignored, axis=0)
+    return raw.top_k == top_k and (not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size))
+
 
 # The index that stands for no front end, in the tokens of requests without a reader. Front ends count from 1.
 DETACHED = 0
@@ -254,3 +321,84 @@ def _table(raw: RawLogprobs) -> Logprobs:
         top_token_ids=raw.top_token_ids.reshape(shape),
         top_logprobs=raw.top_logprobs.reshape(shape),
     )
+
+
+_NO_STREAMS = np.zeros(0, np.uint64)
+
+
+class OutputCollector:
+    """Holds the terminal answers of the event that is being handled, by front end. It is empty between events.
+
+    With `report_detached`, the output of requests without a reader is emitted too, for the front end "".
+    """
+
+    def __init__(self, *, report_detached: bool = False) -> None:
+        self._others: dict[str, int] = {"": DETACHED} if report_detached else {}
+        self._ends: dict[str, list[End]] = {}
+
+    def add(self, frontend: str, end: End) -> None:
+        """Adds a request's terminal answer."""
+        self._ends.setdefault(frontend, []).append(end)
+
+    def deliver(self, step_tokens: StepTokens, frontends: Mapping[str, int], weights_version: str = "") -> list[Effect]:
+        """Returns the step's tokens and ends for each front end. `frontends` maps names to indices."""
+        effects: list[Effect] = []
+        # Without a mask, which costs time, if all tokens are for the only front end.
+        alone = len(frontends) == 1 and np.count_nonzero(step_tokens.frontend_idx) == len(step_tokens.frontend_idx)
+        readers = {**frontends, **self._others} if self._others else frontends
+        for frontend, idx in readers.items():
+            ends = tuple(self._ends.pop(frontend, ()))
+            gets_all = alone and idx != DETACHED
+            mask = slice(None) if gets_all else step_tokens.frontend_idx == idx
+            tokens = step_tokens.tokens[mask]
+            logprobs, pieces = step_tokens.logprobs, step_tokens.prompt_logprobs
+            if not gets_all:
+                logprobs = None if logprobs is None else _of_some(logprobs, step_tokens.frontend_idx == idx)
+                pieces = tuple(piece for piece in pieces if piece.frontend == frontend)
+            if len(tokens) or pieces or ends:
+                effects.append(
+                    StepOutput(
+                        frontend=frontend,
+                        streams=step_tokens.streams[mask],
+                        offsets=step_tokens.offsets[mask],
+                        tokens=tokens,
+                        logprobs=logprobs,
+                        prompt_logprobs=pieces,
+                        ends=ends,
+                        weights_version=weights_version,
+                    )
+                )
+        return effects
+
+    def flush(self, frontends: Mapping[str, int]) -> list[Effect]:
+        """Returns the collected ends that no step delivered. Ends without a connected front end are dropped."""
+        if not self._ends:
+            return []
+        ends, self._ends = self._ends, {}
+        return [
+            StepOutput(
+                frontend=frontend,
+                streams=_NO_STREAMS,
+                offsets=NO_IDS,
+                tokens=NO_IDS,
+                logprobs=None,
+                prompt_logprobs=(),
+                ends=tuple(of),
+            )
+            for frontend, of in ends.items()
+            if frontend in frontends or frontend in self._others
+        ]
+
+
+def _of_some(all_logprobs: TokenLogprobs, chosen: npt.NDArray[np.bool_]) -> TokenLogprobs | None:
+    """Returns the logprobs of the chosen entries; `entries` are then indices among the chosen ones."""
+    mine = chosen[all_logprobs.entries]
+    if not mine.any():
+        return None
+    values = Logprobs(
+        logprobs=all_logprobs.values.logprobs[mine],
+        top_token_ids=all_logprobs.values.top_token_ids[mine],
+        top_logprobs=all_logprobs.values.top_logprobs[mine],
+    )
+    places = np.cumsum(chosen) - 1
+    return TokenLogprobs(entries=places[all_logprobs.entries[mine]].astype(np.int32), values=values)

@@ -7,7 +7,7 @@ of its own. If the worker answers that it could not, the lane evicts all pages a
 
 A pool is dropped after `HOLD_SECONDS`, or if more than `MAX_HELD` are kept.
 
-**Pages of a worker that joins.** A worker has labels of its pages (`pages/page_labels.py`). When it joins, it reports
+**Pages of a worker that joins.** A worker has labels of its pages (`pages/lane_pages.py`). When it joins, it reports
 those whose pages were not written since. They become cached pages of its new lane if they belong to the same root of
 page hashes and no plan of a newer generation than the lane's can have changed them. A core continues the root and the
 generations of an earlier one only with that one's journal, and only such a core gives the root a name.

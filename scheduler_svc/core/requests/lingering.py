@@ -1,8 +1,8 @@
 """Requests that outlive their reader: `Lingering` detaches them, gives them a new reader, and drops them in the end.
 
 A *detached* request has no reader. It waits and runs like any other, but its `frontend` is empty and its stream is its
-handle, so that no front end gets its tokens. `kept_requests` keeps what a new reader needs besides the live
-samples. `Scheduler` calls this class when a request is accepted, loses its reader or ends.
+handle, so that no front end gets its tokens. `kept_requests` keeps what a new reader needs besides the live samples.
+`Scheduler` calls this class when a request is accepted, loses its reader or ends.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler_svc.core.availability import Availability
-from scheduler_svc.core.lingering.kept_requests import KeptRequest, KeptRequests
+from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.ends import WeightsSpan
+from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.requests.kept_requests import KeptRequest, KeptRequests
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.workers.lanes import Lanes
+from scheduler_svc.core.status import Availability
 
 _NOT_FOUND = (
     "no request with this id and secret can be resumed: it has ended and its linger time is over, or it was given up"

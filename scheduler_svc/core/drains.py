@@ -1,22 +1,161 @@
-"""All drains: begins them, tells operators the progress, and finds when they end.
+"""All drains: begins them, moves the rows of drained workers, tells operators the progress, and finds when drains end.
 
-`Drains` owns the drains and the operators that watch them. What a drained worker's rows do is in `worker_drain.py`.
-A drain goes on if its operators leave or their front end dies. It remembers nothing after its end.
+`Drains` owns the drains and the operators that watch them. A drain goes on if its operators leave or their front end
+dies. It remembers nothing after its end.
+
+**Rows.** If a standby worker can take over the memory of its pages, the lane pauses until its plans in flight are
+answered, and the worker ends; the standby worker then continues all rows from their pages. Otherwise rows are released
+a few at a time, and other workers compute their tokens again while the remaining rows go on. A row that no other worker
+can hold, or has room for, stays and runs.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scheduler_svc.core.draining import worker_drain
+from scheduler_svc.core.held_pools import fits
+from scheduler_svc.core.lanes import Lanes, Leaving, first_proven
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.reports import DrainReport, DrainState
+from scheduler_svc.core.messages.config import Admission, CoreConfig
+from scheduler_svc.core.messages.reports import DrainReport, DrainState, ResetCause
+from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request import Phase, Request
-from scheduler_svc.core.workers.lanes import Lanes
+from scheduler_svc.core.schedule.policy import headroom
+from scheduler_svc.core.state.lane import Lane, holds
+from scheduler_svc.core.state.request import Move, Phase, Request
+
+LEAVE_SECONDS = 5.0
+"""A worker that was told to end ends within this time, or its lane is closed."""
+
+
+def _is_last(lane: Lane, lanes: Lanes) -> bool:
+    """Returns whether no worker would serve without this one."""
+    others = any(other is not lane for other in lanes.serving)
+    return lane.serves and not others and _heir(lanes) is None
+
+
+def _begin_leaving(lane: Lane, lanes: Lanes, now: float) -> None:
+    """Lets no further request start on the lane. Callers see the sizes of the other workers from now on."""
+    lanes.leaving[lane.worker] = Leaving()
+    if lane.serves:
+        lanes.worker_infos.worker_left(lane.info, now)
+        lanes.serving_changed()
+
+
+def _advance_rows(
+    lane: Lane, lanes: Lanes, queue: RequestQueue, moving: list[Request], admission: Admission, now: float
+) -> tuple[list[fx.Effect], list[Request]]:
+    """Moves rows of the lane if others have room, and dismisses the worker when it is empty.
+
+    Returns effects and the requests that were moved; `moving` has those moved before that have no row yet.
+    """
+    leaving, effects, moved = lanes.leaving[lane.worker], list[fx.Effect](), list[Request]()
+    heir = _heir(lanes) if lane.serves and not leaving.has_heir else None
+    leaving.is_paused = heir is not None and _can_hand_over(lane, heir)
+    if leaving.is_paused:
+        if lane.in_flight:
+            return [], []
+    else:
+        if heir is not None:
+            leaving.has_heir = True
+            effects += lanes.seat_next(now)
+        moved = _move_rows(lane, lanes, queue, moving, admission)
+        if lane.rows.num_seated or (lane.in_flight and lane.serves):
+            return effects, moved
+    leaving.is_dismissed = leaving.is_paused = True
+    return [*effects, fx.DismissWorker(worker=lane.worker)], moved
+
+
+def _dismiss_at_once(lane: Lane, lanes: Lanes, now: float) -> list[fx.Effect]:
+    """Closes the lane although requests run on it. They go back to the queue."""
+    dismissed = fx.DismissWorker(worker=lane.worker)
+    return [dismissed, *lanes.close(lane.worker, "its drain took too long", now, ResetCause.DRAINED, is_death=False)]
+
+
+def _detail_of(lane: Lane, lanes: Lanes) -> str:
+    """Returns in one sentence what the drain of this worker waits for."""
+    leaving, rows = lanes.leaving[lane.worker], lane.rows.num_seated
+    if leaving.is_dismissed:
+        return "the worker was told to end"
+    if leaving.is_paused:
+        return f"{rows} requests go to a standby worker when the worker's present steps are done"
+    longest = max((other.info.longest_sequence for other in lanes.serving), default=0)
+    requests = lane.rows.requests_at(lane.rows.seated())
+    bound = sum(request.total_length > longest for request in requests)
+    if bound == rows:
+        return f"{rows} requests end on this worker, because no other one can hold them"
+    return f"{rows - bound} requests move when other workers have room; {bound} end here"
+
+
+def _tokens_left(lane: Lane) -> int:
+    """Returns the largest number of tokens that the rows of the lane may still produce."""
+    rows = lane.rows
+    seated = rows.seated()
+    return int((rows.last[seated] + 1 - rows.known[seated]).sum())
+
+
+def _heir(lanes: Lanes) -> Lane | None:
+    """Returns the standby worker that would be seated next."""
+    return first_proven(lanes.by_worker.values(), lanes.leaving)
+
+
+def _can_hand_over(lane: Lane, heir: Lane) -> bool:
+    """Returns whether the standby worker can continue from the pages of this one."""
+    return bool(lane.pages.pool_id) and lane.pool.num_cached > 0 and fits(lane.info, heir.info)
+
+
+def _move_rows(
+    lane: Lane, lanes: Lanes, queue: RequestQueue, moving: list[Request], admission: Admission
+) -> list[Request]:
+    """Sends rows back to the queue that another lane has room for, those first that come first in the queue.
+
+    Each lane gets about one step of tokens at a time, so that the rows wait here no longer than they must.
+    """
+    moved = [request for request in lane.rows.requests_at(lane.rows.seated()) if queue.is_held(request)]
+    # Suspects run only in trials, which are on other lanes from now on.
+    for request in moved:
+        _release(lane, request, queue)
+    targets = [other for other in lanes.serving if other.num_free_rows and not other.schedule.is_blocked]
+    if not targets or not lane.rows.num_seated:
+        return moved
+    free = {other.number: other.num_free_rows - len(moving) for other in targets}
+    budget = {
+        other.number: other.info.token_budget - _uncomputed(other) - sum(one.known for one in moving)
+        for other in targets
+    }
+    pages = {
+        other.number: other.pool.num_unused
+        - headroom(admission, other.rows, other.info, other.schedule.expected_share)
+        - sum(other.pages_for(one.known) + 1 for one in moving)
+        for other in targets
+    }
+    for request in sorted(lane.rows.requests_at(lane.rows.seated()), key=running_key):
+        known = int(lane.rows.known[request.row])
+        for other in targets:
+            number, needed = other.number, other.info.pages_at_once(known + 1) + 1
+            if free[number] <= 0 or pages[number] < needed or not holds(other, request):
+                continue
+            if budget[number] < known and budget[number] < other.info.token_budget:
+                continue
+            free[number], pages[number] = free[number] - 1, pages[number] - needed
+            budget[number] -= known
+            _release(lane, request, queue)
+            moved.append(request)
+            break
+    return moved
+
+
+def _release(lane: Lane, request: Request, queue: RequestQueue) -> None:
+    lane.unseat(request, Move.RESET)
+    queue.enqueue(request)
+
+
+def _uncomputed(lane: Lane) -> int:
+    """Returns the tokens of prompts that the lane has not planned yet."""
+    left = lane.rows.known - lane.rows.planned
+    return int(left[lane.rows.seated()].clip(0).sum())
+
 
 REPORT_SECONDS = 1.0
 MAX_WATCHERS = 64
@@ -94,7 +233,7 @@ class Drains:
             return [_refused(event, fx.RejectCode.NOT_FOUND, message)]
         drain = self._drains.get(lane.worker)
         if drain is None:
-            if not event.force and worker_drain.is_last(lane, self._lanes):
+            if not event.force and _is_last(lane, self._lanes):
                 message = (
                     f"worker: {lane.worker} is the only worker that serves, and none is on standby; start another one "
                     "first, set force to let its requests end there while new ones wait, or drain the service"
@@ -102,7 +241,7 @@ class Drains:
                 return [_refused(event, fx.RejectCode.INVALID, message)]
             drain = _Drain(worker=lane.worker, lane_number=lane.number, began_at=now, ends_at=None)
             self._drains[lane.worker] = drain
-            worker_drain.begin(lane, self._lanes, now)
+            _begin_leaving(lane, self._lanes, now)
         if ends_at is not None and (drain.ends_at is None or ends_at < drain.ends_at):
             drain.ends_at = ends_at
         drain.watchers.add(watcher)
@@ -173,23 +312,21 @@ class Drains:
                 return []
             # It does not end, perhaps because it hangs. It has no request.
             drain.state, drain.detail = DrainState.DONE, "the worker has no request and was told to end"
-            return self._lanes.close(lane.worker, "it was drained", now, worker_drain.CAUSE, is_death=False)
+            return self._lanes.close(lane.worker, "it was drained", now, ResetCause.DRAINED, is_death=False)
         if is_late:
             rows = lane.rows.num_seated
             drain.state = DrainState.TIME_LIMIT
             drain.detail = f"the time was over; {rows} requests wait for another worker"
-            return worker_drain.dismiss_at_once(lane, self._lanes, now)
+            return _dismiss_at_once(lane, self._lanes, now)
         drain.moving = [request for request in drain.moving if request.phase is Phase.WAITING]
-        effects, moved = worker_drain.advance(
-            lane, self._lanes, self._queue, drain.moving, self._config.policy.admission, now
-        )
+        effects, moved = _advance_rows(lane, self._lanes, self._queue, drain.moving, self._config.policy.admission, now)
         drain.moving += moved
         drain.moved += len(moved)
         if self._lanes.leaving[lane.worker].is_dismissed:
             drain.state = DrainState.LEAVING
-            drain.ends_at = now + worker_drain.LEAVE_SECONDS
+            drain.ends_at = now + LEAVE_SECONDS
             drain.moved += lane.rows.num_seated
-        drain.detail = worker_drain.detail(lane, self._lanes)
+        drain.detail = _detail_of(lane, self._lanes)
         return effects
 
     def _report(self, drain: _Drain, now: float) -> list[fx.Effect]:
@@ -200,10 +337,10 @@ class Drains:
         lane = self._lanes.by_worker.get(drain.worker)
         live = len(self._queue)
         waiting = self._queue.num_waiting
-        tokens_left = worker_drain.tokens_left(lane) if lane else 0
+        tokens_left = _tokens_left(lane) if lane else 0
         if not drain.worker:
             tokens_left = sum(request.total_length - request.known for request in self._queue.waiting())
-            tokens_left += sum(worker_drain.tokens_left(each) for each in self._lanes.by_worker.values())
+            tokens_left += sum(_tokens_left(each) for each in self._lanes.by_worker.values())
         return [
             DrainReport(
                 frontend=frontend,
