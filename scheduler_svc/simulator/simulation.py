@@ -13,10 +13,9 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.messages.reports import Load, StepReport
 from scheduler_svc.simulator.cell import FRONTEND, Cell
-from scheduler_svc.simulator.spread import Router
 from scheduler_svc.simulator.tally import Tally
 from scheduler_svc.simulator.worker import SLOT_MASK, Setup
-from scheduler_svc.simulator.workload.request_source import Arrival
+from scheduler_svc.simulator.workload import Arrival, Router
 
 # The service draws its root at start. This one is constant, so that runs repeat exactly.
 _CACHE_ROOT = b"tandem simulate"

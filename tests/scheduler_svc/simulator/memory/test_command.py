@@ -8,9 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from scheduler_svc.simulator.memory import picture
-from scheduler_svc.simulator.memory.command import run
-from scheduler_svc.simulator.memory.layouts import LAYOUTS
+from scheduler_svc.simulator import picture
+from scheduler_svc.simulator.layouts import LAYOUTS
+from scheduler_svc.simulator.memory import run
 from tandem_contract.settings import SettingError
 
 SMALL = {
@@ -105,8 +105,8 @@ def test_without_matplotlib_the_error_names_what_to_install(
 ):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "scheduler_svc.simulator.memory.picture")
-    monkeypatch.delattr("scheduler_svc.simulator.memory.picture")
+    monkeypatch.delitem(sys.modules, "scheduler_svc.simulator.picture")
+    monkeypatch.delattr("scheduler_svc.simulator.picture")
     assert main("--png", str(tmp_path / "lab.png")) == 1
     printed = capsys.readouterr()
     assert printed.out == "" and re.fullmatch(r"error: matplotlib\S* is missing: make install\n", printed.err)

@@ -1,8 +1,5 @@
 """Draws the memory of each layout over time as one PNG. Imports matplotlib, which the service does not need."""
 
-# matplotlib types its keyword arguments as unknown, so every one of its methods is partially unknown.
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from scheduler_svc.simulator.memory.run import Run, percent
+from scheduler_svc.simulator.memory import Run, percent
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish.
 _COLOURS = {"contiguous": "#D55E00", "growing": "#E69F00", "paged": "#56B4E9", "shared": "#009E73"}

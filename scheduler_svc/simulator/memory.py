@@ -1,4 +1,4 @@
-"""Runs sequences through one layout, on virtual steps. Owns the queue, the batch and preemption; knows no layout.
+"""`tandem simulate --memory …`: runs sequences through four layouts of the KV cache. Owns queue, batch and preemption.
 
 In a step, due sequences arrive, the queue's head is admitted while it fits, every running sequence gets a token, and
 complete sequences are released. If a token finds no room, the youngest sequence is preempted to the head of the queue
@@ -6,16 +6,21 @@ and recomputed later. After a preemption no sequence is admitted until one has e
 otherwise be admitted and preempted in every step. Memory is recorded after the tokens and before the releases.
 """
 
-from collections import deque
+import sys
+import textwrap
+from collections import abc, deque
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
-from scheduler_svc.simulator.memory.layouts import Layout
-from scheduler_svc.simulator.memory.sequences import Sequence
+from scheduler_svc.simulator.layouts import LAYOUTS, Layout, Sequence, Settings, draw
+from tandem_contract.settings import Program, file, one_of
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -185,3 +190,65 @@ def figures(run: Run, fits: int, token_bytes: int) -> dict[str, str]:
         "tokens copied": tokens(layout.moved),
         "K/V read per step": size(int(read.sum()) * token_bytes / max(1, int((read > 0).sum()))),
     }
+
+
+_DESCRIPTION = """\
+Runs the same sequences through four layouts of the KV cache in the same memory. --png draws the memory of each layout
+over time."""
+
+
+class Options(Settings):
+    """Every option of the comparison."""
+
+    memory: Annotated[str, one_of([*LAYOUTS, "all"])] = Field(
+        "all", title="LAYOUT", description=f"memory layout: {', '.join(LAYOUTS)} or all"
+    )
+    png: Path | None = file("draw the memory of each layout over time")
+
+
+def run(program: str, arguments: abc.Sequence[str]) -> int:
+    """Returns the exit code, 1 if the picture cannot be drawn or written. Raises SettingError."""
+    groups = {"output": ["memory", "png"], "sequences and layouts": Settings.model_fields}
+    reader = Program(command=program, model=Options, description=_DESCRIPTION, groups=groups)
+    options = reader.read(arguments, {})
+    picture = None
+    if options.png is not None:
+        # Checked before the run, which may be long.
+        if not options.png.parent.is_dir():
+            return _fail(f"--png {options.png}: there is no folder {options.png.parent}")
+        try:
+            from scheduler_svc.simulator import picture
+        except ModuleNotFoundError as error:
+            # This program is part of a checkout, never of the wheel.
+            return _fail(f"{error.name} is missing: make install")
+    clients, arrivals = draw(options)
+    names = list(LAYOUTS) if options.memory == "all" else [options.memory]
+    runs = [Run(LAYOUTS[name](options), clients, arrivals).to_end() for name in names]
+    fits = [count_that_fit(clients, LAYOUTS[name](options)) for name in names]
+    columns = [figures(each, count, options.token_bytes) for each, count in zip(runs, fits, strict=True)]
+    rows = [["memory layout", *names], *([label, *(column[label] for column in columns)] for label in columns[0])]
+    print(
+        "\n".join(
+            [*_heading(options), "", *(f"{row[0]:36}" + "".join(f"{cell:>23}" for cell in row[1:]) for row in rows)]
+        )
+    )
+    if picture is not None and options.png is not None:
+        try:
+            picture.draw(options.png, _heading(options), runs)
+        except OSError as error:
+            # An error of write() carries no file name.
+            return _fail(f"{error.filename or options.png}: {error.strerror}")
+        print(options.png)
+    return 0
+
+
+def _heading(options: Options) -> list[str]:
+    """Returns what was asked for, as lines that a page is wide enough for."""
+    asked = options.model_dump(include=set(Settings.model_fields))
+    memory = f"{size(options.memory_tokens * options.token_bytes)} of K/V, {size(options.token_bytes)} per token"
+    return textwrap.wrap(f"{memory}; {', '.join(f'{name} {value}' for name, value in asked.items())}", 120)
+
+
+def _fail(words: str) -> int:
+    print(f"error: {words}", file=sys.stderr)
+    return 1

@@ -1,14 +1,13 @@
-"""The figures of a simulation, as JSON, as a table and as one line to paste.
+"""The figures of a simulation: as JSON, as a table, as one line to paste, and those of `--compare` side by side.
 
 Owns the names and units of the figures. Setup, workload and seed alone decide them: none is a wall time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scheduler_svc.simulator.histogram import Histogram
 from scheduler_svc.simulator.simulation import Setup, Simulation
-from scheduler_svc.simulator.tally import Latencies, Point
+from scheduler_svc.simulator.tally import Histogram, Latencies, Point
 
 Figures = dict[str, Any]
 
@@ -216,3 +215,49 @@ def summary(figures: Figures) -> str:
         f"{duration(ttft['p99'])}; ITL p50 {duration(itl['p50'])} p99 {duration(itl['p99'])}; hits "
         f"{figures['hit_rate']:.1%}; {figures['preemptions']} preemptions"
     )
+
+
+_LABEL, _COLUMN = 22, 14
+# A label, the keys of the figure, its format.
+_Row = tuple[str, tuple[str, ...], Callable[[float], str]]
+
+
+def comparison_table(columns: Sequence[tuple[str, Figures]]) -> str:
+    """Returns a line per figure and a column per variant, with the change against the first variant."""
+    lines = [" " * _LABEL + "".join(f"{name:>{_COLUMN}}{'':8}" for name, _ in columns)]
+    for label, path, shown in _rows(columns[0][1]):
+        values = [_figure(figures, path) for _, figures in columns]
+        cells = [f"{shown(each):>{_COLUMN}}{_change(values[0], each) if i else '':>8}" for i, each in enumerate(values)]
+        lines.append(f"{label:{_LABEL}}" + "".join(cells))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _rows(figures: Figures) -> list[_Row]:
+    whole, percent = "{:,.0f}".format, "{:.1%}".format
+    rows: list[_Row] = [
+        ("requests/s", ("throughput", "requests_per_second"), "{:,.2f}".format),
+        ("tokens/s out", ("throughput", "output_tokens_per_second"), whole),
+        *((f"TTFT {key}", ("ttft_seconds", key), duration) for key in ("p50", "p90", "p99")),
+        *((f"ITL {key}", ("itl_seconds", key), duration) for key in ("p50", "p90", "p99")),
+        ("total mean", ("total_seconds", "mean"), duration),
+        ("hit rate", ("hit_rate",), percent),
+        ("preemptions", ("preemptions",), whole),
+        ("recomputed tokens", ("waste", "recomputed_tokens"), whole),
+        ("rejected", ("requests", "rejected"), whole),
+    ]
+    for group in ("first_tenant", "other_tenants"):
+        if group in figures:
+            label = group.split("_")[0]
+            rows += [(f"{label} TTFT {key}", (group, "ttft_seconds", key), duration) for key in ("p50", "p90", "p99")]
+    return rows
+
+
+def _figure(figures: Figures, path: Sequence[str]) -> float:
+    value: Any = figures
+    for key in path:
+        value = value[key]
+    return float(value)
+
+
+def _change(base: float, value: float) -> str:
+    return f"{value / base - 1:+.0%}" if base else ""
