@@ -4,20 +4,43 @@ It changes nothing. A broken invariant raises an AssertionError that names it.
 """
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import numpy as np
 
-from scheduler_svc.core.lingering.lingering import audit_kept, audit_reader
 from scheduler_svc.core.pages.lane_pages import audit_lane_pages
+from scheduler_svc.core.preparations import MAX_SOURCES_BYTES, Sources
+from scheduler_svc.core.quarantine import MAX_ENTRIES
 from scheduler_svc.core.queue.request_queue import audit_tenants
+from scheduler_svc.core.requests.lingering import audit_kept, audit_reader
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.state.audit import audit_constraints
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.state.rows import Rows
-from scheduler_svc.core.suspicion.quarantine import MAX_ENTRIES
 from tandem_contract.row_checksum import mix
+
+
+def audit_constraints(sources: Sources, requests: Sequence[Request], lanes: Iterable[Lane]) -> None:
+    """Checks that sources and lanes have the constraints of live requests, and that no row samples without its own."""
+    users = Counter(request.constraint for request in requests if request.constraint)
+    assert sources.users() == users, "the users of constraints are miscounted"
+    assert sources.num_bytes == sum(len(sources[name]) for name in users) <= MAX_SOURCES_BYTES
+    for lane in lanes:
+        lane.constraints.audit(set(users))
+        _audit_awaiting(lane)
+
+
+def _audit_awaiting(lane: Lane) -> None:
+    rows = lane.rows
+    seated = rows.requests_at(rows.seated())
+    awaiting = [request for request in seated if rows.awaits_constraint[request.row]]
+    assert rows.num_awaiting == rows.awaits_constraint.sum() == len(awaiting), "waiting rows are miscounted"
+    assert rows.num_constrained == sum(bool(request.constraint) for request in seated)
+    for request in seated:
+        is_ready = not request.constraint or lane.constraints.is_ready(request.constraint)
+        assert is_ready != (request in awaiting), f"row {request.row}: it waits for a constraint that is ready"
+        assert is_ready or not rows.tokens_in_flight[request.row], f"row {request.row} samples too early"
 
 
 def audit(core: Scheduler) -> None:
@@ -88,7 +111,7 @@ def _audit_seats(core: Scheduler) -> None:
     for lane in core.lanes.values():
         if not lane.is_seated:
             assert lane.rows.num_seated == 0 and lane.step <= 1, f"{lane.worker} is on standby and has a request"
-    serving = [lane for lane in core.lanes.values() if lane.serves and lane.worker not in core.drains.leaving]
+    serving = [lane for lane in core.lanes.values() if lane.serves and lane.worker not in core.leaving]
     sizes = [(lane.info.max_length, lane.info.usable_pages) for lane in serving]
     if sizes:
         assert core.info is not None, "a worker serves, and callers see no model"

@@ -1,6 +1,6 @@
 """Owns whether this front end takes requests and whether they are computed, and the reason if not.
 
-Knows nothing of requests. The core says whether it computes a request that arrives (`core/availability.py`); this
+Knows nothing of requests. The core says whether it computes a request that arrives (`core/status.py`); this
 module adds what the core cannot know: that it is gone, that this front end drains, or still loads the model. Health is
 that value. A request is refused without a model or the core, while the core says so, and after draining began;
 otherwise it may wait for a worker. A full queue refuses requests too but leaves health as it is.

@@ -17,7 +17,7 @@ from tandem.internal.v1 import journal_pb2, record_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.core.messages.ends import WeightsSpan
+from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.request import Request

@@ -20,9 +20,9 @@ import numpy.typing as npt
 from tandem.internal.v1 import journal_pb2
 
 from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.core.messages.ends import WeightsSpan
+from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.operators import Weights
-from scheduler_svc.core.state.lane_weights import OutputWeights
+from scheduler_svc.core.state.request import OutputWeights
 from scheduler_svc.journal import framing, records
 from scheduler_svc.journal.folder import JournalFolder
 from scheduler_svc.journal.records import SampleEnd, SavedRequest

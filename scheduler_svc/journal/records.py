@@ -11,7 +11,7 @@ from tandem.internal.v1 import frontend_pb2, journal_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.core.messages.ends import WeightsSpan
+from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire.arrays import WireError, array, packed

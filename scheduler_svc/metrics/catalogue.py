@@ -8,9 +8,8 @@ chose: label values are listed here, or come from the token file (`tenant`) or f
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scheduler_svc.core.messages.ends import EndReason
-from scheduler_svc.core.messages.reports import ResetCause, StepKind
-from scheduler_svc.core.messages.waits import SERVICE_REASONS
+from scheduler_svc.core.messages.effects import EndReason
+from scheduler_svc.core.messages.reports import SERVICE_REASONS, ResetCause, StepKind
 
 PREFIX = "tandem_"
 

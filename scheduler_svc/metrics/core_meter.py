@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from tandem.internal.v1 import frontend_pb2
 
-from scheduler_svc.core.availability import state_of
 from scheduler_svc.core.messages.events import StepDone, StepStatus
-from scheduler_svc.core.messages.waits import SERVICE_REASONS, WorkerState
+from scheduler_svc.core.messages.reports import SERVICE_REASONS, WorkerState
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.status import state_of
 from scheduler_svc.metrics import catalogue
 from scheduler_svc.metrics.front_totals import FrontTotals
 from scheduler_svc.metrics.histogram import Histogram

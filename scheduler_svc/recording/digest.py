@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.messages.ends import Detached, Forgotten, Replaced, Resumed
+from scheduler_svc.core.messages.effects import Detached, Forgotten, Replaced, Resumed
 from scheduler_svc.core.messages.operators import QuarantineReply
 from scheduler_svc.core.messages.reports import DrainReport, StepReport, WeightsReport
 

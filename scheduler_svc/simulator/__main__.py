@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if any(argument.split("=")[0] == "--memory" for argument in argv):
             # Imported only here, because the simulator does not need it.
-            from scheduler_svc.simulator.memory import command as memory
+            from scheduler_svc.simulator import memory
 
             return memory.run(options.PROGRAM, argv)
         return command.run(options.read(argv))

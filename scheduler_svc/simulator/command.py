@@ -1,24 +1,119 @@
 """`tandem simulate`: one simulation, a comparison of policies or the search for the highest rate.
 
 Owns the order of the work and what is printed. Wrong options and files raise errors of one sentence.
+
+**Search.** The highest rate that meets a goal is found by a bisection over requests per second. A probe can be any
+function of a rate.
+
+**Progress** goes to stderr: each phase and how long it took. Nothing that is simulated reads the wall clock.
 """
 
 import json
+import math
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from scheduler_svc.recording.steps_file import StepsFile
-from scheduler_svc.simulator.cost.fitted import FittedCost
-from scheduler_svc.simulator.options import PROGRAM, Options
-from scheduler_svc.simulator.progress import Progress, note, phase
-from scheduler_svc.simulator.report.comparison import comparison_table
-from scheduler_svc.simulator.report.tables import Figures, duration, figures_of, summary, table
-from scheduler_svc.simulator.search import LATE_SHARE, Probe, RateRange, find_rate
-from scheduler_svc.simulator.setup import SetupError, setup_of, workload_of
+from scheduler_svc.simulator.cost import FittedCost
+from scheduler_svc.simulator.options import PROGRAM, Options, SetupError, setup_of, workload_of
+from scheduler_svc.simulator.report import Figures, comparison_table, duration, figures_of, summary, table
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.tally import Tally
-from scheduler_svc.simulator.workload.mooncake_like import REQUESTS, write_trace
-from scheduler_svc.simulator.workload.request_source import Workload
-from scheduler_svc.simulator.workload.traces import Trace
+from scheduler_svc.simulator.traces import REQUESTS, Trace, write_trace
+from scheduler_svc.simulator.workload import Workload
+
+LATE_SHARE = 0.01
+"""The share of requests that may miss the goal, because the goal is a p99."""
+_MIN_RATE, _MAX_RATE = 1e-6, 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One simulation at one rate.
+
+    `missed` counts requests that got their first token too late or never. `is_whole` is False if the simulation was
+    stopped because more requests had missed than may.
+    """
+
+    rate: float
+    requests: int
+    missed: int
+    ttft_p99: float
+    is_whole: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether the goal is met."""
+        return self.is_whole and self.missed <= LATE_SHARE * self.requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateRange:
+    """`highest_holding` is 0 if no rate held, `lowest_failing` is inf if none failed."""
+
+    highest_holding: float
+    lowest_failing: float
+
+
+def find_rate(
+    probe: Callable[[float], Probe], *, start: float, max_probes: int, precision: float
+) -> tuple[RateRange, list[Probe]]:
+    """Doubles or halves from `start` until one rate holds and one fails, then halves the gap on a log scale."""
+    holding, failing = 0.0, math.inf
+    probes: list[Probe] = []
+    rate = start
+    while len(probes) < max_probes and _MIN_RATE <= rate <= _MAX_RATE and failing > holding * (1 + precision):
+        probes.append(probe(rate))
+        if probes[-1].holds:
+            holding = rate
+        else:
+            failing = rate
+        rate = holding * 2 if failing == math.inf else failing / 2 if holding == 0.0 else math.sqrt(holding * failing)
+    return RateRange(highest_holding=holding, lowest_failing=failing), probes
+
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+def note(line: str) -> None:
+    """Prints a line to stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def phase(name: str) -> Generator[None]:
+    """Prints how long the phase took, unless it raised."""
+    begun = time.monotonic()
+    yield
+    note(f"{time.monotonic() - begun:8.2f} s  {name}")
+
+
+class Progress:
+    """The progress of one simulation of `num_requests` requests."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._num_requests = num_requests
+        self._begun = self._noted = time.monotonic()
+
+    def __call__(self, simulation: Simulation) -> bool:
+        """Prints a line if the last one is old enough. Returns True, so that the simulation continues."""
+        now = time.monotonic()
+        if now - self._noted < _SECONDS_BETWEEN_LINES:
+            return True
+        self._noted = now
+        tally = simulation.tally
+        steps = sum(worker.steps for worker in simulation.workers.values())
+        ended = tally.finished + tally.rejected
+        seconds = now - self._begun
+        note(
+            f"{seconds:8.0f} s  {ended / self._num_requests:4.0%}: {ended:,} of {self._num_requests:,} requests ended, "
+            f"{tally.live:,} live; {simulation.now:,.0f} s of virtual time, {steps:,} steps"
+        )
+        return True
 
 
 def run(options: Options) -> int:
@@ -103,7 +198,8 @@ def _run(options: Options, setup: Setup, workload: Workload) -> Figures:
     simulation = Simulation(setup, arrivals, tally, concurrency=options.concurrency or 0)
     steps = StepsFile(options.steps, clock=lambda: simulation.now) if options.steps else None
     if steps is not None:
-        simulation.watch_steps(steps.add)
+        for cell in simulation.cells:
+            cell.on_step = steps.add
     simulation.run(Progress(workload.num_requests))
     if steps is not None:
         steps.close()

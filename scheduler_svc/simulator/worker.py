@@ -16,9 +16,8 @@ from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan, RowStart
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.simulator.cost.step_cost import CostModel, IntArray, StepShape
-from scheduler_svc.simulator.spread import Spread
-from scheduler_svc.simulator.workload.tokens import eos_of
+from scheduler_svc.simulator.cost import CostModel, IntArray, StepShape
+from scheduler_svc.simulator.workload import Spread, eos_of
 
 # The low bits of a request's stream and seed are its slot, the bits above them its serial number.
 SLOT_BITS = 24

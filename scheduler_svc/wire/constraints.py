@@ -4,9 +4,8 @@ import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
-from scheduler_svc.core.messages.events import ConstraintReady, ConstraintsOfStep
-from scheduler_svc.core.messages.submit import CONSTRAINT_HASH_BYTES
-from scheduler_svc.core.messages.worker_effects import DropConstraint, PrepareConstraint
+from scheduler_svc.core.messages.effects import DropConstraint, PrepareConstraint
+from scheduler_svc.core.messages.events import CONSTRAINT_HASH_BYTES, ConstraintReady, ConstraintsOfStep
 from scheduler_svc.wire.arrays import WireError, array
 
 # In a plan, the hash of a row without a constraint.

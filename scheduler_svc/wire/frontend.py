@@ -8,6 +8,7 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.effects import Wait
 from scheduler_svc.core.messages.operators import (
     ClearQuarantine,
     QuarantineEntry,
@@ -20,10 +21,11 @@ from scheduler_svc.core.messages.reports import (
     HeldPoolsLoad,
     Incidents,
     Load,
+    WaitReason,
     WeightsReport,
     WorkerLoad,
+    WorkerState,
 )
-from scheduler_svc.core.messages.waits import Wait, WaitReason, WorkerState
 from scheduler_svc.wire import weights as weights_wire
 from scheduler_svc.wire.arrays import WireError, fields, packed
 from scheduler_svc.wire.submit import TENANT_END, core_id, resume_of, submit_of

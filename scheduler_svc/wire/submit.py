@@ -10,14 +10,14 @@ from tandem.v1 import inference_pb2
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
-from scheduler_svc.core.messages.page_hash import HASH_BYTES
-from scheduler_svc.core.messages.submit import (
+from scheduler_svc.core.messages.events import (
     CONSTRAINT_HASH_BYTES,
     MAX_CONSTRAINT_BYTES,
     MAX_DESCRIPTION_BYTES,
     MAX_SAMPLING_BYTES,
     SECRET_HASH_BYTES,
 )
+from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.wire.arrays import WireError, array, fields
 
 _MAX_STOP_IDS = 1024

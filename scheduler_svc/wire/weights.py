@@ -10,10 +10,9 @@ from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
 from tandem.v1 import control_pb2
 
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.messages.ends import WeightsSpan
+from scheduler_svc.core.messages.effects import LoadWeights, WeightsSpan
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights, WeightsLoaded, WeightsRestored
 from scheduler_svc.core.messages.reports import UpdateState, WeightsReport
-from scheduler_svc.core.messages.worker_effects import LoadWeights
 from scheduler_svc.wire.arrays import WireError, fields
 
 MAX_VERSION_CHARS = 128

@@ -10,9 +10,9 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS
+from scheduler_svc.core.messages.effects import WorkerAccepted
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, KeptPages, PageLabels, PageMoves, Plan, RowStart
-from scheduler_svc.core.messages.worker_effects import WorkerAccepted
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
 from scheduler_svc.wire import constraints as constraints_wire
 from scheduler_svc.wire import weights as weights_wire

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from scheduler_svc.core.schedule import admission_order, placement, policy
+from scheduler_svc.core.schedule import admit, placement, policy
 from tests.measure.policies import __main__ as command
 from tests.measure.policies.constants import SWEEPS, sweep
 from tests.measure.policies.experiments import EXPERIMENTS
@@ -64,8 +64,8 @@ def test_a_sweep_starts_from_the_value_of_the_core(name: str) -> None:
 def test_constants_change_in_every_importing_module_and_are_restored() -> None:
     before = policy.MAX_PASSED_OVER
     with constants({"MAX_PASSED_OVER": 3}):
-        assert (policy.MAX_PASSED_OVER, admission_order.MAX_PASSED_OVER) == (3, 3)
-    assert (before, before) == (policy.MAX_PASSED_OVER, admission_order.MAX_PASSED_OVER)
+        assert (policy.MAX_PASSED_OVER, admit.MAX_PASSED_OVER) == (3, 3)
+    assert (before, before) == (policy.MAX_PASSED_OVER, admit.MAX_PASSED_OVER)
     with pytest.raises(ValueError, match="no constant NOTHING"), constants({"NOTHING": 1}):
         pass
 

@@ -14,6 +14,7 @@ import pytest
 from tandem.internal.v1 import worker_pb2
 
 from scheduler_svc.core.invariants import audit
+from scheduler_svc.core.lanes import PATIENCE_SECONDS
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import TenantsChanged
@@ -21,9 +22,8 @@ from scheduler_svc.core.messages.page_hash import hash_pages
 from scheduler_svc.core.messages.reports import DrainReport, StepReport, WeightsReport
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.state.constrained import holds
+from scheduler_svc.core.state.lane import holds
 from scheduler_svc.core.waits import LOOK_SECONDS
-from scheduler_svc.core.workers.standby import PATIENCE_SECONDS
 from scheduler_svc.recording.digest import EffectsDigest
 from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.session_log import SessionLog

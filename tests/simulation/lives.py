@@ -21,7 +21,7 @@ from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.ends import WeightsSpan
+from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights
 from scheduler_svc.core.messages.page_hash import root_name
 from scheduler_svc.core.scheduler import Scheduler

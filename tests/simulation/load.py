@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.waits import WorkerState
+from scheduler_svc.core.messages.reports import WorkerState
 from tests.simulation.callers import Caller, Callers, poisoned
 from tests.simulation.lingering import Lingering
 from tests.simulation.requests import random_submit

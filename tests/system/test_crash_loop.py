@@ -5,7 +5,7 @@ import signal
 import grpc
 from grpc_health.v1 import health_pb2
 
-from scheduler_svc.core.workers.crash_loop import DEATHS
+from scheduler_svc.core.lanes import DEATHS
 from tests.rigs.processes import Rig
 from tests.rigs.streams import code_of, details_of
 from tests.system.asks import Ask

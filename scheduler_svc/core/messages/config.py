@@ -49,7 +49,7 @@ class CoreConfig:
     step_timeout_seconds: float = 120.0
     """A worker is treated as lost if its current step takes longer than this."""
     predict_steps: bool = False
-    """Whether a worker is also treated as lost if its current step takes much longer than predicted (`limits/`)."""
+    """Whether a worker is also treated as lost if its current step takes much longer than predicted (`faults`)."""
     silence_timeout_seconds: float = 3.0
     """A worker is treated as lost if it has no plan in flight and sends no message for this long."""
     max_worker_wait_seconds: float = 600.0
@@ -59,7 +59,7 @@ class CoreConfig:
     max_kept_bytes: int = 64 << 20
     """Largest size of these answers: their tokens and descriptions."""
     report_detached: bool = False
-    """Whether the core emits the StepOutputs of requests without a reader (`ends.Detached`)."""
+    """Whether the core emits the StepOutputs of requests without a reader (`effects.Detached`)."""
     max_plan_bytes: int = 16 << 20
     """Largest encoded size of the rows that a plan starts. A plan that starts only one row may exceed it."""
     quarantine_seconds: float = 3600.0

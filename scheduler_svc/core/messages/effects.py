@@ -11,31 +11,233 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Float32Array, Int32Array
-from scheduler_svc.core.messages.ends import Detached, Forgotten, Replaced, Resumed
-from scheduler_svc.core.messages.ends import End as End
-from scheduler_svc.core.messages.ends import EndReason as EndReason
-from scheduler_svc.core.messages.ends import Failure as Failure
-from scheduler_svc.core.messages.ends import FailureCode as FailureCode
-from scheduler_svc.core.messages.ends import Stats as Stats
-from scheduler_svc.core.messages.operators import QuarantineReply
-from scheduler_svc.core.messages.reports import DrainReport, Load, StepReport, WeightsReport
-from scheduler_svc.core.messages.waits import Wait as Wait
-from scheduler_svc.core.messages.waits import WaitReason
-from scheduler_svc.core.messages.waits import Waits as Waits
-from scheduler_svc.core.messages.worker_effects import (
-    AskRejoin,
-    DismissWorker,
-    DropConstraint,
-    KillWorker,
-    LoadWeights,
-    PrepareConstraint,
-    SendPlan,
-    WeightsChanged,
-    WorkerAccepted,
-    WorkerProven,
-    WorkerRefused,
-)
+from scheduler_svc.core.messages.operators import QuarantineReply, Weights
+from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.reports import DrainReport, Load, StepReport, WaitReason, WeightsReport
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+
+
+class EndReason(StrEnum):
+    """Why an accepted request ended without an error."""
+
+    EOS = "eos"
+    STOP_TOKEN = "stop token"
+    STOP_STRING = "stop string"
+    LENGTH = "length"
+    TIME_LIMIT = "time limit"
+    ABORTED = "aborted"
+    CONTEXT_FULL = "context full"
+    CONSTRAINT_COMPLETE = "constraint complete"
+
+
+class FailureCode(StrEnum):
+    """Why an accepted request failed."""
+
+    INTERNAL = "internal"
+    DEADLINE = "deadline"
+    SHUTDOWN = "shutdown"
+    NO_WORKER = "no worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An error that ended a request. `message` is one sentence."""
+
+    code: FailureCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsSpan:
+    """The output tokens from `from_token` to the next span were sampled with these weights."""
+
+    from_token: int
+    version: str
+
+
+MAX_COUNT = (1 << 32) - 1
+"""The largest count in an answer: `Usage` and `Timing` have uint32. A count that would be larger stays there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """Tokens and times of one request, sent at its end. No count is above MAX_COUNT."""
+
+    prompt_tokens: int
+    output_tokens: int
+    """Tokens of the output. A stop string may end it before the last sampled token."""
+    discarded_tokens: int
+    """Tokens sampled after the end of the output, including those that are still in flight."""
+    recomputed_tokens: int
+    """Positions computed more than once, because of preemptions and lane resets."""
+    cached_prompt_tokens: int
+    """Prompt tokens found in the prefix cache when the request got its first row."""
+    queue_seconds: float
+    """From arrival to the first row."""
+    prefill_seconds: float
+    """From the first row to the first output token."""
+    first_token_seconds: float
+    """From arrival to the first output token."""
+    decode_seconds: float
+    """From the first output token to the last."""
+    total_seconds: float
+    """From arrival to the end."""
+    preemptions: int
+    worker_changes: int
+    """Lane resets while the request was running."""
+    weights: tuple[WeightsSpan, ...] = ()
+    """Which weights computed the output; empty if only those did that the workers were started with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The one terminal answer of an accepted request. Exactly one of `reason` and `failure` is set."""
+
+    stream: int
+    reason: EndReason | None
+    failure: Failure | None
+    stop_token_id: int | None
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Resumed:
+    """A request has a new reader, which gets all output so far. Its next tokens come in StepOutputs."""
+
+    frontend: str
+    stream: int
+    """The stream of the first sample. Sample i has `stream + i`."""
+    request_id: str
+    description: bytes
+    """As in Submit."""
+    outputs: tuple[Int32Array, ...]
+    """All output tokens of each sample."""
+    ends: tuple[End | None, ...]
+    """The end of each sample, with its new stream; None while the sample lives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """Another reader has resumed the request. Nothing more comes for its streams, the first of which is `stream`."""
+
+    frontend: str
+    stream: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detached:
+    """A request goes on without a reader. No front end gets this.
+
+    Until it is resumed, its StepOutputs have an empty `frontend` and the streams from `stream` on. The core emits them
+    only if `CoreConfig.report_detached` is set.
+    """
+
+    request_id: str
+    stream: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """A request that lingered can no longer be resumed: its time is over, it was given up, or memory was needed.
+
+    No front end gets this.
+    """
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAccepted:
+    """The worker has joined and has a lane. The lane's plans carry `generation`."""
+
+    worker: str
+    generation: int
+    page_root: str = ""
+    """`CoreConfig.page_root`."""
+    keeps_pages: bool = False
+    """Whether the pages that the worker has kept stay as they are. Otherwise it zeroes its pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProven:
+    """Requests may run on the worker and callers see its limits: a step succeeded, or it was on standby until now."""
+
+    worker: str
+    was_standby: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRefused:
+    """The worker may not serve. If `retry` is True, it may join again later."""
+
+    worker: str
+    reason: str
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskRejoin:
+    """The core has no lane for this worker, so the worker should join again."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DismissWorker:
+    """The worker was drained: it has no request, and ends."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorker:
+    """The worker hangs. It is killed if the program that started this service started the worker, too."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendPlan:
+    """The next plan for a worker."""
+
+    worker: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareConstraint:
+    """The worker is to prepare a constraint, and to answer with ConstraintReady."""
+
+    worker: str
+    hash: bytes
+    source: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropConstraint:
+    """No plan in flight uses the constraint, and none will before the next PrepareConstraint."""
+
+    worker: str
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadWeights:
+    """The worker, which has no plan in flight, is to load these weights."""
+
+    worker: str
+    weights: Weights
+    roots: tuple[str, ...]
+    """`CoreConfig.weights_folders`."""
+    keep_rows: bool = False
+    """Rows and pages stay as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsChanged:
+    """A worker has loaded new weights, which are now those of the service. Only the journal reads this."""
+
+    weights: Weights
 
 
 class RejectCode(StrEnum):
@@ -85,6 +287,14 @@ class Logprobs:
     top_logprobs: Float32Array
     """float32[m, k]: their logprobs."""
 
+    def at(self, lines: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | slice, top_k: int | None = None) -> "Logprobs":
+        """Returns those of some tokens, with at most `top_k` alternatives."""
+        return Logprobs(
+            logprobs=self.logprobs[lines],
+            top_token_ids=self.top_token_ids[lines, :top_k],
+            top_logprobs=self.top_logprobs[lines, :top_k],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenLogprobs:
@@ -123,6 +333,26 @@ class StepOutput:
     ends: tuple[End, ...]
     weights_version: str = ""
     """Of the weights that computed the tokens; empty for those that workers are started with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Requests that make no progress for the same reason."""
+
+    reason: WaitReason
+    message: str
+    """One sentence."""
+    streams: tuple[int, ...]
+    seconds: tuple[float, ...]
+    """For how long each has waited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """What one front end tells the callers of requests that wait."""
+
+    frontend: str
+    waits: tuple[Wait, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +406,7 @@ class CoreStatus:
     queue_full: str
     """One sentence while the queue is full, otherwise empty."""
     not_serving: str
-    """One sentence while a request that arrives is not computed (`availability`), otherwise empty."""
+    """One sentence while a request that arrives is not computed (`status.Availability`), otherwise empty."""
     reason: WaitReason | None
     """Of `not_serving`; None while it is empty."""
     not_serving_seconds: float

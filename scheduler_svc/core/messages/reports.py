@@ -1,9 +1,59 @@
-"""Reports of the core: its current load, and the outcome of each step."""
+"""Reports of the core: its load, the outcome of each step, the progress of operations, and why requests wait."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scheduler_svc.core.messages.waits import WorkerState
+
+class WaitReason(StrEnum):
+    """Why no request can be computed now (the first nine), or why one request waits. Names as in inference.proto."""
+
+    NO_WORKER = "no worker"
+    WORKER_LOST = "worker lost"
+    WORKER_STARTING = "worker starting"
+    ON_STANDBY = "on standby"
+    LOADING_WEIGHTS = "loading weights"
+    WEIGHTS_REFUSED = "weights refused"
+    WORKERS_LEAVING = "workers leaving"
+    CRASH_LOOP = "crash loop"
+    SHUTTING_DOWN = "shutting down"
+    NO_LARGE_WORKER = "no large worker"
+    SUSPECT = "suspect"
+    CONSTRAINT = "constraint"
+    TENANT_SHARE = "tenant share"
+    PREEMPTED = "preempted"
+    QUEUE = "queue"
+    SLOW_STEP = "slow step"
+    COMPUTING = "computing"
+    """The request has a row again, and no token since it was told to wait."""
+
+
+SERVICE_REASONS = tuple(WaitReason)[:9]
+"""Those that hold for every request that arrives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotServing:
+    """Why a request that arrives now cannot be computed."""
+
+    reason: WaitReason
+    message: str
+    """One sentence without numbers that change with time."""
+    since: float
+    """Since when no request can be computed, whatever the reasons were, on the core's clock."""
+
+
+class WorkerState(StrEnum):
+    """What a worker that has joined does."""
+
+    SERVING = "serving"
+    STANDBY = "standby"
+    STARTING = "starting"
+    """Its first step is not confirmed."""
+    LOADING = "loading"
+    """It loads the service's weights, or does so when its requests have ended."""
+    REFUSED = "refused"
+    """It cannot load them."""
+    DRAINING = "draining"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +78,7 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incidents:
-    """Hung workers, and what followed steps that ran out of memory (`limits.memory_limit.Reduction`)."""
+    """Hung workers, and what followed steps that ran out of memory (`memory_limit.Reduction`)."""
 
     hung_workers: int = 0
     smaller_steps: int = 0
@@ -40,7 +90,7 @@ class Incidents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPoolsLoad:
-    """The page pools whose memory outlives their workers (`workers.held_pools`)."""
+    """The page pools whose memory outlives their workers (`held_pools`)."""
 
     pools: int = 0
     """Those of lost workers that no lane has taken over yet."""

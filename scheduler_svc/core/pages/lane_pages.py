@@ -1,17 +1,97 @@
 """The pages of one lane's worker: page pool, host pool, labels, and the pool that the worker may take over.
 
-A worker may be told to take over the pool of a lost worker (`workers/held_pools.py`). The lane has that pool's pages at
-once; its next plan names the pool. If the worker answers that it could not, all pages are evicted.
+A worker may be told to take over the pool of a lost worker (`held_pools.py`). The lane has that pool's pages at once;
+its next plan names the pool. If the worker answers that it could not, all pages are evicted.
+
+**Labels** are what the worker is told of its pages, in case this core dies and another one continues. A page is
+labelled when a step that attended to all of it gave finite logits: it is then full, verified and confirmed. The label
+goes with the next plan. The worker drops it when a later plan gives the page to a row that writes it. When the worker
+joins a later core, it reports its labels (`held_pools.py`).
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
-from scheduler_svc.core.messages.plan import TakeOver
+import numpy as np
+
+from scheduler_svc.core.messages.plan import PageLabels, SentPlan, TakeOver
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.host_pool import HostPool
 from scheduler_svc.core.pages.page_index import PageIndex, Place
-from scheduler_svc.core.pages.page_labels import LabelQueue
 from scheduler_svc.core.pages.page_pool import PagePool
+
+# A plan has labels of about this size at most; the others follow with the next plans.
+_MAX_BYTES = 1 << 20
+
+
+class LabelQueue:
+    """Pages whose labels the worker does not have yet. Their hashes and tokens are read when a plan takes them."""
+
+    __slots__ = ("_forget", "_pages", "_sent", "is_on")
+
+    def __init__(self) -> None:
+        self.is_on = False
+        """Whether the worker gets labels. It gets none if no later core could use its pages."""
+        # A dictionary keeps the order, and each page once.
+        self._pages: dict[int, None] = {}
+        # Pages whose labels are in a plan in flight, with the plan's step; also a few of earlier plans.
+        self._sent: deque[tuple[int, list[int]]] = deque()
+        self._forget = False
+
+    def turn_on(self) -> None:
+        """The worker gets labels from now on."""
+        self.is_on = True
+
+    def add(self, page: int) -> None:
+        """Queues a page that has become verified."""
+        self._pages[page] = None
+
+    def add_cached(self, pool: PagePool) -> None:
+        """Queues the verified pages of the index: a worker has taken the pool over and has no label of it."""
+        if not self.is_on:
+            return
+        self._pages.update(dict.fromkeys(page for page in pool.cached_pages() if not pool.is_unverified(page)))
+
+    def take(self, pool: PagePool, in_flight: deque[SentPlan]) -> PageLabels | None:
+        """Returns the labels that go with the newest plan in flight, None without any."""
+        if not self._pages and not self._forget:
+            return None
+        forget, self._forget = self._forget, False
+        found: list[tuple[int, bytes, bytes]] = []
+        size = 0
+        while self._pages and size < _MAX_BYTES:
+            page = next(iter(self._pages))
+            del self._pages[page]
+            page_hash, tokens = pool.hash_of(page), pool.tokens(page)
+            # If the page was allocated again, other content will be written to it.
+            if page_hash is not None and not pool.is_unverified(page):
+                found.append((page, page_hash, tokens))
+                size += len(page_hash) + len(tokens)
+        if not found and not forget:
+            return None
+        pages = [page for page, _, _ in found]
+        while self._sent and self._sent[0][0] < in_flight[0].step:
+            self._sent.popleft()
+        self._sent.append((in_flight[-1].step, pages))
+        return PageLabels(
+            pages=np.array(pages, np.int32),
+            hashes=tuple(page_hash for _, page_hash, _ in found),
+            tokens=tuple(tokens for _, _, tokens in found),
+            forget=forget,
+        )
+
+    def lane_reset(self, in_flight: deque[SentPlan], *, keep_pages: bool) -> None:
+        """These plans are void, so their labels are sent again, if pages stay cached. Otherwise none is left."""
+        void = {record.step for record in in_flight}
+        again: Iterable[int] = (page for step, pages in self._sent if step in void for page in pages)
+        self._pages = {**dict.fromkeys(again), **self._pages} if keep_pages else {}
+        self._sent.clear()
+        self._forget |= not keep_pages
+
+    def forget(self) -> None:
+        """No page is cached any more: the next plan drops all labels."""
+        self._pages.clear()
+        self._forget = True
 
 
 class LanePages:
@@ -29,7 +109,8 @@ class LanePages:
         self.index = PageIndex() if index is None else index
         self.bit = self.index.open()
         """The lane in the index."""
-        self._pending: TakeOver | None = None
+        self.pending: TakeOver | None = None
+        """The pool that the worker has not been told to take over yet."""
         self._zero_pages: list[int] = []
         self._enter_index()
 
@@ -67,26 +148,21 @@ class LanePages:
 
     # The pool of a lost worker -------------------------------------------------------------------------------------
 
-    @property
-    def pending(self) -> TakeOver | None:
-        """The pool that the worker has not been told to take over yet."""
-        return self._pending
-
     def take_over(self, pool: PagePool, take_over: TakeOver) -> None:
         """Replaces the page pool, which no row uses, by that of a lost worker. The next plan tells the worker."""
         assert not self.pool.num_used and not self._zero_pages, "pages of the pool that is replaced are in use"
         self.pool.move_to(Place.alone())
-        self.pool, self.pool_id, self._pending = pool, take_over.pool_id, take_over
+        self.pool, self.pool_id, self.pending = pool, take_over.pool_id, take_over
         self._enter_index()
 
     def told(self) -> TakeOver | None:
         """Returns the pool that the plan being made tells the worker to take over, and clears it."""
-        take_over, self._pending = self._pending, None
+        take_over, self.pending = self.pending, None
         return take_over
 
     def drop_take_over(self) -> None:
         """Leaves the worker, which was not told of another pool, its own; no page of it is cached."""
-        self._pending = None
+        self.pending = None
         self.pool_id = self.own_pool_id
         self.pool.evict_all()
 

@@ -7,20 +7,60 @@ behind it. It goes back when another worker is proven, or when the last worker i
 
 **Parked.** A tenant with all rows of its `row_share` is left out of the queue until one of them is free.
 
-**Held.** A suspect (`suspicion/suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
+**Held.** A suspect (`suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
 """
 
+import heapq
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from scheduler_svc.core.queue.deadline_heap import DeadlineHeap, DeadlineKind
-from scheduler_svc.core.queue.order import Entry, queue_key
+from scheduler_svc.core.queue.order import WINDOW, Entry, queue_key
+from scheduler_svc.core.queue.quotas import Account, Accounts, DrainRate
 from scheduler_svc.core.queue.turns import Turns
-from scheduler_svc.core.queue.waiting_list import WINDOW
-from scheduler_svc.core.quotas import Account, Accounts, DrainRate
 from scheduler_svc.core.state.request import Phase, Request
+
+What = TypeVar("What")
+
+
+class DeadlineKind(StrEnum):
+    """Why a request ends at a deadline: the end of one of its times."""
+
+    TIME_LIMIT = "time limit"
+    DEADLINE = "deadline"
+    WORKER_WAIT = "worker wait"
+    QUEUE_TIME = "queue time"
+
+
+class ExpiryHeap(Generic[What]):
+    """A heap of time, number and what is due then. An entry that is not live is dropped when it is the earliest."""
+
+    def __init__(self, is_live: Callable[[tuple[float, int, What]], bool]) -> None:
+        self._is_live = is_live
+        self._heap: list[tuple[float, int, What]] = []
+
+    def add(self, at: float, number: int, what: What) -> None:
+        """Adds what is due at a time. Numbers decide between equal times."""
+        heapq.heappush(self._heap, (at, number, what))
+
+    def pop(self, now: float, num_live: int) -> tuple[float, int, What] | None:
+        """Removes and returns the earliest live entry if its time has passed. Otherwise returns None."""
+        heap = self._heap
+        while heap and (heap[0][0] <= now or not self._is_live(heap[0])):
+            entry = heapq.heappop(heap)
+            if self._is_live(entry):
+                return entry
+        if len(heap) > 2 * num_live + 64:
+            self._heap = list(filter(self._is_live, heap))
+            heapq.heapify(self._heap)
+        return None
+
+    def next(self) -> float | None:
+        """Returns the earliest time, or None. Its entry may be dropped."""
+        return self._heap[0][0] if self._heap else None
 
 
 class RequestQueue:
@@ -30,12 +70,15 @@ class RequestQueue:
         self._by_handle: dict[int, Request] = {}
         self._by_stream: dict[tuple[str, int], Request] = {}
         self._by_id: dict[str, list[Request]] = {}
-        self._turns = Turns()
+        self.by_handle = self._by_handle.get
+        """Returns the live request with a handle, or None."""
+        self.turns = Turns()
+        """The queues and turns of the tenants; others read them."""
         self._set_aside: dict[int, Request] = {}
         # Handles of the requests that are held, and those of them that wait.
         self._held: set[int] = set()
         self._held_waiting: dict[int, Request] = {}
-        self._deadlines = DeadlineHeap(self._by_handle.get)
+        self._deadlines = ExpiryHeap[DeadlineKind](lambda due: due[1] in self._by_handle)
         self.accounts = Accounts()
         self.drain = DrainRate()
         self.num_waiting = 0
@@ -49,15 +92,6 @@ class RequestQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._by_handle.values())
 
-    @property
-    def turns(self) -> Turns:
-        """The queues and turns of the tenants, to read."""
-        return self._turns
-
-    def by_handle(self, handle: int) -> Request | None:
-        """Returns the live request with this handle, or None."""
-        return self._by_handle.get(handle)
-
     def by_stream(self, frontend: str, stream: int) -> Request | None:
         """Returns the live request of this stream, or None."""
         return self._by_stream.get((frontend, stream))
@@ -65,10 +99,6 @@ class RequestQueue:
     def by_request_id(self, request_id: str) -> tuple[Request, ...]:
         """Returns the live samples of the submitted request with this id, in order."""
         return tuple(self._by_id.get(request_id, ()))
-
-    def by_frontend(self, frontend: str) -> list[Request]:
-        """Returns the live requests of one front end in the order of arrival."""
-        return [request for request in self if request.frontend == frontend]
 
     def add(self, request: Request) -> None:
         """Adds a new request and queues it."""
@@ -80,35 +110,35 @@ class RequestQueue:
     def attach(self, request: Request, frontend: str, stream: int) -> None:
         """Gives a live request another reader."""
         del self._by_stream[request.frontend, request.stream]
-        request.attach(frontend, stream)
+        request.frontend, request.stream = frontend, stream
         self._by_stream[frontend, stream] = request
 
     def remove(self, request: Request) -> None:
         """Removes a request that has ended."""
         self._held.discard(request.handle)
-        self._turns.ended(request)
+        self.turns.ended(request)
         del self._by_handle[request.handle]
         del self._by_stream[request.frontend, request.stream]
         samples = self._by_id[request.request_id]
         samples.remove(request)
         if not samples:
             del self._by_id[request.request_id]
-        self._turns.of(request.tenant).fair_share.prune(len(self))
+        self.turns.of(request.tenant).fair_share.prune(len(self))
 
     # The queue -----------------------------------------------------------------------------------------------
 
     def virtual_start(self, tenant: str, share: bytes, cost: int) -> int:
         """Returns the virtual start time of a new request among its tenant's: `share` is its part, by salt."""
-        return self._turns.of(tenant).fair_share.enter(share, cost)
+        return self.turns.of(tenant).fair_share.enter(share, cost)
 
     def enqueue(self, request: Request) -> None:
         """Inserts a waiting request at its place in the order, unless it is held."""
         assert request.phase is Phase.WAITING
-        self._turns.left_row(request)
+        self.turns.left_row(request)
         if request.handle in self._held:
             self._held_waiting[request.handle] = request
         else:
-            self._turns.insert(request)
+            self.turns.insert(request)
         self._count(request, 1, request.known)
 
     def _count(self, request: Request, count: int, tokens: int) -> None:
@@ -119,23 +149,23 @@ class RequestQueue:
 
     def first(self, count: int = WINDOW) -> list[Entry]:
         """Returns the first `count` waiting requests in order. The list is valid until the queue changes."""
-        return self._turns.first(count)
+        return self.turns.first(count)
 
     def head(self) -> Request | None:
         """Returns the first waiting request, or None if no request waits in the queue."""
-        return self._turns.head() if self.num_waiting else None
+        return self.turns.head() if self.num_waiting else None
 
     def take(self, request: Request, now: float) -> None:
         """Removes a waiting request that is about to be admitted: one of the `first`, or one that is held."""
         if request.handle in self._held:
             self._held_waiting.pop(request.handle, None)
         else:
-            self._turns.take(request)
+            self.turns.take(request)
         # A request that priority moved forward has a later start time than the requests it overtook. The virtual time
         # must not pass theirs, so it advances only to this request's queue key.
-        fair_share = self._turns.of(request.tenant).fair_share
+        fair_share = self.turns.of(request.tenant).fair_share
         fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
-        self._turns.seated(request)
+        self.turns.seated(request)
         self.drain.record(now, request.known)
         if request.tenant:
             self.accounts.of(request.tenant).drain.record(now, request.known)
@@ -143,12 +173,12 @@ class RequestQueue:
 
     def park(self, tenant: str) -> None:
         """Leaves a tenant out until one of its rows is free, or `unpark_all` is called."""
-        self._turns.park(tenant)
+        self.turns.park(tenant)
 
     def unpark_all(self) -> None:
         """Considers all tenants again, because rows or limits changed."""
-        for queue in self._turns.queues.values():
-            self._turns.unpark(queue)
+        for queue in self.turns.queues.values():
+            self.turns.unpark(queue)
 
     def account_of(self, request: Request) -> Account | None:
         """Returns the account of the request's tenant; None without a token file."""
@@ -156,24 +186,24 @@ class RequestQueue:
 
     def num_running(self, tenant: str) -> int:
         """Returns the number of rows that the tenant has on all lanes."""
-        return len(self._turns.of(tenant).running)
+        return len(self.turns.of(tenant).running)
 
     def withdraw(self, request: Request) -> None:
         """Counts a request as no longer waiting. Its entry may stay in the queue until it reaches the front."""
         is_elsewhere = self._set_aside.pop(request.handle, None) or self._held_waiting.pop(request.handle, None)
         if is_elsewhere is None:
-            self._turns.left(request)
+            self.turns.left(request)
         self._count(request, -1, -request.known)
 
     def set_aside(self, request: Request) -> None:
         """Takes one of the `first` waiting requests out of the queue. It still counts as waiting."""
-        self._turns.take(request)
+        self.turns.take(request)
         self._set_aside[request.handle] = request
 
     def restore_set_aside(self) -> None:
         """Puts all requests that were set aside back into the queue."""
         for request in self._set_aside.values():
-            self._turns.insert(request)
+            self.turns.insert(request)
         self._set_aside.clear()
 
     def hold(self, request: Request) -> None:
@@ -182,14 +212,14 @@ class RequestQueue:
         self._held.add(request.handle)
         if is_queued:
             if self._set_aside.pop(request.handle, None) is None:
-                self._turns.discard(request)
+                self.turns.discard(request)
             self._held_waiting[request.handle] = request
 
     def release(self, request: Request) -> None:
         """Puts a held request back into the queue if it waits."""
         self._held.discard(request.handle)
         if self._held_waiting.pop(request.handle, None) is not None:
-            self._turns.insert(request)
+            self.turns.insert(request)
 
     def is_held(self, request: Request) -> bool:
         """Returns whether only a trial may run the request."""
@@ -205,17 +235,18 @@ class RequestQueue:
 
         It takes O(n log n), so only audits and rare operations call it.
         """
-        return [*self._turns.all(), *self._set_aside.values(), *self._held_waiting.values()]
+        return [*self.turns.all(), *self._set_aside.values(), *self._held_waiting.values()]
 
     # Deadlines -----------------------------------------------------------------------------------------------
 
     def add_deadline(self, at: float, request: Request, kind: DeadlineKind) -> None:
         """Adds a time at which the request ends."""
-        self._deadlines.add(at, request, kind)
+        self._deadlines.add(at, request.handle, kind)
 
     def pop_deadline(self, now: float) -> tuple[Request, DeadlineKind, float] | None:
         """Removes and returns the earliest deadline, with its time, if it has passed. Otherwise returns None."""
-        return self._deadlines.pop(now, len(self))
+        due = self._deadlines.pop(now, len(self))
+        return None if due is None else (self._by_handle[due[1]], due[2], due[0])
 
     def next_deadline(self) -> float | None:
         """Returns the earliest deadline, or None. It may belong to a request that has ended."""

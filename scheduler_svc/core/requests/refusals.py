@@ -1,33 +1,147 @@
-"""Why a Submit is refused: the state of the service, a quarantine, its own values, the queue, its tenant's rates."""
+"""Why a Submit is refused: the state of the service, a quarantine, its own values, the queue, its tenant's rates.
 
-from scheduler_svc.core.availability import Availability
-from scheduler_svc.core.constraints.sources import Sources
-from scheduler_svc.core.faults.convictions import Convictions
-from scheduler_svc.core.messages.config import CoreConfig
+Nothing here changes state. A request that can never run is refused here, so an accepted request never waits for pages
+or positions that cannot exist. A request is accepted with all its samples or not at all.
+"""
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.messages.arrays import is_within
+from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode, Rejected
-from scheduler_svc.core.messages.submit import Submit
+from scheduler_svc.core.messages.events import Submit
+from scheduler_svc.core.preparations import Sources
+from scheduler_svc.core.quarantine import Convictions
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.requests.check_submit import Refusal, refusal, tenant_queue_full, tokens_to_charge
-from scheduler_svc.core.workers.lanes import Lanes
+from scheduler_svc.core.state.worker_infos import WorkerInfos
+from scheduler_svc.core.status import Availability
+
+# Code, field, message.
+Refusal = tuple[RejectCode, str, str]
 
 
+def refusal(event: Submit, *, worker_infos: WorkerInfos, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
+    """Returns the refusal of the request, None if it is accepted. Call it only after a worker has been proven."""
+    if queue.by_request_id(event.request_id) or any(
+        queue.by_stream(event.frontend, stream) for stream in event.streams
+    ):
+        return RejectCode.DUPLICATE, "request_id", f"request_id {event.request_id!r} is live already"
+    prompt, new = len(event.prompt), event.max_new_tokens
+    return (
+        _too_large(worker_infos, prompt, new)
+        or _invalid(event, worker_infos, config)
+        or _queue_full(event, queue, config)
+    )
+
+
+def total_tokens(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> int:
+    """Returns the length in tokens at which the request ends; 0 if no worker can run it.
+
+    Each known worker gives a length: prompt and max_new_tokens, cut at its max_length. Workers whose pool cannot hold
+    that length are left out. The result is the largest of the rest.
+    """
+    longest = 0
+    for info in worker_infos.known:
+        total = min(prompt + max_new_tokens, info.max_length)
+        if total > max(prompt, longest) and info.holds(total):
+            longest = total
+    return longest
+
+
+def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> Refusal | None:
+    """Returns the refusal of a request that no worker can run to its end.
+
+    Returns None if a present worker can, or if no worker is present and a recent one could. If only
+    a worker that left recently could hold the request, it is refused as NOT_READY, not as invalid.
+    """
+    total = total_tokens(worker_infos, prompt, max_new_tokens)
+    # Some known worker holds it.
+    if total and (total <= worker_infos.longest_present or not worker_infos.present):
+        return None
+    if total:
+        reason = (
+            f"prompt ({prompt} tokens) and max_new_tokens make {total} tokens; the present workers hold at "
+            f"most {worker_infos.longest_present}; a larger one left a short while ago"
+        )
+        return RejectCode.NOT_READY, "", reason
+    # The message gives the limits of the present workers, if there are any.
+    info = max(worker_infos.present or worker_infos.recent, key=lambda info: (info.max_length, info.usable_pages))
+    if prompt >= info.max_length:
+        reason = f"the prompt and one output token make {prompt + 1} tokens; the limit is {info.max_length}"
+        return RejectCode.INVALID, "token_ids", reason
+    new = min(max_new_tokens, info.max_length - prompt)
+    reason = (
+        f"prompt ({prompt} tokens) and max_new_tokens ({new}) take {info.pages_at_once(prompt + new - 1)} pages of "
+        f"{info.page_size} tokens; the pool has {info.usable_pages}"
+    )
+    return RejectCode.INVALID, "stop.max_new_tokens", reason
+
+
+def _invalid(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Refusal | None:
+    """Returns the refusal of a request that would be invalid even with an empty queue."""
+    prompt, samples, info = len(event.prompt), event.num_samples, worker_infos.known[0]
+    limit = min(MAX_NUM_SAMPLES, config.max_waiting)
+    if samples > limit:
+        return RejectCode.INVALID, "sampling.num_samples", f"num_samples is {samples}; the limit is {limit}"
+    if samples * prompt > config.max_waiting_tokens:
+        limit = f"at most {config.max_waiting_tokens} tokens may wait (max_waiting_tokens)"
+        if samples == 1:
+            return RejectCode.INVALID, "token_ids", f"the prompt has {prompt} tokens; {limit}"
+        message = f"num_samples is {samples} and the prompt has {prompt} tokens, {samples * prompt} together; {limit}"
+        return RejectCode.INVALID, "sampling.num_samples", message
+    if not is_within(event.prompt, info.vocab_size):
+        return RejectCode.INVALID, "token_ids", f"a token id is outside 0 to {info.vocab_size - 1}"
+    return None
+
+
+def _queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
+    """Returns the refusal of a request for which the queue has no room now."""
+    prompt, samples, limit = len(event.prompt), event.num_samples, config.max_waiting
+    if queue.accounts.has_own_place(event.tenant, samples, samples * prompt, limit, config.max_waiting_tokens):
+        return None
+    if queue.num_waiting + samples > limit:
+        more = f" and num_samples is {samples}" if samples > 1 else ""
+        return RejectCode.QUEUE_FULL, "", f"{queue.num_waiting} requests are waiting{more}; the limit is {limit}"
+    limit = config.max_waiting_tokens
+    if queue.waiting_tokens + samples * prompt > limit:
+        each = f" for each of {samples} samples" if samples > 1 else ""
+        message = f"{queue.waiting_tokens} tokens are waiting and the prompt has {prompt}{each}; the limit is {limit}"
+        return RejectCode.QUEUE_FULL, "", message
+    return None
+
+
+def tenant_queue_full(tenant: str, count: int, tokens: int, queue: RequestQueue, config: CoreConfig) -> str:
+    """Returns one sentence if the tenant has too much of the queue for this request, otherwise ''.
+
+    count: the samples of the request. tokens: the prompt's in all samples.
+    """
+    account = queue.accounts.of(tenant)
+    limits = config.max_waiting, config.max_waiting_tokens
+    if message := account.queue_refusal(count, tokens, *limits):
+        return message
+    if not queue.accounts.is_shared or queue.accounts.has_own_place(tenant, count, tokens, *limits):
+        return ""
+    free = config.max_waiting - queue.num_waiting, config.max_waiting_tokens - queue.waiting_tokens
+    return account.crowds_others(count, tokens, *free)
+
+
+def tokens_to_charge(event: Submit, worker_infos: WorkerInfos) -> int:
+    """Returns the tokens that a request may cost its tenant: its prompt, and the longest output of each sample."""
+    prompt = len(event.prompt)
+    return prompt + event.num_samples * (total_tokens(worker_infos, prompt, event.max_new_tokens) - prompt)
+
+
+@dataclass(slots=True)
 class Refusals:
     """Decides whether a Submit is accepted. It changes nothing."""
 
-    def __init__(
-        self,
-        config: CoreConfig,
-        queue: RequestQueue,
-        lanes: Lanes,
-        availability: Availability,
-        convictions: Convictions,
-        sources: Sources,
-    ) -> None:
-        self._config = config
-        self._queue = queue
-        self._lanes, self._availability = lanes, availability
-        self._convictions = convictions
-        self._sources = sources
+    _config: CoreConfig
+    _queue: RequestQueue
+    _lanes: Lanes
+    _availability: Availability
+    _convictions: Convictions
+    _sources: Sources
 
     def rejected(self, event: Submit, now: float, *, is_registered: bool, is_draining: bool) -> Rejected | None:
         """Returns the answer to a request that is refused, None if it is accepted.
@@ -86,8 +200,8 @@ class Refusals:
         return refused or (self._of_constraint(event) if event.constraint else None)
 
     def _of_constraint(self, event: Submit) -> Refusal | None:
-        infos, name = self._lanes.worker_infos, event.constraint_hash
-        if why := infos.constraint_refusal:
+        served, name = self._lanes.worker_infos.served, event.constraint_hash
+        if served is not None and (why := served.constraint_refusal):
             return RejectCode.INVALID, "constraint", why
         if self._sources.is_other(name, event.constraint):
             return RejectCode.INVALID, "constraint", "the constraint's hash is that of another constraint"

@@ -4,23 +4,101 @@ A request is admitted only if there are pages for all of its known tokens. If on
 would preempt each other half-way. In addition, `policy.headroom` pages must stay free. If a request does not fit, no
 later request is admitted. A request is skipped if it waits for something that later requests do not need: logit rows,
 the prompt of a sibling (another sample of the same request), another lane (`placement`), its constraint.
+
+**Order.** Requests are considered in the order of the queue, with one exception, cache-aware order: of the queue's head
+and the requests right behind it that have the same tenant and priority, the request with the most cached pages goes
+first, so that it still finds them in the cache. A request of another tenant or priority ends this search, so that it is
+never overtaken. A request is overtaken at most `MAX_PASSED_OVER` times.
 """
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 
 from scheduler_svc.core.messages.config import Policy
-from scheduler_svc.core.queue.order import trial_key
+from scheduler_svc.core.queue.order import WINDOW, trial_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.schedule.admission_order import AdmissionOrder
 from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
-from scheduler_svc.core.schedule.policy import before_sampling, chunk_tokens, headroom, headroom_bound
+from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER, before_sampling, chunk_tokens, headroom, headroom_bound
 from scheduler_svc.core.schedule.prefix_match import NO_MATCH, PrefixMatch, match_prefix
 from scheduler_svc.core.schedule.trials import Turn
-from scheduler_svc.core.state.constrained import holds, may_sample
-from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane import Lane, holds, may_sample
 from scheduler_svc.core.state.request import Request
+
+
+class AdmissionOrder:
+    """The order for one plan of `lane`."""
+
+    def __init__(self, lane: Lane, queue: RequestQueue, placement: Placement, *, cache_aware: bool) -> None:
+        """The plan looks at the first `WINDOW` requests without those that `placement` has for other lanes."""
+        self._lane, self._queue, self._placement = lane, queue, placement
+        # The first requests for this lane, and those of them to consider. None: the queue has changed since then.
+        self._first: list[Request] | None = None
+        self._waiting: list[Request] = []
+        self.skipped: set[int] = set()
+        """Handles of requests that may be admitted to the next plan."""
+        self._cached_pages: dict[int, int] = {}
+        self._may_overtake = cache_aware
+
+    def next(self) -> Request | None:
+        """Returns the request to consider now, or None if none is left among the first that wait."""
+        if self._first is None:
+            self._first = self._placement.first_of(self._lane, self._queue, WINDOW)
+            self._waiting = [request for request in self._first if request.handle not in self.skipped]
+        waiting = self._waiting
+        if not waiting:
+            return None
+        head = waiting[0]
+        if len(waiting) == 1 or not self._may_overtake or not head.prefix_root or head.passed_over >= MAX_PASSED_OVER:
+            return head
+        if head.pending_plans:
+            return head  # it is never overtaken
+        peer = head.priority, head.prefix_root
+        candidates = takewhile(
+            lambda one: (one.priority, one.prefix_root) == peer and not one.pending_plans, waiting[1:]
+        )
+        return max([head, *candidates], key=self._num_cached_pages)  # the first of several with the most
+
+    def skip(self, request: Request) -> None:
+        """Leaves the request out of this plan, so that the next one is considered."""
+        self.skipped.add(request.handle)
+        self._waiting.remove(request)
+
+    def queue_changed(self) -> None:
+        """Reads the queue again before the next request."""
+        self._first = None
+
+    def stop_overtaking(self, request: Request) -> bool:
+        """Returns to the order of the queue for the rest of the plan, because the chosen request does not fit.
+
+        Returns whether another request is next in that order.
+        """
+        self._may_overtake = False
+        return self.next() is not request
+
+    def admitted(self, request: Request) -> None:
+        """Counts one overtaking for each request of the same tenant that is ahead of this one in the queue."""
+        first, self._first = self._first or (), None
+        for other in first:
+            if other is request:
+                return
+            if other.prefix_root == request.prefix_root and other.handle not in self.skipped:
+                other.pass_over()
+
+    def _num_cached_pages(self, request: Request) -> int:
+        """Returns how many leading pages of the request the lane has cached."""
+        count = self._cached_pages.get(request.handle)
+        if count is None:
+            request.hash_known(self._lane.info.page_size)
+            count = 0
+            if request.cache_read:
+                for page_hash in request.page_hashes:
+                    if not self._lane.pool.page_with_hash(page_hash):
+                        break
+                    count += 1
+            self._cached_pages[request.handle] = count
+        return count
 
 
 class _Refusal(Enum):
@@ -75,7 +153,7 @@ def admit(builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy
                 continue
             # If a request was skipped, block with handle 0: other lanes see this lane as blocked, but its next plan
             # checks the queue again, because the skipped request may be ready then.
-            handle = 0 if order.has_skipped else head.handle
+            handle = 0 if order.skipped else head.handle
             lane.schedule.block(handle, lane.pool.num_releases)
             return
         else:
@@ -94,7 +172,7 @@ def _judge(
         return _Refusal.STOP if lane.awaits(request) else _Refusal.SKIP
     if not holds(lane, request):
         return _Refusal.SKIP
-    if request.prompt_logprobs_from and not builder.logit_budget.has(lane.info.chunk_align):
+    if request.prompt_logprobs_from and builder.logit_rows_left() < lane.info.chunk_align:
         return _Refusal.SKIP
     siblings = builder.queue.by_request_id(request.request_id)
     newly_seated = [start.row for start in builder.starts] if len(siblings) > 1 else ()
@@ -137,7 +215,7 @@ def admit_suspects(builder: PlanBuilder, turn: Turn, policy: Policy) -> None:
             return
         if request.pending_plans or not holds(lane, request):
             continue
-        if request.prompt_logprobs_from and not builder.logit_budget.has(lane.info.chunk_align):
+        if request.prompt_logprobs_from and builder.logit_rows_left() < lane.info.chunk_align:
             continue
         matched = match_prefix(lane, request) if turn.uses_cache else NO_MATCH
         assert matched is not None, "match_prefix returns None only if siblings are passed"
@@ -182,7 +260,7 @@ def _first_chunk(builder: PlanBuilder, request: Request, matched: PrefixMatch, p
         headroom_pages = headroom(policy.admission, lane.rows, lane.info, lane.schedule.expected_share)
     count = _chunk_with_pages(lane, request, matched, builder.budget, headroom_pages=headroom_pages)
     if count and request.prompt_logprobs_from:
-        count = builder.logit_budget.take(request, matched.first_position, count, lane.info.chunk_align)
+        count = builder.take_logit_rows(request, matched.first_position, count)
     return count
 
 

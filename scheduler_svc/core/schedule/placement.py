@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch, cached_limit, match_prefix
-from scheduler_svc.core.state.constrained import holds
-from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane import Lane, holds
 from scheduler_svc.core.state.request import Request
 
 ROW_TOKENS = 32

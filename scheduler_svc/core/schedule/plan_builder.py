@@ -6,6 +6,10 @@ The builder seats, grows and preempts rows of its lane; the planner decides whic
 of positions per step (`WorkerInfo.logit_rows`): one logit row for each row that samples, and one for each prompt
 position whose logprob is wanted. The logprob of position p comes from the logits at p - 1, so a chunk of positions s to
 e - 1 gives the logprobs of s + 1 to e, if they are in the prompt and wanted.
+
+**Size.** A started row carries all its tokens and pages (`StartedRows` in worker.proto), so a plan that starts many
+long rows could exceed the largest frame that the worker accepts, which ends its connection. The results are upper
+bounds; tests compare them with encoded plans.
 """
 
 from collections.abc import Callable
@@ -14,46 +18,41 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
 from scheduler_svc.core.messages.plan import RowStart, WantedPromptLogprobs
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.schedule.plan_size import start_bytes
 from scheduler_svc.core.schedule.policy import ending_budget, swapping_pays
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch
-from scheduler_svc.core.state.constrained import began
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.lane import Lane, swap_out
+from scheduler_svc.core.state.lane import Lane, began, swap_out
 from scheduler_svc.core.state.request import Move, Request
 
+# Bytes of the scalars of one started row, and of the tags and lengths of its fields.
+_ROW_BYTES = 176
+# Bytes of a plan without its rows and pages.
+_PLAN_BYTES = 4096
+# Bytes that a row may have besides its tokens: its sampling, and the token ids banned before min_new_tokens.
+_MAX_EXTRA_BYTES = MAX_SAMPLING_BYTES + 4 * (2 * 1024)
+# A page may be zeroed (1 int32 value) and appended to a row (2).
+_BYTES_PER_PAGE = 4 * (1 + 2)
+# One page may be swapped out (2 int32 values), and one swapped in (2).
+_BYTES_PER_HOST_PAGE = 4 * (2 + 2)
+# A row has a chunk (row, start, count, whether it samples) and a copy (source, target, count), as int32 values.
+_BYTES_PER_ROW = 4 * (4 + 3)
 
-class LogitBudget:
-    """Number of logit rows that one step has left for prompt logprobs.
 
-    One logit row is reserved for each of `rows_that_may_sample`.
-    """
+def start_bytes(request: Request, num_pages: int) -> int:
+    """Returns an upper bound on the bytes that a plan needs to start the request with `num_pages` pages."""
+    return _ROW_BYTES + 4 * (request.known + num_pages + len(request.banned)) + len(request.sampling)
 
-    __slots__ = ("_left",)
 
-    def __init__(self, *, logit_rows: int, rows_that_may_sample: int) -> None:
-        self._left = logit_rows - rows_that_may_sample
-
-    def has(self, count: int) -> bool:
-        """Returns whether `count` logit rows are left; with `chunk_align` left, a chunk of any prompt fits."""
-        return self._left >= count
-
-    def take(self, request: Request, start: int, count: int, align: int) -> int:
-        """Takes the logit rows for a chunk of up to `count` positions from `start` on.
-
-        Returns the number of positions for which they suffice: `count`, or a smaller multiple of `align`.
-        """
-        wanted = wanted_positions(request.prompt_logprobs_from, request.prompt_tokens, start, start + count)
-        if len(wanted) > self._left:
-            # The chunk ends at the position whose logprob takes the last logit row.
-            end = wanted.start + self._left - 1
-            count = (end - start) // align * align
-            wanted = wanted_positions(request.prompt_logprobs_from, request.prompt_tokens, start, start + count)
-        self._left -= len(wanted)
-        return count
+def largest_plan_bytes(info: WorkerInfo, max_plan_bytes: int) -> int:
+    """Returns an upper bound on the bytes of any plan for the worker if plans start rows up to `max_plan_bytes`."""
+    longest_row = _ROW_BYTES + _MAX_EXTRA_BYTES + 4 * (info.max_length + -(-info.max_length // info.page_size))
+    pages = _BYTES_PER_PAGE * info.num_pages + _BYTES_PER_HOST_PAGE * min(info.num_pages, info.host_pages)
+    return _PLAN_BYTES + max(max_plan_bytes, longest_row) + _BYTES_PER_ROW * info.max_rows + pages
 
 
 def wanted_positions(first: int, prompt_tokens: int, start: int, end: int) -> range:
@@ -104,20 +103,32 @@ class PlanBuilder:
     """Host page, page."""
     cached: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
     """Page, hash: pages that this plan fills and that are in the prefix cache from now on."""
-    _logit_budget: LogitBudget | None = None
+    _logit_rows: int | None = None
 
-    @property
-    def logit_budget(self) -> LogitBudget:
-        """The logit rows that the step has for prompt logprobs. Most plans do without it.
+    def logit_rows_left(self) -> int:
+        """Returns how many logit rows the step has left for prompt logprobs. Most plans do without them.
 
-        It reserves a logit row for each running or waiting request that may sample. Admission and preemption do not
-        change their sum.
+        One is reserved for each running or waiting request that may sample. Admission and preemption do not change
+        their sum. With `chunk_align` left, a chunk of any prompt fits.
         """
-        if self._logit_budget is None:
-            info = self.lane.info
-            may_sample = min(info.max_rows, self.lane.rows.num_seated + self.queue.num_waiting)
-            self._logit_budget = LogitBudget(logit_rows=info.logit_rows, rows_that_may_sample=may_sample)
-        return self._logit_budget
+        if self._logit_rows is None:
+            info, rows = self.lane.info, self.lane.rows
+            self._logit_rows = info.logit_rows - min(info.max_rows, rows.num_seated + self.queue.num_waiting)
+        return self._logit_rows
+
+    def take_logit_rows(self, request: Request, start: int, count: int) -> int:
+        """Takes the logit rows for a chunk of up to `count` positions from `start` on.
+
+        Returns the number of positions for which they suffice: `count`, or a smaller multiple of `chunk_align`.
+        """
+        left, align, end = self.logit_rows_left(), self.lane.info.chunk_align, start + count
+        wanted = wanted_positions(request.prompt_logprobs_from, request.prompt_tokens, start, end)
+        if len(wanted) > left:
+            # The chunk ends at the position whose logprob takes the last logit row.
+            count = (wanted.start + left - 1 - start) // align * align
+            wanted = wanted_positions(request.prompt_logprobs_from, request.prompt_tokens, start, start + count)
+        self._logit_rows = left - len(wanted)
+        return count
 
     # Rows ----------------------------------------------------------------------------------------------------------
 
@@ -208,7 +219,7 @@ class PlanBuilder:
     def restart(self, token_budget: int) -> None:
         """Resets the budgets after a preemption freed pages. Until now the plan contains only preemptions."""
         assert not (self.chunks or self.starts or self.appends or self.fresh), "the plan is not empty"
-        self.budget, self._logit_budget, self.has_preempted = token_budget, None, False
+        self.budget, self._logit_rows, self.has_preempted = token_budget, None, False
 
     # Work ----------------------------------------------------------------------------------------------------------
 
@@ -224,7 +235,8 @@ class PlanBuilder:
         self.prefill_tokens += count
         self.budget -= -(-count // align) * align
         if start + count == lane.rows.known[row]:
-            self._end_soon()
+            # What may still join this step is limited, because a prompt ends in it and its caller waits for a token.
+            self.budget = min(self.budget, ending_budget(lane.info, self.prefill_tokens))
         request, page_size = lane.rows.request_at(row), lane.info.page_size
         if not request.cache_write or request.weights.keeps_pages:
             return
@@ -235,10 +247,6 @@ class PlanBuilder:
                 continue
             if pool.cache(page, page_hash, request.page_tokens(page_idx, page_size)):
                 self.cached.append((page, page_hash))
-
-    def _end_soon(self) -> None:
-        """Limits what may still join this step, because a prompt ends in it and its caller waits for a token."""
-        self.budget = min(self.budget, ending_budget(self.lane.info, self.prefill_tokens))
 
     def charge_decode(self, rows: npt.NDArray[np.int64]) -> None:
         """Takes one token of the budget for each of the decode rows."""

@@ -13,6 +13,10 @@ that may come would cost throughput all the time.
 
 **Chunks of tenants.** Running prompts go before waiting requests, but not those of a tenant that comes later in the
 order.
+
+**Probation.** A worker with wrong sizes or a broken device must not change the limits of the service. A new lane is
+therefore on probation: the ordinary planner plans one token of a sequence that belongs to no caller, and the result is
+checked like any other. When the step is confirmed, the lane gets requests, and callers may rely on its sizes.
 """
 
 from collections import Counter
@@ -21,21 +25,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.arrays import NO_IDS, NO_PAGES, Int32Array
 from scheduler_svc.core.messages.config import Policy
-from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, SentPlan, WantedPromptLogprobs
 from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.admit import admit, admit_suspects, set_aside_misfits
-from scheduler_svc.core.schedule.finish_plan import finish_plan
 from scheduler_svc.core.schedule.placement import Placement
-from scheduler_svc.core.schedule.plan_builder import PlanBuilder
-from scheduler_svc.core.schedule.policy import before_sampling, chunk_tokens, victim_key
+from scheduler_svc.core.schedule.plan_builder import PlanBuilder, wanted_by_chunk
+from scheduler_svc.core.schedule.policy import before_sampling, chunk_tokens
 from scheduler_svc.core.schedule.trials import EVERYBODY, Turn
-from scheduler_svc.core.state.constrained import holds
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.lane import Lane, free_behind_windows
-from scheduler_svc.core.state.request import Request
+from scheduler_svc.core.state.lane import Lane, free_behind_windows, holds
+from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.rows import Rows
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -83,8 +85,9 @@ def plan_step(
             for _, _, page_hash in builder.swap_outs:
                 lane.host.evict(page_hash)  # no plan copies the page there
             return None
-        # Every row is in the middle of its prompt and waits for pages that another row holds.
-        builder.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=victim_key))
+        # Every row is in the middle of its prompt and waits for pages that another row holds. The last one in the order
+        # is preempted, so the first one always keeps its pages and makes progress.
+        builder.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=running_key))
         builder.restart(lane.memory.token_budget)
 
 
@@ -152,7 +155,7 @@ def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.N
         return decode
     for request in requests:
         while request.row and not builder.grow(request.row, int(rows.planned[request.row]) + 1):
-            builder.preempt(max(rows.requests_at(rows.seated()), key=victim_key))
+            builder.preempt(max(rows.requests_at(rows.seated()), key=running_key))
     return decode[rows.handle[decode] != 0] if builder.has_preempted else decode
 
 
@@ -173,7 +176,7 @@ def _continue_chunks(builder: PlanBuilder, chunking: Sequence[Request]) -> bool:
             builder.admit_no_more()
             return False
         if request.prompt_logprobs_from:
-            count = builder.logit_budget.take(request, planned, count, align)
+            count = builder.take_logit_rows(request, planned, count)
         if count and not builder.grow(row, planned + count):
             # With a window, pages are allocated chunk by chunk, and other rows may have taken them.
             room = (int(lane.rows.num_pages[row]) + lane.pool.num_unused) * lane.info.page_size - planned
@@ -213,3 +216,141 @@ def before_head(builder: PlanBuilder, turn: Turn, requests: list[Request]) -> tu
     at = queue.turns.of(head.tenant).first_turn()
     before = [request for request in requests if request.tenant == head.tenant or request.turn <= at]
     return before, [request for request in requests if request not in before]
+
+
+_NO_FLAGS = np.zeros(0, np.bool_)
+
+
+def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
+    """Returns the plan. Besides the builder's chunks, the rows `decode` int64[n] compute one position each."""
+    lane, chunks = builder.lane, builder.chunks
+    rows = lane.rows
+    chunk_rows = chunk_starts = chunk_counts = NO_IDS
+    chunk_samples = _NO_FLAGS
+    all_rows, counts = decode, rows.ones[: len(decode)]
+    sampled = np.arange(len(chunks), len(chunks) + len(decode), dtype=np.int64)
+    if chunks:
+        # Most plans only decode and do without these arrays.
+        chunk_rows, chunk_counts = np.array(chunks, np.int32).T.copy()
+        chunk_starts = rows.planned[chunk_rows]
+        chunk_samples = chunk_starts + chunk_counts == rows.known[chunk_rows]
+        all_rows, counts = np.concatenate([chunk_rows, decode]), np.concatenate([chunk_counts, counts])
+        sampled = np.concatenate([chunk_samples.nonzero()[0], sampled])
+    ends = rows.plan(all_rows, counts, sampled)
+    take_over = lane.pages.told()
+    num_logprobs, wanted = None, ()
+    if rows.num_with_logprobs:
+        num_logprobs, wanted = _wanted_logprobs(rows, all_rows[sampled], chunks, chunk_starts)
+
+    lane.plan_made(
+        SentPlan(
+            step=lane.step + 1,
+            sent_at=builder.now,
+            rows=all_rows,
+            handles=rows.handle[all_rows],
+            ends=ends,
+            sampled=sampled,
+            prefill_tokens=builder.prefill_tokens,
+            decode_tokens=len(decode),
+            num_logprobs=num_logprobs,
+            wanted_prompt_logprobs=wanted,
+            cached=tuple(builder.cached),
+            swapped_out=tuple(page_hash for _, _, page_hash in builder.swap_outs),
+            moved_pages=len(builder.swap_outs) + len(builder.copies) + len(builder.swap_ins),
+            started_tokens=builder.started_tokens,
+            constrained=rows.is_constrained[all_rows[sampled]] if rows.num_constrained else None,
+            takes_over=b"" if take_over is None else take_over.pool_id,
+        )
+    )
+    append_rows, append_pages = _columns(builder.appends, 2)
+    zero_pages = lane.pages.take_zero_pages()
+    return Plan(
+        generation=lane.generation,
+        step=lane.step,
+        checksum=rows.checksum,
+        zero_pages=np.array(zero_pages, np.int32) if zero_pages else NO_PAGES,
+        starts=tuple(builder.starts),
+        append_rows=append_rows,
+        append_pages=append_pages,
+        chunk_rows=chunk_rows,
+        chunk_starts=chunk_starts,
+        chunk_counts=chunk_counts,
+        chunk_samples=chunk_samples.view(np.uint8),
+        decode_rows=decode.astype(np.int32),
+        moves=_moves(builder),
+        take_over=take_over,
+        labels=lane.pages.labels.take(lane.pool, lane.in_flight) if lane.pages.labels.is_on else None,
+    )
+
+
+def _moves(builder: PlanBuilder) -> PageMoves:
+    if not (builder.swap_outs or builder.copies or builder.swap_ins):
+        return NOTHING_MOVES
+    saved_pages, saved_slots = _columns([(page, slot) for page, slot, _ in builder.swap_outs], 2)
+    copied_from, copied_to, copied_tokens = _columns(builder.copies, 3)
+    loaded_slots, loaded_pages = _columns(builder.swap_ins, 2)
+    return PageMoves(
+        saved_pages=saved_pages,
+        saved_slots=saved_slots,
+        copied_from=copied_from,
+        copied_to=copied_to,
+        copied_tokens=copied_tokens,
+        loaded_slots=loaded_slots,
+        loaded_pages=loaded_pages,
+    )
+
+
+def _columns(entries: Sequence[tuple[int, ...]], width: int) -> list[Int32Array]:
+    return list(np.array(entries, np.int32).T.copy()) if entries else [NO_PAGES] * width
+
+
+def _wanted_logprobs(
+    rows: Rows, sampled_rows: npt.NDArray[np.int64], chunks: list[tuple[int, int]], chunk_starts: Int32Array
+) -> tuple[Int32Array | None, tuple[WantedPromptLogprobs, ...]]:
+    """Returns `num_logprobs` int32[sampled] (None if all are 0), and the wanted prompt logprobs of each chunk."""
+    num_logprobs = rows.num_logprobs[sampled_rows]
+    pieces: list[WantedPromptLogprobs] = []
+    for (row, count), start in zip(chunks, chunk_starts.tolist(), strict=True):
+        first = int(rows.prompt_logprobs_from[row])
+        if first and (ask := wanted_by_chunk(rows.request_at(row), first, start, start + count)) is not None:
+            pieces.append(ask)
+    return num_logprobs if num_logprobs.any() else None, tuple(pieces)
+
+
+def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
+    """Returns a plan of one row and one token. Its request is removed at once, while the plan stays in flight.
+
+    The handle is negative, so it does not belong to a live request and the token is dropped when the result arrives.
+    """
+    request = Request(
+        handle=-lane.number,
+        frontend="",
+        stream=0,
+        request_id="probation",
+        prompt=np.zeros(1, np.int32),
+        sampling=b"",
+        sample_idx=0,
+        total_length=2,
+        min_new_tokens=0,
+        stop_token_ids=frozenset(),
+        banned=(),
+        ignore_eos=True,
+        priority=0,
+        arrival=0,
+        arrived_at=now,
+    )
+    queue = RequestQueue()
+    queue.add(request)
+    plan = plan_step(
+        lane=lane,
+        queue=queue,
+        placement=Placement((lane,)),
+        frontend_idx=lambda _: 0,
+        counters=Counters(),
+        policy=Policy(),
+        max_bytes=max_bytes,
+        now=now,
+    )
+    assert plan is not None, "an empty lane has room for one token"
+    lane.unseat(request, Move.END)
+    return plan

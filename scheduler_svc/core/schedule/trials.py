@@ -1,6 +1,6 @@
 """Chooses the lane of the current trial, and whose turn each plan is.
 
-At any time one group of suspects runs, on one lane (`suspicion/suspects.py`). On that lane one plan is in flight at a
+At any time one group of suspects runs, on one lane (`suspects.py`). On that lane one plan is in flight at a
 time: the trial's and those of other requests in turn, so that a death never leaves open whose plan it was.
 
 **The lane.** A lane without other requests is preferred, because a death would interrupt them. After a second death a
@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from scheduler_svc.core.queue.order import trial_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.placement import backlog
-from scheduler_svc.core.state.constrained import holds, may_sample
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request import Move, Request
-from scheduler_svc.core.suspicion.suspects import Suspects
+from scheduler_svc.core.state.lane import Lane, holds, may_sample
+from scheduler_svc.core.state.request import Move, Phase, Request
+from scheduler_svc.core.suspects import Suspects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +102,8 @@ def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[T
     trial = suspects.trial
     if trial is None:
         return [EVERYBODY]
-    may_start = suspects.waiting_members() if lane.weights.admits else []
-    waiting = [request for request in may_start if holds(lane, request)]
+    may_start = suspects.members() if lane.weights.admits else []
+    waiting = [request for request in may_start if request.phase is Phase.WAITING and holds(lane, request)]
     own = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
     rest = Turn(
         is_trial=False,

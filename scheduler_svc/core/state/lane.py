@@ -13,6 +13,10 @@ because the worker applies plans in order: the next owner of a page writes it in
 
 **Reset.** If a step fails or the worker is lost, the rows and the plans in flight are dropped and the lane begins a new
 generation. Results of older generations are ignored. The worker drops its rows at the first plan of the new generation.
+
+**Full pages.** A step that attended to pages and gave finite logits verifies them. Pages with output tokens enter the
+prefix cache here, because their tokens are not known before the result arrives. The pages of a prompt enter it earlier,
+when the plan that fills them is made (`plan_builder`), so that requests with equal prompts share them within one step.
 """
 
 from collections import deque
@@ -20,9 +24,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler_svc.core.constraints.lane_constraints import LaneConstraints
-from scheduler_svc.core.limits.memory_limit import MemoryLimit
-from scheduler_svc.core.limits.step_clock import StepClock
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.core.messages.plan import SentPlan, TakeOver
@@ -31,10 +32,12 @@ from scheduler_svc.core.pages.host_pool import HostPool
 from scheduler_svc.core.pages.lane_pages import LanePages
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.pages.page_pool import PagePool
-from scheduler_svc.core.state.lane_schedule import LaneSchedule
-from scheduler_svc.core.state.lane_weights import LaneWeights
+from scheduler_svc.core.state.lane_constraints import LaneConstraints
+from scheduler_svc.core.state.lane_schedule import LaneSchedule, LaneWeights
+from scheduler_svc.core.state.memory_limit import MemoryLimit
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.rows import Rows
+from scheduler_svc.core.state.step_clock import StepClock
 
 OVERDUE_SECONDS = 2.0
 """A worker that takes longer than this for a step is overdue. The placement of requests then ignores its lane."""
@@ -303,3 +306,62 @@ def swap_out(lane: Lane, request: Request, num_written: int) -> list[tuple[int, 
         if slot is not None:
             swap_outs.append((page, slot, page_hash))
     return swap_outs
+
+
+def holds(lane: Lane, request: Request) -> bool:
+    """Returns whether the lane's worker can run the request to its end."""
+    info = lane.info
+    return info.holds(request.total_length) and not (request.constraint and info.constraint_refusal)
+
+
+def may_sample(lane: Lane, request: Request) -> bool:
+    """Returns whether a row with the request could sample now. If not, its constraint is wanted from now on."""
+    name = request.constraint
+    if not name or lane.constraints.is_ready(name):
+        return True
+    lane.constraints.want(name)
+    return False
+
+
+def began(lane: Lane, request: Request) -> None:
+    """Lets the row of a request that was seated just now wait for its constraint, unless it is ready."""
+    if not may_sample(lane, request):
+        lane.rows.await_constraint(request.row, True)
+
+
+def prepared(lane: Lane, name: bytes) -> None:
+    """Lets rows with the constraint, which the worker has prepared, sample."""
+    for request in lane.rows.requests_at(lane.rows.awaits_constraint.nonzero()[0]):
+        if request.constraint == name:
+            lane.rows.await_constraint(request.row, False)
+
+
+def cache_full_pages(lane: Lane, row: int) -> None:
+    """Marks and caches the pages of the row that became full and verified since the last call."""
+    rows, pool, page_size = lane.rows, lane.pool, lane.info.page_size
+    request = rows.request_at(row)
+    table, hashes = rows.pages[row], request.page_hashes
+    first, full = int(rows.num_cached[row]), int(rows.verified[row]) // page_size
+    if rows.cache_at[row] == 1 and lane.info.window:
+        # Finite logits of the first sampled token verify only the positions in its window; `verified_from` excludes the
+        # earlier ones.
+        rows.verified_from[row] = max(0, int(rows.verified[row]) - lane.info.window)
+    verified_from = int(rows.verified_from[row])
+    labels = lane.pages.labels
+    may_cache = bool(request.prefix_root) and request.cache_write and not request.weights.keeps_pages
+    for page_idx in range(first, full):
+        is_held = lane.holds(row, page_idx)
+        page = table[page_idx]
+        if is_held and page_idx * page_size >= verified_from:
+            if labels.is_on and pool.is_unverified(page):
+                labels.add(page)
+            pool.mark_verified(page)
+        if not may_cache or (page_idx < len(hashes) and (not is_held or pool.page_with_hash(hashes[page_idx]))):
+            continue
+        # A page behind the window is not cached, but the hashes of the pages after it depend on its hash.
+        tokens = rows.tokens_between(row, page_idx * page_size, (page_idx + 1) * page_size).tobytes()
+        page_hash = hashes[page_idx] if page_idx < len(hashes) else request.add_hash(tokens)
+        if is_held:
+            pool.cache(page, page_hash, tokens)
+    rows.num_cached[row] = full
+    rows.cache_at[row] = (full + 1) * page_size

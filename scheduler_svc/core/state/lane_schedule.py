@@ -1,11 +1,11 @@
-"""What the scheduler remembers for one lane between plans.
+"""What planning knows of one lane between plans, and while its worker loads new weights.
 
-- The expected share: an estimate of how much of its remaining output a running request will really produce. It decides
-  how many pages stay free when a request is admitted (`policy.headroom`).
-- The blocked head: the request at the head of the queue that could not be admitted, so that the lane does not check it
-  again before pages are released.
-- Lookups, with an attention window: how many pages of a request `placement` found in this lane's prefix cache.
+`LaneSchedule` keeps what earlier plans found out, `LaneWeights` the marks of `weights.py`, which decides what loads.
 """
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.messages.operators import Running, Weights
 
 FIRST_SHARE, SHARE_DECAY, SHARE_RAISE = 0.3, 0.998, 0.005
 """The expected share at the start, its factor per planned step, and what a step with a preemption adds to it.
@@ -15,7 +15,14 @@ _MAX_LOOKUPS = 64
 
 
 class LaneSchedule:
-    """A lane's scheduling data. A reset of the lane keeps only the expected share."""
+    """A lane's scheduling data. A reset of the lane keeps only the expected share.
+
+    - The expected share: an estimate of how much of its remaining output a running request will really produce. It
+      decides how many pages stay free when a request is admitted (`policy.headroom`).
+    - The blocked head: the request at the head of the queue that could not be admitted, so that the lane does not check
+      it again before pages are released.
+    - Lookups, with an attention window: how many pages of a request `placement` found in this lane's prefix cache.
+    """
 
     def __init__(self) -> None:
         self.expected_share = FIRST_SHARE
@@ -80,3 +87,35 @@ class LaneSchedule:
     def clear_lookups(self) -> None:
         """Drops all lookups, because the lane's cached pages may have changed."""
         self._lookups.clear()
+
+
+@dataclass(slots=True)
+class LaneWeights:
+    """The marks of one lane."""
+
+    admits: bool = True
+    """Whether requests may start on the lane."""
+    is_held: bool = False
+    """Whether the lane makes no plans at all."""
+    loading: Weights | None = None
+    """What the worker was told to load and has not answered."""
+    version: str = ""
+    """The version that it was told to load last."""
+    running: Running = Running.RECOMPUTE
+    """What happens to the lane's requests when it has."""
+    until: float = 0.0
+    """A worker that has not answered by then is given up."""
+    retry_at: float = 0.0
+    """After a refusal: when the worker is asked again."""
+    refusal: str = ""
+    """Why the worker could not load."""
+    pool_id: bytes = b""
+    """The pool that the worker uses, kept here meanwhile: nobody may take it over if the worker dies."""
+
+    def begin(self, weights: Weights, running: Running, until: float) -> None:
+        """The worker is told to load."""
+        self.loading, self.version, self.running, self.until = weights, weights.version, running, until
+
+    def paused(self, seconds: float) -> None:
+        """The scheduler did not run, so the worker gets this time in addition."""
+        self.until += seconds

@@ -10,15 +10,16 @@ are delivered when the results arrive. Until then some of its tokens are not kno
 reset both are zero, because the plans of the old generation are void.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 
 from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.effects import WeightsSpan
+from scheduler_svc.core.messages.events import Options
 from scheduler_svc.core.messages.page_hash import next_hash
-from scheduler_svc.core.messages.submit import Options
-from scheduler_svc.core.state.lane_weights import OutputWeights
 
 
 class Phase(StrEnum):
@@ -46,6 +47,39 @@ TRANSITIONS: dict[tuple[Phase, Move], Phase] = {
     (Phase.WAITING, Move.END): Phase.ENDED,
     (Phase.RUNNING, Move.END): Phase.ENDED,
 }
+
+
+class OutputWeights:
+    """Which weights computed a request's output. It costs nothing as long as no weights were updated."""
+
+    __slots__ = ("keeps_pages", "spans")
+
+    def __init__(self) -> None:
+        self.spans: list[WeightsSpan] = []
+        """Empty: those that the workers were started with."""
+        self.keeps_pages = False
+        """Whether some of the row's pages were computed by older weights. They are shared with nobody."""
+
+    def restore(self, spans: Iterable[WeightsSpan]) -> None:
+        """Takes the spans of an output that an earlier process began."""
+        self.spans += spans
+
+    def begin(self, version: str, num_outputs: int) -> None:
+        """The output continues with this version after `num_outputs` tokens."""
+        spans = self.spans
+        if (spans[-1].version if spans else "") == version:
+            return
+        if not spans and num_outputs:
+            spans.append(WeightsSpan(from_token=0, version=""))
+        if spans and spans[-1].from_token == num_outputs:
+            del spans[-1]
+        if not spans or spans[-1].version != version:
+            spans.append(WeightsSpan(from_token=num_outputs, version=version))
+
+    def of(self, output_tokens: int) -> tuple[WeightsSpan, ...]:
+        """Returns the spans of an output of this length."""
+        spans = tuple(span for span in self.spans if span.from_token < output_tokens)
+        return () if spans and len(spans) == 1 and not spans[0].version else spans
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -77,7 +111,7 @@ class Request:
     """Number in the order of arrival, unique."""
     arrived_at: float
     virtual_start: int = 0
-    """Virtual start time among the tenant's requests, in tokens of service (`fair_share`)."""
+    """Virtual start time among the tenant's requests, in tokens of service (`turns.FairShare`)."""
     turn: int = -1
     """Virtual start time of the tenant's service (`queue/turns`), from the first row on."""
     passed_over: int = 0
@@ -86,7 +120,7 @@ class Request:
     prefix_root: bytes = b""
     """The start of the page hashes, made of tenant and salt. Empty: the request shares no pages."""
     constraint: bytes = b""
-    """Hash of the constraint that the output matches (`constraints/`). Empty without one."""
+    """Hash of the constraint that the output matches (`preparations`). Empty without one."""
     options: Options = (b"", (), ())
     page_hashes: list[bytes] = field(default_factory=list[bytes])
     """Hashes of the leading full pages, as far as they were computed."""
@@ -135,10 +169,6 @@ class Request:
         self.worker_changes += move is Move.RESET
         self.weights.keeps_pages = False
 
-    def attach(self, frontend: str, stream: int) -> None:
-        """Changes the reader of the output."""
-        self.frontend, self.stream = frontend, stream
-
     @property
     def prompt_tokens(self) -> int:
         """Number of tokens in the prompt."""
@@ -157,10 +187,6 @@ class Request:
         self.admitted_at = now
         self.cached_prompt_tokens = min(first_position, self.prompt_tokens)
         return True
-
-    def take_turn(self, turn: int) -> None:
-        """Changes the turn."""
-        self.turn = turn
 
     def pass_over(self) -> None:
         """Counts a request behind this one that was admitted first."""
@@ -274,7 +300,9 @@ class Request:
     def restore(self, tokens: Int32Array) -> None:
         """Takes up the output of an earlier process, which computed all positions before the last token."""
         self.add_outputs(tokens)
-        self.computed = self.known - 1 if len(tokens) else 0
+        if len(tokens):
+            self.computed = self.known - 1
+            self.first_token_at = self.last_token_at = self.arrived_at
 
     def add_outputs(self, tokens: Int32Array) -> None:
         """Appends output tokens."""

@@ -13,7 +13,7 @@ import numpy as np
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.core.messages.submit import MAX_DESCRIPTION_BYTES
+from scheduler_svc.core.messages.events import MAX_DESCRIPTION_BYTES
 from scheduler_svc.frontend.chat.answer import ChatOutput
 from scheduler_svc.frontend.chat.bodies import marked, marking
 from scheduler_svc.frontend.chat.served import make_parser

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.core.messages.ends import MAX_COUNT
+from scheduler_svc.core.messages.effects import MAX_COUNT
 
 
 def summarize(

@@ -9,7 +9,7 @@ from typing import Any
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.ends import Resumed
+from scheduler_svc.core.messages.effects import Resumed
 
 # Of a reason or detail, which another program may have written.
 MAX_TEXT = 300

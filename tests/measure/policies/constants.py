@@ -6,7 +6,7 @@ Owns the choice of both. A sweep is an experiment with the core's value as its f
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core.queue import order, waiting_list
+from scheduler_svc.core.queue import order
 from scheduler_svc.core.schedule import placement as routing
 from scheduler_svc.core.schedule import policy
 from scheduler_svc.core.state import lane_schedule
@@ -71,7 +71,7 @@ SWEEPS = {
         figures=MIXED.figures,
     ),
     "WINDOW": Sweep(
-        standing=waiting_list.WINDOW,
+        standing=order.WINDOW,
         values=(8, 16, 64, 128),
         scenarios=CACHE.scenarios,
         figure="requests_per_second",

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.simulator.tally import Tally
 from scheduler_svc.simulator.worker import SLOT_MASK
-from scheduler_svc.simulator.workload.request_source import Arrival
+from scheduler_svc.simulator.workload import Arrival
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from scheduler_svc.simulator.report.tables import duration
+from scheduler_svc.simulator.report import duration
 from tests.measure.policies.scenario import Experiment, Judged, Scenario
 from tests.measure.policies.trial import Figures
 

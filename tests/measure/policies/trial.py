@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scheduler_svc.simulator import options
-from scheduler_svc.simulator.report.tables import figures_of
-from scheduler_svc.simulator.setup import setup_of, workload_of
+from scheduler_svc.simulator.options import setup_of, workload_of
+from scheduler_svc.simulator.report import figures_of
 from scheduler_svc.simulator.simulation import Simulation
-from scheduler_svc.simulator.workload.mooncake_like import write_trace
+from scheduler_svc.simulator.traces import write_trace
 from tests.measure.policies.fairness import jain_index
 from tests.measure.policies.observed import Observed
 from tests.measure.policies.scenario import Scenario, Variant

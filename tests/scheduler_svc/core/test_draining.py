@@ -2,8 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.draining.drains import MAX_WATCHERS, REPORT_SECONDS
-from scheduler_svc.core.draining.worker_drain import LEAVE_SECONDS
+from scheduler_svc.core.drains import LEAVE_SECONDS, MAX_WATCHERS, REPORT_SECONDS
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import DrainReport, DrainState

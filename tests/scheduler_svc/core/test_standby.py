@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler_svc.core.lanes import DEATHS, PATIENCE_SECONDS
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import StepReport
-from scheduler_svc.core.workers.crash_loop import DEATHS
-from scheduler_svc.core.workers.standby import PATIENCE_SECONDS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.sent_plans import load

@@ -10,9 +10,8 @@ from tandem.internal.v1 import frontend_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS
-from scheduler_svc.core.messages.ends import MAX_COUNT
-from scheduler_svc.core.messages.reports import Load
-from scheduler_svc.core.messages.waits import WaitReason
+from scheduler_svc.core.messages.effects import MAX_COUNT
+from scheduler_svc.core.messages.reports import Load, WaitReason
 from scheduler_svc.frontend.streaming.summary import summarize
 from scheduler_svc.wire.frontend import frame_of
 from tests.rigs.executor import Shape

@@ -18,7 +18,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
 from scheduler_svc.core.messages.plan import Plan
-from scheduler_svc.core.quotas import LEAST_SECONDS, MOST_SECONDS
+from scheduler_svc.core.queue.quotas import LEAST_SECONDS, MOST_SECONDS
 from scheduler_svc.core.scheduler import Scheduler
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import hashes_of, info_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
 from scheduler_svc.core.messages.page_hash import prefix_root
-from scheduler_svc.core.quotas import Bucket
+from scheduler_svc.core.queue.quotas import Bucket
 from scheduler_svc.core.state.request import Phase
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import CACHE_ROOT, World, greedy

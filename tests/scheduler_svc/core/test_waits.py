@@ -9,7 +9,7 @@ import pytest
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
-from scheduler_svc.core.messages.waits import WaitReason
+from scheduler_svc.core.messages.reports import WaitReason
 from scheduler_svc.core.waits import LOOK_SECONDS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet

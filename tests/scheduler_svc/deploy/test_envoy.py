@@ -11,7 +11,7 @@ import yaml
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend.rpc.options import MAX_CALLS_PER_CONNECTION, MIN_PING_INTERVAL_MS
-from scheduler_svc.simulator.spread import LOAD_FACTOR
+from scheduler_svc.simulator.workload import LOAD_FACTOR
 from tandem_client.wire.routing import AFFINITY_KEY, SERVICE_KEY
 from tests.architecture.source import ROOT
 

@@ -11,7 +11,7 @@ import pytest
 from tandem.internal.v1 import record_pb2
 
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.messages.ends import Replaced
+from scheduler_svc.core.messages.effects import Replaced
 from scheduler_svc.core.messages.plan import Plan, TakeOver
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording import core_config, digest, event_log

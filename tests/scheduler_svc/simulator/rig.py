@@ -7,12 +7,10 @@ import numpy as np
 
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.simulator.cost.step_cost import StepShape
+from scheduler_svc.simulator.cost import StepShape
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.tally import Tally
-from scheduler_svc.simulator.workload.request_source import Arrival
-from scheduler_svc.simulator.workload.synthetic import Synthetic
-from scheduler_svc.simulator.workload.tokens import eos_of
+from scheduler_svc.simulator.workload import Arrival, Synthetic, eos_of
 
 VOCAB_SIZE = 1000
 PAGE_SIZE = 16

@@ -7,11 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_svc.simulator.report.tables import figures_of, table
+from scheduler_svc.simulator.report import figures_of, table
 from scheduler_svc.simulator.simulation import Setup, Simulation
-from scheduler_svc.simulator.spread import Router, Spread
-from scheduler_svc.simulator.workload.lengths import parse_lengths
-from scheduler_svc.simulator.workload.synthetic import Synthetic
+from scheduler_svc.simulator.workload import Router, Spread, Synthetic, parse_lengths
 from tests.scheduler_svc.simulator.rig import Flat, arrival, arrivals, setup, simulated
 
 # 32 prefixes of 16 pages; the pages of a worker hold a fraction of them beside its rows.

@@ -10,7 +10,7 @@ import pytest
 from scheduler_svc.core.messages.config import Admission, Policy
 from scheduler_svc.simulator import options
 from scheduler_svc.simulator.__main__ import main
-from scheduler_svc.simulator.workload.mooncake_like import write_trace
+from scheduler_svc.simulator.traces import write_trace
 
 SMALL = ["--requests", "60", "--rate", "20", "--input", "uniform:10:200", "--output", "uniform:1:30"]
 

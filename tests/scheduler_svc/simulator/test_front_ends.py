@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from scheduler_svc.frontend.streaming.limits import StreamLimits
-from scheduler_svc.simulator.front_ends import BUSY_TOKENS, MERGE_SECONDS
-from scheduler_svc.simulator.report.tables import figures_of, table
+from scheduler_svc.simulator.cell import BUSY_TOKENS, MERGE_SECONDS
+from scheduler_svc.simulator.report import figures_of, table
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.worker import FrontEndCosts
-from scheduler_svc.simulator.workload.lengths import parse_lengths
-from scheduler_svc.simulator.workload.synthetic import Synthetic
+from scheduler_svc.simulator.workload import Synthetic, parse_lengths
 from tests.scheduler_svc.simulator.rig import Flat, arrival, arrivals, setup, simulated
 
 ROWS, STEP_SECONDS = 32, 0.002

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.simulator.histogram import Histogram
+from scheduler_svc.simulator.tally import Histogram
 
 
 def test_percentiles_equal_those_of_numpy() -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from scheduler_svc.simulator.search import Probe, find_rate
+from scheduler_svc.simulator.command import Probe, find_rate
 
 
 def probe_of(limit: float):

@@ -5,11 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from scheduler_svc.simulator.report.tables import figures_of
+from scheduler_svc.simulator.report import figures_of
 from scheduler_svc.simulator.simulation import Simulation
 from scheduler_svc.simulator.tally import Point, Tally, Timeline
-from scheduler_svc.simulator.workload.lengths import parse_lengths
-from scheduler_svc.simulator.workload.synthetic import Synthetic
+from scheduler_svc.simulator.workload import Synthetic, parse_lengths
 from tests.scheduler_svc.simulator.rig import Flat, arrival, arrivals, setup, simulated
 
 

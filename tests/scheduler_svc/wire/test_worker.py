@@ -10,10 +10,9 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.ends import WeightsSpan
-from scheduler_svc.core.messages.reports import HeldPoolsLoad, Incidents, Load, WorkerLoad
-from scheduler_svc.core.messages.submit import MAX_SAMPLING_BYTES
-from scheduler_svc.core.messages.waits import WaitReason, WorkerState
+from scheduler_svc.core.messages.effects import WeightsSpan
+from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
+from scheduler_svc.core.messages.reports import HeldPoolsLoad, Incidents, Load, WaitReason, WorkerLoad, WorkerState
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.shell.served_model import ServedModel
 from scheduler_svc.wire import frontend as frontend_wire

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from scheduler_svc.core.limits.memory_limit import FIRST_RECOVERY_STEPS, Reduction
 from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.state.memory_limit import FIRST_RECOVERY_STEPS, Reduction
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.world import World, greedy

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core.limits.step_time import StepTimes, deadline_seconds
 from scheduler_svc.core.messages.plan import SentPlan
+from scheduler_svc.core.state.step_clock import StepTimes, deadline_seconds
 from tests.rigs.shape import Shape
 from tests.scheduler_svc.core.world import info_of
 

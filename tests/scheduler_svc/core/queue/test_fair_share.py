@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.queue.order import AGEING_TOKENS
-from scheduler_svc.core.queue.tenant_queue import FairShare
+from scheduler_svc.core.queue.turns import FairShare
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
-from scheduler_svc.core.queue.order import AGEING_TOKENS, queue_key
+from scheduler_svc.core.queue.order import AGEING_TOKENS, WINDOW, queue_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.queue.waiting_list import WINDOW
 from scheduler_svc.core.state.request import Move, Request
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy

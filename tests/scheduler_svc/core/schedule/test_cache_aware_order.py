@@ -6,7 +6,7 @@ The worker has one row and pages of four tokens. A stem of nine tokens is cached
 import pytest
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
-from scheduler_svc.core.queue.waiting_list import WINDOW
+from scheduler_svc.core.queue.order import WINDOW
 from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER
 from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape

@@ -8,7 +8,7 @@ from tandem.internal.v1 import worker_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import Plan
-from scheduler_svc.core.schedule.plan_size import largest_plan_bytes
+from scheduler_svc.core.schedule.plan_builder import largest_plan_bytes
 from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from scheduler_svc.core.lanes import DEATHS
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.workers.crash_loop import DEATHS
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
@@ -35,6 +35,34 @@ def test_front_ends_get_the_model_after_the_first_confirmed_step() -> None:
     assert world.streams[stream].end is not None
     world.streams.pop(1)
     world.check_all_ended()
+
+
+def test_a_worker_that_need_not_be_proven_gets_a_request_in_its_first_plan() -> None:
+    world = World(SHAPE, config=greedy(prove_workers=False))
+    assert models(world) == [100]
+    assert world.streams[world.submit([1, 2])].rejected is None
+    world.tick()
+    assert [start.tokens.tolist() for start in world.sent[0].starts] == [[1, 2]]
+
+
+def test_a_worker_that_only_joins_makes_no_request_wait_for_it() -> None:
+    """Its sizes are not the service's, and a request that only it could hold is refused."""
+    fleet = Fleet(replace(SHAPE, max_length=4000, num_pages=2000), config=STRICT)
+    too_early = fleet.streams[fleet.submit([1] * 200)].rejected
+    assert too_early is not None and too_early.code is fx.RejectCode.NOT_READY
+    proven = fleet.join_as(SHAPE)
+    for _ in range(2):
+        fleet.tick()
+        fleet.apply_plans(proven)
+        fleet.deliver_from(proven)
+    stream = fleet.submit([1, 2], max_new_tokens=3)
+    for _ in range(20):
+        fleet.tick(0.001)
+        fleet.apply_plans(proven)
+        fleet.deliver_from(proven)
+    assert fleet.streams[stream].end is not None
+    refused = fleet.streams[fleet.submit([1] * 200)].rejected
+    assert refused is not None and refused.code is fx.RejectCode.INVALID
 
 
 def test_the_first_step_computes_one_token_in_one_page() -> None:

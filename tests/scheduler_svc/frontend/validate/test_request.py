@@ -16,7 +16,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.core.messages import page_hash
-from scheduler_svc.core.messages.submit import MAX_SAMPLING_BYTES
+from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
 from scheduler_svc.door.tenant import EVERYONE
 from scheduler_svc.frontend import model as models
 from scheduler_svc.frontend import validate as wire

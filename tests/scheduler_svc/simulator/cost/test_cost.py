@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 
 from scheduler_svc.recording.steps_file import HEADER
-from scheduler_svc.simulator.cost.fitted import (
+from scheduler_svc.simulator.cost import (
     FittedCost,
     RecordedSteps,
+    Roofline,
     StepsFileError,
+    StepShape,
+    chunk_attention,
     fit,
     non_negative_least_squares,
     read_steps,
 )
-from scheduler_svc.simulator.cost.hardware import MACHINES, MODELS
-from scheduler_svc.simulator.cost.roofline import Roofline, chunk_attention
-from scheduler_svc.simulator.cost.step_cost import StepShape
+from scheduler_svc.simulator.hardware import MACHINES, MODELS
 
 NONE = np.zeros(0, np.int64)
 

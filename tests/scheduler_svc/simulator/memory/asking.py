@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from scheduler_svc.simulator.memory.layouts import Layout
-from scheduler_svc.simulator.memory.sequences import Sequence, Settings
+from scheduler_svc.simulator.layouts import Layout, Sequence, Settings
 
 
 def sequence(index: int, tokens: list[int], *, prompt: int = 1) -> Sequence:

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from scheduler_svc.simulator.memory.layouts import LAYOUTS, Layout
-from scheduler_svc.simulator.memory.sequences import Sequence, Settings
+from scheduler_svc.simulator.layouts import LAYOUTS, Layout, Sequence, Settings
 from tests.scheduler_svc.simulator.memory.asking import audit, covered, extents_of, lengths_of, sequence, settings
 
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from scheduler_svc.simulator.memory.layouts import LAYOUTS, Layout
-from scheduler_svc.simulator.memory.run import Run, count_that_fit, figures, percent
-from scheduler_svc.simulator.memory.sequences import Sequence, Settings, draw
+from scheduler_svc.simulator.layouts import LAYOUTS, Layout, Sequence, Settings, draw
+from scheduler_svc.simulator.memory import Run, count_that_fit, figures, percent
 from tests.scheduler_svc.simulator.memory.asking import (
     Extents,
     covered,

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from scheduler_svc.simulator.memory.sequences import Settings, draw
+from scheduler_svc.simulator.layouts import Settings, draw
 from tests.scheduler_svc.simulator.memory.asking import settings
 
 

@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_svc.simulator.workload.lengths import parse_lengths
-from scheduler_svc.simulator.workload.mooncake_like import REQUESTS, write_trace
-from scheduler_svc.simulator.workload.request_source import Arrival, WorkloadError
-from scheduler_svc.simulator.workload.synthetic import Spacing, Synthetic
-from scheduler_svc.simulator.workload.traces import TraceFormat, read_trace
+from scheduler_svc.simulator.traces import REQUESTS, TraceFormat, read_trace, write_trace
+from scheduler_svc.simulator.workload import Arrival, Spacing, Synthetic, WorkloadError, parse_lengths
 from tests.scheduler_svc.simulator.rig import VOCAB_SIZE, arrivals
 
 MOONCAKE = [

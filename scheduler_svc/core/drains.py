@@ -1,0 +1,338 @@
+"""All drains: begins them, moves the rows of drained workers, tells operators the progress, and finds when drains end.
+
+`Drains` owns the drains and the operators that watch them. A drain goes on if its operators leave or their front end
+dies. It remembers nothing after its end.
+
+**Rows.** If a standby worker can take over the memory of its pages, the lane pauses until its plans in flight are
+answered, and the worker ends; the standby worker then continues all rows from their pages. Otherwise rows are released
+a few at a time, and other workers compute their tokens again while the remaining rows go on. A row that no other worker
+can hold, or has room for, stays and runs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.held_pools import fits
+from scheduler_svc.core.lanes import Lanes, Leaving, first_proven
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import Admission, CoreConfig
+from scheduler_svc.core.messages.reports import DrainReport, DrainState, ResetCause
+from scheduler_svc.core.queue.order import running_key
+from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.schedule.endings import End
+from scheduler_svc.core.schedule.policy import headroom
+from scheduler_svc.core.state.lane import Lane, holds
+from scheduler_svc.core.state.request import Move, Phase, Request
+
+LEAVE_SECONDS = 5.0
+"""A worker that was told to end ends within this time, or its lane is closed."""
+
+
+def _is_last(lane: Lane, lanes: Lanes) -> bool:
+    """Returns whether no worker would serve without this one."""
+    others = any(other is not lane for other in lanes.serving)
+    return lane.serves and not others and _heir(lanes) is None
+
+
+def _advance_rows(
+    lane: Lane, lanes: Lanes, queue: RequestQueue, moving: list[Request], admission: Admission, now: float
+) -> tuple[list[fx.Effect], list[Request]]:
+    """Moves rows of the lane if others have room, and dismisses the worker when it is empty.
+
+    Returns effects and the requests that were moved; `moving` has those moved before that have no row yet.
+    """
+    leaving, effects, moved = lanes.leaving[lane.worker], list[fx.Effect](), list[Request]()
+    heir = _heir(lanes) if lane.serves and not leaving.has_heir else None
+    # Whether the standby worker can continue from the pages of this one.
+    has_pages = bool(lane.pages.pool_id) and lane.pool.num_cached > 0
+    leaving.is_paused = heir is not None and has_pages and fits(lane.info, heir.info)
+    if leaving.is_paused:
+        if lane.in_flight:
+            return [], []
+    else:
+        if heir is not None:
+            leaving.has_heir = True
+            effects += lanes.seat_next(now)
+        moved = _move_rows(lane, lanes, queue, moving, admission)
+        if lane.rows.num_seated or (lane.in_flight and lane.serves):
+            return effects, moved
+    leaving.is_dismissed = leaving.is_paused = True
+    return [*effects, fx.DismissWorker(worker=lane.worker)], moved
+
+
+def _detail_of(lane: Lane, lanes: Lanes) -> str:
+    """Returns in one sentence what the drain of this worker waits for."""
+    leaving, rows = lanes.leaving[lane.worker], lane.rows.num_seated
+    if leaving.is_dismissed:
+        return "the worker was told to end"
+    if leaving.is_paused:
+        return f"{rows} requests go to a standby worker when the worker's present steps are done"
+    longest = max((other.info.longest_sequence for other in lanes.serving), default=0)
+    requests = lane.rows.requests_at(lane.rows.seated())
+    bound = sum(request.total_length > longest for request in requests)
+    if bound == rows:
+        return f"{rows} requests end on this worker, because no other one can hold them"
+    return f"{rows - bound} requests move when other workers have room; {bound} end here"
+
+
+def _tokens_left(lane: Lane) -> int:
+    """Returns the largest number of tokens that the rows of the lane may still produce."""
+    rows = lane.rows
+    seated = rows.seated()
+    return int((rows.last[seated] + 1 - rows.known[seated]).sum())
+
+
+def _heir(lanes: Lanes) -> Lane | None:
+    """Returns the standby worker that would be seated next."""
+    return first_proven(lanes.by_worker.values(), lanes.leaving)
+
+
+def _move_rows(
+    lane: Lane, lanes: Lanes, queue: RequestQueue, moving: list[Request], admission: Admission
+) -> list[Request]:
+    """Sends rows back to the queue that another lane has room for, those first that come first in the queue.
+
+    Each lane gets about one step of tokens at a time, so that the rows wait here no longer than they must.
+    """
+    moved = [request for request in lane.rows.requests_at(lane.rows.seated()) if queue.is_held(request)]
+    # Suspects run only in trials, which are on other lanes from now on.
+    for request in moved:
+        _release(lane, request, queue)
+    targets = [other for other in lanes.serving if other.num_free_rows and not other.schedule.is_blocked]
+    if not targets or not lane.rows.num_seated:
+        return moved
+    free = {other.number: other.num_free_rows - len(moving) for other in targets}
+    budget = {
+        other.number: other.info.token_budget - _uncomputed(other) - sum(one.known for one in moving)
+        for other in targets
+    }
+    pages = {
+        other.number: other.pool.num_unused
+        - headroom(admission, other.rows, other.info, other.schedule.expected_share)
+        - sum(other.pages_for(one.known) + 1 for one in moving)
+        for other in targets
+    }
+    for request in sorted(lane.rows.requests_at(lane.rows.seated()), key=running_key):
+        known = int(lane.rows.known[request.row])
+        for other in targets:
+            number, needed = other.number, other.info.pages_at_once(known + 1) + 1
+            if free[number] <= 0 or pages[number] < needed or not holds(other, request):
+                continue
+            if budget[number] < known and budget[number] < other.info.token_budget:
+                continue
+            free[number], pages[number] = free[number] - 1, pages[number] - needed
+            budget[number] -= known
+            _release(lane, request, queue)
+            moved.append(request)
+            break
+    return moved
+
+
+def _release(lane: Lane, request: Request, queue: RequestQueue) -> None:
+    lane.unseat(request, Move.RESET)
+    queue.enqueue(request)
+
+
+def _uncomputed(lane: Lane) -> int:
+    """Returns the tokens of prompts that the lane has not planned yet."""
+    left = lane.rows.known - lane.rows.planned
+    return int(left[lane.rows.seated()].clip(0).sum())
+
+
+REPORT_SECONDS = 1.0
+MAX_WATCHERS = 64
+_FINAL = (DrainState.DONE, DrainState.TIME_LIMIT, DrainState.WORKER_LOST)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Drain:
+    """One drain. `worker` has the lane's number too, because a worker that joins again has another lane."""
+
+    worker: str
+    lane_number: int
+    began_at: float
+    ends_at: float | None
+    state: DrainState = DrainState.DRAINING
+    detail: str = ""
+    moving: list[Request] = field(default_factory=list[Request])
+    """Requests that were moved and have no row yet."""
+    moved: int = 0
+    watchers: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    """Front end and query of each operator."""
+    reports_at: float = 0.0
+    reported: DrainState | None = None
+
+
+@dataclass(slots=True)
+class Drains:
+    """`_frontends` has the connected front ends, `_end` ends a live request."""
+
+    _config: CoreConfig
+    _queue: RequestQueue
+    _lanes: Lanes
+    _frontends: Mapping[str, int]
+    _end: End
+    # By worker; the service's has the empty name.
+    _drains: dict[str, _Drain] = field(default_factory=dict[str, _Drain])
+    is_stopping: bool = False
+    """Whether the service takes no more requests, because it stops."""
+    is_stop_wanted: bool = False
+    """Whether an operator has drained the service, so that the shell must stop it."""
+    stop_at: float | None = None
+    """When the requests of the service end, if an operator has set a time."""
+
+    def begin(self, event: ev.Drain, now: float) -> list[fx.Effect]:
+        """Begins a drain, or lets the operator watch one that has begun. The next Tick answers."""
+        watcher = event.frontend, event.query
+        if event.stop_replies:
+            for drain in self._drains.values():
+                drain.watchers.discard(watcher)
+            return []
+        if sum(len(drain.watchers) for drain in self._drains.values()) >= MAX_WATCHERS:
+            message = f"{MAX_WATCHERS} callers watch drains; this is the limit"
+            return [_refused(event, fx.RejectCode.QUEUE_FULL, message)]
+        ends_at = now + event.max_seconds if event.max_seconds else None
+        if not event.worker:
+            effects, self.is_stop_wanted = self.stop(now), True
+            if ends_at is not None:
+                self.stop_at = ends_at if self.stop_at is None else min(ends_at, self.stop_at)
+            self._drains[""].watchers.add(watcher)
+            return effects
+        lane = self._find(event.worker)
+        if lane is None:
+            present = ", ".join(self._lanes.by_worker) or "none"
+            message = f"worker: there is no worker {event.worker!r}; the workers are: {present}"
+            return [_refused(event, fx.RejectCode.NOT_FOUND, message)]
+        drain = self._drains.get(lane.worker)
+        if drain is None:
+            if not event.force and _is_last(lane, self._lanes):
+                message = (
+                    f"worker: {lane.worker} is the only worker that serves, and none is on standby; start another one "
+                    "first, set force to let its requests end there while new ones wait, or drain the service"
+                )
+                return [_refused(event, fx.RejectCode.INVALID, message)]
+            drain = _Drain(worker=lane.worker, lane_number=lane.number, began_at=now, ends_at=None)
+            self._drains[lane.worker] = drain
+            # No further request starts on the lane. Callers see the sizes of the other workers from now on.
+            self._lanes.leaving[lane.worker] = Leaving()
+            if lane.serves:
+                self._lanes.worker_infos.worker_left(lane.info, now)
+                self._lanes.serving_changed()
+        if ends_at is not None and (drain.ends_at is None or ends_at < drain.ends_at):
+            drain.ends_at = ends_at
+        drain.watchers.add(watcher)
+        return []
+
+    def stop(self, now: float) -> list[fx.Effect]:
+        """Stops the service: new requests are rejected."""
+        if self.is_stopping:
+            return []
+        self.is_stopping = True
+        detail = "new requests are refused, the others may end"
+        self._drains[""] = _Drain(worker="", lane_number=0, began_at=now, ends_at=None, detail=detail)
+        return [fx.AnnounceDrain(frontend=frontend) for frontend in self._frontends]
+
+    def ended(self, event: ev.DrainEnded, now: float) -> list[fx.Effect]:
+        """Ends all live requests, because the time for the stop is over."""
+        if len(self._queue) and (drain := self._drains.get("")) is not None:
+            drain.state = DrainState.TIME_LIMIT
+            drain.detail = f"the time was over; {len(self._queue)} requests ended with UNAVAILABLE"
+        message = "the service shut down before the request ended"
+        for request in list(self._queue):
+            self._end(request, now, failure=fx.Failure(code=fx.FailureCode.SHUTDOWN, message=message))
+        return []
+
+    def advance(self, now: float) -> list[fx.Effect]:
+        """Moves rows, dismisses empty workers, and reports. Called before plans are made."""
+        effects: list[fx.Effect] = []
+        for drain in list(self._drains.values()):
+            if drain.worker:
+                effects += self._advance_worker(drain, now)
+            elif drain.state is DrainState.DRAINING and not len(self._queue):
+                drain.state, drain.detail = DrainState.DONE, "all requests have ended; the service stops"
+            effects += self._report(drain, now)
+            if drain.state in _FINAL:
+                if drain.worker:
+                    del self._drains[drain.worker]
+                drain.watchers.clear()
+        return effects
+
+    def next_wake(self) -> float | None:
+        """Returns when `advance` must be called at the latest, None if no drain goes on."""
+        times = [drain.ends_at for drain in self._drains.values() if drain.worker and drain.ends_at is not None]
+        times += [drain.reports_at for drain in self._drains.values() if drain.watchers]
+        return min(times, default=None)
+
+    def _find(self, worker: str) -> Lane | None:
+        """Returns the lane of the worker with this name or process id."""
+        lanes = self._lanes.by_worker
+        if worker in lanes:
+            return lanes[worker]
+        return next((lane for lane in lanes.values() if worker == str(lane.info.pid)), None)
+
+    def _advance_worker(self, drain: _Drain, now: float) -> list[fx.Effect]:
+        lane = self._lanes.by_worker.get(drain.worker)
+        if lane is None or lane.number != drain.lane_number:
+            if drain.state is DrainState.LEAVING:
+                drain.state, drain.detail = DrainState.DONE, "the worker has left"
+            else:
+                drain.state = DrainState.WORKER_LOST
+                drain.detail = "the worker was lost; its requests go on elsewhere"
+            return []
+        is_late = drain.ends_at is not None and now >= drain.ends_at
+        if drain.state is DrainState.LEAVING:
+            if drain.ends_at is None or not is_late:
+                return []
+            # It does not end, perhaps because it hangs. It has no request.
+            drain.state, drain.detail = DrainState.DONE, "the worker has no request and was told to end"
+            return self._lanes.close(lane.worker, "it was drained", now, ResetCause.DRAINED, is_death=False)
+        if is_late:
+            rows = lane.rows.num_seated
+            drain.state = DrainState.TIME_LIMIT
+            drain.detail = f"the time was over; {rows} requests wait for another worker"
+            closed = self._lanes.close(lane.worker, "its drain took too long", now, ResetCause.DRAINED, is_death=False)
+            return [fx.DismissWorker(worker=lane.worker), *closed]
+        drain.moving = [request for request in drain.moving if request.phase is Phase.WAITING]
+        effects, moved = _advance_rows(lane, self._lanes, self._queue, drain.moving, self._config.policy.admission, now)
+        drain.moving += moved
+        drain.moved += len(moved)
+        if self._lanes.leaving[lane.worker].is_dismissed:
+            drain.state = DrainState.LEAVING
+            drain.ends_at = now + LEAVE_SECONDS
+            drain.moved += lane.rows.num_seated
+        drain.detail = _detail_of(lane, self._lanes)
+        return effects
+
+    def _report(self, drain: _Drain, now: float) -> list[fx.Effect]:
+        drain.watchers = {watcher for watcher in drain.watchers if watcher[0] in self._frontends}
+        if not drain.watchers or (now < drain.reports_at and drain.state is drain.reported):
+            return []
+        drain.reports_at, drain.reported = now + REPORT_SECONDS, drain.state
+        lane = self._lanes.by_worker.get(drain.worker)
+        live = len(self._queue)
+        waiting = self._queue.num_waiting
+        tokens_left = _tokens_left(lane) if lane else 0
+        if not drain.worker:
+            tokens_left = sum(request.total_length - request.known for request in self._queue.waiting())
+            tokens_left += sum(_tokens_left(each) for each in self._lanes.by_worker.values())
+        return [
+            DrainReport(
+                frontend=frontend,
+                query=query,
+                worker=drain.worker,
+                state=drain.state,
+                running=live - waiting,
+                waiting=waiting,
+                worker_running=lane.rows.num_seated if lane else 0,
+                tokens_left=tokens_left,
+                moved=drain.moved,
+                seconds=now - drain.began_at,
+                detail=drain.detail,
+            )
+            for frontend, query in sorted(drain.watchers)
+        ]
+
+
+def _refused(event: ev.Drain, code: fx.RejectCode, message: str) -> fx.DrainRefused:
+    return fx.DrainRefused(frontend=event.frontend, query=event.query, code=code, message=message)

@@ -1,0 +1,115 @@
+"""What follows if a worker hangs, frames are lost, or a step runs out of memory.
+
+**Hung workers.** A worker is given up if a step takes too long, or if it is silent between steps
+(`state/step_clock.py`).
+
+**Lost frames.** A connection delivers frames in order or ends. But it may end and be opened again so fast that nobody
+is told, and then neither side knows that frames are missing. A worker's heartbeats say which plan it answered last;
+without them the lane would wait until the deadline of the step.
+
+**Out of memory.** `MemoryLimit` of the lane decides what follows: a smaller step, then fewer rows, then one request
+alone, then its end. A step that runs out of memory makes no request a suspect and does not count as a failed step.
+"""
+
+from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.schedule.endings import Ending
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.memory_limit import Reduction
+
+
+def next_timeout(lanes: Lanes, config: CoreConfig) -> float | None:
+    """Returns the time at which the first worker is given up, None without a worker. Those on standby count, too."""
+    first = None
+    for lane in lanes.by_worker.values():
+        at = lane.timeout(config)
+        if first is None or at < first:
+            first = at
+    return first
+
+
+def give_up_hung(lanes: Lanes, config: CoreConfig, now: float) -> list[fx.Effect]:
+    """Closes the lanes of workers that hang. Each of them is killed, or joins again if it still runs."""
+    first = next_timeout(lanes, config)
+    if first is None or now < first:
+        return []
+    effects = list[fx.Effect]()
+    for lane in [lane for lane in lanes.by_worker.values() if now >= lane.timeout(config)]:
+        if lane.weights.loading is None:
+            reason = lane.clock.why_given_up(lane.in_flight, config, now)
+        else:
+            reason = f"it has not loaded weights {lane.weights.loading.version!r} in time"
+        lanes.counters.worker_hung()
+        effects += lanes.close(lane.worker, reason, now, ResetCause.WORKER_SILENT)
+        effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]
+    return effects
+
+
+def excuse(lanes: Lanes, seconds: float) -> None:
+    """Excuses all workers for a time in which the scheduler did not run."""
+    for lane in lanes.by_worker.values():
+        lane.clock.paused(seconds, is_working=bool(lane.in_flight))
+        lane.weights.paused(seconds)
+        lane.constraints.paused(seconds)
+
+
+# A plan may be this old and still on its way to the worker: ZeroMQ's heartbeats end a connection that stalls longer.
+_PLAN_SECONDS = 2.0
+
+
+def heard(lanes: Lanes, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
+    """Handles a heartbeat: resets the lane if frames are missing. An unknown worker is asked to join."""
+    lane = lanes.by_worker.get(event.worker)
+    if lane is None:
+        return [fx.AskRejoin(worker=event.worker)]
+    lane.clock.heard(now)
+    if not (lost := _what_was_lost(lane, event, now)):
+        return []
+    return lanes.reset_or_refuse(lane, lost, now, ResetCause.OUT_OF_SYNC, 0)
+
+
+def _what_was_lost(lane: Lane, event: ev.WorkerAlive, now: float) -> str:
+    """Returns which frame is missing, or an empty string."""
+    if not lane.in_flight or event.done is None:
+        return ""
+    oldest = lane.in_flight[0]
+    generation, step = event.done
+    if generation == lane.generation and step >= oldest.step:
+        return f"the result of step {oldest.step} was lost: the worker has sent it, and its heartbeat came first"
+    age = now - lane.clock.began_at(oldest)
+    if not event.num_in_flight and age > _PLAN_SECONDS:
+        return f"the plan of step {oldest.step} was lost: the worker does not have it after {age:.1f} s"
+    return ""
+
+
+def ran_out_of_memory(
+    lanes: Lanes, queue: RequestQueue, lane: Lane, event: ev.StepDone, now: float
+) -> tuple[list[fx.Effect], list[Ending]]:
+    """Handles the result OUT_OF_MEMORY of the oldest plan in flight of a proven worker.
+
+    Lowers the lane's limits and resets the lane. Returns effects and the request that ends, if one does.
+    """
+    record = lane.in_flight[0]
+    reduction = lane.memory.ran_out(record)
+    lanes.counters.memory_reduced(reduction)
+    positions, rows = record.prefill_tokens + record.decode_tokens, len(record.rows)
+    size = f"{positions:,} positions of {rows:,} {'row' if rows == 1 else 'rows'}"
+    what = f"step {record.step} with {size} ran out of memory ({event.detail}); {lane.memory.limits()}"
+    if reduction is Reduction.REFUSED:
+        what += "; two requests in a row ran out of memory alone"
+        return lanes.refuse_for_now(lane, what, now, ResetCause.OUT_OF_MEMORY, event.compute_us), []
+    what, cause = f"worker {lane.worker}: {what}", ResetCause.OUT_OF_MEMORY
+    # The pages of confirmed steps stay cached, and the step does not count as a failed one.
+    effects = lanes.reset(lane, what, now, cause, event.compute_us, keep_pages=True)
+    request = queue.by_handle(int(record.handles[0])) if reduction is Reduction.ENDED else None
+    if request is None:
+        return effects, []
+    why = (
+        f"request {request.request_id}: its worker ran out of memory in two steps in which it ran alone; the last "
+        f"had {size}, the sequence has {request.known:,} tokens ({event.detail})"
+    )
+    return effects, [Ending.failed(request, why)]

@@ -1,0 +1,157 @@
+"""The quarantine: requests that are refused because they killed their workers or made their steps fail.
+
+An entry holds hashes, an id and a sentence, and neither text nor tokens. It expires after `seconds`; if there are
+`MAX_ENTRIES`, a new one replaces the oldest.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from hashlib import sha256
+
+from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.events import Submit
+from scheduler_svc.core.messages.operators import (
+    ClearQuarantine,
+    QuarantineEntry,
+    QuarantineQuery,
+    QuarantineReply,
+    QuarantineRestored,
+)
+from scheduler_svc.core.state.request import Request
+
+MAX_ENTRIES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One quarantined request. The fields are as in `QuarantineEntry`; `at` is the time of its conviction."""
+
+    key: str
+    request_id: str
+    tenant: str
+    at: float
+    cause: str
+
+
+class Quarantine:
+    """Entries by key, oldest first."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._entries: dict[str, Entry] = {}
+        self.revision = 0
+        """Number of changes other than expiries."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, request: Request, cause: str, now: float) -> Entry:
+        """Quarantines a convicted request."""
+        key = key_of(request)
+        entry = Entry(key=key, request_id=request.request_id, tenant=_tenant(request.prefix_root), at=now, cause=cause)
+        self.restore(entry)
+        return entry
+
+    def restore(self, entry: Entry) -> None:
+        """Adds an entry; entries are added in the order of their times."""
+        self.revision += 1
+        self._entries.pop(entry.key, None)
+        self._entries[entry.key] = entry
+        if len(self._entries) > MAX_ENTRIES:
+            del self._entries[next(iter(self._entries))]
+
+    def entries(self, now: float) -> list[Entry]:
+        """Returns all entries that have not expired, oldest first."""
+        while self._entries and next(iter(self._entries.values())).at + self._seconds <= now:
+            del self._entries[next(iter(self._entries))]
+        return list(self._entries.values())
+
+    def report(self, now: float) -> tuple[QuarantineEntry, ...]:
+        """Returns the entries for an operator, oldest first."""
+        return tuple(
+            QuarantineEntry(
+                key=entry.key,
+                request_id=entry.request_id,
+                tenant=entry.tenant,
+                age_seconds=now - entry.at,
+                expires_seconds=entry.at + self._seconds - now,
+                cause=entry.cause,
+            )
+            for entry in self.entries(now)
+        )
+
+    def clear(self, keys: Collection[str] = ()) -> int:
+        """Removes the entries with these keys, all of them without keys. Returns how many were removed."""
+        self.revision += 1
+        found = [key for key in (keys or list(self._entries)) if self._entries.pop(key, None) is not None]
+        return len(found)
+
+    def refusal(self, submit: Submit, now: float) -> str:
+        """Returns one sentence if the request is quarantined, otherwise an empty string."""
+        if not self._entries or not self.entries(now):
+            return ""
+        entry = self._entries.get(key_of(submit))
+        if entry is None:
+            return ""
+        left = entry.at + self._seconds - now
+        return (
+            f"this request is quarantined for another {left:.0f} s: when it ran as {entry.request_id!r} "
+            f"{now - entry.at:.0f} s ago, {entry.cause}"
+        )
+
+
+def key_of(given: Submit | Request) -> str:
+    """Returns the key of a request: equal for a live request and for its Submit, before or after.
+
+    Each part is hashed with its length, so no two requests give the same bytes.
+    """
+    sampling, stops, limits = given.options
+    parts = [given.prefix_root, given.prompt.tobytes(), sampling, repr((sorted(set(stops)), *limits)).encode()]
+    if given.tenant:
+        parts.append(given.tenant.encode())
+    digest = sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _tenant(prefix_root: bytes) -> str:
+    return sha256(b"tenant" + prefix_root).hexdigest()[:16]
+
+
+class Convictions:
+    """Owns the quarantine."""
+
+    def __init__(self, config: CoreConfig, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self.quarantine = Quarantine(config.quarantine_seconds)
+
+    def take(self, now: float) -> list[tuple[Request, fx.Failure]]:
+        """Quarantines the requests that were convicted since the last call. Returns them; the caller ends them."""
+        taken: list[tuple[Request, fx.Failure]] = []
+        for conviction in self._lanes.suspects.take_convicted():
+            request, cause = conviction.request, conviction.cause
+            self.quarantine.add(request, cause, now)
+            # The deaths are explained, so they were no crash loop.
+            self._lanes.crash_loop.confirmed()
+            message = f"request {request.request_id}: {cause}"
+            taken.append((request, fx.Failure(code=fx.FailureCode.INTERNAL, message=message)))
+        return taken
+
+    def restore(self, event: QuarantineRestored, now: float) -> list[fx.Effect]:
+        """Continues the quarantine of an earlier process."""
+        for entry in event.entries:
+            at = now - entry.age_seconds
+            self.quarantine.restore(
+                Entry(key=entry.key, request_id=entry.request_id, tenant=entry.tenant, at=at, cause=entry.cause)
+            )
+        return []
+
+    def answer(self, event: QuarantineQuery | ClearQuarantine, now: float) -> list[fx.Effect]:
+        """Lists the entries; for a ClearQuarantine those that are left."""
+        removed = self.quarantine.clear(event.keys) if isinstance(event, ClearQuarantine) else 0
+        entries = self.quarantine.report(now)
+        return [QuarantineReply(frontend=event.frontend, query=event.query, entries=entries, removed=removed)]

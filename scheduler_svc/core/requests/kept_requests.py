@@ -1,0 +1,189 @@
+"""Requests that linger: their secrets, their readers, the answers of their ended samples, and when each is dropped.
+
+A request lingers if its caller may resume it. Its entry is made when it is accepted. The entry outlives the request: it
+keeps the tokens and the end of each ended sample. Live samples are in the `RequestQueue` as always.
+
+**Times.** An entry expires `linger_seconds` after it lost its reader, or after its last sample ended, whichever came
+last before the caller was back. An entry with a reader and a live sample does not expire.
+
+**Bounds.** The entries of live requests are bounded like these. At most `max_ended` others with `max_bytes` are kept;
+the one that ended first is dropped first.
+"""
+
+import hmac
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.effects import End
+from scheduler_svc.core.messages.events import Submit
+from scheduler_svc.core.queue.request_queue import ExpiryHeap
+
+# What an entry takes besides its tokens and its description, as counted in `max_bytes`.
+ENTRY_BYTES = 1024
+_NO_HASH = bytes(32)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class KeptRequest:
+    """A submitted request that lingers, with all its samples."""
+
+    request_id: str
+    secret_hash: bytes
+    description: bytes
+    linger_seconds: float
+    num_samples: int
+    first_handle: int
+    """The handle of the first sample; sample i has `first_handle + i`. Without a reader it is also the first stream."""
+    num_live: int
+    """Number of samples that have not ended."""
+    reader: tuple[str, int] | None
+    """The front end and the first sample's stream; None without a reader."""
+    answers: dict[int, tuple[Int32Array, End]] = field(default_factory=dict[int, tuple[Int32Array, End]])
+    """The tokens and the end of each ended sample, by its index."""
+    expires_at: float | None = None
+    """When the entry is dropped; None while it has a reader and a live sample."""
+    awaits_worker: bool = False
+    """Whether its live samples are not queued yet, because it came from the journal and no worker has been proven."""
+    num_bytes: int = 0
+    """Size of the description and the answers."""
+
+    def attach(self, reader: tuple[str, int] | None) -> None:
+        """Sets the reader."""
+        self.reader = reader
+        if reader is not None and self.num_live:
+            self.expires_at = None
+
+    def expire_at(self, at: float | None) -> None:
+        """Sets the time at which the entry is dropped."""
+        self.expires_at = at
+
+    def await_worker(self, awaits: bool) -> None:
+        """Records whether the live samples still wait to be queued."""
+        self.awaits_worker = awaits
+
+    def sample_ended(self, sample_idx: int, answer: tuple[Int32Array, End] | None) -> None:
+        """Records the end of a sample. `answer` is None if it was freed without one."""
+        if answer is not None:
+            self.answers[sample_idx] = answer
+            self.num_bytes += answer[0].nbytes
+        self.num_live -= 1
+        assert self.num_live >= 0, f"request {self.request_id}: more samples ended than it has"
+
+
+class KeptRequests:
+    """All entries by request id. An id has at most one entry."""
+
+    def __init__(self, *, max_ended: int, max_bytes: int) -> None:
+        self._max_ended = max_ended
+        self._max_bytes = max_bytes
+        self._by_id: dict[str, KeptRequest] = {}
+        self.by_id = self._by_id.get
+        """Returns the entry with an id, or None."""
+        self._by_reader: dict[tuple[str, int], KeptRequest] = {}
+        # Entries without live samples, the first one that ended first.
+        self._ended: dict[str, KeptRequest] = {}
+        self.ended_bytes = 0
+        """Size of the entries without live samples."""
+        self._expiries = ExpiryHeap[KeptRequest](lambda due: due[2].expires_at == due[0])
+        self._next_number = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def all(self) -> list[KeptRequest]:
+        """All entries, in the order in which their requests arrived."""
+        return list(self._by_id.values())
+
+    def by_reader(self, frontend: str, stream: int) -> KeptRequest | None:
+        """Returns the entry whose reader has this front end and first stream, or None."""
+        return self._by_reader.get((frontend, stream))
+
+    def of_frontend(self, frontend: str) -> list[KeptRequest]:
+        """Returns the entries whose readers are at this front end."""
+        return [entry for entry in self._by_id.values() if entry.reader is not None and entry.reader[0] == frontend]
+
+    def authorized(self, request_id: str, secret_hash: bytes) -> KeptRequest | None:
+        """Returns the entry with this id and secret, or None. The comparison takes the same time for any hash."""
+        entry = self._by_id.get(request_id)
+        is_same = hmac.compare_digest(_NO_HASH if entry is None else entry.secret_hash, secret_hash)
+        return entry if is_same else None
+
+    def add(self, submit: Submit, first_handle: int) -> KeptRequest:
+        """Adds the entry of an accepted request. An ended request of the same id must have been forgotten."""
+        assert submit.request_id not in self._by_id, f"request {submit.request_id} is kept already"
+        entry = KeptRequest(
+            request_id=submit.request_id,
+            secret_hash=submit.secret_hash,
+            description=submit.description,
+            linger_seconds=submit.linger_seconds,
+            num_samples=submit.num_samples,
+            first_handle=first_handle,
+            num_live=submit.num_samples,
+            reader=None,
+            num_bytes=ENTRY_BYTES + len(submit.description),
+        )
+        self._by_id[entry.request_id] = entry
+        if submit.frontend:
+            self.attach(entry, submit.frontend, submit.stream)
+        return entry
+
+    def attach(self, entry: KeptRequest, frontend: str, stream: int) -> None:
+        """Makes the front end the entry's reader."""
+        self._drop_reader(entry)
+        entry.attach((frontend, stream))
+        self._by_reader[frontend, stream] = entry
+
+    def detach(self, entry: KeptRequest, now: float, linger_seconds: float | None = None) -> None:
+        """Records that the entry has no reader any more. It expires after its own linger time, or after another one."""
+        self._drop_reader(entry)
+        self._expire_at(entry, now + (entry.linger_seconds if linger_seconds is None else linger_seconds))
+
+    def refresh(self, entry: KeptRequest, now: float) -> None:
+        """Begins the linger time of an ended request again, because a reader came back."""
+        self._expire_at(entry, now + entry.linger_seconds)
+
+    def sample_ended(
+        self, entry: KeptRequest, sample_idx: int, answer: tuple[Int32Array, End] | None, now: float
+    ) -> None:
+        """Keeps the answer of a sample that has ended; None if it was freed without one."""
+        entry.sample_ended(sample_idx, answer)
+        if entry.num_live:
+            return
+        self._ended[entry.request_id] = entry
+        self.ended_bytes += entry.num_bytes
+        if entry.reader is not None:
+            self._expire_at(entry, now + entry.linger_seconds)
+
+    def forget(self, entry: KeptRequest) -> None:
+        """Drops an entry. Its request must not be live any more."""
+        self._drop_reader(entry)
+        del self._by_id[entry.request_id]
+        entry.expire_at(None)
+        if self._ended.pop(entry.request_id, None) is not None:
+            self.ended_bytes -= entry.num_bytes
+
+    def surplus(self) -> KeptRequest | None:
+        """Returns the entry that must be forgotten because more are kept than the bounds allow, or None."""
+        if len(self._ended) <= self._max_ended and self.ended_bytes <= self._max_bytes:
+            return None
+        return next(iter(self._ended.values()))
+
+    def pop_expired(self, now: float) -> KeptRequest | None:
+        """Removes and returns an entry's expiry that has passed, or None. The caller must forget the entry."""
+        due = self._expiries.pop(now, len(self))
+        return None if due is None else due[2]
+
+    def next_expiry(self) -> float | None:
+        """Returns the earliest expiry, or None. It may be stale."""
+        return self._expiries.next()
+
+    def _expire_at(self, entry: KeptRequest, at: float) -> None:
+        entry.expire_at(at)
+        self._next_number += 1
+        self._expiries.add(at, self._next_number, entry)
+
+    def _drop_reader(self, entry: KeptRequest) -> None:
+        if entry.reader is not None:
+            del self._by_reader[entry.reader]
+            entry.attach(None)

@@ -1,0 +1,130 @@
+"""Which requests end with a step, and why: their tokens, the outcome of their rows. Owns no state.
+
+Also those of an earlier process, as its journal has them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.messages.effects import MAX_COUNT, EndReason, Failure, FailureCode, Stats
+from scheduler_svc.core.messages.events import StepDone
+from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.state.request import Request
+
+
+class End(Protocol):
+    """Ends a live request, with a reason or a failure."""
+
+    def __call__(
+        self, request: Request, now: float, *, reason: EndReason | None = None, failure: Failure | None = None
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ending:
+    """A request that ends with a step: normally, with a `reason`, or with a `failure`."""
+
+    request: Request
+    reason: EndReason | None = None
+    stop_token_id: int | None = None
+    failure: Failure | None = None
+
+    @staticmethod
+    def failed(request: Request, message: str) -> "Ending":
+        """Returns an ending with an internal failure."""
+        return Ending(request=request, failure=Failure(code=FailureCode.INTERNAL, message=message))
+
+    @staticmethod
+    def not_finite(request: Request) -> "Ending":
+        """Returns the ending of a request whose logits contain NaN or infinite values."""
+        what = f"request {request.request_id}: the model's output was not finite; the request was ended"
+        return Ending.failed(request, what)
+
+
+class Outcomes:
+    """What a step's result says of its sampled rows besides their tokens."""
+
+    def __init__(self, event: StepDone) -> None:
+        num_sampled, found = len(event.tokens), event.constraints
+        self.is_good = np.ones(num_sampled, np.bool_)
+        """bool[s]: whether the row's token has a meaning."""
+        self.is_good[event.nonfinite] = False
+        self.is_complete: npt.NDArray[np.bool_] | None = None
+        """bool[s]: whether the token completes the row's constraint. None if none does."""
+        self._of_constraint: dict[int, str] = {}
+        if found is None:
+            return
+        self.is_good[found.failed] = False
+        if len(found.complete):
+            self.is_complete = np.zeros(num_sampled, np.bool_)
+            self.is_complete[found.complete] = True
+        # The detail is that of the first.
+        for i, idx in enumerate(found.failed.tolist()):
+            self._of_constraint[idx] = found.detail if i == 0 else "the constraint failed"
+
+    def failure(self, idx: int, request: Request) -> Ending:
+        """Returns the ending of the request whose row has this index among the sampled ones and no good token."""
+        detail = self._of_constraint.get(idx)
+        if detail is None:
+            return Ending.not_finite(request)
+        return Ending.failed(request, detail or "the constraint failed")
+
+
+def ending_of(request: Request, token: int, known: int, is_eos: bool, *, is_complete: bool = False) -> Ending | None:
+    """Returns the ending that `token` causes, if any. `known` includes it.
+
+    Stop tokens precede a complete constraint (`is_complete`), which precedes the length limit.
+    """
+    if known > request.prompt_tokens + request.min_new_tokens:
+        if token in request.stop_token_ids:
+            return Ending(request=request, reason=EndReason.STOP_TOKEN, stop_token_id=token)
+        if is_eos:
+            return Ending(request=request, reason=EndReason.EOS, stop_token_id=token)
+    if is_complete:
+        return Ending(request=request, reason=EndReason.CONSTRAINT_COMPLETE)
+    if known == request.total_length:
+        return Ending(request=request, reason=EndReason.CONTEXT_FULL if request.is_cut else EndReason.LENGTH)
+    return None
+
+
+def stats_of(request: Request, *, now: float, output_tokens: int, discarded_tokens: int) -> Stats:
+    """Returns the tokens and times of a request that ends at `now`."""
+    admitted = now if request.admitted_at is None else request.admitted_at
+    first = request.first_token_at
+    last = now if request.last_token_at is None else request.last_token_at
+    return Stats(
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=output_tokens,
+        discarded_tokens=discarded_tokens,
+        recomputed_tokens=min(request.recomputed_tokens, MAX_COUNT),
+        cached_prompt_tokens=request.cached_prompt_tokens,
+        queue_seconds=admitted - request.arrived_at,
+        prefill_seconds=0.0 if first is None else first - admitted,
+        first_token_seconds=0.0 if first is None else first - request.arrived_at,
+        decode_seconds=0.0 if first is None else last - first,
+        total_seconds=now - request.arrived_at,
+        preemptions=min(request.preemptions, MAX_COUNT),
+        worker_changes=min(request.worker_changes, MAX_COUNT),
+        weights=request.weights.of(output_tokens),
+    )
+
+
+def restored_ending(request: Request, infos: Sequence[WorkerInfo], identity: str) -> Ending | None:
+    """Returns the ending of a restored request that its tokens have ended already, or that the model cannot hold.
+
+    `infos` are the known workers, which serve the same model, `identity` is the model of the request.
+    """
+    if identity not in ("", infos[0].identity):
+        return Ending.failed(request, f"request {request.request_id}: another model is served after the restart")
+    if request.known > request.total_length or int(request.prompt.max()) >= infos[0].vocab_size:
+        what = f"its {request.known} tokens do not fit the model that is served after the restart"
+        return Ending.failed(request, f"request {request.request_id}: {what}")
+    if not request.num_outputs:
+        return None
+    token = int(request.tokens_between(request.known - 1, request.known)[0])
+    is_eos = not request.ignore_eos and token in infos[0].eos_token_ids
+    return ending_of(request, token, request.known, is_eos)
