@@ -9,13 +9,18 @@ import grpc
 from grpc_health.v1 import health_pb2
 from tandem.v1 import inference_pb2
 
-from tandem_client.connection import DEFAULT_ADDRESS, Tries
-from tandem_client.credentials import Access, Metadata, TlsSettings
+from tandem_client.connection import DEFAULT_ADDRESS, Access, Metadata, TlsSettings, Tries
 from tandem_client.errors import DeadlineExceeded, Unavailable
-from tandem_client.recovery import LINGER_SECONDS, Recovery
+from tandem_client.stream_base import LINGER_SECONDS, Recovery
 from tandem_client.types import SampleOffset
-from tandem_client.wire.request import GenerateOptions, Prompt, generate_request, resume_request
-from tandem_client.wire.routing import AFFINITY_KEY, affinity_of
+from tandem_client.wire.request import (
+    AFFINITY_KEY,
+    GenerateOptions,
+    Prompt,
+    affinity_of,
+    generate_request,
+    resume_request,
+)
 from tandem_client.wire.rpc_errors import ErrorReader
 
 # The pause before another look at a service that stopped answering.

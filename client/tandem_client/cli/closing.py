@@ -1,8 +1,8 @@
 """The line of figures after an answer."""
 
-from tandem_client.async_stream import AsyncGenerateStream
+from tandem_client.async_client import AsyncGenerateStream
 from tandem_client.plural import counted
-from tandem_client.sync_stream import GenerateStream
+from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Summary
 
 

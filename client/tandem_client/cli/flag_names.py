@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 
 from tandem_client.errors import TandemError
-from tandem_client.wire.field_names import with_names
 from tandem_client.wire.request import FIELD_KEYWORDS
+from tandem_client.wire.rpc_errors import with_names
 
 _PROMPT = "the prompt"
 # Keywords of `generate` that have a flag of another name.

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 from tandem_client.async_client import AsyncClient
 from tandem_client.cli.flags import CONNECTION, Address, option, parameter
-from tandem_client.connection import DEFAULT_ADDRESS
-from tandem_client.credentials import TlsSettings
+from tandem_client.connection import DEFAULT_ADDRESS, TlsSettings
 from tandem_client.sync_client import Client
 
 TOKEN_VARIABLE = "TANDEM_TOKEN"

@@ -16,7 +16,7 @@ from tandem.v1 import inference_pb2
 
 from tandem_client.cli.closing import closing_line
 from tandem_client.cli.plain import plain
-from tandem_client.sync_stream import GenerateStream
+from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta, TokenLogprob, Waiting
 
 

@@ -11,7 +11,7 @@ from typing import cast
 
 from starlette.requests import Request
 
-from tandem_client.credentials import Metadata
+from tandem_client.connection import Metadata
 from tandem_client.gateway.errors import HttpError, overloaded, unauthenticated, unavailable
 from tandem_client.gateway.http.exchange import header, read
 from tandem_client.gateway.http.seats import Seat, Seats

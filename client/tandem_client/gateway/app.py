@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tandem_client.credentials import Metadata
+from tandem_client.connection import Metadata
 from tandem_client.gateway.admission import Admission, metadata_of
 from tandem_client.gateway.errors import SERVER, HttpError
 from tandem_client.gateway.generation import Generation

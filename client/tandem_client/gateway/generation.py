@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from tandem.v1 import inference_pb2
 
-from tandem_client.credentials import Metadata
+from tandem_client.connection import Metadata
 from tandem_client.gateway.answers.chunks import Chunks
 from tandem_client.gateway.answers.frame import Frame, ShownPrompt, Tally
 from tandem_client.gateway.answers.whole import Whole

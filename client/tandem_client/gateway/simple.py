@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from tandem.v1 import control_pb2, inference_pb2
 
-from tandem_client.credentials import Metadata
+from tandem_client.connection import Metadata
 from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.http.exchange import Answer, values
 from tandem_client.gateway.openai.bodies import Detokenize, TokenizeChat, TokenizeText

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tandem_client.async_client import AsyncClient
-from tandem_client.connection import dialled
-from tandem_client.credentials import Access
+from tandem_client.connection import Access, dialled
 from tandem_client.services.handshake import own_names
 
 _PREFIX = "TANDEM_SCHEDULER_"

@@ -14,8 +14,7 @@ from typing import Any
 from tandem.v1 import inference_pb2
 
 from tandem_client import errors
-from tandem_client.async_client import AsyncClient
-from tandem_client.async_stream import AsyncGenerateStream
+from tandem_client.async_client import AsyncClient, AsyncGenerateStream
 from tandem_client.cli.chat.screen import Kind, Screen
 from tandem_client.cli.chat.silence import Silence
 from tandem_client.cli.closing import closing_line

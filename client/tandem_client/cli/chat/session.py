@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem_client.types import ChatMessage, ToolCall
-from tandem_client.wire.chat import chat_prompt
+from tandem_client.wire.parts import chat_prompt
 
 
 class Session:

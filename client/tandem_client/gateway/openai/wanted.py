@@ -12,8 +12,7 @@ from tandem_client.gateway.errors import invalid
 from tandem_client.gateway.openai import names
 from tandem_client.gateway.openai.bodies import Chat, Completion, Conversation, Message, Options, StreamOptions
 from tandem_client.gateway.openai.fields import json_text, read
-from tandem_client.wire.chat import CHAT_FIELDS
-from tandem_client.wire.constraint import CONSTRAINT_FIELDS
+from tandem_client.wire.parts import CHAT_FIELDS, CONSTRAINT_FIELDS
 from tandem_client.wire.request import FIELD_KEYWORDS, GenerateOptions, generate_request
 
 # Each is a request of the service.

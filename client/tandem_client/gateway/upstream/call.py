@@ -7,10 +7,10 @@ import grpc
 import grpc.aio
 from tandem.v1 import inference_pb2
 
-from tandem_client.credentials import Metadata
+from tandem_client.connection import Metadata
 from tandem_client.gateway.errors import HttpError, from_service
 from tandem_client.gateway.upstream.service import Service
-from tandem_client.wire.routing import AFFINITY_KEY, affinity_of, service_in
+from tandem_client.wire.request import AFFINITY_KEY, affinity_of, service_in
 
 
 class ServiceCall:

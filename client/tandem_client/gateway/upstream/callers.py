@@ -9,7 +9,7 @@ import hashlib
 import secrets
 from typing import TypeVar
 
-from tandem_client.credentials import Metadata
+from tandem_client.connection import Metadata
 from tandem_client.gateway.errors import HttpError, unavailable
 from tandem_client.gateway.upstream.service import Service
 

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import chat_pb2, control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-from tandem_client.credentials import Access, Metadata, TlsSettings
+from tandem_client.connection import Access, Metadata, TlsSettings
 from tandem_client.errors import TandemError, Unauthenticated
 from tandem_client.gateway.errors import from_service
 from tandem_client.wire.rpc_errors import ErrorReader

@@ -2,7 +2,7 @@
 
 import ssl
 
-from tandem_client.credentials import TlsSettings
+from tandem_client.connection import TlsSettings
 from tandem_client.services.handshake import ClientUnwanted, context_of, is_plaintext, nameless, names_in, shake
 
 # OpenSSL's codes of a certificate that is not valid yet or no more, and of one for another host or address.
