@@ -9,18 +9,23 @@ from typer.core import TyperCommand
 
 from tandem_client.cli.commands.chat import EXAMPLES as CHAT_EXAMPLES
 from tandem_client.cli.commands.chat import chat
-from tandem_client.cli.commands.drain import drain
 from tandem_client.cli.commands.generate import EXAMPLES, generate
-from tandem_client.cli.commands.keys import keys
-from tandem_client.cli.commands.plot import plot
-from tandem_client.cli.commands.queries import abort, detokenize, flush, quarantine, tokenize
+from tandem_client.cli.commands.local import keys, plot, simulate
+from tandem_client.cli.commands.queries import (
+    abort,
+    detokenize,
+    drain,
+    flush,
+    health,
+    info,
+    load,
+    quarantine,
+    tokenize,
+    update_weights,
+)
 from tandem_client.cli.commands.serve import serve
-from tandem_client.cli.commands.simulate import simulate
-from tandem_client.cli.commands.status import health, info, load
 from tandem_client.cli.commands.token import new
-from tandem_client.cli.commands.update_weights import update_weights
-from tandem_client.cli.program import CheckoutCommand, TandemGroup
-from tandem_client.cli.reporting import Exit
+from tandem_client.cli.reporting import CheckoutCommand, Exit, TandemGroup
 
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _TEXT, _SERVICE, _LOCAL = "Generate", "Look at a service", "Run and analyse"

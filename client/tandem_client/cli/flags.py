@@ -1,13 +1,59 @@
-"""Flags that several commands share, the panels of the help, and the declaration of a command's flags as a table."""
+"""How the flags of commands are declared: a command's flags as a table, the shared ones, and the panels of the help.
 
-from collections.abc import Callable, Sequence
+Owns the flags of `tandem generate` by the fields of a GenerateRequest that they set (a test compares the table with the
+flags) and the wording of messages that name fields; and the flags that say which service a command talks to and how it
+proves who it is. A token comes from a file or from a variable, never from the command line, which other users of the
+machine can read.
+"""
+
+import functools
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import Parameter, Signature
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from tandem_client.cli.flag_names import KEYWORDS
-from tandem_client.connection import DEFAULT_ADDRESS
+from tandem_client.async_client import AsyncClient
+from tandem_client.connection import DEFAULT_ADDRESS, TlsSettings
+from tandem_client.errors import TandemError
+from tandem_client.sync_client import Client
+from tandem_client.wire.request import FIELD_KEYWORDS
+from tandem_client.wire.rpc_errors import with_names
+
+_PROMPT = "the prompt"
+# Keywords of `generate` that have a flag of another name.
+_FLAGS = {
+    "prompt": _PROMPT,
+    "allowed_token_ids": "--allow",
+    "banned_token_ids": "--ban",
+    "stop_token_ids": "--stop-token-id",
+    "max_time_seconds": "--max-time",
+    "max_queue_seconds": "--max-queue",
+    "prompt_logprobs_start": "--prompt-logprobs",
+    "cache_salt": "--salt",
+    "bypass_cache_read": "--bypass-cache read",
+    "bypass_cache_write": "--bypass-cache write",
+    "linger_seconds": "--linger",
+    "choices": "--choice",
+}
+# Keywords that the command never sets.
+_WITHOUT_FLAG = frozenset({"parallel_tool_calls", "continue_final_message", "add_generation_prompt"})
+_OF_KEYWORD = {
+    keyword: _FLAGS.get(keyword, f"--{keyword.replace('_', '-')}")
+    for keyword in FIELD_KEYWORDS.values()
+    if keyword not in _WITHOUT_FLAG
+}
+FLAGS: Mapping[str, str] = {
+    path: _OF_KEYWORD[keyword] for path, keyword in FIELD_KEYWORDS.items() if keyword in _OF_KEYWORD
+}
+KEYWORDS: Mapping[str, str] = {flag: keyword for keyword, flag in _OF_KEYWORD.items()}
+_KEYWORDS_FIRST = re.compile(r"\A\w+(?: and \w+)*(?= )")
+_INDEXED = re.compile(rf"({_PROMPT}|--[a-z-]+)\[(\d+)\]")
 
 PROMPT, CHAT, CONSTRAINT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
     "Prompt", "Chat", "Constraint", "Sampling", "Stopping", "Output", "Cache", "Connection",
@@ -15,6 +61,33 @@ PROMPT, CHAT, CONSTRAINT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
 
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
+
+TOKEN_VARIABLE = "TANDEM_TOKEN"
+_MAX_TOKEN_BYTES = 4096
+
+
+def refusal_in_flags(error: TandemError) -> str:
+    """Returns the service's message with flags in place of fields, and the wrong flag before it if it names none."""
+    message = with_names(error.service_message, FLAGS, field=error.field)
+    flag = with_names(error.field, FLAGS, field=error.field) if error.field else ""
+    names_one = flag in message or message.startswith("--")
+    return _INDEXED.sub(_without_index, message if names_one else f"{flag}: {message}")
+
+
+def keyword_in_flags(message: str) -> str:
+    """Returns a message of `request`, which begins with keywords, with the flags in their places."""
+    return _KEYWORDS_FIRST.sub(_flags_of, message, count=1)
+
+
+def _flags_of(found: re.Match[str]) -> str:
+    return " and ".join(_OF_KEYWORD.get(keyword, keyword) for keyword in found[0].split(" and "))
+
+
+def _without_index(found: re.Match[str]) -> str:
+    """Drops the index, because a flag is repeated and not indexed. The index of a bias is its token id."""
+    if found[1] == _PROMPT:
+        return f"token {found[2]} of the prompt"
+    return f"--logit-bias of token {found[2]}" if found[1] == "--logit-bias" else found[1]
 
 
 def option(panel: str, usage: str, description: str, **settings: Any) -> Any:
@@ -79,3 +152,78 @@ SkipSpecialTokens = Annotated[
     bool | None,
     option(OUTPUT, "--skip-special-tokens/--no-skip-special-tokens", "Leave special tokens out of the text (default)."),
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The service that a command talks to, as its flags say."""
+
+    address: str
+    token_file: str | None
+    tls: bool
+    tls_ca: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    tls_server_name: str | None
+
+    def client(self, *, max_retries: int = 3) -> Client:
+        """Returns a client. Raises OSError, and ValueError if the flags do not fit together."""
+        return Client(self.address, max_retries=max_retries, token=self._token(), tls=self._tls())
+
+    def async_client(self) -> AsyncClient:
+        """Returns a client for an event loop. Raises as `client` does."""
+        return AsyncClient(self.address, token=self._token(), tls=self._tls())
+
+    def _tls(self) -> TlsSettings | None:
+        names = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
+        if not self.tls and not any(names):
+            return None
+        return TlsSettings(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key, server_name=self.tls_server_name)
+
+    def _token(self) -> str | None:
+        if self.token_file is None:
+            return os.environ.get(TOKEN_VARIABLE) or None
+        with Path(self.token_file).open("rb") as file:
+            return file.read(_MAX_TOKEN_BYTES).decode(errors="replace").strip()
+
+
+def _file(flag: str, description: str) -> Any:
+    variable = f"TANDEM_{flag.removeprefix('--').upper().replace('-', '_')}"
+    return Annotated[str | None, option(CONNECTION, f"{flag} FILE", description, envvar=variable)]
+
+
+_SERVER_NAME = option(
+    CONNECTION,
+    "--tls-server-name NAME",
+    "Name in the service's certificate, if it is not the address's.",
+    envvar="TANDEM_TLS_SERVER_NAME",
+)
+_OF_SERVICE = (
+    parameter("address", Address, DEFAULT_ADDRESS),
+    parameter("token_file", _file("--token-file", f"File with the token; or the token in {TOKEN_VARIABLE}.")),
+    parameter(
+        "tls",
+        Annotated[bool, option(CONNECTION, "--tls", "Use TLS, which the next flags imply.", envvar="TANDEM_TLS")],
+        False,
+    ),
+    parameter("tls_ca", _file("--tls-ca", "Authority of the service's certificate, PEM; default: the public ones.")),
+    parameter("tls_cert", _file("--tls-cert", "Own certificate, PEM, for a service that asks for one.")),
+    parameter("tls_key", _file("--tls-key", "Key of --tls-cert, PEM.")),
+    parameter("tls_server_name", Annotated[str | None, _SERVER_NAME]),
+)
+
+
+def connects(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the flags of a service in place of its parameter `service`."""
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        given = {flag.name: values.pop(flag.name) for flag in _OF_SERVICE}
+        command(service=Service(**given), **values)
+
+    parameters: list[inspect.Parameter] = []
+    for each in inspect.signature(command).parameters.values():
+        found = _OF_SERVICE if each.name == "service" else (each.replace(kind=inspect.Parameter.KEYWORD_ONLY),)
+        parameters += found
+    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    return run

@@ -1,7 +1,9 @@
 """Draws a step log as one PNG: running and waiting requests, kinds of steps, tokens per second, pages, step times.
 
-Owns the picture. Requests and pages are sums over the workers. Milliseconds per step are coloured by kind and not by
-lane, because the kind decides them first. Needs matplotlib, which the client does not depend on.
+Owns the picture. On its right are the seconds of each kind of step, and the duration of a step of each kind. Requests
+and pages are sums over the workers. Milliseconds per step are coloured by kind and not by lane, because the kind
+decides them first. With several workers, one more box per lane shows its decode steps: the lanes do the same work, so a
+box that lies apart is a worker that is slower than the others. Needs matplotlib, which the client does not depend on.
 """
 
 # matplotlib types its keyword arguments as unknown, so every one of its methods is partially unknown.
@@ -12,20 +14,103 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from tandem_client.plot.data import JOINED, RESET, STEP_KINDS, WORKER_LOST, Floats, StepsLog
-from tandem_client.plot.scales import GRID, KIND_COLOURS, LEAST_MS, log_scale, number
-from tandem_client.plot.series import Band, Levels, banded, kind_shares, levels, output_rates, reach, without_worker
+from tandem_client.plot.data import (
+    JOINED,
+    RESET,
+    STEP_KINDS,
+    WORKER_LOST,
+    Band,
+    Floats,
+    Levels,
+    StepsLog,
+    banded,
+    kind_shares,
+    levels,
+    output_rates,
+    reach,
+    without_worker,
+)
 from tandem_client.plot.summary import Summary
-from tandem_client.plot.sums import draw_shares, draw_spread
 from tandem_client.plural import counted
+
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
+KIND_COLOURS = {"prefill": "#E69F00", "decode": "#56B4E9", "mixed": "#CC79A7"}
+# The resolution of the file. A logarithmic scale cannot show 0.
+LEAST_MS = 1e-3
+GRID: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.6}
 
 # Colours of the same set as the kinds; the lines differ in their strokes as well.
 _RUNNING, _WAITING, _PREEMPTION, _PAGES, _MARK = "#000000", "#D55E00", "#0072B2", "#009E73", "#555555"
 _INCHES = (16.0, 10.0)
+
+
+def number(axis: Axis, most: int, *, integer: bool = False) -> None:
+    """Puts at most `most` numbers along the axis, with commas and without powers of ten."""
+    axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10], integer=integer))
+    axis.set_major_formatter("{x:,.10g}")
+
+
+def log_scale(axes: Axes, which: str) -> None:
+    """Makes the axis `which`, "x" or "y", logarithmic, with plain numbers at 1, 2 and 5 times the powers of ten."""
+    (axes.set_yscale if which == "y" else axes.set_xscale)("log")
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
+
+
+def draw_shares(axes: Axes, summary: Summary) -> None:
+    """Draws the seconds of each kind as a bar, with its share, steps and tokens as text."""
+    seconds = [kind.seconds for kind in summary.kinds]
+    colours = [KIND_COLOURS[kind.name] for kind in summary.kinds]
+    bars = axes.barh([kind.name for kind in summary.kinds], seconds, color=colours, height=0.6)
+    labels = [
+        f"{kind.share:.0%}  ({kind.seconds:,.2f} s)\n{counted(kind.steps, 'step')}\n{counted(kind.tokens, 'token')}"
+        for kind in summary.kinds
+    ]
+    axes.bar_label(bars, labels, padding=4, fontsize=9)
+    axes.set_xlim(0, 1.9 * max(*seconds, 1e-6))
+    axes.set_ylim(len(seconds) - 0.4, -0.6)
+    axes.set_xlabel(f"seconds of the worker{'s' if summary.num_workers > 1 else ''}")
+    number(axes.xaxis, 4)
+    idle = max(0.0, summary.wall_seconds - summary.stepping_seconds)
+    axes.set_title(f"time per kind\n{summary.stepping_seconds:,.1f} s stepping, {idle:,.1f} s idle", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_spread(axes: Axes, log: StepsLog, summary: Summary) -> None:
+    """Draws the milliseconds of a step of each kind, and of a decode step on each of several lanes, as boxes."""
+    boxes = [_box(kind.name, log.ms[log.kind == kind.name]) for kind in summary.kinds]
+    colours = [KIND_COLOURS[kind.name] for kind in summary.kinds]
+    for lane in summary.lanes:
+        ms = log.ms[(log.kind == "decode") & (log.lane == float(lane.name.removeprefix("lane ")))]
+        if len(ms):
+            boxes.append(_box(f"{lane.name}, decode", ms))
+            colours.append(KIND_COLOURS["decode"])
+    drawn = axes.bxp(
+        boxes, orientation="horizontal", showfliers=False, patch_artist=True, widths=0.5,
+        medianprops={"color": "black", "linewidth": 1.6},
+    )  # fmt: skip
+    for box, colour in zip(drawn["boxes"], colours, strict=True):
+        box.set_facecolor(colour)
+    axes.invert_yaxis()
+    log_scale(axes, "x")
+    axes.set_xlabel("ms per step")
+    axes.set_title("how long a step takes\nbox: 25–75 %, whiskers: 1–99 %", fontsize=10)
+    axes.grid(axis="x", **GRID)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _box(name: str, ms: Floats) -> dict[str, Any]:
+    low, first, middle, third, high = np.percentile(np.maximum(ms, LEAST_MS), (1, 25, 50, 75, 99)).tolist()
+    label = f"{name}\n{middle:,.2f} ms"
+    return {"label": label, "whislo": low, "q1": first, "med": middle, "q3": third, "whishi": high}
 
 
 def draw(log: StepsLog, summary: Summary, *, width: int, by_time: bool) -> bytes:

@@ -13,11 +13,9 @@ import typer
 
 from tandem_client.cli import flags
 from tandem_client.cli.chat import files
-from tandem_client.cli.chat.refusal import check
-from tandem_client.cli.chat.session import Session
-from tandem_client.cli.flags import CHAT, OUTPUT, SAMPLING, STOPPING, flag, option, parameter
+from tandem_client.cli.chat.session import Session, check
+from tandem_client.cli.flags import CHAT, OUTPUT, SAMPLING, STOPPING, Service, connects, flag, option, parameter
 from tandem_client.cli.reporting import Exit, fail, reported
-from tandem_client.cli.service import Service, connects
 from tandem_client.cli.values import read_json, read_text
 
 EXAMPLES = """
@@ -76,7 +74,7 @@ def chat(
         if as_json:
             raise fail("--json needs MESSAGE or piped input", Exit.USAGE)
         # The libraries of a conversation take 0.15 s to import, which no other command needs.
-        from tandem_client.cli.chat.conversation import converse
+        from tandem_client.cli.chat.loop import converse
 
         asyncio.run(converse(service.async_client(), session, first, with_history=not no_history))
 

@@ -1,6 +1,6 @@
 """`tandem generate`: streams the completions of a prompt as text or as JSON lines.
 
-Owns the flags of a request. `show` prints the stream; `flag_names` relates the flags to fields of the API.
+Owns the flags of a request. `show` prints the stream; `flags` relates the flags to fields of the API.
 """
 
 from enum import StrEnum
@@ -19,11 +19,12 @@ from tandem_client.cli.flags import (
     PROMPT,
     SAMPLING,
     STOPPING,
+    Service,
+    connects,
     flag,
     parameter,
 )
 from tandem_client.cli.reporting import Exit, fail, reported
-from tandem_client.cli.service import Service, connects
 from tandem_client.cli.values import parse_biases, read_chat, read_file, read_json, read_prompt
 from tandem_client.types import FinishReason
 from tandem_client.wire.parts import TOOL_CHOICES

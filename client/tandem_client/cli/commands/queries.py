@@ -1,27 +1,40 @@
-"""The short commands: one call, one answer."""
+"""The commands that ask a service: one call each, but for health, which combines two.
+
+Owns the JSON output. `figures` owns the text output.
+"""
 
 import dataclasses
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
+import grpc
 import typer
 
-from tandem_client.cli.figures import of_quarantined
+from tandem_client.cli import figures
+from tandem_client.cli.figures import Health, State, of_quarantined
 from tandem_client.cli.flags import (
     CHAT,
     CONNECTION,
     AddSpecialTokens,
     Json,
     Model,
+    Service,
     SkipSpecialTokens,
     Timeout,
+    connects,
     option,
 )
-from tandem_client.cli.reporting import Exit, reported
-from tandem_client.cli.service import Service, connects
+from tandem_client.cli.reporting import Exit, describe, exit_code, reported
 from tandem_client.cli.values import parse_token_ids, read_chat, read_text
+from tandem_client.errors import DeadlineExceeded, TandemError, Unavailable
 from tandem_client.plural import counted
-from tandem_client.types import AbortOutcome
+from tandem_client.sync_client import Client
+from tandem_client.types import AbortOutcome, DrainProgress, DrainState, UpdateProgress, UpdateState
+
+# The limit for GetLoad, which only adds details to the health.
+_LOAD_SECONDS = 2.0
+_HEALTH_ALONE = "this address serves health alone; the address of --listen tells more"
 
 
 @connects
@@ -140,3 +153,160 @@ def quarantine(
             print("\n".join(of_quarantined(request)))
         if not found:
             print("no request is quarantined")
+
+
+@connects
+def info(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+    """Show the served model, its limits and default settings."""
+    with reported(timeout), service.client() as client:
+        model = client.model_info(timeout=timeout)
+        if as_json:
+            print(json.dumps(dataclasses.asdict(model), ensure_ascii=False))
+        else:
+            print("\n".join(figures.of_model(model)))
+
+
+@connects
+def load(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+    """Show the current load: requests, pages, workers."""
+    with reported(timeout), service.client() as client:
+        found = client.load(timeout=timeout)
+        if as_json:
+            values = dataclasses.asdict(found)
+            each = values.pop("per_worker")
+            print(json.dumps({**values, "hit_rate": found.hit_rate, "per_worker": each}, ensure_ascii=False))
+        else:
+            print("\n".join(figures.of_load(found)))
+
+
+@connects
+def health(
+    service: Service,
+    wait: Annotated[
+        float | None, option(CONNECTION, "--wait SECONDS", "Wait up to this long until it serves; at least 0.", min=0)
+    ] = None,
+    timeout: Timeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Check whether the service computes a request that arrives now; exit code 3 if not."""
+    limit = timeout if wait is None else None
+    with reported(limit), service.client(max_retries=0) as client:
+        failure: TandemError | None = None
+        if wait is not None:
+            try:
+                client.wait_ready(wait)
+            except DeadlineExceeded as error:
+                failure = error
+        try:
+            found = check(client, timeout=timeout if failure is None else _LOAD_SECONDS)
+        except (Unavailable, DeadlineExceeded) as error:
+            failure = failure or error
+            if not as_json:
+                raise failure from None
+            found = Health(state=State.UNREACHABLE, reason=describe(failure, limit))
+        print(json.dumps(dataclasses.asdict(found), ensure_ascii=False) if as_json else figures.of_health(found))
+        if found.state != State.SERVING:
+            raise typer.Exit(exit_code(failure) if failure else Exit.UNAVAILABLE)
+
+
+def check(client: Client, *, timeout: float | None) -> Health:
+    """Returns the answer of grpc.health.v1 with details of GetLoad. Raises TandemError if the former has no answer."""
+    state = State.SERVING if client.health(timeout=timeout) else State.NOT_SERVING
+    try:
+        load = client.load(timeout=_LOAD_SECONDS)
+    except TandemError as error:
+        # An address of --health-listen.
+        is_health_alone = error.code == grpc.StatusCode.UNIMPLEMENTED
+        return Health(state=state, reason=_HEALTH_ALONE if is_health_alone else error.message)
+    if load.not_serving:
+        # The load is newer than the answer of grpc.health.v1.
+        state = State.NOT_SERVING
+    return Health(
+        state=state,
+        reason="" if state == State.SERVING else load.not_serving or "the service gives no reason",
+        workers=load.workers,
+        waiting=load.waiting,
+        suspects=load.suspects,
+        worker_lost_seconds=load.worker_lost_seconds,
+        worker_lost_reason=load.worker_lost_reason or None,
+        not_serving_reason=load.not_serving_reason,
+        not_serving_since=load.not_serving_since,
+    )
+
+
+@connects
+def drain(
+    service: Service,
+    worker: Annotated[
+        str, typer.Argument(metavar="WORKER", help="A worker's process id or name (tandem load); default: the service.")
+    ] = "",
+    max_seconds: Annotated[
+        float,
+        option(
+            CONNECTION,
+            "--max SECONDS",
+            "Time for the drain; default: no limit for a worker, grace_seconds for the service.",
+            min=0,
+        ),
+    ] = 0.0,
+    force: Annotated[bool, option(CONNECTION, "--force", "Drain the last worker that serves, too.")] = False,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Let a worker, or the service, end its requests and leave; exit code 1 if it could not end in order."""
+    state = DrainState.UNKNOWN
+    with reported(timeout), service.client() as client:
+        for progress in client.drain(worker, max_seconds=max_seconds, force=force, timeout=timeout):
+            state = progress.state
+            line = json.dumps(dataclasses.asdict(progress), ensure_ascii=False) if as_json else _drain_line(progress)
+            print(line, flush=True)
+    if state != DrainState.DONE:
+        raise typer.Exit(Exit.ERROR)
+
+
+def _drain_line(progress: DrainProgress) -> str:
+    """Returns one line: time, state, what is left, what happens."""
+    parts = [f"{progress.seconds:7.2f} s  {progress.state.replace('_', ' '):11}"]
+    if progress.worker:
+        parts.append(f"{counted(progress.worker_running, 'request')} here, {progress.moved:,} moved")
+    else:
+        parts.append(f"{progress.running:,} running, {progress.waiting:,} waiting")
+    parts.append(f"at most {counted(progress.tokens_left, 'token')} left")
+    return "  ".join([*parts, progress.detail])
+
+
+@connects
+def update_weights(
+    service: Service,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with safetensors, on the workers' hosts.")],
+    version: Annotated[str, option(CONNECTION, "--version NAME", "Name of the weights, never used before.")],
+    running: Annotated[
+        Literal["finish", "recompute", "continue", "abort"],
+        option(CONNECTION, "--running HOW", "Requests on a worker that loads: finish, recompute, continue or abort."),
+    ] = "recompute",
+    in_turn: Annotated[bool, option(CONNECTION, "--in-turn", "Load on one worker after the other.")] = False,
+    max_seconds: Annotated[
+        float, option(CONNECTION, "--max SECONDS", "Time for the update; default: 600.", min=0)
+    ] = 0.0,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Let all workers load new weights of the same model; exit code 1 if not all of them have."""
+    state = UpdateState.UNKNOWN
+    with reported(timeout), service.client() as client:
+        for progress in client.update_weights(
+            folder, version=version, running=running, in_turn=in_turn, max_seconds=max_seconds, timeout=timeout
+        ):
+            state = progress.state
+            line = json.dumps(dataclasses.asdict(progress), ensure_ascii=False) if as_json else _update_line(progress)
+            print(line, flush=True)
+    if state != UpdateState.DONE:
+        raise typer.Exit(Exit.ERROR)
+
+
+def _update_line(progress: UpdateProgress) -> str:
+    """Returns one line: time, state, workers, requests, what happens."""
+    workers = f"{progress.workers_updated} of {progress.workers} workers updated"
+    requests = f"{progress.running:,} running, {progress.waiting:,} waiting"
+    state = progress.state.replace("_", " ")
+    return "  ".join([f"{progress.seconds:7.2f} s  {state:10}", workers, requests, progress.detail])

@@ -1,30 +1,38 @@
 """`tandem serve`: the scheduler service and the workers of a checkout, side by side in one terminal.
 
-Owns the command's flags, its output and its exit code; `services.pair` owns the processes.
+Owns the command's flags, its output and its exit code; `services.pair` owns the processes. Lines are written in a
+thread, so that output which is not read blocks nothing else.
 """
 
 import asyncio
 import functools
+import os
+import select
 import shlex
 import signal
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, TextIO
 
 import typer
 
-from tandem_client.cli.commands import serve_options as options
-from tandem_client.cli.commands.serve_options import LogFormat, SharedPool
 from tandem_client.cli.reporting import Exit, require_programs
 from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.errors import TandemError
-from tandem_client.services.line_writer import LineWriter
-from tandem_client.services.pair import READY, ServicePair, flags
+from tandem_client.services.pair import READY, TOY_NOTICE, ServicePair, flags, is_toy
 from tandem_client.services.probe import Probe
 from tandem_client.services.programs import PROGRAMS
-from tandem_client.services.toy import TOY_NOTICE, is_toy
 from tandem_contract.log_lines import as_json
 from tandem_contract.processes import ServiceEnded
+
+_MAX_LINES = 4096
+
+# Each takes the memory of another model.
+MAX_STANDBYS = 8
 
 # Longer than the service's own grace for its streams (30 s by default).
 _STOP_SECONDS = 45.0
@@ -35,26 +43,160 @@ _ANSWER_SECONDS = 5.0
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
+class LineWriter:
+    """Writes lines in order to the descriptor of a stream. `None` is a closed standard stream; lines to it are lost.
+
+    When the queue is full, lines are dropped and counted. After a write error the descriptor is not used again.
+    """
+
+    def __init__(
+        self, stream: TextIO | None, *, max_lines: int = _MAX_LINES, own_line: Callable[[str], str] = str
+    ) -> None:
+        """`own_line` gives the writer's own message about dropped lines the form of the other lines."""
+        self._descriptor = None if stream is None else stream.fileno()
+        self._max_lines = max_lines
+        self._own_line = own_line
+        self._lines: deque[str] = deque()
+        self._num_dropped = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        # A daemon, so that a blocked write does not keep this process alive.
+        self._thread = threading.Thread(target=self._run, name="line-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> None:
+        """Queues one line; never waits."""
+        with self._changed:
+            if len(self._lines) < self._max_lines:
+                self._lines.append(line)
+            else:
+                self._num_dropped += 1
+            self._changed.notify()
+
+    def close(self, timeout: float) -> None:
+        """Waits, at most `timeout` seconds, until every queued line is written."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while text := self._next_text():
+            try:
+                self._write_all(text.encode(errors="replace"))
+            except OSError:
+                # The reader has closed the stream.
+                self._descriptor = None
+
+    def _next_text(self) -> str:
+        """Waits for lines and returns all of them; returns "" if the writer closes and no line is left."""
+        with self._changed:
+            while not self._lines and not self._closing:
+                self._changed.wait()
+            lines = list(self._lines)
+            self._lines.clear()
+            if self._num_dropped:
+                dropped = f"{self._num_dropped} lines were dropped because the output was not read in time"
+                lines.append(self._own_line(dropped))
+                self._num_dropped = 0
+        return "".join(f"{line}\n" for line in lines)
+
+    def _write_all(self, data: bytes) -> None:
+        while data and self._descriptor is not None:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:
+                select.select([], [self._descriptor], [])
+
+
+class SharedPool(StrEnum):
+    """Whether the KV pool of a worker outlives it."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class LogFormat(StrEnum):
+    """The format of the lines of all processes."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Listen = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help=f"Address where the service listens; default: {DEFAULT_ADDRESS}."),
+]
+Model = Annotated[str | None, typer.Option(help="A folder or a hub name; default: the bundled toy model.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there is one.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the device decides.")]
+RuntimeDir = Annotated[str | None, typer.Option(help="Folder of the sockets of the service.")]
+Journal = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="Folder of a journal: streams with resume survive the scheduler's death."),
+]
+MetricsListen = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Address of the Prometheus page /metrics; default: none.")
+]
+Tokens = Annotated[str | None, typer.Option(metavar="FILE", help="Tenants and hashes of their tokens.")]
+TlsCert = Annotated[str | None, typer.Option(metavar="FILE", help="Certificate chain, PEM: TLS.")]
+TlsKey = Annotated[str | None, typer.Option(metavar="FILE", help="Key of --tls-cert, PEM.")]
+TlsClientCa = Annotated[str | None, typer.Option(metavar="FILE", help="Clients need a certificate of this authority.")]
+Http = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Address of the OpenAI-compatible HTTP gateway, with the certificate of --tls-cert; default: none.",
+    ),
+]
+GatewayFlags = Annotated[str, typer.Option(help='More flags of the gateway, such as "--processes 4".')]
+HealthListen = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Second address for health alone, in plaintext.")
+]
+LogLines = Annotated[
+    LogFormat | None,
+    typer.Option(help="Log lines as text, or one JSON object per line; default: text.", envvar="TANDEM_LOG_FORMAT"),
+]
+SchedulerFlags = Annotated[
+    str, typer.Option(help='More flags of the scheduler service, such as "--reflection --max-waiting 64".')
+]
+WorkerFlags = Annotated[str, typer.Option(help='More flags of the worker, such as "--page-size 64".')]
+Standbys = Annotated[
+    int,
+    typer.Option(
+        min=0, max=MAX_STANDBYS, metavar="N", help="Warm workers that wait until the serving one dies; default: 0."
+    ),
+]
+Pool = Annotated[
+    SharedPool,
+    typer.Option(
+        help="Keep the KV pool of a worker when it dies; auto: with --standby, and on a CPU where shared memory has"
+        " huge pages."
+    ),
+]
+
+
 def serve(
-    listen: options.Listen = None,
-    http: options.Http = None,
-    model: options.Model = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    runtime_dir: options.RuntimeDir = None,
-    journal: options.Journal = None,
-    metrics_listen: options.MetricsListen = None,
-    tokens: options.Tokens = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    tls_client_ca: options.TlsClientCa = None,
-    health_listen: options.HealthListen = None,
-    log_format: options.LogLines = None,
-    scheduler: options.SchedulerFlags = "",
-    worker: options.WorkerFlags = "",
-    gateway: options.GatewayFlags = "",
-    standby: options.Standbys = 0,
-    shared_pool: options.Pool = SharedPool.AUTO,
+    listen: Listen = None,
+    http: Http = None,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    runtime_dir: RuntimeDir = None,
+    journal: Journal = None,
+    metrics_listen: MetricsListen = None,
+    tokens: Tokens = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    health_listen: HealthListen = None,
+    log_format: LogLines = None,
+    scheduler: SchedulerFlags = "",
+    worker: WorkerFlags = "",
+    gateway: GatewayFlags = "",
+    standby: Standbys = 0,
+    shared_pool: Pool = SharedPool.AUTO,
 ) -> None:
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
     require_programs(PROGRAMS, "tandem serve")
