@@ -17,16 +17,13 @@ from starlette.types import Receive, Scope, Send
 from tandem.v1 import inference_pb2
 
 from tandem_client.connection import Metadata
-from tandem_client.gateway.answers.chunks import Chunks
-from tandem_client.gateway.answers.frame import Frame, ShownPrompt, Tally
-from tandem_client.gateway.answers.whole import Whole
 from tandem_client.gateway.errors import HttpError, unavailable
-from tandem_client.gateway.http.event_stream import EventStream, Pulse
-from tandem_client.gateway.http.exchange import Answer, header
+from tandem_client.gateway.exchange import Answer, EventStream, Pulse, header
 from tandem_client.gateway.metrics import Meter
+from tandem_client.gateway.openai.answers import Chunks, Whole
+from tandem_client.gateway.openai.frame import Frame, ShownPrompt, Tally
 from tandem_client.gateway.openai.wanted import Wanted
-from tandem_client.gateway.upstream.call import ServiceCall
-from tandem_client.gateway.upstream.service import Service
+from tandem_client.gateway.service import Service, ServiceCall
 
 # Characters of the caller's own id that are kept; the service takes 128.
 _KEPT_ID_CHARS = 80

@@ -1,6 +1,7 @@
-"""One process of the gateway: its event loop, its socket, uvicorn, and its end.
+"""One process of the gateway: its event loop, its socket, uvicorn, and its end; and the parent of several.
 
-Owns start and stop. uvicorn reads HTTP; `app` answers it.
+The parent starts a dead one again. Owns start and stop, and of several the address and the table of their counters; the
+kernel spreads connections over them. uvicorn reads HTTP; `app` answers it.
 """
 
 import asyncio
@@ -10,23 +11,28 @@ import resource
 import signal
 import socket
 import ssl
+import sys
+import tempfile
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
+from tandem_client.gateway.accepting import SEAT, Acceptor, Seat, Seats
 from tandem_client.gateway.app import App
-from tandem_client.gateway.http.accepting import Acceptor
-from tandem_client.gateway.http.protocol import Readers, bounded, parser_class
-from tandem_client.gateway.http.seats import SEAT, Seat, Seats
-from tandem_client.gateway.metrics import Meter
-from tandem_client.gateway.running.certificates import Followed, follow, load
+from tandem_client.gateway.certificates import Followed, follow, load
+from tandem_client.gateway.guard import Guard
+from tandem_client.gateway.metrics import Meter, table_bytes
+from tandem_client.gateway.protocol import Readers, bounded, parser_class
+from tandem_client.gateway.service import Service
 from tandem_client.gateway.settings import Settings
-from tandem_client.gateway.upstream.guard import Guard
-from tandem_client.gateway.upstream.service import Service
+from tandem_contract.child import Program, python
 from tandem_contract.logs import announce
+from tandem_contract.processes import Heard, Policy, ServiceEnded, State, Supervisor, run_async
 from tandem_contract.settings import SettingError
 
 log = logging.getLogger("tandem.gateway")
@@ -37,6 +43,11 @@ _SPARE_FILES = 128
 _BACKLOG = 2048
 # As the help of --ping-seconds says. A reader that takes nothing holds a request of the service for nobody.
 _PINGS_TO_STALL = 4
+
+_MODULE = "tandem_client.gateway"
+# More than the processes need after their own grace.
+_SPARE_SECONDS = 5.0
+_POLICY = Policy(max_ends=5)
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -209,3 +220,69 @@ def _allow_files(max_connections: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < needed:
         limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def run(settings: Settings, bound: socket.socket, arguments: Sequence[str]) -> int:
+    """Runs the processes until SIGTERM or SIGINT; returns the status. `bound` keeps the address, also for a port 0.
+
+    Raises SettingError.
+    """
+    asyncio.run(check(settings))
+    host, port = bound.getsockname()[:2]
+    listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    with tempfile.TemporaryDirectory(prefix="tandem-gateway-") as folder:
+        table = Path(folder) / "counters"
+        table.write_bytes(bytes(table_bytes(settings.processes)))
+        flags = [*arguments, f"--listen={listen}", "--processes=1", f"--table={table}", "--exit-with-parent"]
+        return asyncio.run(_Processes(settings, flags, url_of(settings, bound)).run())
+
+
+class _Processes:
+    def __init__(self, settings: Settings, flags: Sequence[str], url: str) -> None:
+        self._settings, self._url = settings, url
+        self._num_listening = 0
+        self._all = [self._kept(row, flags) for row in range(settings.processes)]
+
+    def _kept(self, row: int, flags: Sequence[str]) -> Supervisor:
+        program = Program(argv=python(_MODULE, *flags, f"--row={row}"))
+        name = f"gateway {row + 1}"
+        return Supervisor(name, lambda: program, _POLICY, hear=self._hear, on_change=self._on_change)
+
+    async def run(self) -> int:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        running = [asyncio.create_task(run_async(each)) for each in self._all]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in self._all:
+                each.stop(self._settings.grace_seconds + _SPARE_SECONDS)
+            ended = await asyncio.gather(*running, return_exceptions=True)
+        failure = next((each for each in ended if isinstance(each, ServiceEnded)), None)
+        for fault in ended:
+            if isinstance(fault, BaseException) and not isinstance(fault, ServiceEnded | asyncio.CancelledError):
+                raise fault
+        if failure is None:
+            log.info("stopped")
+            return 0
+        log.error("%s", failure)
+        return 2 if failure.wrong_settings else 1
+
+    def _hear(self, line: str) -> Heard:
+        if LISTENING in line:
+            return Heard.SERVES
+        # Without a reader of the log the gateway goes on.
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
+        return Heard.WORDS
+
+    def _on_change(self, one: Supervisor) -> None:
+        if one.state == State.PAUSED:
+            log.warning("%s", one.ended)
+        elif one.state == State.SERVING:
+            self._num_listening += 1
+            # At the start when all listen, then after each restart.
+            if self._num_listening >= self._settings.processes:
+                announce("%s %s", LISTENING, self._url)
