@@ -9,7 +9,7 @@ import tandem_client.import_path  # noqa: F401  # pyright: ignore[reportUnusedIm
 from typing import TYPE_CHECKING
 
 from tandem_client.async_client import AsyncClient
-from tandem_client.credentials import TlsSettings
+from tandem_client.connection import TlsSettings
 from tandem_client.sync_client import Client
 
 __all__ = ["AsyncClient", "Client", "TlsSettings", "__version__"]

@@ -16,11 +16,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
 
 from tandem_client import types
-from tandem_client.credentials import Metadata
+from tandem_client.connection import Metadata
 from tandem_client.wire import messages
-from tandem_client.wire.chat import ChatMessages, ChatOptions
-from tandem_client.wire.request import abort_request, detokenize_request, render_chat_request, tokenize_request
-from tandem_client.wire.routing import to_service
+from tandem_client.wire.parts import ChatMessages, ChatOptions
+from tandem_client.wire.request import (
+    abort_request,
+    detokenize_request,
+    render_chat_request,
+    to_service,
+    tokenize_request,
+)
 
 _Given = ParamSpec("_Given")
 _Value = TypeVar("_Value")
@@ -32,9 +37,10 @@ _Streaming = grpc.UnaryStreamMultiCallable
 
 
 class Stubs:
-    """The calls on a channel."""
+    """A channel and the calls on it."""
 
     def __init__(self, channel: grpc.Channel) -> None:
+        self.channel: Any = channel
         self.inference = inference_pb2_grpc.InferenceServiceStub(channel)
         self.control = control_pb2_grpc.ControlServiceStub(channel)
         # This stub has no types.

@@ -1,31 +1,231 @@
-"""The part of a client that the blocking and the asynchronous one share: its settings, and the wait for the service."""
+"""The parts of a client and of a stream that the blocking and the asynchronous ones share.
 
+Owns the settings of a client and the wait for the service; and one call with its retries, its results, and the rule by
+which a stream is continued after it was lost: which errors, for how long, with which pauses. The two streams own how
+their messages are read.
+"""
+
+import asyncio
+import random
 import re
+import threading
+import time
 import uuid
-from collections.abc import Iterable
-from typing import Unpack
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar, Unpack, cast
 
 import grpc
 from grpc_health.v1 import health_pb2
 from tandem.v1 import inference_pb2
 
-from tandem_client.connection import DEFAULT_ADDRESS, Tries
-from tandem_client.credentials import Access, Metadata, TlsSettings
-from tandem_client.errors import DeadlineExceeded, Unavailable
-from tandem_client.recovery import LINGER_SECONDS, Recovery
-from tandem_client.types import SampleOffset
-from tandem_client.wire.request import GenerateOptions, Prompt, generate_request, resume_request
-from tandem_client.wire.routing import AFFINITY_KEY, affinity_of
+from tandem_client.calls import Stubs
+from tandem_client.connection import DEFAULT_ADDRESS, Access, Metadata, TlsSettings, Tries
+from tandem_client.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    NotFound,
+    NothingAnswers,
+    QueueFull,
+    TandemError,
+    Unavailable,
+)
+from tandem_client.types import Finished, SampleOffset
+from tandem_client.wire import messages
+from tandem_client.wire.request import (
+    AFFINITY_KEY,
+    FIELD_KEYWORDS,
+    RESUME_KEYWORDS,
+    GenerateOptions,
+    Prompt,
+    affinity_of,
+    generate_request,
+    resume_request,
+    service_in,
+    to_service,
+)
 from tandem_client.wire.rpc_errors import ErrorReader
+from tandem_client.wire.transcript import Transcript
 
+_Event = TypeVar("_Event", threading.Event, asyncio.Event)
+# The linger time of a request with `resume=True` that names none.
+LINGER_SECONDS = 60.0
+FIRST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 1.0
+# The statuses that gRPC's own library reports if a connection breaks during a call.
+_OF_A_CONNECTION = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)
+
+_Stream = TypeVar("_Stream")
 # The pause before another look at a service that stopped answering.
 POLL_SECONDS = 0.05
 # W3C Trace Context, version 00.
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class ClientBase:
-    """The address, the number of retries and the access, which all calls of a client share."""
+class Recovery:
+    """The losses of one stream, which may be continued for `linger_seconds` after each."""
+
+    def __init__(self, linger_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._linger_seconds = linger_seconds
+        self._clock = clock
+        self._lost_at = 0.0
+        self._num_tries = 0
+        # The error that lost the stream; None while it is not lost.
+        self.cause: TandemError | None = None
+
+    def pause_seconds(self, error: TandemError) -> float | None:
+        """Returns the pause before the next try; None if there will not be another."""
+        if not self._is_loss(error):
+            return None
+        if self.cause is None:
+            self.cause, self._lost_at, self._num_tries = error, self._clock(), 0
+        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**self._num_tries) * random.uniform(0.75, 1.25)
+        self._num_tries += 1
+        return pause if self._clock() + pause < self._lost_at + self._linger_seconds else None
+
+    def continued(self) -> None:
+        """Records that the stream goes on."""
+        self.cause = None
+
+    def _is_loss(self, error: TandemError) -> bool:
+        """Whether the stream broke, and not the request. Before the request is accepted, fewer errors are a loss."""
+        if error.request_ended:
+            return False
+        if self.cause is None and not error.stream_began:
+            # Nothing was sent if nobody answers, and a service that is not ready has refused the request.
+            return isinstance(error, Unavailable) and not isinstance(error, NothingAnswers) and not error.is_refusal
+        if isinstance(error, Unavailable | QueueFull):
+            return True
+        if isinstance(error, AlreadyExists):
+            # The first try of a request that is sent again has not been aborted yet.
+            return not error.stream_began
+        return error.code in _OF_A_CONNECTION and not error.is_refusal
+
+
+class StreamBase(Transcript, Generic[_Event]):
+    """A call that is sent when this object is made, and what has been read of it."""
+
+    # The class of the event that is set when the stream is closed or has ended.
+    _new_event: Callable[[], _Event]
+
+    def __init__(
+        self,
+        request: inference_pb2.GenerateRequest,
+        *,
+        start: Callable[[inference_pb2.GenerateRequest, float | None], Any],
+        tries: Tries,
+        errors: ErrorReader,
+        resume: Callable[[inference_pb2.ResumeRequest, float | None, str | None], Any],
+        abort: Callable[[str, str | None], object],
+        recovery: Recovery | None,
+        resumption: inference_pb2.ResumeRequest | None = None,
+        service: str | None = None,
+    ) -> None:
+        """`abort` sends an Abort without waiting. A lost stream is continued if `recovery` is not None.
+
+        Both get the service of the request, if it is known.
+
+        With a `resumption` this call is sent to `service` instead of the request, of which only the id is known.
+        """
+        super().__init__(request, None if resumption is None else messages.offsets(resumption))
+        self._request = request
+        self._resume = resume
+        self._abort = abort
+        self._recovery = recovery
+        self._start = start
+        self._tries = tries
+        self._errors = errors
+        self._resumption = resumption
+        self._closed = self._new_event()
+        # The service that has the request, for `resume` and `abort` in another process, as a proxy in front of several
+        # names it. None without one, and before the first message.
+        self.service = service
+        self._begin()
+
+    def __repr__(self) -> str:
+        return self._face(closed=self._closed.is_set())
+
+    def __del__(self) -> None:
+        if hasattr(self, "_call"):
+            self._cancel()
+
+    @property
+    def offsets(self) -> tuple[SampleOffset, ...]:
+        """What has been read of each sample, as `resume` takes it."""
+        return tuple(sample.offset for sample in self.samples)
+
+    @property
+    def finished(self) -> Finished | None:
+        """How the completion, or the first of several, ended; None before that."""
+        return self.samples[0].finished
+
+    def close(self) -> None:
+        """Cancels the call; the service frees the request at once. A second call has no effect."""
+        self._cancel()
+
+    def _cancel(self) -> object:
+        """Cancels the call. Returns what `abort` returned if the request would go on without its reader, else None."""
+        was_open = not self._closed.is_set()
+        self._closed.set()
+        self._call.cancel()
+        lingers = self._resumption is not None or self._request.resume.linger_seconds > 0
+        return self._send_abort() if was_open and lingers else None
+
+    def _send_abort(self) -> object:
+        return self._abort(self._request.request_id, self.service)
+
+    def _begin(self) -> None:
+        resumption = self._resumption if self.accepted is None else self._rest_request()
+        if resumption is None:
+            self._call = self._start(self._request, self._tries.remaining())
+        else:
+            self._call = self._resume(resumption, self._tries.remaining(), self.service)
+
+    def _note_service(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Reads the metadata that came with the first message."""
+        self.service = service_in(metadata) or self.service
+
+    def _end(self) -> None:
+        """The call has ended, or its connection was lost after the Summary: then nothing was missed."""
+        self._closed.set()
+        self._check_end()
+
+    def _is_new(self, message: inference_pb2.GenerateResponse) -> bool:
+        """Whether a message was not read before the stream was lost."""
+        if self._recovery is None:
+            return True
+        self._recovery.continued()
+        return not self._is_repeated(message)
+
+    def _pause_seconds(self, rpc_error: grpc.RpcError) -> float:
+        """Returns the pause before the next try. Closes the stream and raises if the call may not be retried."""
+        why = "" if self.waiting is None else f"; it was waiting: {self.waiting.message}"
+        error = self._errors.read(rpc_error, stream_began=self.accepted is not None, why_late=why)
+        pause_seconds = None if error.stream_began else self._tries.pause_seconds(error)
+        if pause_seconds is None and self._recovery is not None:
+            pause_seconds = self._recovery.pause_seconds(error)
+            cause = self._recovery.cause
+            if pause_seconds is None and cause is not None and isinstance(error, NotFound):
+                # The service does not have the request any more. What the caller must know is how it was lost.
+                error = cause
+            elif pause_seconds is not None and not error.stream_began and self._resumption is None:
+                # Whether the service has accepted the request is not known, so it must not run a second time.
+                self._send_abort()
+        if pause_seconds is None or self._tries.remaining() == 0:
+            self._closed.set()
+            raise error from None
+        return pause_seconds
+
+
+class ClientBase(Generic[_Stream]):
+    """The address, the number of retries and the access, which all calls of a client share.
+
+    A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
+    Every call takes `timeout`, in seconds, for all its tries together; None: no end.
+    """
+
+    # The class of the streams, and whether a channel belongs to the event loop that runs when it is made.
+    _new_stream: Callable[..., _Stream]
+    _is_of_loop: bool
 
     def __init__(
         self,
@@ -35,13 +235,100 @@ class ClientBase:
         token: str | None = None,
         tls: TlsSettings | None = None,
     ) -> None:
+        """Raises ValueError if the token would be sent in plaintext to another machine; OSError for files of `tls`."""
         self._access = Access(address=address, token=token, tls=tls)
         self.address = address
         self._metadata = self._access.metadata
         self._max_retries = max_retries
+        # A channel of a loop is made at first use.
+        self._opened = None if self._is_of_loop else Stubs(self._access.channel())
+        # Aborts of requests that linger and whose streams were closed. What is dropped is cancelled.
+        self._aborting: set[Any] = set()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}>"
+
+    def generate(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        timeout: float | None = None,
+        resume: bool = False,
+        traceparent: str | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> _Stream:
+        """Starts a completion of a text or of token ids, or with `chat` an answer; iterate over the stream.
+
+        Options as in `GenerateOptions`.
+        With `resume`, the stream goes on by itself after its connection or its front end was lost. The service logs the
+        ids of `traceparent`, a W3C trace context.
+        """
+        request, recovery = lingering_request(prompt, resume=resume, **options)
+        return self._stream(request, FIELD_KEYWORDS, timeout, recovery, self._metadata_of(request, traceparent))
+
+    def resume(
+        self,
+        request_id: str,
+        secret: bytes,
+        *,
+        offsets: Iterable[SampleOffset] = (),
+        linger_seconds: float = 0.0,
+        service: str | None = None,
+        timeout: float | None = None,
+    ) -> _Stream:
+        """Continues the stream of a request that lingers, which this or another program began; iterate over it.
+
+        `request_id` and `secret` are those of its Accepted (`request_id`, `resume_secret`). `offsets` tells what was
+        received of each sample (`stream.offsets`); the stream has only what lies beyond. A sample without an offset
+        is sent from its start. `service` is the first stream's, by which a proxy in front of several finds it.
+        This reader replaces an earlier one, which gets Replaced. NotFound: no such request is kept, or the secret is
+        wrong. If the stream is lost, it is continued for `linger_seconds`; 0: it raises.
+        Leaving it early aborts the request, as with `generate`.
+        """
+        recovery = Recovery(linger_seconds) if linger_seconds > 0 else None
+        resumption = resume_request(request_id, secret, offsets)
+        # The known part of the request.
+        request = inference_pb2.GenerateRequest(request_id=request_id)
+        return self._stream(request, RESUME_KEYWORDS, timeout, recovery, self._metadata, resumption, service)
+
+    def _stream(
+        self,
+        request: inference_pb2.GenerateRequest,
+        keywords: Mapping[str, str],
+        timeout: float | None,
+        recovery: Recovery | None,
+        metadata: Metadata,
+        resumption: inference_pb2.ResumeRequest | None = None,
+        service: str | None = None,
+    ) -> _Stream:
+        def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> Any:
+            return self._stubs.inference.Generate(request, timeout=remaining, metadata=metadata)
+
+        def start_again(request: inference_pb2.ResumeRequest, remaining: float | None, at: str | None) -> Any:
+            return self._stubs.inference.Resume(request, timeout=remaining, metadata=(*metadata, *to_service(at)))
+
+        return self._new_stream(
+            request,
+            start=start,
+            tries=self._tries(timeout),
+            errors=ErrorReader(address=self.address, timeout=timeout, keywords=keywords),
+            resume=start_again,
+            abort=self._abort_later,
+            recovery=recovery,
+            resumption=resumption,
+            service=service,
+        )
+
+    @property
+    def _stubs(self) -> Stubs:
+        """The calls on the client's channel."""
+        if self._opened is None:
+            self._opened = Stubs(cast(Any, self._access.aio_channel()))
+        return self._opened
+
+    def _abort_later(self, request_id: str, service: str | None) -> object:
+        """Sends an Abort without waiting; what is returned can be waited for."""
+        raise NotImplementedError
 
     def _metadata_of(self, request: inference_pb2.GenerateRequest, traceparent: str | None) -> Metadata:
         """Returns the metadata of a call in this trace. Raises ValueError if the traceparent is malformed."""
@@ -71,26 +358,14 @@ def lingering_request(
     return request, Recovery(request.resume.linger_seconds) if resume else None
 
 
-def resumed_request(
-    request_id: str, secret: bytes, offsets: Iterable[SampleOffset], linger_seconds: float
-) -> tuple[inference_pb2.GenerateRequest, inference_pb2.ResumeRequest, Recovery | None]:
-    """Returns the known part of a request that is resumed, its first Resume call, and its recovery."""
-    recovery = Recovery(linger_seconds) if linger_seconds > 0 else None
-    resumption = resume_request(request_id, secret, offsets)
-    return inference_pb2.GenerateRequest(request_id=request_id), resumption, recovery
-
-
 class ReadyWait:
     """The state of one `wait_ready`: its time, and the last reason why the service is not ready."""
 
     def __init__(self, address: str, timeout: float | None) -> None:
-        self._tries = Tries(retries_left=0, timeout=timeout)
+        # Gives the seconds that are left, None without a limit.
+        self.remaining = Tries(retries_left=0, timeout=timeout).remaining
         self._errors = ErrorReader(address=address, timeout=timeout)
         self._reason = "it has not answered"
-
-    def remaining(self) -> float | None:
-        """Returns the seconds that are left, None without a limit."""
-        return self._tries.remaining()
 
     def is_ready(self, response: health_pb2.HealthCheckResponse) -> bool:
         """Reads one answer of the health service."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_client import Client, async_client, sync_client, sync_stream
+from tandem_client import Client, async_client, sync_client
 from tests.client import fake_programs
 from tests.client.fake_service import WAIT_SECONDS, FakeService
 from tests.client.proxied import Proxied
@@ -34,7 +34,7 @@ def client(service: FakeService) -> Iterator[Client]:
 @pytest.fixture
 def patient_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that leaves waits a second for its Abort; on a busy machine that may take longer."""
-    for module in (async_client, sync_client, sync_stream):
+    for module in (async_client, sync_client):
         monkeypatch.setattr(module, "ABORT_SECONDS", WAIT_SECONDS)
 
 

@@ -12,7 +12,7 @@ from tandem.v1 import chat_pb2, constraint_pb2, inference_pb2
 from tandem_client import AsyncClient, Client
 from tandem_client.errors import InvalidArgument
 from tandem_client.types import ChatMessage, FinishReason, SampleOffset, ToolCall
-from tandem_client.wire.chat import IGNORED_IN_MESSAGES
+from tandem_client.wire.parts import IGNORED_IN_MESSAGES
 from tandem_client.wire.request import generate_request
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService

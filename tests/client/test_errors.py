@@ -10,8 +10,8 @@ from google.protobuf.message import Message
 from tandem.v1 import inference_pb2
 
 from tandem_client import AsyncClient, Client, errors
-from tandem_client.wire.field_names import name_of, with_names
 from tandem_client.wire.request import FIELD_KEYWORDS, GenerateOptions
+from tandem_client.wire.rpc_errors import name_of, with_names
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService, bad_request, retry_info
 

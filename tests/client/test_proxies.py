@@ -9,9 +9,8 @@ from contextlib import suppress
 import pytest
 
 from tandem_client import AsyncClient, Client
-from tandem_client.connection import dialled
-from tandem_client.credentials import Access
-from tandem_client.gateway.upstream.service import Service
+from tandem_client.connection import Access, dialled
+from tandem_client.gateway.service import Service
 from tandem_client.services.handshake import is_plaintext
 from tandem_client.services.probe import Probe, gateway_flags
 from tests.client.cli.test_serve import READY, Programs, run_serve

@@ -10,9 +10,9 @@ from google.rpc import error_details_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from tandem_client import AsyncClient, Client
+from tandem_client.client_base import Recovery
 from tandem_client.errors import InvalidArgument, NothingAnswers, Replaced, TandemError, Unavailable
-from tandem_client.recovery import Recovery
-from tandem_client.sync_stream import GenerateStream
+from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService

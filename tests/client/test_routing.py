@@ -7,8 +7,7 @@ import pytest
 from tandem.v1 import inference_pb2
 
 from tandem_client import AsyncClient, Client
-from tandem_client.wire.request import generate_request
-from tandem_client.wire.routing import affinity_of
+from tandem_client.wire.request import affinity_of, generate_request
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService
 from tests.client.proxied import NAME, Proxied

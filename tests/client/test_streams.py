@@ -10,9 +10,9 @@ import pytest
 from tandem.v1 import inference_pb2
 
 from tandem_client import AsyncClient, Client
-from tandem_client.async_stream import AsyncGenerateStream
+from tandem_client.async_client import AsyncGenerateStream
 from tandem_client.errors import DeadlineExceeded, ProtocolError, Unavailable
-from tandem_client.sync_stream import GenerateStream
+from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta, FinishReason, PromptInfo, TokenLogprob, Waiting, WaitReason
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService

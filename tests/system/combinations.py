@@ -22,7 +22,7 @@ import psutil
 
 from tandem_client import Client
 from tandem_client.errors import NotFound, Unavailable
-from tandem_client.sync_stream import GenerateStream
+from tandem_client.sync_client import GenerateStream
 from tests.rigs import byte_tokenizer
 from tests.rigs.oracle import complete
 from tests.rigs.processes import Child, Rig, SchedulerProcess

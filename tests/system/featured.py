@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from tandem_client import Client
-from tandem_client.sync_stream import GenerateStream
+from tandem_client.sync_client import GenerateStream
 from tandem_client.wire.request import GenerateOptions
 from tests.rigs import byte_tokenizer
 from tests.rigs.transcript import Transcript

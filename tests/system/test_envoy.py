@@ -24,7 +24,7 @@ from tandem.v1 import inference_pb2 as pb
 
 from tandem_client import Client
 from tandem_client.types import FinishReason
-from tandem_client.wire.routing import AFFINITY_KEY, SERVICE_KEY
+from tandem_client.wire.request import AFFINITY_KEY, SERVICE_KEY
 from tests.client.gateway.conftest import start_gateway
 from tests.rigs.envoy import FILE, HOW_TO_INSTALL, Envoy, find_envoy, validated
 from tests.rigs.processes import Child, Rig, SchedulerProcess, child_environment

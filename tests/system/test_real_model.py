@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_client.sync_stream import GenerateStream
+from tandem_client.sync_client import GenerateStream
 from tandem_client.types import TokenLogprob
 from tandem_client.wire.request import GenerateOptions
 from tests.rigs.processes import Rig

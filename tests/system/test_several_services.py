@@ -2,7 +2,7 @@
 
 from tandem_client import Client
 from tandem_client.errors import Unavailable
-from tandem_client.sync_stream import GenerateStream
+from tandem_client.sync_client import GenerateStream
 from tests.rigs.processes import Rig
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask

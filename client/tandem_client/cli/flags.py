@@ -1,13 +1,62 @@
-"""Flags that several commands share, the panels of the help, and the declaration of a command's flags as a table."""
+"""How the flags of commands are declared and read: a command's flags as a table, and those that several commands share.
 
-from collections.abc import Callable, Sequence
+Owns the flags of `tandem generate` by the fields of a GenerateRequest that they set (a test compares the table with the
+flags) and the wording of messages that name fields; the flags that say which service a command talks to and how it
+proves who it is; and the syntax of prompts, token ids, biases and JSON, for which typer has no type. A token comes from
+a file or from a variable, never from the command line, which other users of the machine can read.
+"""
+
+import functools
+import inspect
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import Parameter, Signature
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from tandem_client.cli.flag_names import KEYWORDS
-from tandem_client.connection import DEFAULT_ADDRESS
+from tandem_client.async_client import AsyncClient
+from tandem_client.connection import DEFAULT_ADDRESS, TlsSettings
+from tandem_client.errors import TandemError
+from tandem_client.sync_client import Client
+from tandem_client.wire.request import FIELD_KEYWORDS, Prompt
+from tandem_client.wire.rpc_errors import with_names
+
+_PROMPT = "the prompt"
+# Keywords of `generate` that have a flag of another name.
+_FLAGS = {
+    "prompt": _PROMPT,
+    "allowed_token_ids": "--allow",
+    "banned_token_ids": "--ban",
+    "stop_token_ids": "--stop-token-id",
+    "max_time_seconds": "--max-time",
+    "max_queue_seconds": "--max-queue",
+    "prompt_logprobs_start": "--prompt-logprobs",
+    "cache_salt": "--salt",
+    "bypass_cache_read": "--bypass-cache read",
+    "bypass_cache_write": "--bypass-cache write",
+    "linger_seconds": "--linger",
+    "choices": "--choice",
+}
+# Keywords that the command never sets.
+_WITHOUT_FLAG = frozenset({"parallel_tool_calls", "continue_final_message", "add_generation_prompt"})
+_OF_KEYWORD = {
+    keyword: _FLAGS.get(keyword, f"--{keyword.replace('_', '-')}")
+    for keyword in FIELD_KEYWORDS.values()
+    if keyword not in _WITHOUT_FLAG
+}
+FLAGS: Mapping[str, str] = {
+    path: _OF_KEYWORD[keyword] for path, keyword in FIELD_KEYWORDS.items() if keyword in _OF_KEYWORD
+}
+KEYWORDS: Mapping[str, str] = {flag: keyword for keyword, flag in _OF_KEYWORD.items()}
+_KEYWORDS_FIRST = re.compile(r"\A\w+(?: and \w+)*(?= )")
+_INDEXED = re.compile(rf"({_PROMPT}|--[a-z-]+)\[(\d+)\]")
 
 PROMPT, CHAT, CONSTRAINT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
     "Prompt", "Chat", "Constraint", "Sampling", "Stopping", "Output", "Cache", "Connection",
@@ -16,8 +65,35 @@ PROMPT, CHAT, CONSTRAINT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
+TOKEN_VARIABLE = "TANDEM_TOKEN"
+_MAX_TOKEN_BYTES = 4096
 
-def option(panel: str, usage: str, description: str, **settings: Any) -> Any:
+_JSON_NAMES: Mapping[Any, str] = {list: "a JSON list", dict: "a JSON object", (dict, bool): "a JSON schema"}
+
+
+def refusal_in_flags(error: TandemError) -> str:
+    """Returns the service's message with flags in place of fields, and the wrong flag before it if it names none."""
+    message = with_names(error.service_message, FLAGS, field=error.field)
+    flag = with_names(error.field, FLAGS, field=error.field) if error.field else ""
+    names_one = flag in message or message.startswith("--")
+    return _INDEXED.sub(_without_index, message if names_one else f"{flag}: {message}")
+
+
+def keyword_in_flags(message: str) -> str:
+    """Returns a message of `request`, which begins with keywords, with the flags in their places."""
+    return _KEYWORDS_FIRST.sub(
+        lambda found: " and ".join(_OF_KEYWORD.get(each, each) for each in found[0].split(" and ")), message, count=1
+    )
+
+
+def _without_index(found: re.Match[str]) -> str:
+    """Drops the index, because a flag is repeated and not indexed. The index of a bias is its token id."""
+    if found[1] == _PROMPT:
+        return f"token {found[2]} of the prompt"
+    return f"--logit-bias of token {found[2]}" if found[1] == "--logit-bias" else found[1]
+
+
+def option(panel: str | None, usage: str, description: str, **settings: Any) -> Any:
     """Declares a flag. `usage` has its names and, if the flag takes a value, the metavar: `--max-new-tokens -n N`."""
     names = usage.split()
     metavar = None if names[-1].startswith("-") else names.pop()
@@ -29,14 +105,15 @@ def parameter(name: str, annotation: Any, default: Any = None) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def flag(panel: str, kind: Any, usage: str, description: str) -> Parameter:
-    """Declares a flag with the default None.
+def flag(panel: str | None, kind: Any, usage: str, description: str, default: Any = None, **settings: Any) -> Parameter:
+    """Declares a flag.
 
     The parameter has the name of the keyword that the flag sets; a flag that sets no keyword gives its own name.
     """
     flag_name = usage.split()[0].partition("/")[0]
     name = KEYWORDS.get(flag_name) or flag_name.removeprefix("--").replace("-", "_")
-    return parameter(name, Annotated[kind | None, option(panel, usage, description)])
+    wanted = kind | None if default is None else kind
+    return parameter(name, Annotated[wanted, option(panel, usage, description, **settings)], default)
 
 
 def takes(parameters: Sequence[Parameter]) -> Callable[[_Command], _Command]:
@@ -79,3 +156,151 @@ SkipSpecialTokens = Annotated[
     bool | None,
     option(OUTPUT, "--skip-special-tokens/--no-skip-special-tokens", "Leave special tokens out of the text (default)."),
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The service that a command talks to, as its flags say."""
+
+    address: str
+    token_file: str | None
+    tls: bool
+    tls_ca: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    tls_server_name: str | None
+
+    def client(self, *, max_retries: int = 3) -> Client:
+        """Returns a client. Raises OSError, and ValueError if the flags do not fit together."""
+        return Client(self.address, max_retries=max_retries, token=self._token(), tls=self._tls())
+
+    def async_client(self) -> AsyncClient:
+        """Returns a client for an event loop. Raises as `client` does."""
+        return AsyncClient(self.address, token=self._token(), tls=self._tls())
+
+    def _tls(self) -> TlsSettings | None:
+        names = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
+        if not self.tls and not any(names):
+            return None
+        return TlsSettings(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key, server_name=self.tls_server_name)
+
+    def _token(self) -> str | None:
+        if self.token_file is None:
+            return os.environ.get(TOKEN_VARIABLE) or None
+        with Path(self.token_file).open("rb") as file:
+            return file.read(_MAX_TOKEN_BYTES).decode(errors="replace").strip()
+
+
+def _shared(usage: str, description: str, kind: Any = str, default: Any = None) -> Parameter:
+    """A flag that a variable may set, too: TANDEM_TLS_CA for --tls-ca."""
+    variable = f"TANDEM_{usage.split()[0].removeprefix('--').upper().replace('-', '_')}"
+    return flag(CONNECTION, kind, usage, description, default, envvar=variable)
+
+
+_OF_SERVICE = (
+    parameter("address", Address, DEFAULT_ADDRESS),
+    _shared("--token-file FILE", f"File with the token; or the token in {TOKEN_VARIABLE}."),
+    _shared("--tls", "Use TLS, which the next flags imply.", bool, False),
+    _shared("--tls-ca FILE", "Authority of the service's certificate, PEM; default: the public ones."),
+    _shared("--tls-cert FILE", "Own certificate, PEM, for a service that asks for one."),
+    _shared("--tls-key FILE", "Key of --tls-cert, PEM."),
+    _shared("--tls-server-name NAME", "Name in the service's certificate, if it is not the address's."),
+)
+
+
+def connects(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the flags of a service in place of its parameter `service`."""
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        given = {flag.name: values.pop(flag.name) for flag in _OF_SERVICE}
+        command(service=Service(**given), **values)
+
+    parameters: list[inspect.Parameter] = []
+    for each in inspect.signature(command).parameters.values():
+        found = _OF_SERVICE if each.name == "service" else (each.replace(kind=inspect.Parameter.KEYWORD_ONLY),)
+        parameters += found
+    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    return run
+
+
+def parse_token_ids(text: str) -> Sequence[int]:
+    """Reads numbers separated by blanks or commas, with or without brackets. Raises ValueError."""
+    words = text.strip().strip("[]").replace(",", " ").split()
+    wrong = next((word for word in words if not word.isdecimal()), None)
+    if wrong is not None:
+        raise ValueError(f"a token id is {wrong[:40]!r}; it must be a whole number, 0 or greater")
+    return [int(word) for word in words]
+
+
+def parse_biases(given: Sequence[str]) -> dict[int, float]:
+    """Reads words like 17=-2.5. Raises ValueError."""
+    biases: dict[int, float] = {}
+    for word in given:
+        token, is_pair, bias = word.partition("=")
+        try:
+            if not is_pair:
+                raise ValueError
+            token_id, value = int(token), float(bias)
+        except ValueError:
+            raise ValueError(f"--logit-bias is {word[:40]!r}; it must be ID=X, like 17=-2.5") from None
+        if token_id in biases:
+            raise ValueError(f"--logit-bias names token {token_id} twice; each token has one bias")
+        biases[token_id] = value
+    return biases
+
+
+def read_prompt(argument: str, *, token_ids: bool) -> Prompt:
+    """Returns the prompt of the argument, or standard input if the argument is -. Raises ValueError."""
+    # The shell's last line break is not part of the text.
+    text = read_text().removesuffix("\n") if argument == "-" else argument
+    if not text:
+        raise ValueError("the prompt is empty; at least 1 character is needed")
+    return parse_token_ids(text) if token_ids else text
+
+
+def read_chat(prompt: Prompt, system: str | None) -> list[dict[str, str]]:
+    """Returns the conversation of one message of the user. Raises ValueError."""
+    if not isinstance(prompt, str):
+        raise ValueError("--chat and --token-ids exclude each other; a chat is text")
+    messages = [{"role": "user", "content": prompt}]
+    return messages if system is None else [{"role": "system", "content": system}, *messages]
+
+
+def read_json(flag: str, given: str | None, kinds: type | tuple[type, ...]) -> Any:
+    """Returns the JSON value of a flag: its text, or the file that it names. Raises ValueError.
+
+    `kinds`: the Python types that the value may have.
+    """
+    if given is None:
+        return None
+    is_text = given.lstrip()[:1] in ("{", "[") or given in ("true", "false")
+    text = given if is_text else read_file(given, flag)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{flag} is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{flag} is no JSON: {error}") from None
+    if not isinstance(value, kinds):
+        raise ValueError(f"{flag} is {str(value)[:40]!r}; it must be {_JSON_NAMES[kinds]}")
+    return value
+
+
+def read_file(path: str, flag: str) -> str:
+    """Returns the text of the file that a flag names. Raises ValueError if it cannot be read or is not UTF-8."""
+    try:
+        return Path(path).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{flag}: {path} is not UTF-8 (byte {error.start})") from None
+    except OSError as error:
+        raise ValueError(f"{flag}: {path[:200]}: {error.strerror}") from None
+
+
+def read_text() -> str:
+    """Reads all of standard input, with \\n as line break. Raises ValueError if it is not UTF-8, in every locale."""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8 (byte {error.start})") from None
+    return io.StringIO(text, newline=None).read()

@@ -1,9 +1,12 @@
-"""Prints a stream: as text that grows, with tables of log probabilities below it, or as JSON lines.
+"""Prints a stream: as text that grows, with tables of log probabilities and figures below it, or as JSON lines.
 
-The first of several samples is printed as it streams; the others follow one after another.
+The first of several samples is printed as it streams; the others follow one after another. A terminal gets the text of
+a model without control characters: a model that writes escape sequences could move the cursor, rename the window or
+fill the clipboard of its user.
 """
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,10 +17,57 @@ from rich.console import Console
 from rich.text import Text
 from tandem.v1 import inference_pb2
 
-from tandem_client.cli.closing import closing_line
-from tandem_client.cli.plain import plain
-from tandem_client.sync_stream import GenerateStream
-from tandem_client.types import Delta, TokenLogprob, Waiting
+from tandem_client.async_client import AsyncGenerateStream
+from tandem_client.plural import counted
+from tandem_client.sync_client import GenerateStream
+from tandem_client.types import Delta, Summary, TokenLogprob, Waiting
+
+# C0 without tab and line feed, DEL, C1, the line and paragraph separators, and the marks that change the direction of
+# text, by which a line could show something else than it says.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    """Returns the text with each control character as a visible one: ␛ for an escape; a carriage return is dropped."""
+    return _CONTROL.sub(_shown, text)
+
+
+def _shown(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code == 0x0D:
+        return ""
+    if code < 0x20:
+        # The symbols for control characters.
+        return chr(0x2400 + code)
+    return "␡" if code == 0x7F else f"<U+{code:04X}>"
+
+
+def closing_line(stream: GenerateStream | AsyncGenerateStream, first_seconds: float, decode_seconds: float) -> str:
+    """Returns tokens, reasons and rates, and what the summary tells of cache, preemptions and workers.
+
+    `first_seconds`: the time to the first token as the caller saw it; `decode_seconds`: from there to the last.
+    """
+    ends = [sample.finished for sample in stream.samples if sample.finished is not None]
+    num_tokens = sum(end.output_tokens for end in ends)
+    rate = (num_tokens - 1) / decode_seconds if num_tokens > 1 and decode_seconds > 0 else 0.0
+    reasons = ", ".join(dict.fromkeys(end.reason for end in ends))
+    line = f"{counted(num_tokens, 'token')}, ended by {reasons}"
+    parts = [f"{line}; first after {first_seconds:.3f} s, then {rate:.1f} tokens/s"]
+    return "; ".join([*parts, *(_events(stream.summary) if stream.summary is not None else ())])
+
+
+def _events(summary: Summary) -> list[str]:
+    usage, timing = summary.usage, summary.timing
+    found: list[str] = []
+    if usage.reasoning_tokens:
+        found.append(f"{counted(usage.reasoning_tokens, 'token')} of reasoning")
+    if usage.cached_prompt_tokens:
+        found.append(f"{usage.cached_prompt_tokens} of {usage.prompt_tokens} prompt tokens cached")
+    if timing.preemptions:
+        found.append(counted(timing.preemptions, "preemption"))
+    if timing.worker_changes:
+        found.append(counted(timing.worker_changes, "worker change"))
+    return found
 
 
 def json_line(message: inference_pb2.GenerateResponse, **more: str) -> str:

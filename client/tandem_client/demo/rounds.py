@@ -1,6 +1,7 @@
-"""One round of the demo: sends all prompts at the same time and reads each stream to its end.
+"""One round of the demo: its prompts, which are all sent at the same time, and each stream read to its end.
 
-Owns the measurements of a round and the comparison of two. Knows nothing of processes or terminals.
+Owns the measurements of a round and the comparison of two. The bundled model was trained on Python's documentation, so
+the prompts begin like it. Knows nothing of processes or terminals.
 """
 
 import asyncio
@@ -9,10 +10,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tandem_client.async_client import AsyncClient
-from tandem_client.demo.prompts import Question
-from tandem_client.types import Delta, Load, Summary
+from tandem_client.types import Delta, Summary
+from tandem_client.wire.request import GenerateOptions
 
 _LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A prompt and its sampling options."""
+
+    prompt: str
+    options: GenerateOptions
+
+
+_GREEDY: GenerateOptions = {"temperature": 0.0}
+# The noise depends on seed and position only, so this completion too must be the same each time.
+_SEEDED: GenerateOptions = {"temperature": 0.8, "top_p": 0.95, "seed": 2026}
+
+
+def questions(max_new_tokens: int) -> list[Question]:
+    """Returns the demo's requests, each for `max_new_tokens` tokens."""
+    prompts = [
+        ("Return the number of", _GREEDY),
+        ("Raise ValueError if the", _GREEDY),
+        ("This module provides a simple interface to", _GREEDY),
+        ("If the file does not exist,", _GREEDY),
+        ("Convert a string to a", _GREEDY),
+        ("Read up to size bytes from the", _GREEDY),
+        ("The default value is None, which means", _GREEDY),
+        ("This class is used to", _SEEDED),
+    ]
+    # With a fixed length, every run does the same work.
+    fixed: GenerateOptions = {"max_new_tokens": max_new_tokens, "ignore_eos": True}
+    return [Question(prompt=prompt, options={**options, **fixed}) for prompt, options in prompts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +112,8 @@ async def run_round(
 ) -> Round:
     """Sends all prompts at the same time and reads every stream. On an error, cancels the other streams and raises."""
     before = await client.load()
-    watch = _Watch(client)
-    watching = asyncio.create_task(watch.run())
+    pages_used = [0]
+    watching = asyncio.create_task(_watch(client, pages_used))
     started = time.monotonic()
     asking = [
         asyncio.create_task(_ask(client, index, question, arrivals, on_delta, on_done))
@@ -98,7 +129,7 @@ async def run_round(
         completions=tuple(completions),
         seconds=time.monotonic() - started,
         steps=after.steps - before.steps,
-        pages_used=watch.pages_used,
+        pages_used=max(pages_used),
         pages_total=after.pages_total,
         lane_resets=after.lane_resets - before.lane_resets,
     )
@@ -106,12 +137,10 @@ async def run_round(
 
 def differing(undisturbed: Round, disturbed: Round) -> list[int]:
     """Returns the indices of the prompts with two different completions."""
-    pairs = zip(undisturbed.completions, disturbed.completions, strict=True)
-    return [index for index, (one, other) in enumerate(pairs) if not _same(one, other)]
-
-
-def _same(one: Completion, other: Completion) -> bool:
-    return (one.token_ids, one.text, one.ended_by) == (other.token_ids, other.text, other.ended_by)
+    ones, others = (
+        [(each.token_ids, each.text, each.ended_by) for each in of.completions] for of in (undisturbed, disturbed)
+    )
+    return [index for index, (one, other) in enumerate(zip(ones, others, strict=True)) if one != other]
 
 
 async def _ask(
@@ -144,15 +173,8 @@ async def _ask(
     return completion
 
 
-class _Watch:
+async def _watch(client: AsyncClient, pages_used: list[int]) -> None:
     """Polls the load, because only GetLoad reports the number of pages in use."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-        self.pages_used = 0
-
-    async def run(self) -> None:
-        while True:
-            load: Load = await self._client.load()
-            self.pages_used = max(self.pages_used, load.pages_used)
-            await asyncio.sleep(_LOOK_SECONDS)
+    while True:
+        pages_used.append((await client.load()).pages_used)
+        await asyncio.sleep(_LOOK_SECONDS)

@@ -29,7 +29,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     try:
         settings = PROGRAM.read(arguments, os.environ)
-        from tandem_client.gateway.running import processes, server
+        from tandem_client.gateway import server
 
         if settings.exit_with_parent:
             die_with_parent()
@@ -41,7 +41,7 @@ def main() -> int:
             log.warning("%s", line)
         with server.bind(settings) as bound:
             if settings.processes > 1:
-                return processes.run(settings, bound, arguments)
+                return server.run(settings, bound, arguments)
             # A collection of all that was imported takes some 50 ms, in which no stream goes on.
             gc.collect()
             gc.freeze()

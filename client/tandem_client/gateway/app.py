@@ -1,13 +1,15 @@
 """The gateway as an ASGI application of Starlette: which path is answered how, and what goes wrong.
 
-`admission` decides who may have how many requests. `generation` answers completions and chats; `simple` the rest.
+`admission` decides who may have how many requests. `generation` answers completions and chats. The endpoints that are
+one question to the service are here: models, tokens, health, version.
 """
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,22 +18,26 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from tandem.v1 import control_pb2, inference_pb2
 
-from tandem_client.credentials import Metadata
-from tandem_client.gateway.admission import Admission, metadata_of
+from tandem_client.connection import Metadata
+from tandem_client.gateway.accepting import Seats
+from tandem_client.gateway.admission import METRICS, Admission, Callers, metadata_of
 from tandem_client.gateway.errors import SERVER, HttpError
+from tandem_client.gateway.exchange import MAX_HEADER_BYTES, Answer, Pulse, bearer, refusal, values
 from tandem_client.gateway.generation import Generation
-from tandem_client.gateway.http.event_stream import Pulse
-from tandem_client.gateway.http.exchange import MAX_HEADER_BYTES, Answer, bearer, refusal, values
-from tandem_client.gateway.http.seats import Seats
 from tandem_client.gateway.metrics import Meter
-from tandem_client.gateway.openai.wanted import Wanted, chat_completion, completion
-from tandem_client.gateway.openapi import description
+from tandem_client.gateway.openai.bodies import Detokenize, TokenizeChat, TokenizeText
+from tandem_client.gateway.openai.fields import read
+from tandem_client.gateway.openai.openapi import description
+from tandem_client.gateway.openai.wanted import CHAT, COMPLETION, Wanted, chat, chat_completion, completion
+from tandem_client.gateway.service import Guard, Service
 from tandem_client.gateway.settings import Settings
-from tandem_client.gateway.simple import Simple
-from tandem_client.gateway.upstream.callers import METRICS, Callers
-from tandem_client.gateway.upstream.guard import Guard
-from tandem_client.gateway.upstream.service import Service
+from tandem_contract.version import version
+
+# A probe of an orchestrator waits for a second or more.
+_HEALTH_SECONDS = 1.0
+_DETOKENIZE: Mapping[str, str] = {"token_ids": "tokens"}
 
 log = logging.getLogger("tandem.gateway")
 
@@ -44,7 +50,10 @@ class App(Starlette):
 
     def __init__(self, settings: Settings, service: Service, meter: Meter, guard: Guard, seats: Seats) -> None:
         self.pulse = Pulse(settings.ping_seconds)
-        admission, asks = Admission(settings, guard, Callers(service), seats), Simple(service)
+        self._service, self._meter = service, meter
+        self._admission = admission = Admission(settings, guard, Callers(service), seats)
+        self._created, self._version = int(time.time()), version()
+        self._description: asyncio.Task[str] | None = None
 
         def made(read: Callable[[dict[str, object]], Wanted]) -> Handler:
             async def generate(request: Request, metadata: Metadata) -> Response:
@@ -54,32 +63,19 @@ class App(Starlette):
             generate.__name__ = read.__name__
             return generate
 
-        async def metrics(request: Request, metadata: Metadata) -> Response:
-            # The rules are those of the service's own page.
-            await admission.need(request, METRICS)
-            return Answer(meter.page(), media_type=_PAGE)
-
-        described: list[asyncio.Task[str]] = []
-
-        async def openapi(request: Request, metadata: Metadata) -> Response:
-            if not described:
-                # It takes a tenth of a second, once; streams go on beside a thread.
-                described.append(asyncio.create_task(asyncio.to_thread(description, self.routes)))
-            return Answer(await asyncio.shield(described[0]))
-
         # Path, the endpoint's name in metrics, its handler, its method, and who gives its requests a place.
         table: list[tuple[str, str, Handler, str, Admission | None]] = [
             ("/v1/completions", "completions", made(completion), "POST", admission),
             ("/v1/chat/completions", "chat", made(chat_completion), "POST", admission),
-            ("/tokenize", "tokenize", asks.tokenize, "POST", admission),
-            ("/detokenize", "detokenize", asks.detokenize, "POST", admission),
-            ("/v1/models", "models", asks.models, "GET", admission),
-            ("/v1/models/{name:path}", "models", asks.model, "GET", admission),
-            ("/health", "health", asks.health, "GET", None),
-            ("/livez", "health", asks.live, "GET", None),
-            ("/version", "other", asks.version, "GET", None),
-            ("/metrics", "other", metrics, "GET", None),
-            ("/openapi.json", "other", openapi, "GET", None),
+            ("/tokenize", "tokenize", self.tokenize, "POST", admission),
+            ("/detokenize", "detokenize", self.detokenize, "POST", admission),
+            ("/v1/models", "models", self.models, "GET", admission),
+            ("/v1/models/{name:path}", "models", self.model, "GET", admission),
+            ("/health", "health", self.health, "GET", None),
+            ("/livez", "health", self.live, "GET", None),
+            ("/version", "other", self.version, "GET", None),
+            ("/metrics", "other", self.metrics, "GET", None),
+            ("/openapi.json", "other", self.openapi, "GET", None),
         ]
         super().__init__(
             routes=[
@@ -90,6 +86,87 @@ class App(Starlette):
             exception_handlers={HttpError: _refused, HTTPException: _refused, Exception: _refused},
         )
         self.router.redirect_slashes = False
+
+    async def models(self, request: Request, metadata: Metadata) -> Response:
+        """GET /v1/models: the served model."""
+        info = await self._service.model_info(metadata)
+        return _json({"object": "list", "data": [self._described(info)]})
+
+    async def model(self, request: Request, metadata: Metadata) -> Response:
+        """GET /v1/models/{id}."""
+        name, info = request.path_params["name"], await self._service.model_info(metadata)
+        if name != info.model:
+            message = f"model {name[:128]!r} is not served here; {info.model!r} is"
+            raise HttpError(404, message, param="model", code="model_not_found")
+        return _json(self._described(info))
+
+    async def tokenize(self, request: Request, metadata: Metadata) -> Response:
+        """POST /tokenize: a text or a conversation to token ids, as vLLM does."""
+        given = values(request)
+        if given.get("messages") is None:
+            body = read(TokenizeText, given)
+            asked = inference_pb2.TokenizeRequest(
+                model=body.model or "", text=body.prompt, add_special_tokens=body.add_special_tokens
+            )
+            ids = await self._service.tokenize(asked, metadata, COMPLETION)
+        else:
+            body = read(TokenizeChat, given)
+            ids = await self._service.render(body.model or "", chat(body), metadata, CHAT)
+        info, texts = await self._service.model_info(metadata), None
+        if body.return_token_strs:
+            asked = inference_pb2.DetokenizeRequest(token_ids=ids, skip_special_tokens=False, separately=True)
+            texts = list((await self._service.detokenize(asked, metadata)).texts)
+        return _json({"count": len(ids), "max_model_len": info.max_length, "tokens": ids, "token_strs": texts})
+
+    async def detokenize(self, request: Request, metadata: Metadata) -> Response:
+        """POST /detokenize: token ids to text, as vLLM does."""
+        body = read(Detokenize, values(request))
+        asked = inference_pb2.DetokenizeRequest(
+            model=body.model or "", token_ids=body.token_ids, skip_special_tokens=False
+        )
+        return _json({"prompt": (await self._service.detokenize(asked, metadata, _DETOKENIZE)).text})
+
+    async def health(self, request: Request, metadata: Metadata) -> Response:
+        """GET /health: 200 only while a request that arrives is computed; else 503, a word for the reason, since when.
+
+        Everyone may ask, so it has no sentence of the service.
+        """
+        try:
+            why = await self._service.why_not_serving(metadata, _HEALTH_SECONDS)
+        except HttpError as error:
+            raise HttpError(503, error.message, kind=error.kind, code=error.code, headers=error.headers) from None
+        if why is None:
+            return _json({"status": "ok"})
+        return _json({"status": "not serving", **why}, 503)
+
+    async def live(self, request: Request, metadata: Metadata) -> Response:
+        """GET /livez: whether this process answers."""
+        return _json({"status": "ok"})
+
+    async def version(self, request: Request, metadata: Metadata) -> Response:
+        """GET /version."""
+        return _json({"version": self._version})
+
+    def _described(self, info: control_pb2.GetModelInfoResponse) -> dict[str, object]:
+        name, length = info.model, info.max_length
+        about = {"created": self._created, "owned_by": "tandem", "root": name, "parent": None, "max_model_len": length}
+        return {"id": name, "object": "model", **about}
+
+    async def metrics(self, request: Request, metadata: Metadata) -> Response:
+        """GET /metrics. The rules are those of the service's own page."""
+        await self._admission.need(request, METRICS)
+        return Answer(self._meter.page(), media_type=_PAGE)
+
+    async def openapi(self, request: Request, metadata: Metadata) -> Response:
+        """GET /openapi.json."""
+        if self._description is None:
+            # It takes a tenth of a second, once; streams go on beside a thread.
+            self._description = asyncio.create_task(asyncio.to_thread(description, self.routes))
+        return Answer(await asyncio.shield(self._description))
+
+
+def _json(value: Mapping[str, object], status: int = 200) -> Response:
+    return Answer(json.dumps(value), status)
 
 
 class _Endpoint:

@@ -5,8 +5,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tandem_client.connection import DEFAULT_ADDRESS, dialled, is_local
-from tandem_client.credentials import TlsSettings
+from tandem_client.connection import DEFAULT_ADDRESS, TlsSettings, dialled, is_local
 from tandem_contract.log_lines import LogFormat
 from tandem_contract.settings import Program, file, number
 
@@ -108,12 +107,6 @@ class Settings(BaseModel):
         return TlsSettings(
             ca=self.service_ca, cert=self.service_cert, key=self.service_key, server_name=self.service_name or None
         )
-
-    @property
-    def host_and_port(self) -> tuple[str, int]:
-        """Of `listen`."""
-        host, _, port = self.listen.rpartition(":")
-        return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 PROGRAM = Program(

@@ -1,6 +1,8 @@
-"""Reads the file that the scheduler's --steps writes: a CSV line per step, lane reset and worker that joined.
+"""Reads the file that the scheduler's --steps writes, and reduces its columns to the points and bins that are drawn.
 
-Owns the check that a file is a step log. The service's `recording/steps_file.py` documents the columns. Needs numpy.
+The file has a CSV line per step, lane reset and worker that joined. Owns the check that a file is a step log, how many
+points are merged into one, and the values between lines. The service's `recording/steps_file.py` documents the columns.
+Needs numpy; does not draw.
 """
 
 from dataclasses import dataclass, fields
@@ -19,6 +21,13 @@ WORKER_LOST = "worker lost"
 Floats = npt.NDArray[np.float64]
 Words = npt.NDArray[np.str_]
 Bools = npt.NDArray[np.bool_]
+
+# About one per pixel of the wide panels. Up to this number, each point is drawn as it is.
+MOST_POINTS = 1200
+_MOST_RATES = 150
+_STEPS_PER_RATE = 4
+# A shorter time between a result and the next plan is the scheduler's own, or comes of the file's rounding.
+_LEAST_GAP_SECONDS = 1e-3
 
 
 class StepsFileError(ValueError):
@@ -79,3 +88,141 @@ def read_steps(path: Path) -> StepsLog:
     if table is None or not (is_step := np.isin(table["kind"], STEP_KINDS)).any():
         raise StepsFileError(f"{path} has no step yet: the service writes steps once a second")
     return StepsLog(path=path, is_step=is_step, **{name: table[name] for name, _ in _TYPES})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Band:
+    """The least, mean and greatest value at each `x`; all three are equal unless points were merged."""
+
+    x: Floats
+    low: Floats
+    mean: Floats
+    high: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Levels:
+    """The values that hold between each x and the x before it. Pages are percent of the pages of all workers.
+
+    `running` and `used` end at 0, because no plan is known to be in flight after the last line.
+    """
+
+    running: Band
+    waiting: Band
+    used: Band
+    used_or_cached: Band
+
+
+def banded(x: Floats, values: Floats) -> Band:
+    """Merges the points of each of MOST_POINTS equal bins; returns at most that many points. `x` ascends."""
+    if len(x) <= MOST_POINTS:
+        return Band(x=x, low=values, mean=values, high=values)
+    width = (x[-1] - x[0]) / MOST_POINTS or 1.0
+    bins = np.minimum((x - x[0]) / width, MOST_POINTS - 1).astype(np.int64)
+    starts = np.flatnonzero(np.diff(bins, prepend=-1))
+    counts = np.diff(starts, append=len(x))
+    return Band(
+        x=np.add.reduceat(x, starts) / counts,
+        low=np.minimum.reduceat(values, starts),
+        mean=np.add.reduceat(values, starts) / counts,
+        high=np.maximum.reduceat(values, starts),
+    )
+
+
+def levels(log: StepsLog, *, by_time: bool) -> Levels:
+    """The service's levels over step numbers or over time."""
+    percent = 100 / np.maximum(log.all_pages_total, 1)
+    running, used = log.all_running, log.all_pages_used * percent
+    waiting, used_or_cached = log.waiting, (log.all_pages_used + log.all_pages_cached) * percent
+    x = log.step
+    if by_time:
+        at, x = log.seconds, log.seconds
+        sent = _earliest_after(at - log.span_ms / 1e3)[1:]
+        # A line describes the time of its step. It does not describe the time before it if no plan was in flight, nor,
+        # as a reset or join, the time since the line before.
+        is_idle = sent > at[:-1] + _LEAST_GAP_SECONDS
+        gaps = np.flatnonzero(is_idle | ~log.is_step[1:])
+        x = np.insert(x, gaps + 1, np.where(is_idle, sent, at[1:])[gaps])
+
+        def filled(values: Floats, idle: Floats | float) -> Floats:
+            """Values with those of the gaps: `idle` if no plan was in flight, else the value of the line before."""
+            return np.insert(values, gaps + 1, np.where(is_idle, idle, values[:-1])[gaps])
+
+        running, used = filled(running, 0), filled(used, 0)
+        waiting = filled(waiting, np.minimum(waiting[:-1], waiting[1:]))
+        used_or_cached = filled(used_or_cached, used_or_cached[:-1])
+    return Levels(
+        running=_ended(banded(x, running)),
+        waiting=banded(x, waiting),
+        used=_ended(banded(x, used)),
+        used_or_cached=banded(x, used_or_cached),
+    )
+
+
+def _earliest_after(begins: Floats) -> Floats:
+    """Per line: the earliest begin of this line and all later ones."""
+    return np.minimum.accumulate(begins[::-1])[::-1]
+
+
+def _ended(band: Band) -> Band:
+    return Band(
+        x=np.append(band.x, band.x[-1]),
+        **{name: np.append(getattr(band, name), 0.0) for name in ("low", "mean", "high")},
+    )
+
+
+def stepping_seconds(log: StepsLog) -> float:
+    """The time in which at least one worker ran a step."""
+    at = log.at_seconds[log.is_step]
+    begins = at - log.ms[log.is_step] / 1e3
+    # Lines are in order of their ends, so what begins after a line's step ends after it too.
+    covered_from = np.append(_earliest_after(begins)[1:], np.inf)
+    return float(np.maximum(np.minimum(at, covered_from) - begins, 0).sum())
+
+
+def without_worker(log: StepsLog) -> list[tuple[float, float]]:
+    """The intervals, in seconds, without a worker."""
+    at = log.seconds
+    return [(float(at[i]), float(at[i + 1])) for i in np.flatnonzero(log.workers[:-1] == 0)]
+
+
+def reach(x: Floats, *, by_time: bool) -> tuple[float, float]:
+    """The left and right end of the picture. Step n lies between n - 1 and n."""
+    first = 0.0 if by_time else max(0.0, float(x[0]) - 1)
+    return first, max(float(x[-1]), first + 1e-6)
+
+
+def output_rates(log: StepsLog, x: Floats, *, by_time: bool) -> tuple[Floats, Floats]:
+    """The edges of equal bins of `x`, and the output tokens per second in each bin."""
+    num_bins = int(np.clip(log.is_step.sum() // _STEPS_PER_RATE, 1, _MOST_RATES))
+    edges = np.linspace(*reach(x, by_time=by_time), num_bins + 1)
+    tokens = np.histogram(x, edges, weights=log.output_tokens)[0]
+    seconds = np.diff(np.interp(edges, np.append(edges[0], x), np.append(0.0, log.seconds)))
+    return edges, np.divide(tokens, seconds, out=np.zeros(num_bins), where=seconds > 0)
+
+
+def kind_shares(log: StepsLog, x: Floats, *, by_time: bool) -> tuple[Floats, Floats]:
+    """The edges of equal bins of `x`, and float64[kinds, bins]: the share of each kind of step in the bin, 0 to 1.
+
+    The share is that of a bin's steps, or, over time, that of its seconds; seconds without a step belong to no kind.
+    """
+    first, last = reach(x, by_time=by_time)
+    num_bins = MOST_POINTS if by_time else int(min(last - first, MOST_POINTS))
+    edges = np.linspace(first, last, num_bins + 1)
+    amounts = np.zeros((len(STEP_KINDS), num_bins))
+    for i, kind in enumerate(STEP_KINDS):
+        mine = log.kind == kind
+        if by_time:
+            passed = _seconds_since(x[mine] - log.ms[mine] / 1e3, edges) - _seconds_since(x[mine], edges)
+            amounts[i] = np.diff(passed) / np.diff(edges)
+        else:
+            amounts[i] = np.histogram(x[mine] - 0.5, edges)[0]
+    # Steps of several workers overlap.
+    return edges, amounts / np.maximum(amounts.sum(axis=0), 1)
+
+
+def _seconds_since(moments: Floats, edges: Floats) -> Floats:
+    """Per edge: the sum of (edge - moment) over the moments before it. `moments` ascend."""
+    moments = np.sort(moments)
+    passed = np.searchsorted(moments, edges)
+    return passed * edges - np.append(0.0, np.cumsum(moments))[passed]

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem_client.plot.data import RESET, STEP_KINDS, WORKER_LOST, Bools, StepsLog
-from tandem_client.plot.series import stepping_seconds, without_worker
+from tandem_client.plot.data import RESET, STEP_KINDS, WORKER_LOST, Bools, StepsLog, stepping_seconds, without_worker
 from tandem_client.plural import counted
 
 # Of more lanes, only those with the most steps are listed.

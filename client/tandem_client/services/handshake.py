@@ -11,8 +11,7 @@ from pathlib import Path
 from socket import create_connection, socket
 from typing import Any
 
-from tandem_client.connection import dialled
-from tandem_client.credentials import TlsSettings
+from tandem_client.connection import TlsSettings, dialled
 
 _SECONDS = 5.0
 # How a client of HTTP/2 begins: a fixed text and an empty SETTINGS frame. The server's answer begins with such a frame.

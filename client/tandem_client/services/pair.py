@@ -1,6 +1,8 @@
 """Keeps the scheduler service and its workers running side by side.
 
-Owns their flags, whether they are ready, and the order in which they stop; `workers` owns the workers.
+Owns their flags, whether they are ready, and the order in which they start and stop. The first worker serves, the
+others are on standby and start after it. A worker that ends is started again; if there are standby workers, as one of
+them, because one of the others serves by then. The worker itself keeps the CPU priority of a standby's start low.
 """
 
 import asyncio
@@ -8,17 +10,25 @@ import contextlib
 import re
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from tandem_client.errors import TandemError
-from tandem_client.services.gateway import Gateway
-from tandem_client.services.probe import Probe, with_probe
-from tandem_client.services.programs import OPTIONAL, PROGRAMS, RESTARTED, SCHEDULER, kept
-from tandem_client.services.workers import Workers
-from tandem_client.types import Load, WaitReason
+from tandem_client.services.probe import Gateway, Probe, with_probe
+from tandem_client.services.programs import OPTIONAL, PROGRAMS, RESTARTED, SCHEDULER, OnLine, kept
+from tandem_client.types import Load, ModelInfo, WaitReason, WorkerState
 from tandem_contract.child import Program, python
 from tandem_contract.log_lines import parse
 from tandem_contract.processes import Heard, Policy, Supervisor, run_async
+
+# The name that a worker gives the bundled model.
+_NAME = "bundled"
+TOY_NOTICE = "the bundled model is a toy of 4 million parameters: what it writes is babble; --model serves another"
+
+# The states of a worker that has what it needs; UNKNOWN is that of a service which tells none.
+_READY = (WorkerState.SERVING, WorkerState.STANDBY, WorkerState.UNKNOWN)
+# A line of a standby worker, which it prints at every log level.
+_ON_STANDBY = re.compile(r"\bon standby: ready to take over")
 
 _HOLDER = "gpu_worker.holder"
 _LOOK_SECONDS = 0.1
@@ -44,6 +54,76 @@ _NOW_SECONDS = 0.9
 _WITH_PARENT = "--exit-with-parent"
 
 _Result = TypeVar("_Result")
+
+
+def is_toy(info: ModelInfo) -> bool:
+    """Whether the bundled model is served."""
+    return info.model == _NAME
+
+
+class Workers:
+    """`1 + standbys` workers. Standby workers never end the service: they are tried again with growing pauses."""
+
+    def __init__(
+        self,
+        worker_flags: Sequence[str],
+        *,
+        standbys: int,
+        policy: Policy,
+        on_line: OnLine,
+        on_end: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """`worker_flags` are for every worker. `on_end` is called at each end of a worker."""
+        self._flags = list(worker_flags)
+        self._standbys = standbys
+        self._on_line = on_line
+        # Pages of the serving worker's pool, so that standby workers have as many; 0 before one served.
+        self._num_pages = 0
+        self._may_start_standbys = False
+        names = [f"worker {number}" for number in range(1, standbys + 2)] if standbys else ["worker"]
+        self.all: list[Supervisor] = []
+        for number, name in enumerate(names):
+            program, hear = partial(self._program, number), partial(self._hear, name)
+            self.all.append(kept(name, program, OPTIONAL if number else policy, hear=hear, say=say, on_end=on_end))
+
+    def note(self, load: Load) -> bool:
+        """Takes note of the service's load. Returns whether one of these workers serves."""
+        serves = False
+        for each in self.all:
+            for worker in load.per_worker:
+                if not each.pid or worker.pid != each.pid or worker.state not in _READY:
+                    continue
+                each.mark_serving()
+                if not worker.is_standby:
+                    serves, self._num_pages = True, worker.pages_total + 1
+        return serves
+
+    def assume_serving(self) -> bool:
+        """Takes the first worker for the one that serves, where only the service's health is known."""
+        self.all[0].mark_serving()
+        return self.all[0].pid != 0
+
+    def may_start_standbys(self) -> None:
+        """Lets standby workers start, because the service is ready."""
+        if not self._may_start_standbys:
+            self._may_start_standbys = True
+            for each in self.all[1:]:
+                each.hurry()
+
+    def _program(self, number: int) -> Program | None:
+        if number and not self._may_start_standbys:
+            return None
+        own: list[str] = []
+        if self._standbys and not number and not self.all[0].num_starts:
+            own = [f"--standbys={self._standbys}"]
+        elif self._standbys:
+            own = ["--standby", *([f"--standby-pages={self._num_pages}"] if self._num_pages else [])]
+        return Program(argv=python(PROGRAMS[1], *self._flags, *own))
+
+    def _hear(self, name: str, line: str) -> Heard:
+        self._on_line(name, line)
+        return Heard.SERVES if _ON_STANDBY.search(line) is not None else Heard.WORDS
 
 
 def flags(**values: object) -> list[str]:
@@ -94,7 +174,6 @@ class ServicePair:
             hear=self._hear_scheduler, say=say, on_end=self._on_scheduler_end,
         )  # fmt: skip
         self._workers = Workers(
-            PROGRAMS[1],
             [_WITH_PARENT, *worker_flags],
             standbys=standbys,
             policy=worker_policy,
@@ -102,6 +181,8 @@ class ServicePair:
             on_end=self._down.set,
             say=say,
         )
+        # The worker that serves first.
+        self.worker = self._workers.all[0]
         self._holders: list[Supervisor] = []
         if holder_flags is not None:
             holder = Program(argv=python(_HOLDER, _WITH_PARENT, *holder_flags))
@@ -113,11 +194,6 @@ class ServicePair:
             self._gateway = Gateway([_WITH_PARENT, *gateway_flags], scheduler_flags, on_line=on_line, say=say)
             self._services.append(self._gateway.process)
         self._supervising: dict[Supervisor, asyncio.Task[None]] = {}
-
-    @property
-    def worker(self) -> Supervisor:
-        """The worker that serves first."""
-        return self._workers.first
 
     def start(self) -> None:
         """Starts the scheduler and the first worker at the same time, standby workers when these are ready."""

@@ -1,24 +1,31 @@
-"""Decides where and how `tandem serve` asks a scheduler for its health, and how a gateway calls it.
+"""Where and how `tandem serve` asks a scheduler for its health, and the gateway beside it.
 
 The settings may be flags, environment variables or keys of a TOML file; the scheduler reads and checks them itself.
 This process has no token, so it needs an address that serves health alone. The gateway has the service's certificate,
-and trusts it by itself.
+and trusts it by itself. It starts when the scheduler listens, and again if the scheduler comes back at another address.
 """
 
 import os
+import signal
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tandem_client.async_client import AsyncClient
-from tandem_client.connection import dialled
-from tandem_client.credentials import Access
+from tandem_client.connection import Access, dialled
 from tandem_client.services.handshake import own_names
+from tandem_client.services.programs import RESTARTED, OnLine, kept
+from tandem_contract.child import Program, python
+from tandem_contract.processes import Heard
 
 _PREFIX = "TANDEM_SCHEDULER_"
 _DOOR = ("tokens", "tls_cert")
 _HEALTH = "health_listen"
 _CONFIG = "config"
+
+PROGRAM = "tandem_client.gateway"
+# Its line at each start. Wrong flags end it before.
+_LISTENING = "gateway listening on "
 
 
 class Probe(AsyncClient):
@@ -72,3 +79,38 @@ def _file(path: Path) -> dict[str, object]:
         return tomllib.loads(path.read_text())
     except (OSError, ValueError):
         return {}
+
+
+class Gateway:
+    """The gateway's process over all its restarts."""
+
+    def __init__(
+        self, flags: Sequence[str], scheduler_flags: Sequence[str], *, on_line: OnLine, say: Callable[[str], None]
+    ) -> None:
+        self._flags, self._scheduler_flags = list(flags), list(scheduler_flags)
+        self._on_line = on_line
+        self._address, self._health = "", ""
+        self.process = kept("gateway", self._program, RESTARTED, hear=self._hear, say=say)
+
+    def follow(self, address: str, health: str) -> None:
+        """Takes the address of the scheduler that listens now, and that of its health; empty without one."""
+        if address == self._address:
+            return
+        is_first = not self._address
+        self._address, self._health = address, health
+        if is_first:
+            self.process.hurry()
+        else:
+            self.process.signal(signal.SIGTERM)
+
+    def _program(self) -> Program | None:
+        if not self._address:
+            return None
+        own = [f"--health-address={self._health}"] if self._health else []
+        # The user's own flags come last, so that they count.
+        flags = [*gateway_flags(self._scheduler_flags, self._address), *own, *self._flags]
+        return Program(argv=python(PROGRAM, *flags))
+
+    def _hear(self, line: str) -> Heard:
+        self._on_line(self.process.name, line)
+        return Heard.SERVES if _LISTENING in line else Heard.WORDS

@@ -1,6 +1,8 @@
 """Turns gRPC's errors into the client's: class, message, wrong field and pause before a retry.
 
-Owns how a status, its google.rpc details and gRPC's own texts are read. Knows nothing of channels, streams or retries.
+Owns how a status, its google.rpc details and gRPC's own texts are read, and how paths of API fields
+(`stop.stop_strings[0]`) in messages become keywords or flags; each caller has its own table of names. Knows nothing of
+channels, streams or retries.
 """
 
 import re
@@ -13,7 +15,8 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # pyright: ignore[reportMissingTypeStubs]
 
 from tandem_client import errors
-from tandem_client.wire.field_names import name_of, with_names
+
+_INDEX = re.compile(r"\[\d+\]")
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
@@ -49,6 +52,36 @@ _CUT_BY_PROXY = re.compile(r"RST_STREAM with error code 2\b")
 # The last part of the text is the cause:
 # "… last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect …: Connection refused".
 _CAUSE = re.compile(r".*: (?P<cause>[^\[\]]+)\]?$", re.DOTALL)
+
+
+def name_of(field: str, names: Mapping[str, str]) -> str:
+    """Returns the name of a path, with its index: `stop.stop_strings[0]` is `stop[0]`. Keeps an unknown path.
+
+    An entry of the table with empty brackets names a field inside a list: `chat.messages[].tool_calls[].name`.
+    """
+    if (named := names.get(_INDEX.sub("[]", field))) is not None:
+        indices = iter(_INDEX.findall(field))
+        return re.sub(r"\[\]", lambda _: next(indices, "[]"), named)
+    known = field.partition("[")[0]
+    # A path inside a field that is known: `constraint.json_schema.properties.a`.
+    while known not in names and known.count(".") > 1:
+        known = known.rpartition(".")[0]
+    return names.get(known, known) + field[len(known) :]
+
+
+def with_names(message: str, names: Mapping[str, str], *, field: str | None = None) -> str:
+    """Returns the message with each path replaced by its name.
+
+    A path without a dot may be an ordinary word. It is replaced only at the message's start, and only if `field`, the
+    field at fault, is that path.
+    """
+    if field is not None and message.startswith(field):
+        message = name_of(field, names) + message[len(field) :]
+    dotted = sorted((path for path in names if "." in path and "[" not in path), key=len, reverse=True)
+    if not dotted:
+        return message
+    known = "|".join(map(re.escape, dotted))
+    return re.sub(rf"(?<![\w.])(?:{known})(?!\w)", lambda found: names[found[0]], message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

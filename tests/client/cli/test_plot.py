@@ -10,7 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from tandem_client.cli.__main__ import app
-from tandem_client.cli.commands import plot
+from tandem_client.cli.commands import local as plot
 from tests.client.plot.step_logs import written
 
 ROOT = Path(__file__).resolve().parents[3]

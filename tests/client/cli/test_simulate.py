@@ -9,7 +9,7 @@ import psutil
 import pytest
 import typer
 
-from tandem_client.cli.commands import simulate
+from tandem_client.cli.commands import local as simulate
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 

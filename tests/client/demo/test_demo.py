@@ -11,10 +11,9 @@ from rich.console import Console
 from tandem.v1 import inference_pb2
 
 from tandem_client import AsyncClient
-from tandem_client.demo.prompts import questions
-from tandem_client.demo.rounds import Arrivals, Completion, Round, differing, run_round
+from tandem_client.demo.__main__ import Board, Teller, one_line, result_table, round_line
+from tandem_client.demo.rounds import Arrivals, Completion, Round, differing, questions, run_round
 from tandem_client.demo.services import Services
-from tandem_client.demo.show import Board, Teller, one_line, result_table, round_line
 from tandem_client.errors import Internal
 from tandem_client.types import Summary, Timing, Usage
 from tandem_contract.processes import ServiceEnded

@@ -7,8 +7,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from tandem_client.gateway.accepting import SEAT, Seats
 from tandem_client.gateway.app import App
-from tandem_client.gateway.http.seats import SEAT, Seats
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.settings import Settings
 

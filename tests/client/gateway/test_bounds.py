@@ -16,9 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from tandem.v1 import inference_pb2
 
 from tandem_client.gateway.errors import HttpError
-from tandem_client.gateway.http.event_stream import EventStream
-from tandem_client.gateway.http.exchange import read
-from tandem_client.gateway.places import Places
+from tandem_client.gateway.exchange import EventStream, Places, read
 from tests.client.fake_service import (
     Behaviour,
     Ending,

@@ -9,10 +9,11 @@ from pydantic import ValidationError
 from tandem.v1 import chat_pb2, inference_pb2
 
 from tandem_client.gateway.errors import HttpError
-from tandem_client.gateway.openai import bodies, names
+from tandem_client.gateway.openai import bodies
+from tandem_client.gateway.openai import wanted as names
 from tandem_client.gateway.openai.wanted import chat_completion, completion
-from tandem_client.wire.chat import IGNORED_IN_MESSAGES
-from tandem_client.wire.field_names import name_of, with_names
+from tandem_client.wire.parts import IGNORED_IN_MESSAGES
+from tandem_client.wire.rpc_errors import name_of, with_names
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 

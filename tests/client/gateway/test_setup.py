@@ -11,7 +11,7 @@ import grpc
 import httpx2 as httpx
 import pytest
 
-from tandem_client.gateway.running.server import check
+from tandem_client.gateway.server import check
 from tandem_client.gateway.settings import PROGRAM
 from tandem_contract.settings import SettingError
 from tests.client.gateway.conftest import start_gateway

@@ -15,12 +15,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from tandem_client.gateway import admission as callers
+from tandem_client.gateway.accepting import SEAT, Seats, Turns, origin
 from tandem_client.gateway.errors import HttpError, unauthenticated
-from tandem_client.gateway.http.accepting import Turns, origin
-from tandem_client.gateway.http.protocol import Readers, bounded
-from tandem_client.gateway.http.seats import SEAT, Seats
 from tandem_client.gateway.metrics import Meter
-from tandem_client.gateway.upstream import callers
+from tandem_client.gateway.protocol import Readers, bounded
 from tests.client.fake_service import endless
 from tests.client.gateway.conftest import Fronted, start_gateway
 from tests.client.gateway.test_bounds import connected, everything

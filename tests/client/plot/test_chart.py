@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from tandem_client.plot.scales import KIND_COLOURS
+from tandem_client.plot.chart import KIND_COLOURS
 from tests.client.plot.step_logs import LANES, LINES, decode_steps, figure, line, panels, written
 
 

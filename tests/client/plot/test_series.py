@@ -5,14 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tandem_client.plot.data import StepsLog, read_steps
-from tandem_client.plot.series import (
+from tandem_client.plot.data import (
     MOST_POINTS,
     Band,
+    StepsLog,
     banded,
     kind_shares,
     levels,
     output_rates,
+    read_steps,
     stepping_seconds,
     without_worker,
 )

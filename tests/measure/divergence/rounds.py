@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem_client import Client
-from tandem_client.sync_stream import GenerateStream
+from tandem_client.sync_client import GenerateStream
 from tandem_client.wire.request import GenerateOptions
 from tests.measure.divergence.compare import Answer, Difference, compare
 from tests.rigs.processes import REPOSITORY, Child, Rig

@@ -12,7 +12,7 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend.rpc.options import MAX_CALLS_PER_CONNECTION, MIN_PING_INTERVAL_MS
 from scheduler_svc.simulator.workload import LOAD_FACTOR
-from tandem_client.wire.routing import AFFINITY_KEY, SERVICE_KEY
+from tandem_client.wire.request import AFFINITY_KEY, SERVICE_KEY
 from tests.architecture.source import ROOT
 
 # Of Envoy's documentation of x-envoy-retry-on and x-envoy-retry-grpc-on: conditions under which no service can have

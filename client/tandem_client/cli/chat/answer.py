@@ -1,6 +1,6 @@
 """One answer: reads its stream, draws it, and looks at the service while it is silent.
 
-Owns the tasks of one answer. `Silence` decides what is told, `Screen` how it looks.
+Owns the tasks of one answer, and what a person who waits is told. `Screen` decides how it looks.
 """
 
 import asyncio
@@ -14,12 +14,16 @@ from typing import Any
 from tandem.v1 import inference_pb2
 
 from tandem_client import errors
-from tandem_client.async_client import AsyncClient
-from tandem_client.async_stream import AsyncGenerateStream
+from tandem_client.async_client import AsyncClient, AsyncGenerateStream
 from tandem_client.cli.chat.screen import Kind, Screen
-from tandem_client.cli.chat.silence import Silence
-from tandem_client.cli.closing import closing_line
-from tandem_client.types import ToolCall
+from tandem_client.cli.show import closing_line
+from tandem_client.plural import counted
+from tandem_client.types import Load, ToolCall
+
+# A shorter pause is not worth a word.
+QUIET_SECONDS = 1.0
+# Between the service's clock and this one: GetLoad's answer is on its way for a moment.
+_ROUNDING_SECONDS = 0.3
 
 # The pause between two drawings, and the largest share of the time that drawing may take.
 _DRAW_SECONDS = 0.08
@@ -29,15 +33,80 @@ _LOOK_SECONDS = 0.5
 _LOAD_SECONDS = 2.0
 
 
+class Silence:
+    """The time since the answer's last part, and what is known of its cause. Times are seconds of one clock."""
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        # Parts of the answer that have come, and when the first one came.
+        self.num_parts = 0
+        self.first: float | None = None
+        self._requests_ahead = 0
+        # The service's own words since the last part.
+        self._reason = ""
+        # The cause in words, and whether the loss of a worker explains the pause; the connection's, too.
+        self._cause = ""
+        self._is_loss = False
+        self._lost_connection = False
+
+    def accepted(self, requests_ahead: int) -> None:
+        """The service has accepted the request."""
+        self._requests_ahead = requests_ahead
+
+    def waits(self, message: str, *, is_loss: bool) -> None:
+        """The service has said why the request makes no progress; `is_loss`: its worker was lost."""
+        self._reason, self._is_loss = message, self._is_loss or is_loss
+
+    def looked(self, load: Load, now: float) -> None:
+        """The service has answered GetLoad."""
+        lost = load.worker_lost_seconds
+        # A worker that was lost before the last part has not caused this pause.
+        self._is_loss |= lost is not None and now - lost >= self._since - _ROUNDING_SECONDS
+        if self._is_loss:
+            reason = f": {load.worker_lost_reason}" if load.worker_lost_reason else ""
+            self._cause = f"worker lost{reason}; the answer goes on when another worker has it"
+        else:
+            self._cause = load.not_serving
+
+    def unreachable(self, reason: str) -> None:
+        """The service has not answered GetLoad."""
+        self._lost_connection, self._reason = True, ""
+        self._cause = f"connection lost ({reason}); trying again"
+
+    def part(self, now: float) -> str:
+        """A part of the answer has come. Returns what is worth telling of the pause before it; empty if nothing is."""
+        seconds = now - self._since
+        what = "worker lost" if self._is_loss else "connection lost" if self._lost_connection else ""
+        told = f"{what}, resumed after {seconds:.1f} s" if what else ""
+        self._since, self.num_parts, self.first = now, self.num_parts + 1, self.first or now
+        self._reason, self._cause, self._is_loss, self._lost_connection = "", "", False, False
+        return told
+
+    def seconds(self, now: float) -> float:
+        """The time since the last part."""
+        return now - self._since
+
+    def status(self, now: float) -> str:
+        """The line below the answer; empty while it comes without a pause."""
+        seconds = now - self._since
+        if seconds < QUIET_SECONDS:
+            return ""
+        if cause := self._reason or self._cause:
+            return f"{cause} ({seconds:.0f} s)"
+        if not self.num_parts and self._requests_ahead:
+            return f"waiting behind {counted(self._requests_ahead, 'request')} ({seconds:.0f} s)"
+        return f"waiting ({seconds:.0f} s)"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What came of an answer, and how it ended."""
 
-    text: str
-    reasoning: str
-    calls: tuple[ToolCall, ...]
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
     # The line of figures; empty if the answer has no end.
-    figures: str
+    figures: str = ""
     error: Exception | None = None
     is_interrupted: bool = False
 
@@ -51,13 +120,12 @@ async def ask(
     try:
         stream = client.generate(chat=messages, resume=True, **settings)
     except (TypeError, ValueError) as error:
-        return Answer(text="", reasoning="", calls=(), figures="", error=error)
-    reading = _Reading(stream, screen, silence)
+        return Answer(error=error)
     failed: Exception | None = None
     async with _background(_draw(screen, silence), _look(client, silence)):
         is_interrupted = False
         try:
-            is_interrupted = not await _until_interrupted(reading.run())
+            is_interrupted = not await _until_interrupted(_read(stream, screen, silence))
         except errors.TandemError as error:
             failed = error
         finally:
@@ -65,8 +133,8 @@ async def ask(
     screen.finish()
     (sample, *_) = stream.samples
     figures = ""
-    if stream.summary is not None and reading.first is not None:
-        figures = closing_line(stream, reading.first - started, time.monotonic() - reading.first)
+    if stream.summary is not None and silence.first is not None:
+        figures = closing_line(stream, silence.first - started, time.monotonic() - silence.first)
     return Answer(
         text=sample.text,
         reasoning=sample.reasoning,
@@ -77,34 +145,24 @@ async def ask(
     )
 
 
-class _Reading:
-    """Reads the stream into the screen."""
-
-    def __init__(self, stream: AsyncGenerateStream, screen: Screen, silence: Silence) -> None:
-        self._stream, self._screen, self._silence = stream, screen, silence
-        # When the first part came.
-        self.first: float | None = None
-
-    async def run(self) -> None:
-        """Reads to the end. Raises TandemError."""
-        async for message in self._stream.messages():
-            now = time.monotonic()
-            match message.WhichOneof("event"):
-                case "accepted":
-                    self._silence.accepted(message.accepted.requests_ahead)
-                case "waiting":
-                    is_loss = message.waiting.reason == inference_pb2.WAIT_REASON_WORKER_LOST
-                    self._silence.waits(message.waiting.message, is_loss=is_loss)
-                case "delta":
-                    self.first = self.first or now
-                    if told := self._silence.part(now):
-                        self._screen.note(told)
-                    if message.delta.reasoning:
-                        self._screen.add(Kind.REASONING, message.delta.reasoning)
-                    if message.delta.text:
-                        self._screen.add(Kind.CONTENT, message.delta.text)
-                case _:
-                    pass
+async def _read(stream: AsyncGenerateStream, screen: Screen, silence: Silence) -> None:
+    """Reads the stream into the screen, to its end. Raises TandemError."""
+    async for message in stream.messages():
+        match message.WhichOneof("event"):
+            case "accepted":
+                silence.accepted(message.accepted.requests_ahead)
+            case "waiting":
+                is_loss = message.waiting.reason == inference_pb2.WAIT_REASON_WORKER_LOST
+                silence.waits(message.waiting.message, is_loss=is_loss)
+            case "delta":
+                if told := silence.part(time.monotonic()):
+                    screen.note(told)
+                if message.delta.reasoning:
+                    screen.add(Kind.REASONING, message.delta.reasoning)
+                if message.delta.text:
+                    screen.add(Kind.CONTENT, message.delta.text)
+            case _:
+                pass
 
 
 async def _until_interrupted(reading: Any) -> bool:

@@ -1,13 +1,35 @@
-"""The commands of a conversation, lines that begin with a slash: their names, their help, and how a line is read.
+"""The commands of a conversation and the settings of `/set`: their names, their help, and how a line is read.
 
-Does no I/O; the loop carries them out.
+Commands are lines that begin with a slash. Does no I/O; the loop carries them out.
 """
 
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
-from tandem_client.cli.chat.settings import SETTINGS
 
+def _json_object(text: str) -> dict[str, Any]:
+    value: Any = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+# Keywords of `generate`: how a value is read, and what it must be.
+SETTINGS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "temperature": (float, "a number"),
+    "top_p": (float, "a number"),
+    "top_k": (int, "a whole number"),
+    "min_p": (float, "a number"),
+    "seed": (int, "a whole number"),
+    "max_new_tokens": (int, "a whole number"),
+    "presence_penalty": (float, "a number"),
+    "frequency_penalty": (float, "a number"),
+    "repetition_penalty": (float, "a number"),
+    "template_args": (_json_object, 'a JSON object, such as {"enable_thinking": false}'),
+}
 # Name: argument, description.
 COMMANDS = {
     "/help": ("", "this list"),
@@ -29,6 +51,19 @@ _KEYS = (
 )
 _ALIASES = {"/exit": "/quit", "/bye": "/quit", "/?": "/help"}
 _QUOTES = '"""'
+
+
+def parse_setting(name: str, text: str) -> Any:
+    """Returns the value of a setting; None for an empty text, which stands for the default. Raises ValueError."""
+    if name not in SETTINGS:
+        raise ValueError(f"{name[:40]!r} is no setting; there are {', '.join(SETTINGS)}")
+    read, kind = SETTINGS[name]
+    if not text:
+        return None
+    try:
+        return read(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{name} is {text[:40]!r}; it must be {kind}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

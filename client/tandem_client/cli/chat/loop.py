@@ -1,35 +1,128 @@
 """The loop of a conversation: reads a text, carries out commands, asks for answers.
 
-Owns the order of things. The session has the conversation; the screen and the reader have the terminal.
+Owns the order of things, the keys, and the terminal between two prompts. The session has the conversation; the screen
+has the rest of the terminal.
 """
 
-from collections.abc import Mapping
+import contextlib
+import os
+import sys
+import termios
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output, create_output
+from rich.console import Console
 
 from tandem_client import errors
 from tandem_client.async_client import AsyncClient
 from tandem_client.cli.chat import commands, files
 from tandem_client.cli.chat.answer import ask
-from tandem_client.cli.chat.reader import Reader
-from tandem_client.cli.chat.screen import Screen
-from tandem_client.cli.chat.session import Session
-from tandem_client.cli.chat.settings import parse_setting
-from tandem_client.cli.plain import plain
+from tandem_client.cli.chat.commands import COMMANDS, SETTINGS, is_complete, parse_setting
+from tandem_client.cli.chat.screen import Screen, new_screen
+from tandem_client.cli.chat.session import Session, check
 from tandem_client.cli.reporting import describe
+from tandem_client.cli.show import plain
 from tandem_client.plural import counted
 from tandem_client.types import ModelInfo
 
+_CONTINUATION = "... "
+_PATHS = PathCompleter(expanduser=True)
 _PROMPT = "> "
 _TIMEOUT_SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def without_echo() -> Generator[None, None, None]:
+    """Switches the echo of standard input off: keys are not echoed into an answer, and wait for the next prompt.
+
+    Ctrl-C still interrupts, and drops them. The prompt switches to its own mode and back.
+    """
+    if not sys.stdin.isatty():
+        yield
+        return
+    handle = sys.stdin.fileno()
+    before = termios.tcgetattr(handle)
+    silent = [*before]
+    # The prompt reads single keys. In lines, Enter and Ctrl-D would not reach it as such.
+    silent[0] &= ~termios.ICRNL
+    silent[3] &= ~(termios.ECHO | termios.ICANON)
+    # TCSADRAIN keeps what was typed ahead.
+    termios.tcsetattr(handle, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)
+
+
+def new_prompt(history: Path | None, output: Output | None) -> PromptSession[str]:
+    """Returns the prompt. `history`: None keeps it in memory. `output`: that of the process if None."""
+    keys = KeyBindings()
+    keys.add("enter")(_send)
+    # Terminals send Alt-Enter as Escape and Enter.
+    keys.add("escape", "enter")(_break_line)
+    kept: History = InMemoryHistory() if history is None else FileHistory(history)
+    session: PromptSession[str] = PromptSession(
+        history=kept,
+        multiline=True,
+        key_bindings=keys,
+        completer=_Commands(),
+        complete_while_typing=Condition(lambda: session.default_buffer.text.startswith("/")),
+        prompt_continuation=_CONTINUATION,
+        # Above the bottom of the screen, a menu has this many lines.
+        reserve_space_for_menu=4,
+        output=output,
+    )
+    return session
+
+
+def _send(event: KeyPressEvent) -> None:
+    if is_complete(event.current_buffer.text):
+        event.current_buffer.validate_and_handle()
+    else:
+        _break_line(event)
+
+
+def _break_line(event: KeyPressEvent) -> None:
+    event.current_buffer.insert_text("\n")
+
+
+class _Commands(Completer):
+    """Names of commands and of settings, and files."""
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        """The words that may stand at the cursor."""
+        text = document.text_before_cursor
+        name, blank, argument = text.partition(" ")
+        if not name.startswith("/") or "\n" in text:
+            return
+        if not blank:
+            for each, (_, what) in COMMANDS.items():
+                if each.startswith(name):
+                    yield Completion(each, start_position=-len(name), display_meta=what)
+        elif name == "/set" and " " not in argument:
+            yield from (
+                Completion(each, start_position=-len(argument)) for each in SETTINGS if each.startswith(argument)
+            )
+        elif name in ("/save", "/load"):
+            yield from _PATHS.get_completions(Document(argument), complete_event)
 
 
 class Loop:
     """One conversation on one terminal."""
 
-    def __init__(self, client: AsyncClient, session: Session, screen: Screen, reader: Reader, model: ModelInfo) -> None:
+    def __init__(
+        self, client: AsyncClient, session: Session, screen: Screen, prompt: PromptSession[str], model: ModelInfo
+    ) -> None:
         self._client, self._session = client, session
-        self._screen, self._reader, self._model = screen, reader, model
+        self._screen, self._prompt, self._model = screen, prompt, model
         # Files that this conversation was read from or written to, which it may overwrite.
         self._own_files: set[Path] = set()
 
@@ -41,7 +134,9 @@ class Loop:
             await self._send(first)
         while True:
             try:
-                text = await self._reader.read(self._prompt())
+                call = self._session.pending_call
+                prompt = _PROMPT if call is None else f"result of {plain(call.name)}> "
+                text = await self._prompt.prompt_async(prompt)
             except KeyboardInterrupt:
                 continue
             except EOFError:
@@ -55,10 +150,6 @@ class Loop:
                 self._screen.note(f"error: {error.filename}: {error.strerror}")
             except (TypeError, ValueError) as error:
                 self._screen.note(f"error: {error}")
-
-    def _prompt(self) -> str:
-        call = self._session.pending_call
-        return _PROMPT if call is None else f"result of {plain(call.name)}> "
 
     async def _take(self, text: str) -> bool:
         """Carries out what was typed. Returns whether the conversation goes on."""
@@ -174,3 +265,19 @@ class Loop:
 
 def _shown(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items() if name != "tools")
+
+
+async def converse(client: AsyncClient, session: Session, first: str, *, with_history: bool) -> None:
+    """Talks on the terminal of this process until the person leaves. `first`: a message that is sent at once.
+
+    Raises TandemError if the service cannot be reached at the start, or serves no chats.
+    """
+    async with client:
+        model = await client.model_info()
+        check(model)
+        path = files.history_path(os.environ) if with_history else None
+        # If the answers go into a file, the prompt goes to the terminal.
+        prompt = new_prompt(path, None if sys.stdout.isatty() else create_output(stdout=sys.stderr))
+        screen = new_screen(Console(highlight=False, markup=False, emoji=False))
+        with without_echo():
+            await Loop(client, session, screen, prompt, model).run(first)

@@ -6,8 +6,16 @@ The messages are OpenAI's dicts, which `generate(chat=...)` takes.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tandem_client.types import ChatMessage, ToolCall
-from tandem_client.wire.chat import chat_prompt
+from tandem_client.errors import InvalidArgument
+from tandem_client.types import ChatMessage, ModelInfo, ToolCall
+from tandem_client.wire.parts import chat_prompt
+
+
+def check(model: ModelInfo) -> None:
+    """Raises InvalidArgument with the reason, and with what to do, if the service serves no chats."""
+    if model.chat_refusal:
+        hint = "tandem generate continues a text without a template"
+        raise InvalidArgument(f"the service refuses chats: {model.chat_refusal.rstrip('.')}; {hint}")
 
 
 class Session:

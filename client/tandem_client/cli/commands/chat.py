@@ -13,12 +13,21 @@ import typer
 
 from tandem_client.cli import flags
 from tandem_client.cli.chat import files
-from tandem_client.cli.chat.refusal import check
-from tandem_client.cli.chat.session import Session
-from tandem_client.cli.flags import CHAT, OUTPUT, SAMPLING, STOPPING, flag, option, parameter
+from tandem_client.cli.chat.session import Session, check
+from tandem_client.cli.flags import (
+    CHAT,
+    OUTPUT,
+    SAMPLING,
+    STOPPING,
+    Service,
+    connects,
+    flag,
+    option,
+    parameter,
+    read_json,
+    read_text,
+)
 from tandem_client.cli.reporting import Exit, fail, reported
-from tandem_client.cli.service import Service, connects
-from tandem_client.cli.values import read_json, read_text
 
 EXAMPLES = """
 Examples:
@@ -27,17 +36,15 @@ Examples:
 
 _MESSAGE = typer.Argument(metavar="MESSAGE", help="One message, whose answer is printed; without it a conversation.")
 _chat, _sampling = partial(flag, CHAT), partial(flag, SAMPLING)
-_NO_HISTORY = option(CHAT, "--no-history", "Do not keep what is typed for the next conversation.")
-_FILE = option(CHAT, "--file -f FILE", "Begin with this file: a conversation of /save, or the text of a message.")
 _MAX_TOKENS = "Longest answer, in tokens. Default: the service's, see tandem info."
 
 _PARAMETERS = (
     parameter("message", Annotated[str | None, _MESSAGE]),
     _chat(str, "--system TEXT", "The system's message."),
-    parameter("file", Annotated[Path | None, _FILE]),
+    _chat(Path, "--file -f FILE", "Begin with this file: a conversation of /save, or the text of a message."),
     _chat(str, "--tools JSON", "Tools that the model may call, as tandem generate takes them; you type their results."),
     _chat(str, "--template-args JSON", "Arguments of the template, such as '{\"enable_thinking\": false}'."),
-    parameter("no_history", Annotated[bool, _NO_HISTORY], False),
+    _chat(bool, "--no-history", "Do not keep what is typed for the next conversation.", False),
     parameter("model", flags.Model),
     _sampling(float, "--temperature -t X", "0 always takes the most probable token. Default: the model's."),
     _sampling(float, "--top-p P", "Sample from the most probable tokens that together reach P. Default: the model's."),
@@ -76,7 +83,7 @@ def chat(
         if as_json:
             raise fail("--json needs MESSAGE or piped input", Exit.USAGE)
         # The libraries of a conversation take 0.15 s to import, which no other command needs.
-        from tandem_client.cli.chat.conversation import converse
+        from tandem_client.cli.chat.loop import converse
 
         asyncio.run(converse(service.async_client(), session, first, with_history=not no_history))
 

@@ -1,6 +1,6 @@
 """`tandem generate`: streams the completions of a prompt as text or as JSON lines.
 
-Owns the flags of a request. `show` prints the stream; `flag_names` relates the flags to fields of the API.
+Owns the flags of a request. `show` prints the stream; `flags` relates the flags to fields of the API.
 """
 
 from enum import StrEnum
@@ -19,14 +19,19 @@ from tandem_client.cli.flags import (
     PROMPT,
     SAMPLING,
     STOPPING,
+    Service,
+    connects,
     flag,
     parameter,
+    parse_biases,
+    read_chat,
+    read_file,
+    read_json,
+    read_prompt,
 )
 from tandem_client.cli.reporting import Exit, fail, reported
-from tandem_client.cli.service import Service, connects
-from tandem_client.cli.values import parse_biases, read_chat, read_file, read_json, read_prompt
 from tandem_client.types import FinishReason
-from tandem_client.wire.chat import TOOL_CHOICES
+from tandem_client.wire.parts import TOOL_CHOICES
 
 EXAMPLES = """
 Examples:
@@ -42,7 +47,6 @@ class CacheUse(StrEnum):
 
 
 _PROMPT = typer.Argument(metavar="PROMPT", help="Text to complete; - reads it from standard input.")
-_RETRIES = flags.option(CONNECTION, "--retries N", "Retries while the service is not ready; at least 0.", min=0)
 
 # Each takes the type of the value, the flag's names with the metavar, and the help.
 _prompt, _sampling, _stopping = partial(flag, PROMPT), partial(flag, SAMPLING), partial(flag, STOPPING)
@@ -159,7 +163,7 @@ _PARAMETERS = (
     ),
     parameter("service", Service),
     parameter("timeout", flags.Timeout),
-    parameter("retries", Annotated[int, _RETRIES], 3),
+    _connection(int, "--retries N", "Retries while the service is not ready; at least 0.", 3, min=0),
 )
 
 

@@ -1,39 +1,52 @@
-"""The short commands: one call, one answer."""
+"""The commands that ask a service: one call each, but for health, which combines two.
+
+Owns the JSON output. `figures` owns the text output.
+"""
 
 import dataclasses
 import json
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
 
+import grpc
 import typer
 
-from tandem_client.cli.figures import of_quarantined
+from tandem_client.cli import figures
+from tandem_client.cli.figures import Health, State
 from tandem_client.cli.flags import (
     CHAT,
     CONNECTION,
     AddSpecialTokens,
     Json,
     Model,
+    Service,
     SkipSpecialTokens,
     Timeout,
+    connects,
     option,
+    parse_token_ids,
+    read_chat,
+    read_text,
 )
-from tandem_client.cli.reporting import Exit, reported
-from tandem_client.cli.service import Service, connects
-from tandem_client.cli.values import parse_token_ids, read_chat, read_text
+from tandem_client.cli.reporting import Exit, describe, exit_code, reported
+from tandem_client.errors import DeadlineExceeded, TandemError, Unavailable
 from tandem_client.plural import counted
-from tandem_client.types import AbortOutcome
+from tandem_client.sync_client import Client
+from tandem_client.types import AbortOutcome, DrainProgress, UpdateProgress
+
+_Progress = TypeVar("_Progress", DrainProgress, UpdateProgress)
+# The limit for GetLoad, which only adds details to the health.
+_LOAD_SECONDS = 2.0
+_HEALTH_ALONE = "this address serves health alone; the address of --listen tells more"
 
 
 @connects
 def tokenize(
-    text: Annotated[
-        str,
-        typer.Argument(metavar="TEXT", help="Text; - reads it from standard input."),
-    ],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text; - reads it from standard input.")],
     service: Service,
     chat: Annotated[
-        bool,
-        option(CHAT, "--chat", "TEXT is a message of the user, which the chat template renders."),
+        bool, option(CHAT, "--chat", "TEXT is a message of the user, which the chat template renders.")
     ] = False,
     system: Annotated[
         str | None, option(CHAT, "--system TEXT", "The system's message before it; implies --chat.")
@@ -49,18 +62,15 @@ def tokenize(
         if chat or system is not None:
             rendered = client.render_chat(read_chat(given, system), model=model, timeout=timeout)
             made = {"token_ids": rendered.token_ids, "text": rendered.text}
-            print(json.dumps(made, ensure_ascii=False) if as_json else " ".join(map(str, rendered.token_ids)))
-            return
-        ids = client.tokenize(given, add_special_tokens=add_special_tokens, model=model, timeout=timeout)
-        print(json.dumps({"token_ids": ids}) if as_json else " ".join(map(str, ids)))
+        else:
+            ids = client.tokenize(given, add_special_tokens=add_special_tokens, model=model, timeout=timeout)
+            made = {"token_ids": ids}
+        _print(made, " ".join(map(str, made["token_ids"])), as_json)
 
 
 @connects
 def detokenize(
-    token_ids: Annotated[
-        list[str],
-        typer.Argument(metavar="ID", help="Token ids; - reads them from standard input."),
-    ],
+    token_ids: Annotated[list[str], typer.Argument(metavar="ID", help="Token ids; - reads them from standard input.")],
     service: Service,
     model: Model = None,
     skip_special_tokens: SkipSpecialTokens = None,
@@ -73,14 +83,13 @@ def detokenize(
         text = client.detokenize(
             parse_token_ids(given), skip_special_tokens=skip_special_tokens, model=model, timeout=timeout
         )
-        print(json.dumps({"text": text}, ensure_ascii=False) if as_json else text)
+        _print({"text": text}, text, as_json)
 
 
 @connects
 def abort(
     request_ids: Annotated[
-        list[str],
-        typer.Argument(metavar="ID", help="Request ids: those you set, or those in the `accepted` message."),
+        list[str], typer.Argument(metavar="ID", help="Request ids: those you set, or those in the `accepted` message.")
     ],
     service: Service,
     held_by: Annotated[
@@ -97,11 +106,7 @@ def abort(
     """Cancel running or waiting requests; exit code 1 if an id is unknown."""
     with reported(timeout), service.client() as client:
         outcomes = client.abort(*request_ids, service=held_by, timeout=timeout)
-        if as_json:
-            print(json.dumps(outcomes))
-        else:
-            for request_id, outcome in outcomes.items():
-                print(f"{request_id} {outcome}")
+        _print(outcomes, "\n".join(f"{request_id} {outcome}" for request_id, outcome in outcomes.items()), as_json)
         if any(outcome != AbortOutcome.ABORTED for outcome in outcomes.values()):
             raise typer.Exit(Exit.ERROR)
 
@@ -111,7 +116,7 @@ def flush(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> N
     """Empty the prefix cache and print how many pages were freed."""
     with reported(timeout), service.client() as client:
         pages = client.flush_cache(timeout=timeout)
-        print(json.dumps({"pages": pages}) if as_json else f"{pages} pages")
+        _print({"pages": pages}, f"{pages} pages", as_json)
 
 
 @connects
@@ -130,13 +135,145 @@ def quarantine(
     with reported(timeout), service.client() as client:
         if clear:
             removed = client.clear_quarantine(*(keys or ()), timeout=timeout)
-            print(json.dumps({"removed": removed}) if as_json else f"{counted(removed, 'request')} may run again")
+            _print({"removed": removed}, f"{counted(removed, 'request')} may run again", as_json)
             return
         found = client.quarantine(timeout=timeout)
-        if as_json:
-            print(json.dumps([dataclasses.asdict(request) for request in found], ensure_ascii=False))
-            return
-        for request in found:
-            print("\n".join(of_quarantined(request)))
-        if not found:
-            print("no request is quarantined")
+        lines = [line for request in found for line in figures.of_quarantined(request)] or ["no request is quarantined"]
+        _print(list(map(dataclasses.asdict, found)), "\n".join(lines), as_json)
+
+
+@connects
+def info(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+    """Show the served model, its limits and default settings."""
+    with reported(timeout), service.client() as client:
+        model = client.model_info(timeout=timeout)
+        _print(dataclasses.asdict(model), "\n".join(figures.of_model(model)), as_json)
+
+
+@connects
+def load(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+    """Show the current load: requests, pages, workers."""
+    with reported(timeout), service.client() as client:
+        found = client.load(timeout=timeout)
+        values = dataclasses.asdict(found)
+        each = values.pop("per_worker")
+        values |= {"hit_rate": found.hit_rate, "per_worker": each}
+        _print(values, "\n".join(figures.of_load(found)), as_json)
+
+
+@connects
+def health(
+    service: Service,
+    wait: Annotated[
+        float | None, option(CONNECTION, "--wait SECONDS", "Wait up to this long until it serves; at least 0.", min=0)
+    ] = None,
+    timeout: Timeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Check whether the service computes a request that arrives now; exit code 3 if not."""
+    limit = timeout if wait is None else None
+    with reported(limit), service.client(max_retries=0) as client:
+        failure: TandemError | None = None
+        if wait is not None:
+            try:
+                client.wait_ready(wait)
+            except DeadlineExceeded as error:
+                failure = error
+        try:
+            found = check(client, timeout=timeout if failure is None else _LOAD_SECONDS)
+        except (Unavailable, DeadlineExceeded) as error:
+            failure = failure or error
+            if not as_json:
+                raise failure from None
+            found = Health(state=State.UNREACHABLE, reason=describe(failure, limit))
+        _print(dataclasses.asdict(found), figures.of_health(found), as_json)
+        if found.state != State.SERVING:
+            raise typer.Exit(exit_code(failure) if failure else Exit.UNAVAILABLE)
+
+
+def check(client: Client, *, timeout: float | None) -> Health:
+    """Returns the answer of grpc.health.v1 with details of GetLoad. Raises TandemError if the former has no answer."""
+    state = State.SERVING if client.health(timeout=timeout) else State.NOT_SERVING
+    try:
+        load = client.load(timeout=_LOAD_SECONDS)
+    except TandemError as error:
+        # An address of --health-listen.
+        is_health_alone = error.code == grpc.StatusCode.UNIMPLEMENTED
+        return Health(state=state, reason=_HEALTH_ALONE if is_health_alone else error.message)
+    if load.not_serving:
+        # The load is newer than the answer of grpc.health.v1.
+        state = State.NOT_SERVING
+    return Health(
+        state=state,
+        reason="" if state == State.SERVING else load.not_serving or "the service gives no reason",
+        workers=load.workers,
+        waiting=load.waiting,
+        suspects=load.suspects,
+        worker_lost_seconds=load.worker_lost_seconds,
+        worker_lost_reason=load.worker_lost_reason or None,
+        not_serving_reason=load.not_serving_reason,
+        not_serving_since=load.not_serving_since,
+    )
+
+
+@connects
+def drain(
+    service: Service,
+    worker: Annotated[
+        str, typer.Argument(metavar="WORKER", help="A worker's process id or name (tandem load); default: the service.")
+    ] = "",
+    max_seconds: Annotated[
+        float,
+        option(
+            CONNECTION,
+            "--max SECONDS",
+            "Time for the drain; default: no limit for a worker, grace_seconds for the service.",
+            min=0,
+        ),
+    ] = 0.0,
+    force: Annotated[bool, option(CONNECTION, "--force", "Drain the last worker that serves, too.")] = False,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Let a worker, or the service, end its requests and leave; exit code 1 if it could not end in order."""
+    with reported(timeout), service.client() as client:
+        progress = client.drain(worker, max_seconds=max_seconds, force=force, timeout=timeout)
+        _follow(progress, figures.of_drain, as_json)
+
+
+@connects
+def update_weights(
+    service: Service,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with safetensors, on the workers' hosts.")],
+    version: Annotated[str, option(CONNECTION, "--version NAME", "Name of the weights, never used before.")],
+    running: Annotated[
+        Literal["finish", "recompute", "continue", "abort"],
+        option(CONNECTION, "--running HOW", "Requests on a worker that loads: finish, recompute, continue or abort."),
+    ] = "recompute",
+    in_turn: Annotated[bool, option(CONNECTION, "--in-turn", "Load on one worker after the other.")] = False,
+    max_seconds: Annotated[
+        float, option(CONNECTION, "--max SECONDS", "Time for the update; default: 600.", min=0)
+    ] = 0.0,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Let all workers load new weights of the same model; exit code 1 if not all of them have."""
+    with reported(timeout), service.client() as client:
+        progress = client.update_weights(
+            folder, version=version, running=running, in_turn=in_turn, max_seconds=max_seconds, timeout=timeout
+        )
+        _follow(progress, figures.of_update, as_json)
+
+
+def _print(value: object, text: str, as_json: bool) -> None:
+    print(json.dumps(value, ensure_ascii=False) if as_json else text, flush=True)
+
+
+def _follow(progress: Iterable[_Progress], line_of: Callable[[_Progress], str], as_json: bool) -> None:
+    """Prints the progress of an operation as it comes. Ends the command with exit code 1 if it was not done."""
+    state = ""
+    for each in progress:
+        state = each.state
+        _print(dataclasses.asdict(each), line_of(each), as_json)
+    if state != "done":
+        raise typer.Exit(Exit.ERROR)

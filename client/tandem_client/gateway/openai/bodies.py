@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from pydantic_core import CoreSchema
 
 from tandem_client.gateway.openai.fields import TAG, Body
-from tandem_client.wire.chat import IGNORED_IN_MESSAGES
+from tandem_client.wire.parts import IGNORED_IN_MESSAGES
 
 # Taken and ignored: nothing of an answer depends on them. `user` is not among them: it divides the prefix cache.
 IGNORED = (

@@ -1,4 +1,7 @@
-"""What one HTTP request asks for: the calls of the service, and how their answers are written. Pure: no I/O."""
+"""What one HTTP request asks for: the calls of the service, and how their answers are written. Pure: no I/O.
+
+Owns the names of the service's fields in OpenAI's API, for errors.
+"""
 
 import hashlib
 import json
@@ -9,11 +12,9 @@ from typing import Any, cast
 from tandem.v1 import chat_pb2, inference_pb2
 
 from tandem_client.gateway.errors import invalid
-from tandem_client.gateway.openai import names
 from tandem_client.gateway.openai.bodies import Chat, Completion, Conversation, Message, Options, StreamOptions
-from tandem_client.gateway.openai.fields import json_text, read
-from tandem_client.wire.chat import CHAT_FIELDS
-from tandem_client.wire.constraint import CONSTRAINT_FIELDS
+from tandem_client.gateway.openai.fields import Body, json_text, read
+from tandem_client.wire.parts import CHAT_FIELDS, CONSTRAINT_FIELDS
 from tandem_client.wire.request import FIELD_KEYWORDS, GenerateOptions, generate_request
 
 # Each is a request of the service.
@@ -25,6 +26,26 @@ _NO_USAGE = StreamOptions()
 _GUIDED = {
     "guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choices", "guided_grammar": "lark",
 }  # fmt: skip
+
+
+def _names(body: type[Body], more: Mapping[str, str]) -> dict[str, str]:
+    aliases = {name: field.alias or name for name, field in body.model_fields.items()} | {"chat": "messages"}
+    return {path: aliases.get(word, word) for path, word in FIELD_KEYWORDS.items()} | {
+        "request_id": "x-request-id", "constraint": "response_format", **more,
+    }  # fmt: skip
+
+
+COMPLETION: Mapping[str, str] = _names(Completion, {"output.logprobs": "logprobs"})
+CHAT: Mapping[str, str] = _names(
+    Chat,
+    {
+        "prompt": "messages",
+        "chat.messages[].tool_calls[].name": "messages[].tool_calls[].function.name",
+        "chat.messages[].tool_calls[].arguments_json": "messages[].tool_calls[].function.arguments",
+        "chat.tool_choice.name": "tool_choice.function.name",
+        "output.logprobs": "top_logprobs",
+    },
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +73,7 @@ class Wanted:
 
 def completion(values: Mapping[str, object]) -> Wanted:
     """Returns what a request of `/v1/completions` asks for. Raises HttpError, which names the wrong field."""
-    body, known = read(Completion, values), dict(names.COMPLETION)
+    body, known = read(Completion, values), dict(COMPLETION)
     num_samples = body.num_samples or 1
     if body.best_of not in (None, num_samples):
         raise invalid("best_of", f"best_of is {body.best_of}; only {num_samples} is supported")
@@ -88,7 +109,7 @@ def completion(values: Mapping[str, object]) -> Wanted:
 
 def chat_completion(values: Mapping[str, object]) -> Wanted:
     """Returns what a request of `/v1/chat/completions` asks for. Raises HttpError, which names the wrong field."""
-    body, known = read(Chat, values), dict(names.CHAT)
+    body, known = read(Chat, values), dict(CHAT)
     options, old, new = GenerateOptions(), body.max_new_tokens, body.max_completion_tokens
     if new is not None:
         if old not in (None, new):

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.markdown import Markdown
 
-from tandem_client.cli.chat.blocks import cut
-from tandem_client.cli.chat.screen import Kind, PlainScreen, RichScreen, new_screen
+from tandem_client.cli.chat.screen import Kind, PlainScreen, RichScreen, cut, new_screen
 from tests.rigs.small_screen import rows_of
 
 DOCUMENT = """\

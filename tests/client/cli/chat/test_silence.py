@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tandem_client.cli.chat.silence import Silence
+from tandem_client.cli.chat.answer import Silence
 from tandem_client.types import HeldPools, Incidents, Load
 
 _ZERO = {field.name: 0 for field in dataclasses.fields(Load)}

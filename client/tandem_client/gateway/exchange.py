@@ -1,11 +1,16 @@
-"""One HTTP request and its answer, beyond what Starlette does: a body within its bounds, JSON, answers in pieces.
+"""One HTTP request and its answer, beyond Starlette: a bounded body, JSON, answers in pieces, streams of events.
 
-Owns the bounds of a body in bytes, seconds and nesting. Knows nothing of the API.
+Owns the bounds of a body in bytes, seconds and nesting, and how callers share the gateway's requests or the memory of
+bodies: a caller may have as many places as it leaves free. So one that takes the most leaves half of them, the next one
+half of the rest, and so on. The service has the same rule for its streams. One clock serves all streams of events, so
+that a message costs none; `protocol` ends one whose reader stalls. Knows nothing of the API.
 """
 
 import asyncio
 import contextlib
 import json
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
 from starlette.requests import Request
@@ -13,7 +18,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tandem_client.gateway.errors import HttpError, unauthenticated
-from tandem_client.gateway.places import Places
 
 MAX_HEADER_BYTES = 32_768
 # The connection keeps this much of an answer for a reader that is slow, and the request keeps its place meanwhile.
@@ -27,6 +31,45 @@ _BYTES_PER_SECOND = 16_384
 _MAX_SKIPPED_BYTES = 65_536
 # A caller that is not known has no more requests on its connection; a body that is late might still come.
 _FINAL = (401, 408)
+
+# nginx would keep events back.
+_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no",
+}  # fmt: skip
+# Proxies cut streams that are silent for a minute or less. Clients ignore lines that begin with a colon.
+PING = b": ping\n\n"
+_TICKS_PER_PING = 3
+
+
+class Places:
+    """What is taken, by caller."""
+
+    def __init__(self, num_places: int, *, is_shared: bool = False) -> None:
+        self._num_places = num_places
+        # Whether there are several callers; one alone may take all.
+        self.is_shared = is_shared
+        self._taken: Counter[str] = Counter()
+        self.num_taken = 0
+
+    def limit(self, caller: str) -> int:
+        """The most places that the caller may have now."""
+        free = max(0, self._num_places - (self.num_taken - self._taken[caller]))
+        return (free + 1) // 2 if self.is_shared else free
+
+    def take(self, caller: str, number: int = 1) -> bool:
+        """Takes places; returns False if the caller may not have so many more."""
+        if self._taken[caller] + number > self.limit(caller):
+            return False
+        self._taken[caller] += number
+        self.num_taken += number
+        return True
+
+    def leave(self, caller: str, number: int = 1) -> None:
+        """Gives places back."""
+        self.num_taken -= number
+        self._taken[caller] -= number
+        if not self._taken[caller]:
+            del self._taken[caller]
 
 
 class Answer(Response):
@@ -149,3 +192,69 @@ def values(request: Request) -> dict[str, object]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+class EventStream:
+    """One answer."""
+
+    __slots__ = ("_has_sent", "_is_over", "_is_writing", "_quiet_ticks", "_send")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._has_sent = self._is_writing = self._is_over = False
+        self._quiet_ticks = 0
+
+    async def open(self, headers: Mapping[str, str]) -> None:
+        """Sends the headers, with those of all streams."""
+        lines = [(name.encode(), value.encode()) for name, value in (_HEADERS | {**headers}).items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": lines})
+
+    async def write(self, data: bytes) -> None:
+        """Sends events. Waits while the reader is slow."""
+        self._is_writing = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._is_writing = False
+        self._has_sent = True
+
+    async def close(self, data: bytes) -> None:
+        """Sends the last events."""
+        self._is_over = True
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def ping(self) -> None:
+        """Sends a ping, unless the stream has ended since it was due."""
+        if not self._is_over:
+            await self.write(PING)
+
+    def tick(self) -> bool:
+        """Notes that time has passed. Returns whether a ping is due."""
+        if self._has_sent:
+            self._has_sent = False
+            self._quiet_ticks = 0
+        elif not self._is_writing:
+            self._quiet_ticks += 1
+            if self._quiet_ticks >= _TICKS_PER_PING:
+                self._quiet_ticks = 0
+                return True
+        return False
+
+
+class Pulse:
+    """The clock of all open streams."""
+
+    def __init__(self, ping_seconds: float) -> None:
+        """`ping_seconds`: of silence, after which a stream gets a ping."""
+        # Streams that it looks after, in the order of their beginning.
+        self.streams: dict[EventStream, None] = {}
+        self._tick_seconds = ping_seconds / _TICKS_PER_PING
+        self._pings: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> NoReturn:
+        """Ticks for ever."""
+        while True:
+            await asyncio.sleep(self._tick_seconds)
+            for stream in list(self.streams):
+                if stream.tick():
+                    task = asyncio.create_task(stream.ping())
+                    self._pings.add(task)
+                    task.add_done_callback(self._pings.discard)

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from tandem_client.gateway.accepting import SEAT, Seat, Seats
 from tandem_client.gateway.errors import HttpError
-from tandem_client.gateway.http.exchange import MAX_HEADER_BYTES
-from tandem_client.gateway.http.seats import SEAT, Seat, Seats
+from tandem_client.gateway.exchange import MAX_HEADER_BYTES
 
 # Requests of one connection that wait for the one in work. Hardly any client sends the next before the answer.
 MAX_QUEUED = 16

@@ -1,16 +1,21 @@
-"""`tandem plot`: plots the file that the scheduler's --steps writes.
+"""`tandem plot` plots the file that the scheduler's --steps writes; `tandem simulate` and `tandem keys` run programs.
 
-Owns the command's flags and messages; `tandem_client.plot` reads the file and draws it.
+A program of a checkout replaces this process and gets its arguments, its signals and its exit code.
+`tandem_client.plot` reads the file and draws it.
 """
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tandem_client.cli.flags import OUTPUT, option
-from tandem_client.cli.reporting import Exit, fail
+from tandem_client.cli.reporting import Exit, fail, require_programs
 from tandem_client.services.programs import missing_programs
+
+PROGRAM = "scheduler_svc"
 
 
 def plot(
@@ -55,10 +60,22 @@ def plot(
 
 def _install() -> str:
     """The command that installs matplotlib."""
-    if not missing_programs(["scheduler_svc"]):
+    if not missing_programs([PROGRAM]):
         return "make install"
     from tandem_contract.version import version
 
     number = version()
     name = f"{number}-py3-none-any" if number[0].isdigit() else "…"
     return f"pip install 'dist/tandem_inference-{name}.whl[plot]'"
+
+
+def simulate(context: typer.Context) -> None:
+    """Predict speed and latency for a machine, model and workload, with the real scheduler on virtual time."""
+    require_programs([PROGRAM], "tandem simulate")
+    os.execv(sys.executable, [sys.executable, "-P", "-m", f"{PROGRAM}.simulator", *context.args])
+
+
+def keys(context: typer.Context) -> None:
+    """Make the keys with which workers on other hosts join."""
+    require_programs([PROGRAM], "tandem keys")
+    os.execv(sys.executable, [sys.executable, "-P", "-m", f"{PROGRAM}.remote", *context.args])

@@ -1,24 +1,84 @@
-"""Builds conversations from keywords: messages, tools, template arguments.
+"""Builds the parts of a request from keywords: conversations and constraints, and a caller's value in one field.
 
-Messages are dicts in OpenAI's form, or `ChatMessage`. Owns the keywords of a chat and the fields that they set. Checks
-the form only; the service checks every limit and every role.
+Messages are dicts in OpenAI's form, or `ChatMessage`. Owns the keywords of chats and constraints, the fields that they
+set, and the errors for values that do not fit, which name the keyword. Checks the form only; the service checks every
+limit and every role, and reads the constraint.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, cast
 
-from google.protobuf.descriptor import Descriptor
-from tandem.v1 import chat_pb2
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from tandem.v1 import chat_pb2, constraint_pb2
 
 from tandem_client.types import ChatMessage
-from tandem_client.wire.assign import assign, json_text
+
+# The range of each kind of integer field.
+_RANGES: Mapping[int, tuple[int, int]] = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}
+# Options for which every service refuses 0.
+_FROM_ONE = frozenset({"max_new_tokens", "num_samples"})
 
 # {"role": "user", "content": "Hello"}, as in OpenAI's API.
 ChatMessages = Iterable[ChatMessage | Mapping[str, Any]]
 # As in OpenAI's API: one of these, or {"type": "function", "function": {"name": "..."}}.
 TOOL_CHOICES = ("auto", "none", "required")
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
+
+
+def assign(name: str, message: Any, field: str, value: Any) -> None:
+    """Sets a field of a message to a value that a caller gave.
+
+    Raises TypeError for a value of the wrong type and ValueError for a number that the field cannot hold or a text with
+    half a surrogate pair, both beginning with `name`.
+    """
+    descriptor: FieldDescriptor = message.DESCRIPTOR.fields_by_name[field]
+    try:
+        if descriptor.message_type is not None:
+            # The only messages here are the entries of maps.
+            for key, entry in _entries(value):
+                getattr(message, field)[key] = entry
+        elif descriptor.is_repeated:
+            getattr(message, field).extend([value] if isinstance(value, str) else value)
+        else:
+            setattr(message, field, value)
+    except UnicodeEncodeError as error:
+        # Python's strings may hold half a surrogate pair; it decodes bytes that are not UTF-8 into such strings.
+        code = f"U+{ord(error.object[error.start]):04X}"
+        raise ValueError(f"{name} has {code} at character {error.start}; it is not Unicode text") from None
+    except (TypeError, ValueError) as error:
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
+        why = str(error)
+        which = "each" if descriptor.is_repeated else "it"
+        if descriptor.message_type is not None:
+            which, descriptor = "each token id", descriptor.message_type.fields_by_name["key"]
+        if isinstance(error, ValueError) and descriptor.cpp_type in _RANGES:
+            low, high = _RANGES[descriptor.cpp_type]
+            why = f"{which} must be {max(low, 1) if name in _FROM_ONE else low} to {high}"
+        raise type(error)(f"{name} is {shown}; {why}") from None
+
+
+def json_text(name: str, value: object) -> str:
+    """Returns a mapping as JSON, or the text of a JSON object as it is. Raises TypeError, ValueError."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} is {value!r:.60}; a mapping is needed")
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name} cannot be written as JSON: {error}") from None
+
+
+def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
+    if not isinstance(value, Mapping):
+        raise TypeError("a mapping from token ids to numbers is needed")
+    return cast(Mapping[Any, Any], value).items()
 
 
 class ChatOptions(TypedDict, total=False):
@@ -180,3 +240,55 @@ def _tool_choice(given: object) -> chat_pb2.ToolChoice:
         form = '{"type": "function", "function": {"name": "..."}}'
         raise ValueError(f"tool_choice is {given!r:.60}; it must be auto, none, required, or {form}")
     return chat_pb2.ToolChoice(mode=chat_pb2.ToolChoiceMode.Value(f"TOOL_CHOICE_MODE_{given.upper()}"))
+
+
+class ConstraintOptions(TypedDict, total=False):
+    """What an output may be; at most one of these. None means no constraint."""
+
+    # A JSON schema as a dict, as True for any JSON, or as JSON text. Properties come in its order.
+    json_schema: Mapping[str, Any] | bool | str | None
+    # True: any JSON object.
+    json_object: bool | None
+    # A regular expression, which matches the whole output.
+    regex: str | None
+    # One of these strings.
+    choices: Iterable[str] | None
+    # A grammar in llguidance's dialect of Lark.
+    lark: str | None
+
+
+# Path of a field of GenerateRequest to the keyword that sets it, as errors need it.
+CONSTRAINT_FIELDS: Mapping[str, str] = {
+    **{f"constraint.{name}": name for name in ("json_schema", "json_object", "regex", "choices", "lark")},
+    "constraint.choices.choices": "choices",
+}
+
+
+def constraint(**options: Unpack[ConstraintOptions]) -> constraint_pb2.Constraint | None:
+    """Returns the constraint; None without one. Raises TypeError, ValueError, which name the keyword."""
+    given = cast(dict[str, Any], {name: value for name, value in options.items() if value is not None})
+    if given.get("json_object") is False:
+        del given["json_object"]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are given; an output has one constraint")
+    made = constraint_pb2.Constraint()
+    ((name, value),) = given.items()
+    match name:
+        case "json_schema":
+            # False would allow nothing.
+            text = "true" if value is True else json_text("json_schema", value)
+            assign("json_schema", made, "json_schema", text)
+        case "json_object":
+            if value is not True:
+                raise TypeError(f"json_object is {value!r:.60}; it must be True or False")
+            made.json_object.SetInParent()
+        case "choices":
+            if isinstance(value, str):
+                raise TypeError(f"choices is {value!r:.60}; a list of strings is needed")
+            made.choices.SetInParent()
+            assign("choices", made.choices, "choices", value)
+        case _:
+            assign(name, made, name, value)
+    return made

@@ -1,6 +1,7 @@
-"""One process of the gateway: its event loop, its socket, uvicorn, and its end.
+"""One process of the gateway: its event loop, its socket, uvicorn, and its end; and the parent of several.
 
-Owns start and stop. uvicorn reads HTTP; `app` answers it.
+The parent starts a dead one again. Owns start and stop, and of several the address and the table of their counters; the
+kernel spreads connections over them. uvicorn reads HTTP; `app` answers it.
 """
 
 import asyncio
@@ -10,23 +11,26 @@ import resource
 import signal
 import socket
 import ssl
+import sys
+import tempfile
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
-from types import FrameType
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from tandem_client.gateway.accepting import SEAT, Acceptor, Seat, Seats
 from tandem_client.gateway.app import App
-from tandem_client.gateway.http.accepting import Acceptor
-from tandem_client.gateway.http.protocol import Readers, bounded, parser_class
-from tandem_client.gateway.http.seats import SEAT, Seat, Seats
-from tandem_client.gateway.metrics import Meter
-from tandem_client.gateway.running.certificates import Followed, follow, load
+from tandem_client.gateway.certificates import Followed, follow, load
+from tandem_client.gateway.metrics import Meter, table_bytes
+from tandem_client.gateway.protocol import Readers, bounded, parser_class
+from tandem_client.gateway.service import Guard, Service
 from tandem_client.gateway.settings import Settings
-from tandem_client.gateway.upstream.guard import Guard
-from tandem_client.gateway.upstream.service import Service
+from tandem_contract.child import Program, python
 from tandem_contract.logs import announce
+from tandem_contract.processes import Heard, Policy, ServiceEnded, State, Supervisor, run_async
 from tandem_contract.settings import SettingError
 
 log = logging.getLogger("tandem.gateway")
@@ -38,20 +42,26 @@ _BACKLOG = 2048
 # As the help of --ping-seconds says. A reader that takes nothing holds a request of the service for nobody.
 _PINGS_TO_STALL = 4
 
+_MODULE = "tandem_client.gateway"
+# More than the processes need after their own grace.
+_SPARE_SECONDS = 5.0
+_POLICY = Policy(max_ends=5)
+
 
 def bind(settings: Settings) -> socket.socket:
     """Returns a socket that is bound and does not listen yet. Raises SettingError, also if the address is taken.
 
     Only the processes of one gateway (`--processes`) share an address.
     """
-    host, port = settings.host_and_port
+    host, _, port = settings.listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if settings.table is not None:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind((host, port))
+        bound.bind((host, int(port)))
         if settings.processes > 1:
             # Set after the bind, which was refused beside another gateway; the children bind beside this socket.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -61,11 +71,14 @@ def bind(settings: Settings) -> socket.socket:
     return bound
 
 
-def url_of(settings: Settings, bound: socket.socket) -> str:
+def _url_of(settings: Settings, bound: socket.socket) -> str:
     """The address as callers write it."""
+    return f"{'http' if settings.tls_cert is None else 'https'}://{_address_of(bound)}"
+
+
+def _address_of(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
-    scheme = "http" if settings.tls_cert is None else "https"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def serve(settings: Settings, bound: socket.socket) -> None:
@@ -108,7 +121,6 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     app = App(settings, service, meter, guard, seats)
     readers = Readers(stall_seconds=_PINGS_TO_STALL * settings.ping_seconds)
     server = _Server(_config(settings, app, seats, readers), settings, seats)
-    url = url_of(settings, bound)
     background = list[asyncio.Task[None]]()
     try:
         await guard.start()
@@ -117,10 +129,8 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
         background = [asyncio.create_task(work) for work in works]
         # uvicorn raises the signals that it has taken again when it has stopped; then they find these.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _already_handled)
-        announcing = asyncio.create_task(_announce(server, url))
+            signal.signal(number, lambda number, frame: None)
         await server.serve(sockets=[bound])
-        announcing.cancel()
     finally:
         for task in background:
             task.cancel()
@@ -137,10 +147,6 @@ def _files(settings: Settings, service: Service, context: ssl.SSLContext | None)
         [Followed((cert, key), partial(load, context, cert, key))] if context is not None and cert is not None else []
     )
     return [*ours, Followed((settings.service_ca, settings.service_cert, settings.service_key), service.connect)]
-
-
-def _already_handled(number: int, frame: FrameType | None) -> None:
-    pass
 
 
 class _Server(uvicorn.Server):
@@ -161,18 +167,13 @@ class _Server(uvicorn.Server):
                 handshakes_per_second=self._settings.bounds_of_address[1],
             )  # fmt: skip
             acceptors.append(acceptor)
+            announce("%s %s", LISTENING, _url_of(self._settings, one))
         self.servers = acceptors
         self.started = True
 
     def _protocol(self, seat: Seat) -> asyncio.Protocol:
         make: Any = self.config.http_protocol_class
         return make(config=self.config, server_state=self.server_state, app_state={SEAT: seat})
-
-
-async def _announce(server: uvicorn.Server, url: str) -> None:
-    while not server.started:
-        await asyncio.sleep(0.01)
-    announce("%s %s", LISTENING, url)
 
 
 def _config(settings: Settings, app: App, seats: Seats, readers: Readers) -> uvicorn.Config:
@@ -209,3 +210,70 @@ def _allow_files(max_connections: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < needed:
         limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def run(settings: Settings, bound: socket.socket, arguments: Sequence[str]) -> int:
+    """Runs the processes until SIGTERM or SIGINT; returns the status. `bound` keeps the address, also for a port 0.
+
+    Raises SettingError.
+    """
+    asyncio.run(check(settings))
+    with tempfile.TemporaryDirectory(prefix="tandem-gateway-") as folder:
+        table = Path(folder) / "counters"
+        table.write_bytes(bytes(table_bytes(settings.processes)))
+        flags = [
+            *arguments,
+            f"--listen={_address_of(bound)}",
+            "--processes=1",
+            f"--table={table}",
+            "--exit-with-parent",
+        ]
+        return asyncio.run(_run(settings, flags, _url_of(settings, bound)))
+
+
+async def _run(settings: Settings, flags: Sequence[str], url: str) -> int:
+    num_listening = 0
+
+    def hear(line: str) -> Heard:
+        if LISTENING in line:
+            return Heard.SERVES
+        # Without a reader of the log the gateway goes on.
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
+        return Heard.WORDS
+
+    def on_change(one: Supervisor) -> None:
+        nonlocal num_listening
+        if one.state == State.PAUSED:
+            log.warning("%s", one.ended)
+        elif one.state == State.SERVING:
+            num_listening += 1
+            # At the start when all listen, then after each restart.
+            if num_listening >= settings.processes:
+                announce("%s %s", LISTENING, url)
+
+    def kept(row: int) -> Supervisor:
+        program = Program(argv=python(_MODULE, *flags, f"--row={row}"))
+        return Supervisor(f"gateway {row + 1}", lambda: program, _POLICY, hear=hear, on_change=on_change)
+
+    supervisors = [kept(row) for row in range(settings.processes)]
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    running = [asyncio.create_task(run_async(each)) for each in supervisors]
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in supervisors:
+            each.stop(settings.grace_seconds + _SPARE_SECONDS)
+        ended = await asyncio.gather(*running, return_exceptions=True)
+    failure = next((each for each in ended if isinstance(each, ServiceEnded)), None)
+    for fault in ended:
+        if isinstance(fault, BaseException) and not isinstance(fault, ServiceEnded | asyncio.CancelledError):
+            raise fault
+    if failure is None:
+        log.info("stopped")
+        return 0
+    log.error("%s", failure)
+    return 2 if failure.wrong_settings else 1

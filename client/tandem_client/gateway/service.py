@@ -1,0 +1,304 @@
+"""The gateway's connection to the service: the calls that are one question and one answer, and one Generate call.
+
+Owns the channel, and what is known of the service's door: whether it answers and asks callers for tokens. A public
+gateway serves only if it does. Every call carries its own caller's token; the gateway has none, and no token file, so
+it asks the service by a call without a token. If no call reaches the service, a handshake tells which flag of TLS is
+wrong. The raw stubs serve the streams, because what `AsyncClient` makes of each message costs more than the rest of the
+gateway.
+"""
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Awaitable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tandem.v1 import chat_pb2, control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+from tandem_client.connection import Access, Metadata, TlsSettings
+from tandem_client.errors import TandemError, Unauthenticated
+from tandem_client.gateway.errors import HttpError, from_service, unavailable
+from tandem_client.gateway.settings import Settings
+from tandem_client.services.handshake import ClientUnwanted, context_of, is_plaintext, nameless, names_in, shake
+from tandem_client.wire.request import AFFINITY_KEY, affinity_of, service_in
+from tandem_client.wire.rpc_errors import ErrorReader
+from tandem_contract.settings import SettingError
+
+# For the calls with one answer.
+ANSWER_SECONDS = 60.0
+# For the question who calls, which is answered without the core.
+_CALLER_SECONDS = 5.0
+# The name of the served model, for answers to requests that name none, may be as old as this.
+_NAME_SECONDS = 5.0
+_Answer = TypeVar("_Answer")
+_NO_NAMES: Mapping[str, str] = {}
+# Trailing metadata of the service's answer about its health (scheduler_svc/frontend/health.py).
+_REASON_KEY, _SINCE_KEY = "tandem-reason", "tandem-since"
+
+# OpenSSL's codes of a certificate that is not valid yet or no more, and of one for another host or address.
+_OUT_OF_TIME, _OTHER_NAME = (9, 10), (62, 64)
+
+log = logging.getLogger("tandem.gateway")
+
+# Between two looks, and for one of them.
+_LOOK_SECONDS = 5.0
+_FIRST_LOOK_SECONDS = 0.5
+
+
+class Service:
+    """One connection. Make it in the event loop that uses it."""
+
+    def __init__(self, address: str, tls: TlsSettings | None, *, health_address: str | None = None) -> None:
+        """`health_address`: where the health is asked without a token. Raises OSError, ValueError for files of TLS."""
+        self.address = address
+        self._access, self._health_address = Access(address=address, tls=tls, proxy=False), health_address
+        # The newest one last. Calls may still run on an older one.
+        self._channels = list[grpc.aio.Channel]()
+        self.connect()
+        self._name = ""
+        self._named_at = -_NAME_SECONDS
+
+    def connect(self) -> None:
+        """Makes the connection of the next calls, with the files of TLS as they are now. Raises OSError, ValueError."""
+        channel = self._access.aio_channel()
+        self._channels.append(channel)
+        # grpc's stubs lack the types of asyncio's.
+        self.inference: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        self._control: Any = control_pb2_grpc.ControlServiceStub(channel)
+        if self._health_address is not None:
+            channel = Access(address=self._health_address, proxy=False).aio_channel()
+            self._channels.append(channel)
+        self._health: Any = health_pb2_grpc.HealthStub(channel)
+
+    async def close(self) -> None:
+        """Ends all calls."""
+        for channel in self._channels:
+            await channel.close()
+
+    def error(
+        self, error: grpc.RpcError, names: Mapping[str, str] = _NO_NAMES, *, stream_began: bool = False
+    ) -> TandemError:
+        """The client's exception for a gRPC error, with fields named as `names` says."""
+        reader = ErrorReader(address=self.address, timeout=ANSWER_SECONDS, keywords=names)
+        return reader.read(error, stream_began=stream_began)
+
+    async def model_info(self, metadata: Metadata) -> control_pb2.GetModelInfoResponse:
+        """Returns the served model. Raises HttpError."""
+        info = await self._ask(self._control.GetModelInfo, control_pb2.GetModelInfoRequest(), metadata)
+        self._name, self._named_at = info.model, time.monotonic()
+        return info
+
+    async def model_name(self, metadata: Metadata) -> str:
+        """Returns the name of the served model. Raises HttpError."""
+        if time.monotonic() > self._named_at + _NAME_SECONDS:
+            await self.model_info(metadata)
+        return self._name
+
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, metadata: Metadata, names: Mapping[str, str]
+    ) -> list[int]:
+        """Returns a text's token ids. Raises HttpError."""
+        return list((await self._ask(self.inference.Tokenize, request, metadata, names)).token_ids)
+
+    async def render(self, model: str, chat: chat_pb2.Chat, metadata: Metadata, names: Mapping[str, str]) -> list[int]:
+        """Returns the token ids of a conversation as the model gets it. Raises HttpError."""
+        request = inference_pb2.RenderChatRequest(model=model, chat=chat)
+        return list((await self._ask(self.inference.RenderChat, request, metadata, names)).token_ids)
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, metadata: Metadata, names: Mapping[str, str] = _NO_NAMES
+    ) -> inference_pb2.DetokenizeResponse:
+        """Returns the text of token ids. Raises HttpError."""
+        return await self._ask(self.inference.Detokenize, request, metadata, names)
+
+    async def why_not_serving(self, metadata: Metadata, seconds: float) -> dict[str, object] | None:
+        """Why a request that arrives now is not computed: a word and since when, as far as the service says.
+
+        None if it is computed. Raises HttpError if the service does not answer.
+        """
+        call = self._health.Check(health_pb2.HealthCheckRequest(), metadata=metadata, timeout=seconds)
+        answer: health_pb2.HealthCheckResponse = await self._answer(call)
+        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+            return None
+        said = dict(await call.trailing_metadata())
+        return {"reason": said.get(_REASON_KEY), "since": float(said[_SINCE_KEY]) if _SINCE_KEY in said else None}
+
+    async def rights(self, metadata: Metadata) -> frozenset[str]:
+        """Returns the rights of the caller. Raises HttpError."""
+        call = self._control.GetCaller(control_pb2.GetCallerRequest(), metadata=metadata, timeout=_CALLER_SECONDS)
+        return frozenset((await self._answer(call)).rights)
+
+    async def needs_tokens(self, seconds: float) -> bool | None:
+        """Whether callers need a token; None if the service does not answer.
+
+        It is asked by a call without one. If that has a tenant, it is the tenant of the gateway's own certificate, with
+        whose rights no caller of the gateway may call.
+        """
+        try:
+            answer = await self._control.GetCaller(control_pb2.GetCallerRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            return True if isinstance(self.error(error), Unauthenticated) else None
+        return bool(answer.tenant)
+
+    async def _ask(
+        self, method: Any, request: Message, metadata: Metadata, names: Mapping[str, str] = _NO_NAMES
+    ) -> Any:
+        return await self._answer(method(request, metadata=metadata, timeout=ANSWER_SECONDS), names)
+
+    async def _answer(self, call: Awaitable[_Answer], names: Mapping[str, str] = _NO_NAMES) -> _Answer:
+        try:
+            return await call
+        except grpc.RpcError as error:
+            raise from_service(self.error(error, names)) from None
+
+
+class ServiceCall:
+    """One Generate call. `end` must be called; it cancels a call that still runs, and the service frees its request."""
+
+    __slots__ = ("_began", "_call", "_names", "_service", "accepted")
+
+    def __init__(
+        self, service: Service, request: inference_pb2.GenerateRequest, metadata: Metadata, names: Mapping[str, str]
+    ) -> None:
+        """Sends the request."""
+        self._service, self._names = service, names
+        own = (*metadata, (AFFINITY_KEY, affinity_of(request)))
+        self._call: Any = service.inference.Generate(request, metadata=own)
+        self._began = False
+        self.accepted = inference_pb2.Accepted()
+
+    async def begin(self) -> None:
+        """Waits until the service has accepted the request. Raises HttpError."""
+        message = await self.next()
+        if message is None or message.WhichOneof("event") != "accepted":
+            raise HttpError(500, "the service answered without accepting the request", kind="server_error")
+        self.accepted = message.accepted
+        self._began = True
+
+    async def next(self) -> inference_pb2.GenerateResponse | None:
+        """Returns the next message; None at the end. Raises HttpError."""
+        try:
+            message = await self._call.read()
+        except grpc.RpcError as error:
+            raise from_service(self._service.error(error, self._names, stream_began=self._began)) from None
+        return None if message is grpc.aio.EOF else message
+
+    async def warning(self) -> str:
+        """What the service warns of, in ASCII; empty if of nothing. After `begin`."""
+        if not self.accepted.warnings:
+            return ""
+        return str(dict(await self._call.initial_metadata()).get("x-tandem-warning", ""))
+
+    async def named_service(self) -> str | None:
+        """The service that has the request, as a proxy in front of several names it. After `begin`."""
+        return service_in(await self._call.initial_metadata())
+
+    def end(self) -> None:
+        """Cancels the call if it still runs."""
+        self._call.cancel()
+
+
+def fault(address: str, tls: TlsSettings | None) -> str | None:
+    """Returns what is wrong, with the flag that mends it; None if nothing listens, or a handshake shows no fault.
+
+    Blocks for some seconds at most.
+    """
+    if tls is None:
+        return _fault_of_plaintext(address)
+    context = context_of(tls)
+    try:
+        shake(address, context, tls.server_name)
+    except ssl.SSLCertVerificationError as error:
+        return _fault_of_certificate(address, tls, context, error)
+    except ClientUnwanted:
+        if tls.cert is None:
+            return f"the service at {address} wants a certificate of its clients; give --service-cert and --service-key"
+        return f"the service at {address} does not accept the certificate of --service-cert ({tls.cert})"
+    except OSError:
+        if is_plaintext(address):
+            return (
+                f"the service at {address} speaks plaintext; leave out --service-ca and --service-tls, or start the"
+                " service with --tls-cert and --tls-key"
+            )
+    return None
+
+
+def _fault_of_plaintext(address: str) -> str | None:
+    if is_plaintext(address):
+        return None
+    try:
+        shake(address, nameless(context_of(TlsSettings()), verifies=False))
+    except ClientUnwanted:
+        pass
+    except OSError:
+        return None
+    return f"the service at {address} speaks TLS; give --service-ca, its certificate or that of its authority"
+
+
+def _fault_of_certificate(
+    address: str, tls: TlsSettings, context: ssl.SSLContext, error: ssl.SSLCertVerificationError
+) -> str:
+    its = f"the certificate of the service at {address}"
+    if error.verify_code in _OUT_OF_TIME:
+        return f"{its} has expired or is not valid yet: {error.verify_message}"
+    if error.verify_code in _OTHER_NAME:
+        wanted = tls.server_name or address.rpartition(":")[0]
+        try:
+            names = names_in(shake(address, nameless(context)))
+        except OSError:
+            names = []
+        known = f"for {', '.join(names)} and " if names else ""
+        return f"{its} is {known}not for {wanted}; give --service-name, one of the certificate's names"
+    whose = f"from {tls.ca} (--service-ca)" if tls.ca is not None else "of a known authority; give --service-ca"
+    return f"{its} is not {whose}: {error.verify_message}"
+
+
+class Guard:
+    """What is known about the service's door."""
+
+    def __init__(self, service: Service, settings: Settings) -> None:
+        self._service, self._settings = service, settings
+        # Why no call reaches the service; None if that has another cause than the flags.
+        self._fault: str | None = None
+        # None until the service has answered.
+        self.needs_tokens: bool | None = None
+
+    def check(self) -> None:
+        """Raises HttpError if other machines reach this gateway and the service lets everybody in."""
+        if self._settings.is_public and not self.needs_tokens:
+            raise unavailable("the service asks for no tokens, so this address of the gateway is closed")
+
+    async def start(self) -> None:
+        """Asks the service for the first time. Raises SettingError if the flags of TLS do not suit it."""
+        await self._look()
+        if self._fault is not None:
+            raise SettingError(self._fault)
+        if self.needs_tokens is None:
+            log.warning(
+                "the service at %s does not answer yet; requests are refused until it does", self._settings.address
+            )
+
+    async def _look(self) -> None:
+        found = await self._service.needs_tokens(_LOOK_SECONDS)
+        self._fault = None
+        if found is None:
+            self._fault = await asyncio.to_thread(fault, self._settings.address, self._settings.service_tls_settings)
+        if found is None or found == self.needs_tokens:
+            return
+        self.needs_tokens = found
+        if self._settings.is_public and not found:
+            log.error("the service asks for no tokens: every machine could use it; requests are refused until it does")
+
+    async def run(self) -> NoReturn:
+        """Looks again and again: the service may be started again with other settings."""
+        while True:
+            await asyncio.sleep(_FIRST_LOOK_SECONDS if self.needs_tokens is None else _LOOK_SECONDS)
+            before = self._fault
+            await self._look()
+            if self._fault is not None and self._fault != before:
+                log.error("%s", self._fault)
