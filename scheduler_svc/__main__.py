@@ -29,8 +29,8 @@ from scheduler_svc.door.ready_command import ReadyCommand
 from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
 from scheduler_svc.door.token_file import TokenFileError
 from scheduler_svc.door.watch import TokenFile
+from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import OpenedJournal
-from scheduler_svc.journal.writer import Sync
 from scheduler_svc.metrics.listener import MetricsListener
 from scheduler_svc.processes.address import ListenError, missing_flags
 from scheduler_svc.processes.frontend_process import FrontendFailed

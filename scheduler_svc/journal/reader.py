@@ -1,30 +1,39 @@
-"""Reads the journal that an earlier scheduler left. Owns the rules for damaged, foreign and old files.
+"""Reads the journal that an earlier scheduler left, and makes the core's events of it.
+
+Owns the rules for damaged, foreign and old files:
 
 - The last frame is incomplete (the process was killed while it wrote): it is dropped, because nothing of it was sent.
 - A frame does not fit its checksum: no request of the file is restored, because one may miss tokens that its caller has
   seen. The file is kept as `journal.damaged`. What belongs to no request is taken from the frames before.
 - The file is none of ours, or of another version: the service does not start.
 - The file is gone or empty, although there was one with requests: the log says so.
+
+The journal's clock is Unix time that follows no later jump of the system's clock: nobody's request ends early because
+the system's time was corrected by hours. Only a restart of the machine, over which no other clock goes on, takes the
+system's time again.
 """
 
 import logging
 import mmap
 import os
 import stat
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from tandem.internal.v1 import journal_pb2
+from tandem.internal.v1 import journal_pb2, record_pb2
 
+from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.ends import WeightsSpan
-from scheduler_svc.core.messages.operators import Weights
+from scheduler_svc.core.messages.operators import QuarantineEntry, QuarantineRestored, Weights
 from scheduler_svc.core.state.lane_weights import OutputWeights
-from scheduler_svc.journal import framing, records
-from scheduler_svc.journal.folder import JournalFolder
+from scheduler_svc.journal import records
+from scheduler_svc.journal.file import ForeignFileError, Frames, JournalFolder, Tail, check_first_line
 from scheduler_svc.journal.records import SampleEnd, SavedRequest
 from scheduler_svc.wire.arrays import WireError, array, parsed
 from tandem_contract.settings import SettingError
@@ -85,8 +94,8 @@ def _read(folder: JournalFolder, descriptor: int) -> SavedCore:
         return _nothing(folder, "is empty")
     with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as data:
         try:
-            is_whole = framing.check_first_line(data)
-        except framing.ForeignFileError as error:
+            is_whole = check_first_line(data)
+        except ForeignFileError as error:
             raise SettingError(
                 f"journal: {folder.current} {error}; remove it or choose another folder with --journal"
             ) from None
@@ -108,7 +117,7 @@ def _nothing(folder: JournalFolder, what: str) -> SavedCore:
 
 
 def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> SavedCore:
-    frames, collected = framing.Frames(data), _Collected()
+    frames, collected = Frames(data), _Collected()
     saved, why = SavedCore(), ""
     try:
         for payload in frames:
@@ -120,7 +129,7 @@ def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> Save
     if folder.num_crashes >= _MAX_CRASHES and collected.num_requests:
         why = f"{folder.num_crashes} schedulers in a row crashed with it"
         folder.forget_crashes()
-    if extent.tail is framing.Tail.DAMAGED:
+    if extent.tail is Tail.DAMAGED:
         why = f"the frame at byte {extent.end:,} of {len(data):,} does not match its checksum"
     if why:
         os.replace(folder.current, folder.damaged)
@@ -131,7 +140,7 @@ def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> Save
             *(folder.current, why, collected.num_requests, folder.damaged.name),
         )
         saved = collected.without_requests()
-    elif extent.tail is framing.Tail.TORN:
+    elif extent.tail is Tail.TORN:
         log.warning(
             "the last %d bytes of the journal %s are an incomplete record and are dropped; nothing of it had been sent",
             *(len(data) - extent.end, folder.current),
@@ -269,3 +278,106 @@ def _whole_output(first: Int32Array, later: _Later | None, end: SampleEnd | None
         whole = np.concatenate([first, tokens])
     # A stop string may end the output before the last token.
     return whole if end is None else whole[: end.end.stats.output_tokens]
+
+
+def wanted(saved: SavedCore, unix_now: float) -> Iterator[tuple[SavedRequest, record_pb2.RestoredRequest]]:
+    """Yields the requests whose linger is not over, in order, each with its entry for the event log.
+
+    The earlier scheduler may have died long ago. A live request has had no reader since then, and an ended one lingers
+    from its end.
+    """
+    for request in saved.requests:
+        ends = [end.at for end in request.ends if end is not None]
+        since = max(ends) if len(ends) == len(request.ends) else saved.written_at
+        # A clock that was set back makes nothing linger longer.
+        left = request.submit.linger_seconds - max(0.0, unix_now - since)
+        if left > 0:
+            entry = record_pb2.RestoredRequest(
+                request=message_of(request),
+                linger_seconds=left,
+                identity=saved.identity,
+                suspects=[i for i, number in enumerate(request.numbers) if number in saved.suspects],
+                age_seconds=max(0.0, unix_now - request.accepted_at),
+            )
+            yield request, entry
+
+
+def message_of(request: SavedRequest) -> journal_pb2.JournalRequest:
+    """Encodes the request."""
+    weights = dict(enumerate(request.weights))
+    data = records.request_record(
+        request.number, request.accepted_at, request.submit, request.outputs, request.ends, weights
+    )
+    return journal_pb2.JournalRecord.FromString(data).request
+
+
+def event_of(entry: record_pb2.RestoredRequest) -> ev.Restored:
+    """Returns the core's event. Raises WireError if the entry is malformed."""
+    request = records.request_of(entry.request)
+    return ev.Restored(
+        submit=request.submit,
+        outputs=request.outputs,
+        ends=tuple(None if end is None else end.end for end in request.ends),
+        weights=request.weights,
+        linger_seconds=entry.linger_seconds,
+        identity=entry.identity,
+        suspects=tuple(entry.suspects),
+        age_seconds=entry.age_seconds,
+    )
+
+
+def quarantine_event(entry: record_pb2.RestoredQuarantine) -> QuarantineRestored:
+    """Returns the core's event."""
+    return QuarantineRestored(
+        entries=tuple(
+            QuarantineEntry(
+                key=one.key,
+                request_id=one.request_id,
+                tenant=one.tenant,
+                age_seconds=max(0.0, entry.unix_now - one.convicted_at),
+                # The core's setting decides.
+                expires_seconds=0.0,
+                cause=one.cause,
+            )
+            for one in entry.quarantine.entries
+        )
+    )
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalClock:
+    """`booted_at` is the Unix time of the start of the machine, which has the kernel's `boot_id`; empty: unknown."""
+
+    boot_id: str
+    booted_at: float
+
+    def now(self) -> float:
+        """Returns the time."""
+        return self.booted_at + _since_boot()
+
+    def written_at(self, unix_time: float) -> float:
+        """Returns when a file was written that has this time of the system's clock, which is not in the future."""
+        return self.now() - max(0.0, time.time() - unix_time)
+
+
+def clock_after(boot_id: str, booted_at: float) -> JournalClock:
+    """Returns the clock that goes on with that of an earlier process, if the machine has not been started since."""
+    present = _boot_id()
+    if not present or boot_id != present:
+        booted_at = time.time() - _since_boot()
+    return JournalClock(boot_id=present, booted_at=booted_at)
+
+
+def _since_boot() -> float:
+    """Seconds since the start of the machine, those in which it was suspended included."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

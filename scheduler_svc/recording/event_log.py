@@ -18,8 +18,8 @@ from tandem.internal.v1 import record_pb2 as pb
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.journal.restore import event_of as restored_event
-from scheduler_svc.journal.suspicion import quarantine_event
+from scheduler_svc.journal.reader import event_of as restored_event
+from scheduler_svc.journal.reader import quarantine_event
 from scheduler_svc.recording import core_config
 from scheduler_svc.recording.digest import VERSION, DigestOfVersion5, EffectsDigest
 from scheduler_svc.wire import frontend as frontend_wire

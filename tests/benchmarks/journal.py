@@ -19,13 +19,11 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.journal import framing, records
-from scheduler_svc.journal.clock import clock_after
-from scheduler_svc.journal.folder import JournalFolder
-from scheduler_svc.journal.keeper import JournalKeeper
-from scheduler_svc.journal.reader import SavedCore
-from scheduler_svc.journal.suspicion import SuspicionLog
-from scheduler_svc.journal.writer import JournalWriter, Sync
+from scheduler_svc.journal import file as framing
+from scheduler_svc.journal import records
+from scheduler_svc.journal.file import JournalFolder, JournalWriter, Sync
+from scheduler_svc.journal.keeper import JournalKeeper, SuspicionLog
+from scheduler_svc.journal.reader import SavedCore, clock_after
 from tests.benchmarks.machine import description
 from tests.benchmarks.percentiles import percentiles
 

@@ -25,8 +25,8 @@ from scheduler_svc.core.messages.ends import WeightsSpan
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights
 from scheduler_svc.core.messages.page_hash import root_name
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
-from scheduler_svc.journal.writer import Sync
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.constraints import order_frame
 from scheduler_svc.wire.weights import load_frame

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler_svc.journal import framing
-from scheduler_svc.journal.framing import FIRST_LINE, ForeignFileError, Frames, Tail, check_first_line, frame
+from scheduler_svc.journal import file as framing
+from scheduler_svc.journal.file import FIRST_LINE, ForeignFileError, Frames, Tail, check_first_line, frame
 
 PAYLOADS = [b"", b"one", bytes(range(70)), b"the last record"]
 

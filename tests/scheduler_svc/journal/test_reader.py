@@ -11,8 +11,9 @@ from tandem.internal.v1 import journal_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.journal import framing, reader, records
-from scheduler_svc.journal.folder import JournalFolder
+from scheduler_svc.journal import file as framing
+from scheduler_svc.journal import reader, records
+from scheduler_svc.journal.file import JournalFolder
 from scheduler_svc.journal.reader import SavedCore
 from tandem_contract.settings import SettingError
 from tests.simulation.lives import FRONTEND, Lives

@@ -12,9 +12,9 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import ClearQuarantine, Running
 from scheduler_svc.core.messages.reports import Load
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.journal import clock
+from scheduler_svc.journal import reader as clock
+from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import OpenedJournal
-from scheduler_svc.journal.writer import Sync
 from tests.simulation.deaths import Deaths
 from tests.simulation.lives import FRONTEND, Died, Lives
 

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.journal import framing
-from scheduler_svc.journal.folder import JournalFolder
-from scheduler_svc.journal.framing import Frames, Tail, check_first_line
-from scheduler_svc.journal.writer import JournalWriter, Sync
+from scheduler_svc.journal import file as framing
+from scheduler_svc.journal.file import Frames, JournalFolder, JournalWriter, Sync, Tail, check_first_line
 from tandem_contract.settings import SettingError
 
 LIMIT = 20 << 20

@@ -15,9 +15,9 @@ from tandem.internal.v1 import frontend_pb2, journal_pb2, worker_pb2
 from tandem.v1 import control_pb2
 
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.journal import framing
+from scheduler_svc.journal import file as framing
+from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
-from scheduler_svc.journal.writer import Sync
 from scheduler_svc.metrics.catalogue import NUM_CELLS
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.metrics.front_meter import FrontMeter

@@ -1,7 +1,15 @@
-"""Appends to the journal, rewrites it when most of it is dead, and gives it up safely when it cannot be written.
+"""The journal on the disk: its folder, the format of its file, and what appends to it and rewrites it.
 
-Owns the file and the thread that waits for the disk. Knows nothing of requests: payloads are bytes, and `snapshot`
-returns the payloads of a file that contains only what is alive.
+Knows nothing of requests: payloads are bytes, and `snapshot` returns the payloads of a file that contains only what is
+alive. Owns the folder's lock, the names in it, the file, and the thread that waits for the disk.
+
+**Format.** A first line with the version, then frames: the payload's length, the payload's CRC-32 and the CRC-32 of
+these 8 bytes, as little-endian uint32, then the payload. Two checksums tell two kinds of damage apart. A writer that
+was killed leaves a prefix of a frame (`TORN`): its tokens had not been sent. Anything else that does not fit its
+checksums (`DAMAGED`) was written once and has changed since.
+
+**Lock.** Its file has a byte for each crash, and one while the journal has requests: like the journal it survives the
+machine, and it stays when the journal is removed or emptied.
 
 **Rewriting.** The next file is written aside with a snapshot and synced to the disk in a thread. Meanwhile every append
 goes to both files. Then it replaces the current one by a rename, so a crash at any point leaves one complete journal.
@@ -12,14 +20,194 @@ because an old journal would bring requests back without tokens that their calle
 """
 
 import contextlib
+import errno
+import fcntl
 import logging
+import mmap
 import os
+import stat
+import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from zlib import crc32
 
-from scheduler_svc.journal import framing
-from scheduler_svc.journal.folder import JournalFolder
+from tandem_contract.settings import SettingError
+
+VERSION = 1
+FIRST_LINE = b"tandem journal %d\n" % VERSION
+_ANY_VERSION = b"tandem journal "
+MAX_PAYLOAD = 1 << 28
+_SIZES = struct.Struct("<II")
+_CHECK = struct.Struct("<I")
+HEADER_BYTES = _SIZES.size + _CHECK.size
+
+
+class ForeignFileError(ValueError):
+    """The file is not a journal of this version; the message says what it is."""
+
+
+class Tail(StrEnum):
+    """How a file ends."""
+
+    WHOLE = "whole"
+    TORN = "torn"
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How far a file can be read: `end` is the offset after the last good frame."""
+
+    end: int
+    tail: Tail
+
+
+def frame(payload: bytes) -> bytes:
+    """Returns the payload as a frame. Raises OSError if it is longer than a reader takes."""
+    if len(payload) > MAX_PAYLOAD:
+        what = f"a record has {len(payload):,} bytes; the limit is {MAX_PAYLOAD:,}"
+        raise OSError(errno.EFBIG, what)
+    sizes = _SIZES.pack(len(payload), crc32(payload))
+    return sizes + _CHECK.pack(crc32(sizes)) + payload
+
+
+def check_first_line(data: "bytes | mmap.mmap") -> bool:
+    """Returns whether the first line is complete. Raises ForeignFileError if it is not of this version.
+
+    It is incomplete if the file is empty or ends within it.
+    """
+    start = bytes(data[: len(FIRST_LINE)])
+    if start == FIRST_LINE:
+        return True
+    if FIRST_LINE.startswith(start):
+        return False
+    if start.startswith(_ANY_VERSION):
+        found = bytes(data[len(_ANY_VERSION) : len(_ANY_VERSION) + 20]).split(b"\n")[0].decode("ascii", "replace")
+        raise ForeignFileError(f"has format {found}; this program reads format {VERSION} only")
+    raise ForeignFileError("is not a journal")
+
+
+class Frames:
+    """Iterates over the payloads after the first line; `extent` is known at the end."""
+
+    def __init__(self, data: "bytes | mmap.mmap") -> None:
+        """`data` begins with the first line (`check_first_line`)."""
+        self._data = data
+        self.extent = Extent(end=len(FIRST_LINE), tail=Tail.WHOLE)
+
+    def __iter__(self) -> Iterator[bytes]:
+        data, at, size = self._data, len(FIRST_LINE), len(self._data)
+        tail = Tail.WHOLE
+        while at < size:
+            body = at + HEADER_BYTES
+            if body > size:
+                tail = Tail.TORN
+                break
+            sizes = data[at : at + _SIZES.size]
+            length, checksum = _SIZES.unpack(sizes)
+            if _CHECK.unpack(data[at + _SIZES.size : body])[0] != crc32(sizes) or length > MAX_PAYLOAD:
+                tail = Tail.DAMAGED
+                break
+            if body + length > size:
+                tail = Tail.TORN
+                break
+            payload = data[body : body + length]
+            if crc32(payload) != checksum:
+                tail = Tail.DAMAGED
+                break
+            at = body + length
+            yield payload
+        self.extent = Extent(end=at, tail=tail)
+
+
+_CRASH, _REQUESTS = b"x", b"r"
+_MOST_BYTES = 64
+
+
+class JournalFolder:
+    """The folder, locked until `close` or the end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        """Creates the folder if it does not exist. Raises SettingError if it cannot be used or is held."""
+        self.path = path.absolute()
+        self.current = self.path / "journal"
+        """The journal. It is replaced as a whole (`aside`) or appended to."""
+        self.aside = self.path / "journal.new"
+        """The next journal while it is written. Left behind by a crash, it means nothing."""
+        self.damaged = self.path / "journal.damaged"
+        """The last journal that was damaged, for people."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_access(self.path)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise SettingError(f"journal: {self.path} cannot be used: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            if not isinstance(error, BlockingIOError):
+                raise SettingError(f"journal: {self.path} cannot be locked: {error.strerror}") from None
+            raise SettingError(
+                f"journal: another scheduler holds {self.path}; choose another folder with --journal"
+            ) from None
+        self.has_requests = _REQUESTS in self._notes()
+        """Whether the journal had requests when `mark_requests` was called last, also by an earlier scheduler."""
+
+    @property
+    def num_crashes(self) -> int:
+        """Schedulers in a row that ended by an error of their own."""
+        return self._notes().count(_CRASH)
+
+    def count_crash(self) -> None:
+        """Counts the end of this scheduler as a crash. On a full disk it does not count."""
+        self._note(self.num_crashes + 1)
+
+    def forget_crashes(self) -> None:
+        """Begins to count anew, because a scheduler ran for a while or ended in order."""
+        self._note(0)
+
+    def mark_requests(self, has_requests: bool) -> None:
+        """Notes whether the journal has requests, so that the next scheduler misses it if it is gone."""
+        if has_requests != self.has_requests:
+            self.has_requests = has_requests
+            self._note(self.num_crashes)
+
+    def _notes(self) -> bytes:
+        return os.pread(self._lock, _MOST_BYTES, 0)
+
+    def _note(self, num_crashes: int) -> None:
+        notes = (_REQUESTS if self.has_requests else b"") + num_crashes * _CRASH
+        with contextlib.suppress(OSError):
+            os.pwrite(self._lock, notes, 0)
+            os.ftruncate(self._lock, len(notes))
+
+    def close(self) -> None:
+        """Releases the lock."""
+        os.close(self._lock)
+
+    def sync(self) -> None:
+        """Makes renames in the folder durable. Raises OSError."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _check_access(path: Path) -> None:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise SettingError(f"journal: {path} is not a folder of this user")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise SettingError(
+            f"journal: {path} has mode {stat.S_IMODE(status.st_mode):04o}; it must be 0700, because others could read "
+            f"prompts there: chmod 700 {path}"
+        )
+
 
 log = logging.getLogger("tandem.core")
 
@@ -104,7 +292,7 @@ class JournalWriter:
         if self._file is None:
             return
         try:
-            data = b"".join(map(framing.frame, payloads))
+            data = b"".join(map(frame, payloads))
             for file in filter(None, (self._file, self._next)):
                 file.append(data)
                 if self._sync is Sync.STEP:
@@ -155,7 +343,7 @@ class JournalWriter:
                 os.unlink(self._folder.aside)
             self._next = _File(os.open(self._folder.aside, _FLAGS, 0o600), self._write)
             payloads = list(self._snapshot())
-            self._next.append(framing.FIRST_LINE + b"".join(map(framing.frame, payloads)))
+            self._next.append(FIRST_LINE + b"".join(map(frame, payloads)))
         except OSError as error:
             self._suspend(f"cannot be written: {error.strerror}", now)
             return
