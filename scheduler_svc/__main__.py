@@ -42,11 +42,10 @@ from scheduler_svc.recording.flight.recorder import FlightRecorder
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.remote.listener import listener_of
 from scheduler_svc.settings import PROGRAM, SchedulerSettings
+from scheduler_svc.shell.dispatch import ServedModel
+from scheduler_svc.shell.inbound import Credentials
+from scheduler_svc.shell.links import RouterLink, WorkersLink, with_remote
 from scheduler_svc.shell.loop import Loop
-from scheduler_svc.shell.peers import Credentials
-from scheduler_svc.shell.router_link import RouterLink
-from scheduler_svc.shell.served_model import ServedModel
-from scheduler_svc.shell.worker_links import WorkersLink, with_remote
 from tandem_contract import logs
 from tandem_contract.logs import announce
 from tandem_contract.parent import die_with_parent

@@ -12,8 +12,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.metrics import catalogue
-from scheduler_svc.metrics.catalogue import Kind
-from scheduler_svc.metrics.histogram import Histogram
+from scheduler_svc.metrics.catalogue import Histogram, Kind
 
 # In one report. The core's thread reads it, and there may be 10,000 of them.
 _MAX_TENANTS = 256

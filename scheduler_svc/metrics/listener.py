@@ -1,12 +1,16 @@
 """Owns the address of the page and the parts behind it: sockets, who may read, TLS, server and text.
 
-Owns who may read the page: everybody without a token file, otherwise callers with the right `metrics`.
+Everybody may read the page without a token file, otherwise callers with the right `metrics`, by the rules of gRPC
+callers (`frontend/entrance.py`): a bearer token, or a client's certificate if there is no token. All failed proofs have
+the same answer. No token is logged.
 
-The rules of gRPC callers (`frontend/door/entrance.py`): a bearer token, or a client's certificate if there is no token.
-All failed proofs have the same answer. No token is logged.
+The TLS context follows changes of the certificate files without a restart: they are looked at once a second at most,
+when a connection comes. Files that cannot be used are reported once, and the last good ones stay in force.
 """
 
+import logging
 import socket
+import ssl
 import time
 from collections.abc import Collection, Iterable, Sequence
 from http import HTTPStatus
@@ -16,8 +20,62 @@ from scheduler_svc.door.tenant import Right
 from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.metrics.core_meter import CoreMeter
-from scheduler_svc.metrics.tls_context import TlsContext
 from scheduler_svc.processes import address
+
+log = logging.getLogger("tandem.core")
+
+_LOOK_SECONDS = 1.0
+
+
+class TlsContext:
+    """The context of the next connection."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Reads the files. Raises TlsFileError."""
+        self._files = files
+        self._state = self._look()
+        self._context = _context(files)
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+
+    def current(self) -> ssl.SSLContext:
+        """Returns the newest context whose files could be used."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_SECONDS
+            if (state := self._look()) != self._state:
+                self._state = state
+                self._replace()
+        return self._context
+
+    def _replace(self) -> None:
+        try:
+            self._context = _context(self._files)
+        except TlsFileError as error:
+            log.error("metrics: %s; the certificate read before stays in force", error)
+        else:
+            log.info("metrics: the certificate %s was read again", self._files.certificate)
+
+    def _look(self) -> tuple[tuple[int, int, int], ...] | None:
+        try:
+            return self._files.state()
+        except OSError:
+            return None
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    """Returns a new context. Raises TlsFileError."""
+    content = files.read()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(files.certificate, files.key, password="")
+    except (ssl.SSLError, OSError, ValueError):
+        raise TlsFileError(f"--tls-key: {files.key} was replaced while it was read") from None
+    if content.client_ca is not None:
+        context.load_verify_locations(cadata=content.client_ca.decode("ascii"))
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
 
 _SCHEME = b"bearer "
 # `tandem_` and 32 bytes in base64 are 50 characters.

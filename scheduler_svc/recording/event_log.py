@@ -26,7 +26,7 @@ from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
-from scheduler_svc.wire.weights import restored_of
+from scheduler_svc.wire.worker import restored_of
 from tandem_contract import private_file
 
 log = logging.getLogger("tandem.core")

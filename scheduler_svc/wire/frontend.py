@@ -3,6 +3,9 @@
 Owns no state. Front ends validate requests for their callers. This module checks only what could harm the core.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from tandem.internal.v1 import frontend_pb2 as pb
 from tandem.v1 import control_pb2, inference_pb2
 
@@ -13,6 +16,9 @@ from scheduler_svc.core.messages.operators import (
     QuarantineEntry,
     QuarantineQuery,
     QuarantineReply,
+    Running,
+    UpdateWeights,
+    Weights,
 )
 from scheduler_svc.core.messages.reports import (
     DrainReport,
@@ -20,13 +26,14 @@ from scheduler_svc.core.messages.reports import (
     HeldPoolsLoad,
     Incidents,
     Load,
+    UpdateState,
     WeightsReport,
     WorkerLoad,
 )
 from scheduler_svc.core.messages.waits import Wait, WaitReason, WorkerState
-from scheduler_svc.wire import weights as weights_wire
 from scheduler_svc.wire.arrays import WireError, fields, packed
-from scheduler_svc.wire.submit import TENANT_END, core_id, resume_of, submit_of
+from scheduler_svc.wire.request import TENANT_END, core_id, fill_spans, resume_of, submit_of
+from scheduler_svc.wire.worker import weights_of
 
 # The members of these enums have the same names on both sides.
 _REJECT = {code: pb.RejectCode.Value(f"REJECT_CODE_{code.name}") for code in fx.RejectCode}
@@ -35,11 +42,14 @@ _FAILURE = {code: pb.FailureCode.Value(f"FAILURE_CODE_{code.name}") for code in 
 _DRAIN = {state: control_pb2.DrainState.Value(f"DRAIN_STATE_{state.name}") for state in DrainState}
 _WAIT = {reason: inference_pb2.WaitReason.Value(f"WAIT_REASON_{reason.name}") for reason in WaitReason}
 _WORKER = {state: control_pb2.WorkerState.Value(f"WORKER_STATE_{state.name}") for state in WorkerState}
+_RUNNING = {control_pb2.RunningRequests.Value(f"RUNNING_REQUESTS_{each.name}"): each for each in Running}
+_STATE = {state: control_pb2.UpdateState.Value(f"UPDATE_STATE_{state.name}") for state in UpdateState}
 
 # The fields that have the same names and values on both sides.
 _LOAD = tuple(name for name in Load.__slots__ if name not in ("per_worker", "incidents", "held_pools"))
 _WORKER_LOAD = tuple(name for name in WorkerLoad.__slots__ if name != "state")
 _DRAIN_FIELDS = tuple(name for name in control_pb2.DrainResponse.DESCRIPTOR.fields_by_name if name != "state")
+_PROGRESS = tuple(name for name in control_pb2.UpdateWeightsResponse.DESCRIPTOR.fields_by_name if name != "state")
 _STATUS = tuple(name for name in fx.CoreStatus.__slots__ if name not in ("frontend", "reason"))
 _WAIT_FIELDS = tuple(name for name in Wait.__slots__ if name != "reason")
 _USAGE = tuple(name for name in inference_pb2.Usage.DESCRIPTOR.fields_by_name if name in fx.Stats.__slots__)
@@ -47,6 +57,8 @@ _TIMING = tuple(inference_pb2.Timing.DESCRIPTOR.fields_by_name)
 
 MAX_DRAIN_SECONDS = 86_400
 MAX_WORKER_NAME = 256
+MAX_UPDATE_SECONDS = 86_400
+DEFAULT_UPDATE_SECONDS = 600.0
 
 
 def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
@@ -83,7 +95,7 @@ def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
         case "drain":
             return _drain_of(message.drain, frontend)
         case "update_weights":
-            return weights_wire.update_of(message.update_weights, frontend)
+            return update_of(message.update_weights, frontend)
         case _:
             raise WireError("the message is empty")
 
@@ -100,6 +112,28 @@ def _drain_of(drain: pb.Drain, frontend: str) -> ev.Drain:
         max_seconds=request.max_seconds,
         force=request.force,
         stop_replies=drain.stop_replies,
+    )
+
+
+def update_of(message: pb.UpdateWeights, frontend: str) -> UpdateWeights:
+    """Returns the core's event. Raises WireError."""
+    request = message.request
+    if message.stop_replies:
+        none = Weights(version="", folder="")
+        return UpdateWeights(frontend=frontend, query=message.query, weights=none, stop_replies=True)
+    # Also false for NaN.
+    if not 0 <= request.max_seconds <= MAX_UPDATE_SECONDS:
+        raise WireError(f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_UPDATE_SECONDS}")
+    running = _RUNNING.get(request.running or control_pb2.RUNNING_REQUESTS_RECOMPUTE)
+    if running is None:
+        raise WireError(f"running is {request.running}, which is unknown")
+    return UpdateWeights(
+        frontend=frontend,
+        query=message.query,
+        weights=weights_of(request.version, request.folder),
+        running=running,
+        in_turn=request.in_turn,
+        max_seconds=request.max_seconds or DEFAULT_UPDATE_SECONDS,
     )
 
 
@@ -185,7 +219,7 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             message.drain_reply.refusal = _REJECT[effect.code]
             message.drain_reply.message = effect.message
         case WeightsReport() | fx.UpdateRefused():
-            weights_wire.fill_reply(message.update_weights_reply, effect, _REJECT)
+            fill_reply(message.update_weights_reply, effect, _REJECT)
         case fx.Resumed():
             _fill_resumed(message.resumed, effect)
         case fx.Replaced():
@@ -195,6 +229,21 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
 def _fill_waits(out: pb.Waits, effect: fx.Waits) -> None:
     for wait in effect.waits:
         out.waits.add(reason=_WAIT[wait.reason], **fields(wait, _WAIT_FIELDS))
+
+
+def fill_reply(
+    out: pb.UpdateWeightsReply,
+    effect: WeightsReport | fx.UpdateRefused,
+    codes: Mapping[fx.RejectCode, Any],
+) -> None:
+    """Fills an empty reply. `codes` has the numbers of refusals."""
+    out.query = effect.query
+    if isinstance(effect, fx.UpdateRefused):
+        out.refusal, out.message, out.field = codes[effect.code], effect.message, effect.field
+    else:
+        out.progress.MergeFrom(
+            control_pb2.UpdateWeightsResponse(state=_STATE[effect.state], **fields(effect, _PROGRESS))
+        )
 
 
 def _fill_logprobs(out: pb.TokenLogprobs | pb.PromptLogprobs, values: fx.Logprobs) -> None:
@@ -231,7 +280,7 @@ def _fill_end(item: pb.End, end: fx.End) -> None:
     item.stream = end.stream
     item.usage.CopyFrom(inference_pb2.Usage(**usage))
     item.timing.CopyFrom(inference_pb2.Timing(**timing))
-    weights_wire.fill_spans(item.weights, end.stats.weights)
+    fill_spans(item.weights, end.stats.weights)
     if end.reason is not None:
         item.reason = _REASON[end.reason]
     if end.stop_token_id is not None:

@@ -1,4 +1,4 @@
-"""Translates messages of worker.proto to the core's events, and the core's plans and answers to frames.
+"""Translates messages of worker.proto to the core's events, and the core's plans, orders and answers to frames.
 
 Owns no state. It checks every length and range before the core sees an event. WireError names the fault.
 """
@@ -6,16 +6,18 @@ Owns no state. It checks every length and range before the core sees an event. W
 from collections.abc import Sequence
 
 import numpy as np
+from tandem.internal.v1 import record_pb2
 from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.arrays import NO_IDS
+from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
+from scheduler_svc.core.messages.events import ConstraintReady, ConstraintsOfStep
+from scheduler_svc.core.messages.operators import Weights, WeightsLoaded, WeightsRestored
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, KeptPages, PageLabels, PageMoves, Plan, RowStart
-from scheduler_svc.core.messages.worker_effects import WorkerAccepted
+from scheduler_svc.core.messages.submit import CONSTRAINT_HASH_BYTES
+from scheduler_svc.core.messages.worker_effects import DropConstraint, LoadWeights, PrepareConstraint, WorkerAccepted
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
-from scheduler_svc.wire import constraints as constraints_wire
-from scheduler_svc.wire import weights as weights_wire
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 
 # The members of both enums have the same names.
@@ -27,6 +29,8 @@ _INFO = tuple(
     if name not in ("eos_token_ids", "device", "defaults", "is_standby", "constraint_refusal")
 )
 _MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS, _MAX_POOL_BYTES = 2000, 512, 1024, 64
+MAX_VERSION_CHARS = 128
+MAX_FOLDER_CHARS = 4096
 
 
 def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
@@ -44,9 +48,9 @@ def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
         case "result":
             return _step_done(message.result, worker)
         case "constraint_ready":
-            return constraints_wire.ready_of(message.constraint_ready, worker)
+            return ready_of(message.constraint_ready, worker)
         case "weights_loaded":
-            return weights_wire.loaded_of(message.weights_loaded, worker)
+            return loaded_of(message.weights_loaded, worker)
         case _:
             raise WireError("the message is empty")
 
@@ -78,7 +82,7 @@ def _info(join: pb.Join) -> WorkerInfo:
     for name, text in (("identity", join.identity), ("model", join.model)):
         if not 1 <= len(text) <= _MAX_NAME:
             raise WireError(f"{name} has {len(text)} characters; it must have 1 to {_MAX_NAME}")
-    weights_wire.check_join(join)
+    check_join(join)
     for name, data in (("pool_id", join.pool_id), ("pool_layout", join.pool_layout)):
         if len(data) > _MAX_POOL_BYTES:
             raise WireError(f"{name} has {len(data)} bytes; the limit is {_MAX_POOL_BYTES}")
@@ -121,7 +125,7 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         prompt_logprobs=_logprobs(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NO_LOGPROBS,
         pool_id=pool_id,
         damaged_pages=result.damaged_pages,
-        constraints=constraints_wire.of_step(result),
+        constraints=of_step(result),
     )
 
 
@@ -194,7 +198,7 @@ def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
     if any(start.prompt_logprobs_from for start in starts):
         out.prompt_logprobs_from = _ints([start.prompt_logprobs_from for start in starts])
     if any(start.constraint for start in starts):
-        out.constraints = b"".join(start.constraint or constraints_wire.NONE for start in starts)
+        out.constraints = b"".join(start.constraint or NONE for start in starts)
 
 
 def joined_frame(accepted: WorkerAccepted, listen: str) -> bytes:
@@ -269,3 +273,75 @@ def _split(data: bytes, size: int, count: int, name: str) -> tuple[bytes, ...]:
     if len(data) != size * count:
         raise WireError(f"{name} has {len(data)} bytes; {count} pages need {size * count}")
     return tuple(data[at : at + size] for at in range(0, len(data), size))
+
+
+# In a plan, the hash of a row without a constraint.
+NONE = bytes(CONSTRAINT_HASH_BYTES)
+
+
+def ready_of(message: pb.ConstraintReady, worker: str) -> ConstraintReady:
+    if len(message.hash) != CONSTRAINT_HASH_BYTES:
+        raise WireError(f"hash has {len(message.hash)} bytes; it must have {CONSTRAINT_HASH_BYTES}")
+    return ConstraintReady(worker=worker, hash=message.hash, error=message.error[:_MAX_DETAIL])
+
+
+def of_step(result: pb.StepResult) -> ConstraintsOfStep | None:
+    """Returns what a result says of constraints; None in the usual case."""
+    if not result.constraint_complete and not result.constraint_failed:
+        return None
+    return ConstraintsOfStep(
+        complete=_indices(result.constraint_complete, "constraint_complete"),
+        failed=_indices(result.constraint_failed, "constraint_failed"),
+        detail=result.constraint_detail[:_MAX_DETAIL],
+    )
+
+
+def _indices(data: bytes, name: str) -> Int32Array:
+    return array(data, np.int32, name) if data else NO_IDS
+
+
+def order_frame(order: PrepareConstraint | DropConstraint) -> bytes:
+    """Encodes an order to a worker."""
+    message = pb.CoreToWorker()
+    if isinstance(order, PrepareConstraint):
+        message.prepare_constraint.hash, message.prepare_constraint.source = order.hash, order.source
+    else:
+        message.drop_constraint.hash = order.hash
+    return message.SerializeToString()
+
+
+def weights_of(version: str, folder: str) -> Weights:
+    """Raises WireError unless both have a length in their bounds."""
+    for name, text, most in (("version", version, MAX_VERSION_CHARS), ("folder", folder, MAX_FOLDER_CHARS)):
+        if not 1 <= len(text) <= most:
+            raise WireError(f"{name} has {len(text)} characters; it must have 1 to {most}")
+    return Weights(version=version, folder=folder)
+
+
+def load_frame(effect: LoadWeights) -> bytes:
+    """Encodes the order to load weights."""
+    order = pb.LoadWeights(
+        version=effect.weights.version, folder=effect.weights.folder, roots=effect.roots, keep_rows=effect.keep_rows
+    )
+    return pb.CoreToWorker(load_weights=order).SerializeToString()
+
+
+def loaded_of(message: pb.WeightsLoaded, worker: str) -> WeightsLoaded:
+    """Returns the core's event."""
+    return WeightsLoaded(
+        worker=worker,
+        version=message.version[:MAX_VERSION_CHARS],
+        ok=message.ok,
+        detail=message.detail[:_MAX_DETAIL],
+    )
+
+
+def check_join(join: pb.Join) -> None:
+    """Raises WireError if a Join names a version without a folder, or one that is too long."""
+    if join.weights_version or join.weights_folder:
+        weights_of(join.weights_version, join.weights_folder)
+
+
+def restored_of(entry: record_pb2.WeightsRestored) -> WeightsRestored:
+    """Returns the core's event. Raises WireError."""
+    return WeightsRestored(weights=weights_of(entry.version, entry.folder))

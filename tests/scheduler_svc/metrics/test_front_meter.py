@@ -7,10 +7,11 @@ import pytest
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.metrics import catalogue, front_meter, front_totals
+from scheduler_svc.metrics import catalogue, front_meter
+from scheduler_svc.metrics import core_meter as front_totals
 from scheduler_svc.metrics.catalogue import Kind, Metric
+from scheduler_svc.metrics.core_meter import FrontTotals
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
-from scheduler_svc.metrics.front_totals import FrontTotals
 from scheduler_svc.wire.arrays import WireError
 from tests.rigs.instructions import at_every_instruction
 

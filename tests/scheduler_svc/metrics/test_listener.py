@@ -18,7 +18,8 @@ import pytest
 
 from scheduler_svc.door.tls_files import TlsFiles
 from scheduler_svc.door.watch import TokenFile
-from scheduler_svc.metrics import http_server, tls_context
+from scheduler_svc.metrics import http_server
+from scheduler_svc.metrics import listener as tls_context
 from scheduler_svc.metrics.listener import MetricsListener, refusal
 from scheduler_svc.processes.address import ListenError
 from tests.rigs.authorities import Authority, Pair

@@ -24,10 +24,10 @@ from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording import event_log
 from scheduler_svc.recording.event_log import Recorder
+from scheduler_svc.shell.dispatch import ServedModel
+from scheduler_svc.shell.inbound import Credentials
+from scheduler_svc.shell.links import PeerFrameTooLargeError, RouterLink
 from scheduler_svc.shell.loop import Loop
-from scheduler_svc.shell.peers import Credentials
-from scheduler_svc.shell.router_link import PeerFrameTooLargeError, RouterLink
-from scheduler_svc.shell.served_model import ServedModel
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.wire.test_worker import JOIN
 

@@ -6,7 +6,8 @@ from tandem.internal.v1 import frontend_pb2 as pb
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
 from scheduler_svc.core.messages.page_hash import prefix_root
-from scheduler_svc.wire import frontend, saved, tenants
+from scheduler_svc.wire import frontend, tenants
+from scheduler_svc.wire import request as saved
 
 PROMPT = np.array([1, 2], "<i4").tobytes()
 

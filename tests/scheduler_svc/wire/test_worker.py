@@ -15,7 +15,7 @@ from scheduler_svc.core.messages.reports import HeldPoolsLoad, Incidents, Load, 
 from scheduler_svc.core.messages.submit import MAX_SAMPLING_BYTES
 from scheduler_svc.core.messages.waits import WaitReason, WorkerState
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.shell.served_model import ServedModel
+from scheduler_svc.shell.dispatch import ServedModel
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, array, packed, parsed
