@@ -38,7 +38,7 @@ from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.event_log import Recorder
-from scheduler_svc.recording.flight.recorder import FlightRecorder
+from scheduler_svc.recording.flight import FlightRecorder
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.remote.listener import listener_of
 from scheduler_svc.settings import PROGRAM, SchedulerSettings

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from scheduler_svc.frontend.grpc_tuning import memory
 from scheduler_svc.processes.frontend_process import ALIVE, FAILED, READY
-from scheduler_svc.recording.flight import folder
+from scheduler_svc.recording import flight_files
 from tandem_contract import logs
 from tandem_contract.log_lines import escaped
 from tandem_contract.parent import die_with_parent
@@ -44,7 +44,7 @@ def main() -> int:
             memory.use_one_heap()
         logs.start(flags.name, level=flags.log_level, log_format=flags.log_format, package="scheduler_svc")
         if flags.flight_dir is not None:
-            folder.catch_fatal_signals(flags.flight_dir, flags.name)
+            flight_files.catch_fatal_signals(flags.flight_dir, flags.name)
         serve(flags)
     except CannotServeError as error:
         return _fail(str(error), 2)

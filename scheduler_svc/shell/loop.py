@@ -24,7 +24,7 @@ from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.event_log import Recorder
-from scheduler_svc.recording.flight.recorder import FlightRecorder
+from scheduler_svc.recording.flight import FlightRecorder
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.dispatch import EffectDispatcher, ServedModel
 from scheduler_svc.shell.inbound import Credentials, Inbound

@@ -24,7 +24,7 @@ from scheduler_svc.metrics import page as page_module
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.metrics.page import Page
-from scheduler_svc.recording.flight.recorder import FlightRecorder
+from scheduler_svc.recording.flight import FlightRecorder
 from tests.benchmarks.front.figures import Bar
 from tests.benchmarks.machine import description
 from tests.benchmarks.schedulers.loaded_core import LoadedCore

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.recording.flight import folder
-from scheduler_svc.recording.flight.recorder import FlightRecorder
-from scheduler_svc.recording.flight.timeline import FlightFileError, lines
+from scheduler_svc.recording import flight_files as folder
+from scheduler_svc.recording.flight import FlightFileError, FlightRecorder, lines
 from tests.rigs.processes import REPOSITORY, child_environment
 from tests.scheduler_svc.core.world import World
 from tests.scheduler_svc.recording.flight.test_ring import submit
@@ -159,7 +158,7 @@ def test_a_recorder_that_fails_is_off(
 def test_a_fatal_signal_leaves_the_stacks(tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture) -> None:
     code = f"""
 import os, pathlib, sys
-from scheduler_svc.recording.flight import folder
+from scheduler_svc.recording import flight_files as folder
 def fatal():
     if {int(number)}:
         os.kill(os.getpid(), {int(number)})
