@@ -2,30 +2,232 @@
 
 Knows nothing of streams. Matches replies to queries, limits the queries in flight, and lets concurrent GetLoad calls
 share one query.
+
+Owns the calls of operators that watch something which goes on in the core: drains, updates of weights. It keeps only
+the newest report of each call, so a caller that reads slowly delays nobody. What is watched goes on if its caller
+leaves.
 """
 
 import asyncio
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc
 
 from scheduler_svc.door.tenant import Right
-from scheduler_svc.frontend.door.entrance import caller
+from scheduler_svc.frontend.entrance import caller
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes.limits import MAX_ABORT_IDS, MAX_QUARANTINE_KEYS, QUARANTINE_KEY_CHARS
+from scheduler_svc.frontend.sizes.limits import (
+    MAX_ABORT_IDS,
+    MAX_DRAIN_SECONDS,
+    MAX_FOLDER_CHARS,
+    MAX_QUARANTINE_KEYS,
+    MAX_UPDATE_SECONDS,
+    MAX_VERSION_CHARS,
+    MAX_WORKER_NAME_CHARS,
+    QUARANTINE_KEY_CHARS,
+)
 from scheduler_svc.frontend.sizes.table import told
 from scheduler_svc.frontend.validate import checks
-from scheduler_svc.frontend.watches.drains import DrainWatches
-from scheduler_svc.frontend.watches.weights import WeightsWatches
 
-MAX_QUERIES = 1024
 REPLY_SECONDS = 5.0
 
 
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """One call. `reply` is the newest one that was not written; `is_lost`: no other will come."""
+
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    reply: Any = None
+    is_lost: bool = False
+
+
+class Watches:
+    """The calls of one method. Replies have `query`, `progress` with a `state`, `refusal` and `message`."""
+
+    def __init__(
+        self,
+        send: Callable[[frontend_pb2.FrontendToCore], bool],
+        *,
+        message_of: Callable[[int, Any], frontend_pb2.FrontendToCore],
+        refusal_of: Callable[[Any], status.Refusal],
+        final: frozenset[Any],
+    ) -> None:
+        """`send` sends a message to the core and returns False without one. `final` has the states that end a call.
+
+        `message_of` makes the message of a query, with None in place of the request when the caller has left.
+        """
+        self._send = send
+        self._message_of, self._refusal_of, self._final = message_of, refusal_of, final
+        self._ids = itertools.count(1)
+        self._watches: dict[int, _Watch] = {}
+
+    async def serve(self, request: Any, context: Any) -> None:
+        """Handles one call, whose request was checked. Raises Refusal."""
+        query = next(self._ids)
+        watch = self._watches[query] = _Watch()
+        is_over = False
+        try:
+            if not self._send(self._message_of(query, request)):
+                raise _unreachable()
+            while not is_over:
+                reply = await self._next(watch)
+                is_over = bool(reply.message) or reply.progress.state in self._final
+                if reply.message:
+                    raise self._refusal_of(reply)
+                await context.write(reply.progress)
+        finally:
+            del self._watches[query]
+            if not is_over:
+                self._send(self._message_of(query, None))
+
+    def answer(self, reply: Any) -> None:
+        """Passes a reply to its call. Drops it if the call has ended."""
+        watch = self._watches.get(reply.query)
+        if watch is not None:
+            watch.reply = reply
+            watch.changed.set()
+
+    def fail_all(self) -> None:
+        """Fails every call, because the core is gone. What it reported last is written before."""
+        for watch in self._watches.values():
+            watch.is_lost = True
+            watch.changed.set()
+
+    async def _next(self, watch: _Watch) -> Any:
+        try:
+            async with asyncio.timeout(REPLY_SECONDS):
+                await watch.changed.wait()
+        except TimeoutError:
+            raise status.not_ready(f"the scheduler's core has not reported for {REPLY_SECONDS:g} s") from None
+        watch.changed.clear()
+        reply, watch.reply = watch.reply, None
+        if reply is None:
+            raise _unreachable()
+        if watch.is_lost:
+            watch.changed.set()
+        return reply
+
+
+def _unreachable() -> status.Refusal:
+    return status.not_ready("the scheduler's core cannot be reached")
+
+
+_DRAIN_ENDS = frozenset(
+    (
+        control_pb2.DRAIN_STATE_DONE,
+        control_pb2.DRAIN_STATE_TIME_LIMIT,
+        control_pb2.DRAIN_STATE_WORKER_LOST,
+    )
+)
+
+
+class DrainWatches(Watches):
+    """`send` sends a message to the core and returns False without one."""
+
+    def __init__(self, send: Callable[[frontend_pb2.FrontendToCore], bool]) -> None:
+        super().__init__(send, message_of=_drain_message, refusal_of=_drain_refusal, final=_DRAIN_ENDS)
+
+    async def serve(self, request: control_pb2.DrainRequest, context: Any) -> None:
+        """Handles one call. Raises Refusal."""
+        check_drain(request)
+        await super().serve(request, context)
+
+
+def check_drain(request: control_pb2.DrainRequest) -> None:
+    """Raises Refusal if a field is out of bounds."""
+    # Also false for NaN.
+    if not 0 <= request.max_seconds <= MAX_DRAIN_SECONDS:
+        message = f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_DRAIN_SECONDS}"
+        raise status.invalid("max_seconds", message)
+    if len(request.worker) > MAX_WORKER_NAME_CHARS:
+        message = f"worker has {len(request.worker)} characters; the limit is {MAX_WORKER_NAME_CHARS}"
+        raise status.invalid("worker", message)
+
+
+def _drain_message(query: int, request: control_pb2.DrainRequest | None) -> frontend_pb2.FrontendToCore:
+    drain = frontend_pb2.Drain(query=query, request=request, stop_replies=request is None)
+    return frontend_pb2.FrontendToCore(drain=drain)
+
+
+def _drain_refusal(reply: frontend_pb2.DrainReply) -> status.Refusal:
+    match reply.refusal:
+        case frontend_pb2.REJECT_CODE_NOT_FOUND:
+            return status.Refusal(grpc.StatusCode.NOT_FOUND, reply.message)
+        case frontend_pb2.REJECT_CODE_INVALID:
+            return status.invalid("worker", reply.message)
+        case frontend_pb2.REJECT_CODE_QUEUE_FULL:
+            return status.overloaded(reply.message)
+        case _:
+            return status.internal(reply.message)
+
+
+_UPDATE_ENDS = frozenset(
+    (
+        control_pb2.UPDATE_STATE_DONE,
+        control_pb2.UPDATE_STATE_REFUSED,
+        control_pb2.UPDATE_STATE_TIME_LIMIT,
+        control_pb2.UPDATE_STATE_INCOMPLETE,
+    )
+)
+
+
+class WeightsWatches(Watches):
+    """`send` sends a message to the core and returns False without one."""
+
+    def __init__(self, send: Callable[[frontend_pb2.FrontendToCore], bool]) -> None:
+        super().__init__(send, message_of=_update_message, refusal_of=_update_refusal, final=_UPDATE_ENDS)
+
+    async def serve(self, request: control_pb2.UpdateWeightsRequest, context: Any) -> None:
+        """Handles one call. Raises Refusal."""
+        check_update(request)
+        await super().serve(request, context)
+
+
+def check_update(request: control_pb2.UpdateWeightsRequest) -> None:
+    """Raises Refusal if a field is out of bounds. The core checks the folder."""
+    # Also false for NaN.
+    if not 0 <= request.max_seconds <= MAX_UPDATE_SECONDS:
+        message = f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_UPDATE_SECONDS}"
+        raise status.invalid("max_seconds", message)
+    limits = (("version", request.version, MAX_VERSION_CHARS), ("folder", request.folder, MAX_FOLDER_CHARS))
+    for name, text, most in limits:
+        if len(text) > most:
+            raise status.invalid(name, f"{name} has {len(text)} characters; the limit is {most}")
+    for name, text, _ in limits:
+        if not text or not text.isprintable():
+            raise status.invalid(name, f"{name} is {text!r}; it must not be empty or contain control characters")
+    if request.running not in control_pb2.RunningRequests.values():
+        known = len(control_pb2.RunningRequests.values()) - 1
+        raise status.invalid("running", f"running is {request.running}; it must be between 0 and {known}")
+
+
+def _update_message(query: int, request: control_pb2.UpdateWeightsRequest | None) -> frontend_pb2.FrontendToCore:
+    update = frontend_pb2.UpdateWeights(query=query, request=request, stop_replies=request is None)
+    return frontend_pb2.FrontendToCore(update_weights=update)
+
+
+def _update_refusal(reply: frontend_pb2.UpdateWeightsReply) -> status.Refusal:
+    match reply.refusal:
+        case frontend_pb2.REJECT_CODE_INVALID:
+            return status.invalid(reply.field, reply.message)
+        case frontend_pb2.REJECT_CODE_DUPLICATE:
+            return status.Refusal(grpc.StatusCode.ALREADY_EXISTS, reply.message)
+        case frontend_pb2.REJECT_CODE_NOT_FOUND:
+            # The service has no such method unless it was started with it.
+            return status.Refusal(grpc.StatusCode.PERMISSION_DENIED, reply.message)
+        case frontend_pb2.REJECT_CODE_NOT_READY:
+            return status.not_ready(reply.message)
+        case _:
+            return status.internal(reply.message)
+
+
+MAX_QUERIES = 1024
 Reply = frontend_pb2.AbortReply | frontend_pb2.LoadReply | frontend_pb2.FlushReply | frontend_pb2.QuarantineReply
 
 
@@ -76,10 +278,6 @@ class CoreQueries:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(_unreachable())
-
-
-def _unreachable() -> status.Refusal:
-    return status.not_ready("the scheduler's core cannot be reached")
 
 
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):

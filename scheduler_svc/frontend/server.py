@@ -1,40 +1,137 @@
-"""Owns the process's parts and their lifetime: the link to the core, servicers, gRPC server, and draining.
+"""Owns the process's parts and their lifetime: the link to the core, servicers, gRPC servers, and draining.
 
 Knows nothing of requests. This module connects the parts to each other.
+
+The TLS credentials follow changes of the certificate files without a restart: gRPC asks for the certificates at each
+handshake, in a thread of its own. The files are looked at once a second at most. Files that cannot be used are reported
+once, and the last good ones stay in force.
+
+A front end may have a second address: grpc.health.v1 alone, in plaintext, for probes and proxies. Everyone may call it,
+so it has few connections, watches and calls of its own, and its callers take none of the others'.
 """
 
 import asyncio
 import logging
 import signal
+import threading
+import time
 from collections.abc import Callable
+from typing import Any, cast
 
+import grpc
 import grpc.aio
 from tandem.internal.v1 import frontend_pb2
 
-from scheduler_svc.door.tls_files import TlsFileError
+from scheduler_svc.door.tls_files import TlsContent, TlsFileError, TlsFiles
 from scheduler_svc.frontend import methods, model
 from scheduler_svc.frontend.constraints.door import ConstraintDoor
-from scheduler_svc.frontend.control import ControlServicer, CoreQueries
+from scheduler_svc.frontend.control import ControlServicer, CoreQueries, DrainWatches, WeightsWatches
 from scheduler_svc.frontend.core_link import CoreLink
-from scheduler_svc.frontend.door.entrance import Entrance
-from scheduler_svc.frontend.door.tls import Certificates
+from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.front_end_settings import FrontEndSettings
 from scheduler_svc.frontend.grpc_tuning.event_loop import patient_threads
-from scheduler_svc.frontend.health import HealthServicer
-from scheduler_svc.frontend.health_listener import HealthListener
-from scheduler_svc.frontend.readiness import SERVICES, Readiness
-from scheduler_svc.frontend.request_log.request_log import RequestLog
+from scheduler_svc.frontend.grpc_tuning.tuning import Tuning
+from scheduler_svc.frontend.readiness import SERVICES, HealthServicer, Readiness
+from scheduler_svc.frontend.request_log import RequestLog
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.calls import Calls
+from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES, CallLimits, Calls
 from scheduler_svc.frontend.rpc.options import allow_connections, server_options
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
-from scheduler_svc.frontend.watches.drains import DrainWatches
-from scheduler_svc.frontend.watches.weights import WeightsWatches
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes import address
 
 logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+
+_State = tuple[tuple[int, int, int], ...] | None
+
+
+class Certificates:
+    """The newest good content of the files."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Reads the files. Raises TlsFileError."""
+        self._files = files
+        self._state = self._look()
+        self._first = _configuration(files.read())
+        self._lock = threading.Lock()
+        self._look_at = time.monotonic() + LOOK_SECONDS
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """The credentials of a server."""
+        make = cast(Any, grpc).dynamic_ssl_server_credentials
+        return make(self._first, self._changed, require_client_authentication=self._files.client_ca is not None)
+
+    def _changed(self) -> Any:
+        """Returns the configuration for this handshake and the next ones; None if it is as before."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._look_at:
+                return None
+            self._look_at = now + LOOK_SECONDS
+            if (state := self._look()) == self._state:
+                return None
+            self._state = state
+        try:
+            content = self._files.read()
+        except TlsFileError as error:
+            logger.error("%s; the certificate read before stays in force", error)
+            return None
+        logger.info("the certificate %s was read again", self._files.certificate)
+        return _configuration(content)
+
+    def _look(self) -> _State:
+        try:
+            return self._files.state()
+        except OSError:
+            return None
+
+
+def _configuration(content: TlsContent) -> Any:
+    return grpc.ssl_server_certificate_configuration(
+        [(content.key, content.certificate)], root_certificates=content.client_ca
+    )
+
+
+MAX_CONNECTIONS = 128
+MAX_WATCHES = 128
+_LIMITS = CallLimits(max_without_message_reserved=128, answer_seconds=10.0, max_unread_reserved=128)
+
+
+class HealthListener:
+    """The second server. `health` is its servicer, whose state the owner sets. Make it before the process serves."""
+
+    def __init__(self, listen: str, *, share_port: bool, tuning: Tuning) -> None:
+        self.health = HealthServicer(SERVICES, MAX_WATCHES)
+        self._listen = listen
+        # The port that was bound; 0 before the start.
+        self.port = 0
+        self._calls = Calls(_LIMITS, is_shared=False, tuning=tuning)
+        options = server_options(
+            max_message_bytes=MAX_SMALL_BYTES, share_port=share_port, max_connections=MAX_CONNECTIONS
+        )
+        self._server = grpc.aio.server(options=options)
+        methods.add_health(self._server, self._calls, self.health)
+
+    async def start(self) -> None:
+        """Listens. Raises address.ListenError."""
+        host, port = address.split(self._listen, missing=())
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError:
+            raise address.taken(self._listen, flag="--health-listen") from None
+        await self._server.start()
+
+    def sweep(self) -> None:
+        """Ends calls that take too long. The owner calls this about once a second."""
+        self._calls.sweep(self.health.stalled(_LIMITS.answer_seconds))
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Ends all calls after the grace."""
+        await self._server.stop(grace_seconds)
+
 
 SWEEP_SECONDS = 1.0
 # The grace for what remains after the last stream has ended: health watches and answers that are being sent.

@@ -1,10 +1,13 @@
-"""Owns InferenceService: Generate and Resume; its other calls are in `conversions`.
+"""Owns InferenceService.
 
 Generate passes a request from readiness through validation and the tokenizer to the core, and its output to the caller.
 The front end checks readiness before it reads the message, before it parses it, and before it hashes the prompt, so
 that a full queue costs no work. Objects that only an admitted request needs are created after the core has admitted it.
 If the caller leaves, a coroutine handler gets CancelledError or an InternalError and context.cancelled() stays False
 (grpc.aio 1.85.1), so `finally` frees the request, without waiting.
+
+The calls that convert text, chats and token ids touch no request. They ask the served model alone, so they work while
+the queue is full and while the service drains.
 """
 
 import asyncio
@@ -20,31 +23,84 @@ import grpc
 import grpc.aio
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
+from tandem.v1 import inference_pb2_grpc
 
 from scheduler_svc.door.tenant import Caller
 from scheduler_svc.frontend.constraints.door import NO_CONSTRAINT, ConstraintDoor
-from scheduler_svc.frontend.conversions import Conversions
-from scheduler_svc.frontend.door.entrance import caller
-from scheduler_svc.frontend.grpc_tuning.corks import Connection, Corks
+from scheduler_svc.frontend.entrance import caller
+from scheduler_svc.frontend.grpc_tuning.event_loop import run_as_task, run_here
+from scheduler_svc.frontend.grpc_tuning.sockets import Connection, Corks
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
-from scheduler_svc.frontend.grpc_tuning.writes import run_as_task, run_here
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
-from scheduler_svc.frontend.request_log.call_record import current
+from scheduler_svc.frontend.request_log import current
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
+from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES
 from scheduler_svc.frontend.rpc.status import seconds_left
-from scheduler_svc.frontend.sizes.limits import Sizes
-from scheduler_svc.frontend.streaming.outputs import describe, make_outputs, serialized
-from scheduler_svc.frontend.streaming.sender import PreparedStream, StreamSender, wait_for_admission, wait_for_resumed
+from scheduler_svc.frontend.sizes.limits import MAX_CHAR_BYTES, Sizes
+from scheduler_svc.frontend.streaming.samples import describe, make_outputs, serialized
+from scheduler_svc.frontend.streaming.sender import (
+    PreparedStream,
+    StreamSender,
+    StreamWriter,
+    wait_for_admission,
+    wait_for_resumed,
+)
 from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
-from scheduler_svc.frontend.streaming.writer import StreamWriter
 from scheduler_svc.frontend.validate import request as validation
-from scheduler_svc.frontend.validate.prompt import read_prompt
+from scheduler_svc.frontend.validate.prompt import read_prompt, render_chat, text_ids
 from scheduler_svc.frontend.validate.request import check_offsets, check_resume
 from scheduler_svc.frontend.validate.sampling import without_lists
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
+
+# The most bytes of a token id as a varint.
+MAX_ID_BYTES = 5
+
+
+class Conversions(inference_pb2_grpc.InferenceServiceServicer):
+    """Tokenize, Detokenize and RenderChat."""
+
+    def __init__(self, readiness: Readiness, max_message_bytes: int) -> None:
+        self._readiness = readiness
+        self._max_message_bytes = max_message_bytes
+
+    def admit_tokenize(self) -> int:
+        """The size limit of a request in bytes, which fits the longest text. Raises Refusal without a model."""
+        max_chars = self._readiness.model().sizes.text_chars
+        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_CHAR_BYTES * max_chars)
+
+    def admit_detokenize(self) -> int:
+        """The size limit of a request in bytes, which fits the longest list. Raises Refusal without a model."""
+        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_ID_BYTES * self._readiness.model().max_length)
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        """Returns the ids that Generate would make of the text."""
+        model = self._readiness.model()
+        model.check_name(request.model)
+        token_ids = await text_ids(request, model, caller().tenant)
+        return pb.TokenizeResponse(token_ids=token_ids)
+
+    async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
+        """Returns the prompt that Generate would make of the chat."""
+        model = self._readiness.model()
+        model.check_name(request.model)
+        rendered = (await render_chat(request.chat, model, caller().tenant)).rendered
+        return pb.RenderChatResponse(text=rendered.text, token_ids=rendered.token_ids)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        """Returns the text of the ids, or of each of them."""
+        model = self._readiness.model()
+        model.check_name(request.model)
+        tokenizer = validation.check_detokenize(request, model)
+        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+        if request.separately:
+            return pb.DetokenizeResponse(
+                texts=await tokenizer.decode_each(request.token_ids, caller().tenant, skip_special_tokens=skip)
+            )
+        text = await tokenizer.decode(request.token_ids, caller().tenant, skip_special_tokens=skip)
+        return pb.DetokenizeResponse(text=text)
+
 
 _CALLER_LEFT = "CANCELLED"
 

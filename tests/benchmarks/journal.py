@@ -19,8 +19,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.journal import file as framing
-from scheduler_svc.journal import records
+from scheduler_svc.journal import file, records
 from scheduler_svc.journal.file import JournalFolder, JournalWriter, Sync
 from scheduler_svc.journal.keeper import JournalKeeper, SuspicionLog
 from scheduler_svc.journal.reader import SavedCore, clock_after
@@ -99,7 +98,7 @@ def measure(folder: Path, rows: int, *, steps: int, num_tokens: int, sync: Sync)
         if i >= _WARM:
             spent.append(time.perf_counter() - start)
     output = load.step()
-    written = len(framing.frame(records.tokens_record(output.streams, output.offsets, output.tokens)))
+    written = len(file.frame(records.tokens_record(output.streams, output.offsets, output.tokens)))
     start = time.perf_counter()
     for _ in load.keeper.snapshot():
         pass

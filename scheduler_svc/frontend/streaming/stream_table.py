@@ -3,9 +3,13 @@
 Knows nothing of text or gRPC. A request has at most its samples' max_new_tokens and its prompt pending; `StreamLimits`
 bounds how long. `step_output` reads the tokens.
 
-Owns the requests that this front end has detached, so that they end when their caller's token is revoked.
+Owns the requests that this front end has detached, so that they end when their caller's token is revoked. The core
+knows no tokens. If this front end dies, its detached requests go on until their linger time is over.
 
-The core knows no tokens. If this front end dies, its detached requests go on until their linger time is over.
+Owns which tenants have no place left in the core's queue, so that their next requests are refused without work. The
+core says so when it refuses a request that any other request of the tenant would share the fate of. A front end cannot
+see when a place becomes free, so it believes the core for a tenth of a second, or until a request of the tenant ends
+here.
 """
 
 import asyncio
@@ -21,13 +25,45 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.door.tenant import EVERYONE, Caller
 from scheduler_svc.frontend.core_link import CoreMessageTooLargeError
-from scheduler_svc.frontend.door.full_queue import FullQueue
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.places import Places, share
+from scheduler_svc.frontend.rpc.gates import Places, share
 from scheduler_svc.frontend.sizes.limits import MAX_ABORT_IDS, MAX_LINGER_SECONDS
-from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.step_output import StepOutputReader
-from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream
+from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream, StreamLimits
+
+BELIEVED_SECONDS = 0.1
+# More tenants than that are not remembered; their requests are refused by the core.
+MAX_TENANTS = 4096
+
+
+class FullQueue:
+    """The tenants that the core refuses now."""
+
+    def __init__(self) -> None:
+        # The refusal, and until when it holds, on the loop's clock.
+        self._refusals: dict[str, tuple[status.Refusal, float]] = {}
+
+    def rejected(self, tenant: str, message: frontend_pb2.Rejected) -> None:
+        """The core has refused a request of the tenant."""
+        is_full = message.tenant_is_full and message.code == frontend_pb2.REJECT_CODE_QUEUE_FULL
+        if is_full and (tenant in self._refusals or len(self._refusals) < MAX_TENANTS):
+            refusal = status.from_rejected(message, "")
+            self._refusals[tenant] = refusal, asyncio.get_running_loop().time() + BELIEVED_SECONDS
+
+    def freed(self, tenant: str) -> None:
+        """A request of the tenant has ended."""
+        self._refusals.pop(tenant, None)
+
+    def check(self, tenant: str) -> None:
+        """Raises Refusal (RESOURCE_EXHAUSTED) if the tenant's next request would be refused by the core."""
+        if (found := self._refusals.get(tenant)) is None:
+            return
+        refusal, until = found
+        if asyncio.get_running_loop().time() < until:
+            # The same exception is raised many times, so the traceback of the last time is removed.
+            raise refusal.with_traceback(None)
+        del self._refusals[tenant]
+
 
 # The oldest ones are forgotten. Each takes 0.4 KB.
 MAX_REMEMBERED = 8192

@@ -13,8 +13,7 @@ from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.rpc.status import Refusal, seconds_left
-from scheduler_svc.frontend.streaming.limits import StreamLimits
-from scheduler_svc.frontend.streaming.stream import BYTES_PER_TOKEN, MAX_DELTA_BYTES
+from scheduler_svc.frontend.streaming.stream import BYTES_PER_TOKEN, MAX_DELTA_BYTES, StreamLimits
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
 from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service, model_state, rest
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell

@@ -15,7 +15,7 @@ from tandem.internal.v1 import frontend_pb2, journal_pb2, worker_pb2
 from tandem.v1 import control_pb2
 
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.journal import file as framing
+from scheduler_svc.journal import file
 from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
 from scheduler_svc.metrics.catalogue import NUM_CELLS
@@ -371,7 +371,7 @@ def _has(frame: bytes, kind: str) -> bool:
 
 
 def records_in(journal: bytes) -> list[journal_pb2.JournalRecord]:
-    return [journal_pb2.JournalRecord.FromString(payload) for payload in framing.Frames(journal)]
+    return [journal_pb2.JournalRecord.FromString(payload) for payload in file.Frames(journal)]
 
 
 def test_a_flush_is_answered(bench: Bench) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tandem.v1 import chat_pb2, control_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend.rpc import parsing
+from scheduler_svc.frontend.rpc import calls
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.sizes.limits import Sizes
 from scheduler_svc.frontend.sizes.scan import MAX_FIELDS_OF_ENTRY, Scan
@@ -206,7 +206,7 @@ def test_the_scan_and_the_parser_agree(data: bytes) -> None:
     except Refusal as refusal:
         refused = refusal.message
     try:
-        parsing.parse(pb.GenerateRequest, data)
+        calls.parse(pb.GenerateRequest, data)
     except Refusal:
         return
     assert not refused
