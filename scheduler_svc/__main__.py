@@ -29,8 +29,8 @@ from scheduler_svc.door.ready_command import ReadyCommand
 from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
 from scheduler_svc.door.token_file import TokenFileError
 from scheduler_svc.door.watch import TokenFile
+from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import OpenedJournal
-from scheduler_svc.journal.writer import Sync
 from scheduler_svc.metrics.listener import MetricsListener
 from scheduler_svc.processes.address import ListenError, missing_flags
 from scheduler_svc.processes.frontend_process import FrontendFailed
@@ -38,15 +38,14 @@ from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.event_log import Recorder
-from scheduler_svc.recording.flight.recorder import FlightRecorder
+from scheduler_svc.recording.flight import FlightRecorder
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.remote.listener import listener_of
 from scheduler_svc.settings import PROGRAM, SchedulerSettings
+from scheduler_svc.shell.dispatch import ServedModel
+from scheduler_svc.shell.inbound import Credentials
+from scheduler_svc.shell.links import RouterLink, WorkersLink, with_remote
 from scheduler_svc.shell.loop import Loop
-from scheduler_svc.shell.peers import Credentials
-from scheduler_svc.shell.router_link import RouterLink
-from scheduler_svc.shell.served_model import ServedModel
-from scheduler_svc.shell.worker_links import WorkersLink, with_remote
 from tandem_contract import logs
 from tandem_contract.logs import announce
 from tandem_contract.parent import die_with_parent

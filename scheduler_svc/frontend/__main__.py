@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from scheduler_svc.frontend.grpc_tuning import memory
+from scheduler_svc.frontend.grpc_tuning import event_loop
 from scheduler_svc.processes.frontend_process import ALIVE, FAILED, READY
-from scheduler_svc.recording.flight import folder
+from scheduler_svc.recording import flight_files
 from tandem_contract import logs
 from tandem_contract.log_lines import escaped
 from tandem_contract.parent import die_with_parent
@@ -41,10 +41,10 @@ def main() -> int:
         flags = parse_flags(sys.argv[1:])
         die_with_parent()
         if flags.grpc_tuning == "on":
-            memory.use_one_heap()
+            event_loop.use_one_heap()
         logs.start(flags.name, level=flags.log_level, log_format=flags.log_format, package="scheduler_svc")
         if flags.flight_dir is not None:
-            folder.catch_fatal_signals(flags.flight_dir, flags.name)
+            flight_files.catch_fatal_signals(flags.flight_dir, flags.name)
         serve(flags)
     except CannotServeError as error:
         return _fail(str(error), 2)
@@ -70,7 +70,7 @@ def serve(flags: argparse.Namespace) -> None:
     from scheduler_svc.frontend.grpc_tuning.event_loop import FrontEndLoop
     from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
     from scheduler_svc.frontend.server import FrontEnd
-    from scheduler_svc.frontend.streaming.limits import StreamLimits
+    from scheduler_svc.frontend.streaming.stream import StreamLimits
     from scheduler_svc.processes.address import ListenError
 
     for handler in logging.getLogger().handlers:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from scheduler_svc.door.tls_files import TlsFiles
 from scheduler_svc.frontend.chat.forms import AnswerForm
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
-from scheduler_svc.frontend.request_log.request_log import LogRequests
-from scheduler_svc.frontend.rpc.method import CallLimits
-from scheduler_svc.frontend.streaming.limits import StreamLimits
+from scheduler_svc.frontend.request_log import LogRequests
+from scheduler_svc.frontend.rpc.calls import CallLimits
+from scheduler_svc.frontend.streaming.stream import StreamLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,11 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.door.tenant import ALL_RIGHTS, Right, Rights
 from scheduler_svc.frontend.control import ControlServicer
-from scheduler_svc.frontend.door.entrance import Entrance, caller
-from scheduler_svc.frontend.health import HealthServicer
+from scheduler_svc.frontend.entrance import Entrance, caller
+from scheduler_svc.frontend.readiness import HealthServicer
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.calls import Calls
-from scheduler_svc.frontend.rpc.method import CallLog, Method, Room
-from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
-from scheduler_svc.frontend.rpc.turns import Turns
+from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES, CallLog, Calls, Method, Room
+from scheduler_svc.frontend.rpc.gates import Turns
 from scheduler_svc.frontend.scan import MIN_BYTES, Scan
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.sizes import MAX_ABORT_BYTES, Sizes

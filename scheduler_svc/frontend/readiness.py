@@ -1,21 +1,154 @@
-"""Owns whether this front end takes requests and whether they are computed, and the reason if not.
+"""Owns whether this front end takes requests and whether they are computed, the reason if not, and the health of it.
 
-Knows nothing of requests. The core says whether it computes a request that arrives (`core/status.py`); this
-module adds what the core cannot know: that it is gone, that this front end drains, or still loads the model. Health is
-that value. A request is refused without a model or the core, while the core says so, and after draining began;
-otherwise it may wait for a worker. A full queue refuses requests too but leaves health as it is.
+Knows nothing of requests. The core says whether it computes a request that arrives (`core/status.py`);
+`Readiness` adds what the core cannot know: that it is gone, that this front end drains, or still loads the model.
+Health is that value. A request is refused without a model or the core, while the core says so, and after draining
+began; otherwise it may wait for a worker. A full queue refuses requests too but leaves health as it is.
+
+The health that callers see (grpc.health.v1) knows only a word of the causes. `HealthServicer.set` stores the state,
+notifies the watches and never waits. Each Watch call writes on its own and has no queue: when its write returns, it
+sends the state that is stored then, so a caller that reads nothing delays no other. All services of a front end have
+the same health. An unknown service name is answered and not stored.
 """
 
+import asyncio
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
+import grpc
+from grpc_health.v1 import health_pb2 as pb
+from grpc_health.v1 import health_pb2_grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
-from scheduler_svc.frontend.health import HealthServicer
+from scheduler_svc.door.tenant import EVERYONE, Caller
+from scheduler_svc.frontend.entrance import caller
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes import Sizes
+from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES
+from scheduler_svc.frontend.sizes import MAX_SERVICE_NAME_CHARS, Sizes
+
+MAX_WATCHES = 1000
+# Of one connection.
+MAX_OWN_WATCHES = 100
+
+State = pb.HealthCheckResponse
+# Trailing metadata of a Check that answers NOT_SERVING: a word for the reason, and Unix time. Everyone may read them.
+REASON_KEY, SINCE_KEY = "tandem-reason", "tandem-since"
+
+
+@dataclass(slots=True, eq=False)
+class _WatchCall:
+    """One Watch call."""
+
+    task: "asyncio.Task[Any] | None"
+    caller: Caller = EVERYONE
+    is_revoked: bool = False
+    # The loop's time at which the current write began; 0 between writes.
+    blocked_since: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def check_name(name: str) -> None:
+    """Refuses a name that is too long for the answer that it is unknown."""
+    if len(name) > MAX_SERVICE_NAME_CHARS:
+        message = f"service is {len(name)} characters long; the limit is {MAX_SERVICE_NAME_CHARS}"
+        raise status.invalid("service", message)
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """NOT_SERVING until `set` changes it. `services` are the known names; the empty name stands for all of them."""
+
+    def __init__(self, services: Sequence[str], max_watches: int | None = None) -> None:
+        self._services = frozenset(services)
+        self._max_watches = MAX_WATCHES if max_watches is None else max_watches
+        self._state = State.NOT_SERVING
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        # In order of arrival.
+        self._watches: dict[_WatchCall, None] = {}
+        # By connection.
+        self._num_own: Counter[str] = Counter()
+
+    def set(self, *, reason: str, since: float) -> None:
+        """Stores the state: SERVING if `reason`, a word, is empty. Every later answer has it."""
+        self._state = State.NOT_SERVING if reason else State.SERVING
+        self._metadata = ((REASON_KEY, reason), (SINCE_KEY, f"{since:.3f}")) if reason else ()
+        for watch in self._watches:
+            watch.changed.set()
+
+    def admit_watch(self) -> int:
+        """The size limit of a Watch request in bytes. Raises Refusal if too many watches are open."""
+        if len(self._watches) >= self._max_watches:
+            raise status.overloaded(f"{len(self._watches)} health watches are open; the limit is {self._max_watches}")
+        return MAX_SMALL_BYTES
+
+    def stalled(self, seconds: float) -> "set[asyncio.Task[Any]]":
+        """The tasks of watches with a write that has been blocked for this long."""
+        before = asyncio.get_running_loop().time() - seconds
+        return {watch.task for watch in self._watches if watch.task and 0 < watch.blocked_since <= before}
+
+    def end_revoked(self, is_revoked: Callable[[Caller], bool]) -> None:
+        """Ends the watches of callers whose token or certificate was revoked."""
+        for watch in self._watches:
+            if not watch.is_revoked and is_revoked(watch.caller):
+                watch.is_revoked = True
+                watch.changed.set()
+                if watch.blocked_since and watch.task is not None:
+                    # The write may never end.
+                    watch.task.cancel()
+
+    async def Check(self, request: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
+        """Returns the health of one service. NOT_FOUND if the name is unknown."""
+        check_name(request.service)
+        if request.service not in self._services:
+            message = f"service {request.service[:128]!r} is not known here"
+            raise status.Refusal(grpc.StatusCode.NOT_FOUND, message)
+        if self._metadata:
+            context.set_trailing_metadata(self._metadata)
+        return pb.HealthCheckResponse(status=self._state)
+
+    async def List(self, request: Any, context: Any) -> Any:
+        """Returns the health of every service."""
+        # The types of grpcio-health-checking lack this message.
+        return cast(Any, pb).HealthListResponse(
+            statuses={name: pb.HealthCheckResponse(status=self._state) for name in self._services}
+        )
+
+    # A coroutine that writes, like every streaming method of the front end.
+    async def Watch(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: pb.HealthCheckRequest, context: Any
+    ) -> None:
+        """Sends the health of one service now and after each change; SERVICE_UNKNOWN if the name is unknown."""
+        check_name(request.service)
+        is_known, loop = request.service in self._services, asyncio.get_running_loop()
+        request.Clear()
+        # Several calls may have been admitted while they waited for their messages.
+        self.admit_watch()
+        peer = context.peer()
+        if self._num_own[peer] >= MAX_OWN_WATCHES:
+            count = f"{self._num_own[peer]} health watches of this connection are open"
+            raise status.overloaded(f"{count}; the limit is {MAX_OWN_WATCHES}")
+        watch, sent = _WatchCall(asyncio.current_task(), caller()), None
+        self._watches[watch] = None
+        self._num_own[peer] += 1
+        try:
+            while True:
+                watch.changed.clear()
+                state = self._state if is_known else State.SERVICE_UNKNOWN
+                if state != sent:
+                    sent, watch.blocked_since = state, loop.time()
+                    await context.write(pb.HealthCheckResponse(status=state))
+                    watch.blocked_since = 0.0
+                await watch.changed.wait()
+                if watch.is_revoked:
+                    raise status.revoked()
+        finally:
+            del self._watches[watch]
+            self._num_own -= Counter([peer])
+
 
 SERVICES = (
     "",
@@ -51,7 +184,8 @@ class Readiness:
 
     def __init__(self, *healths: HealthServicer) -> None:
         self._healths = healths
-        self._model: Model | None = None
+        self.served: Model | None = None
+        """The served model; None without a model."""
         self._why_no_model = NO_WORKER
         self._core_status = frontend_pb2.CoreStatus()
         self._is_draining = False
@@ -64,18 +198,13 @@ class Readiness:
         self._publish()
 
     @property
-    def served(self) -> Model | None:
-        """The served model; None without a model."""
-        return self._model
-
-    @property
     def sizes(self) -> Sizes:
         """The limits of requests that follow from the served model; without a model no list is allowed."""
-        return Sizes() if self._model is None else self._model.sizes
+        return Sizes() if self.served is None else self.served.sizes
 
     def set_model(self, model: Model) -> None:
         """Serves this model from now on."""
-        self._model = model
+        self.served = model
         self._publish()
 
     def set_core_status(self, core_status: frontend_pb2.CoreStatus) -> None:
@@ -88,9 +217,9 @@ class Readiness:
     def lose_core(self) -> None:
         """Forgets the model and the status, because the core is gone."""
         self._why_no_model = NO_CORE
-        if self._model is not None and self._model.tokenizer is not None:
-            self._model.tokenizer.close()
-        self._model = None
+        if self.served is not None and self.served.tokenizer is not None:
+            self.served.tokenizer.close()
+        self.served = None
         self._core_status = frontend_pb2.CoreStatus()
         self._publish()
 
@@ -101,9 +230,9 @@ class Readiness:
 
     def model(self) -> Model:
         """The served model, also while the service drains. Raises Refusal without a model."""
-        if self._model is None:
+        if self.served is None:
             raise status.not_ready((self._of_core() or self._why_no_model).message)
-        return self._model
+        return self.served
 
     def admit(self) -> Model:
         """The served model, for a new request. Raises Refusal if no request is admitted now."""
@@ -122,7 +251,7 @@ class Readiness:
     def _why(self) -> NotServing | None:
         if self._is_draining:
             return DRAINING
-        return self._of_core() or (None if self._model is not None else self._why_no_model)
+        return self._of_core() or (None if self.served is not None else self._why_no_model)
 
     def _publish(self) -> None:
         why, full = self._why(), self._core_status.queue_full
@@ -132,7 +261,7 @@ class Readiness:
             self.since = began if self.not_serving is None else min(began, self.since)
         self.not_serving = why
         seconds = self._core_status.retry_seconds or status.QUEUE_FULL_RETRY_SECONDS
-        refuses = self._is_draining or self._model is None or self._core_status.refuses
+        refuses = self._is_draining or self.served is None or self._core_status.refuses
         if why is not None and refuses:
             self._refusal = status.not_ready(why.message)
         else:

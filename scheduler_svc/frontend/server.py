@@ -1,40 +1,98 @@
-"""Owns the process's parts and their lifetime: the link to the core, servicers, gRPC server, and draining.
+"""Owns the process's parts and their lifetime: the link to the core, servicers, gRPC servers, and draining.
 
 Knows nothing of requests. This module connects the parts to each other.
+
+A front end may have a second address: grpc.health.v1 alone, in plaintext, for probes and proxies. Everyone may call it,
+so it has few connections, watches and calls of its own, and its callers take none of the others'.
 """
 
 import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from typing import Any, cast
 
+import grpc
 import grpc.aio
 from tandem.internal.v1 import frontend_pb2
 
-from scheduler_svc.door.tls_files import TlsFileError
+from scheduler_svc.door.tls_files import FollowedFiles, TlsContent, TlsFileError, TlsFiles
 from scheduler_svc.frontend import methods, model
 from scheduler_svc.frontend.constraints.door import ConstraintDoor
-from scheduler_svc.frontend.control import ControlServicer, CoreQueries
+from scheduler_svc.frontend.control import ControlServicer, CoreQueries, drain_watches, update_watches
 from scheduler_svc.frontend.core_link import CoreLink
-from scheduler_svc.frontend.door.entrance import Entrance
-from scheduler_svc.frontend.door.tls import Certificates
+from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.front_end_settings import FrontEndSettings
 from scheduler_svc.frontend.grpc_tuning.event_loop import patient_threads
-from scheduler_svc.frontend.health import HealthServicer
-from scheduler_svc.frontend.health_listener import HealthListener
-from scheduler_svc.frontend.readiness import SERVICES, Readiness
-from scheduler_svc.frontend.request_log.request_log import RequestLog
+from scheduler_svc.frontend.grpc_tuning.tuning import Tuning
+from scheduler_svc.frontend.readiness import SERVICES, HealthServicer, Readiness
+from scheduler_svc.frontend.request_log import RequestLog
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.calls import Calls
+from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES, CallLimits, Calls
 from scheduler_svc.frontend.rpc.options import allow_connections, server_options
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
-from scheduler_svc.frontend.watches.drains import DrainWatches
-from scheduler_svc.frontend.watches.weights import WeightsWatches
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes import address
 
 logger = logging.getLogger(__name__)
+
+
+def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """The credentials of a server. Raises TlsFileError."""
+    followed = FollowedFiles(files, _configuration)
+    make = cast(Any, grpc).dynamic_ssl_server_credentials
+    return make(
+        followed.value,
+        # The configuration for this handshake and the next ones; None if it is as before.
+        lambda: followed.value if followed.renew() else None,
+        require_client_authentication=files.client_ca is not None,
+    )
+
+
+def _configuration(content: TlsContent) -> Any:
+    return grpc.ssl_server_certificate_configuration(
+        [(content.key, content.certificate)], root_certificates=content.client_ca
+    )
+
+
+MAX_CONNECTIONS = 128
+MAX_WATCHES = 128
+_LIMITS = CallLimits(max_without_message_reserved=128, answer_seconds=10.0, max_unread_reserved=128)
+
+
+class HealthListener:
+    """The second server. `health` is its servicer, whose state the owner sets. Make it before the process serves."""
+
+    def __init__(self, listen: str, *, share_port: bool, tuning: Tuning) -> None:
+        self.health = HealthServicer(SERVICES, MAX_WATCHES)
+        self._listen = listen
+        # The port that was bound; 0 before the start.
+        self.port = 0
+        self._calls = Calls(_LIMITS, is_shared=False, tuning=tuning)
+        options = server_options(
+            max_message_bytes=MAX_SMALL_BYTES, share_port=share_port, max_connections=MAX_CONNECTIONS
+        )
+        self._server = grpc.aio.server(options=options)
+        methods.add_health(self._server, self._calls, self.health)
+
+    async def start(self) -> None:
+        """Listens. Raises address.ListenError."""
+        host, port = address.split(self._listen, missing=())
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError:
+            raise address.taken(self._listen, flag="--health-listen") from None
+        await self._server.start()
+
+    def sweep(self) -> None:
+        """Ends calls that take too long. The owner calls this about once a second."""
+        self._calls.sweep(self.health.stalled(_LIMITS.answer_seconds))
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Ends all calls after the grace."""
+        await self._server.stop(grace_seconds)
+
 
 SWEEP_SECONDS = 1.0
 # The grace for what remains after the last stream has ended: health watches and answers that are being sent.
@@ -62,7 +120,7 @@ class FrontEnd:
             self._link.send, settings.stream_limits, self._calls.unread, is_shared=settings.needs_tokens
         )
         self._queries = CoreQueries(self._link.send)
-        self._drains, self._updates = DrainWatches(self._link.send), WeightsWatches(self._link.send)
+        self._drains, self._updates = drain_watches(self._link.send), update_watches(self._link.send)
         self._meter = FrontMeter() if settings.measures else None
         self._constraints = ConstraintDoor(self._meter)
         self._request_log = RequestLog(settings.log_requests)
@@ -91,10 +149,7 @@ class FrontEnd:
                 if task.done():
                     task.result()
         finally:
-            stopping = [self._server.stop(STOP_SECONDS)]
-            if self._probes is not None:
-                stopping.append(self._probes.stop(STOP_SECONDS))
-            await asyncio.gather(*stopping)
+            await asyncio.gather(*(one.stop(STOP_SECONDS) for one in (self._server, self._probes) if one is not None))
             self._report()
             self._readiness.lose_core()
             for task in (link, sweep, stop):
@@ -174,9 +229,7 @@ class FrontEnd:
             if self._settings.tls is None:
                 bound_port = self._server.add_insecure_port(f"{host}:{port}")
             else:
-                bound_port = self._server.add_secure_port(
-                    f"{host}:{port}", Certificates(self._settings.tls).credentials()
-                )
+                bound_port = self._server.add_secure_port(f"{host}:{port}", _credentials(self._settings.tls))
         except RuntimeError:
             raise address.taken(listen) from None
         except TlsFileError as error:

@@ -1,14 +1,16 @@
-"""Owns InferenceService: Generate and Resume; its other calls are in `conversions`.
+"""Owns InferenceService.
 
 Generate passes a request from readiness through validation and the tokenizer to the core, and its output to the caller.
 The front end checks readiness before it reads the message, before it parses it, and before it hashes the prompt, so
 that a full queue costs no work. Objects that only an admitted request needs are created after the core has admitted it.
 If the caller leaves, a coroutine handler gets CancelledError or an InternalError and context.cancelled() stays False
 (grpc.aio 1.85.1), so `finally` frees the request, without waiting.
+
+The calls that convert text, chats and token ids touch no request. They ask the served model alone, so they work while
+the queue is full and while the service drains.
 """
 
 import asyncio
-import dataclasses
 import functools
 import hashlib
 import secrets
@@ -20,30 +22,39 @@ import grpc
 import grpc.aio
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
+from tandem.v1 import inference_pb2_grpc
 
 from scheduler_svc.door.tenant import Caller
 from scheduler_svc.frontend import validate
 from scheduler_svc.frontend.constraints.door import NO_CONSTRAINT, ConstraintDoor
-from scheduler_svc.frontend.conversions import Conversions
-from scheduler_svc.frontend.door.entrance import caller
-from scheduler_svc.frontend.grpc_tuning.corks import Connection, Corks
+from scheduler_svc.frontend.entrance import caller
+from scheduler_svc.frontend.grpc_tuning.event_loop import run_as_task, run_here
+from scheduler_svc.frontend.grpc_tuning.sockets import Connection, Corks
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
-from scheduler_svc.frontend.grpc_tuning.writes import run_as_task, run_here
 from scheduler_svc.frontend.model import Model
-from scheduler_svc.frontend.prompt import read_prompt
+from scheduler_svc.frontend.prompt import read_prompt, render_chat, text_ids
 from scheduler_svc.frontend.readiness import Readiness
-from scheduler_svc.frontend.request_log.call_record import current
+from scheduler_svc.frontend.request_log import current
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
-from scheduler_svc.frontend.rpc.status import seconds_left
-from scheduler_svc.frontend.sizes import Sizes
-from scheduler_svc.frontend.streaming.outputs import describe, make_outputs, serialized
-from scheduler_svc.frontend.streaming.sender import PreparedStream, StreamSender, wait_for_admission, wait_for_resumed
+from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES
+from scheduler_svc.frontend.sizes import MAX_CHAR_BYTES, Sizes
+from scheduler_svc.frontend.streaming.samples import describe, make_outputs, serialized
+from scheduler_svc.frontend.streaming.sender import (
+    PreparedStream,
+    StreamSender,
+    StreamWriter,
+    wait_for_admission,
+    wait_for_resumed,
+)
 from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
-from scheduler_svc.frontend.streaming.writer import StreamWriter
-from scheduler_svc.frontend.validate import check_offsets, check_resume, without_lists
+from scheduler_svc.frontend.text.detokenize import PiecesOfRequest
+from scheduler_svc.frontend.validate import without_lists
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
+
+# The most bytes of a token id as a varint.
+MAX_ID_BYTES = 5
+
 
 _CALLER_LEFT = "CANCELLED"
 
@@ -74,8 +85,8 @@ SECRET_BYTES = 32
 MAX_WARNING_CHARS = 1024
 
 
-class InferenceServicer(Conversions):
-    """Serves callers that request text or tokens."""
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Serves callers that request text or tokens, or want to convert them."""
 
     def __init__(
         self,
@@ -87,7 +98,7 @@ class InferenceServicer(Conversions):
         tuning: Tuning = ON,
         meter: FrontMeter | None = None,
     ) -> None:
-        super().__init__(readiness, max_message_bytes)
+        self._readiness, self._max_message_bytes = readiness, max_message_bytes
         self._meter = meter
         self._streams, self._constraints = streams, constraints
         self._corks = Corks(is_on=tuning.corks)
@@ -115,6 +126,15 @@ class InferenceServicer(Conversions):
         self._streams.check_room(caller().tenant, 1)
         return MAX_SMALL_BYTES
 
+    def admit_tokenize(self) -> int:
+        """The size limit of a request in bytes, which fits the longest text. Raises Refusal without a model."""
+        max_chars = self._readiness.model().sizes.text_chars
+        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_CHAR_BYTES * max_chars)
+
+    def admit_detokenize(self) -> int:
+        """The size limit of a request in bytes, which fits the longest list. Raises Refusal without a model."""
+        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_ID_BYTES * self._readiness.model().max_length)
+
     # A coroutine that writes, where the stub expects a generator: a coroutine that stalls in a write can be ended with
     # its own status, while a generator would only be closed.
     async def Generate(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -124,7 +144,7 @@ class InferenceServicer(Conversions):
         record = current()
         record.named(request.request_id)
         with measured(self._meter, is_resumed=False) as meter:
-            seconds_left(context)
+            status.seconds_left(context)
             model = self._readiness.admit()
             record.model = model.info.model
 
@@ -149,8 +169,8 @@ class InferenceServicer(Conversions):
         record = current()
         record.named(request.request_id)
         with measured(self._meter, is_resumed=True) as meter:
-            seconds_left(context)
-            check_resume(request)
+            status.seconds_left(context)
+            validate.check_resume(request)
             model = self._readiness.model()
             record.model = model.info.model
 
@@ -158,7 +178,7 @@ class InferenceServicer(Conversions):
                 secret_hash = hashlib.sha256(request.resume_secret).digest()
                 self._streams.resume(stream, request.request_id, secret_hash, caller().tenant)
                 description = await wait_for_resumed(stream)
-                check_offsets(list(request.offsets), [sample.num_received for sample in stream.samples])
+                validate.check_offsets(list(request.offsets), [sample.num_received for sample in stream.samples])
                 description.accepted.resume_secret = request.resume_secret
                 return _prepared(description, model, request.offsets)
 
@@ -206,7 +226,7 @@ class InferenceServicer(Conversions):
                 prompt.parsing.has_constraint = request.HasField("constraint")
         # The queue may have filled while a long text was tokenized.
         self._readiness.admit()
-        token_ids, left = prompt.token_ids, seconds_left(context)
+        token_ids, left = prompt.token_ids, status.seconds_left(context)
         submit = await validate.make_submit(checked, token_ids, model, who, deadline_seconds=left)
         submit.constraint, submit.constraint_hash = constraint.source, constraint.hash
         accepted = pb.Accepted(
@@ -223,10 +243,10 @@ class InferenceServicer(Conversions):
             submit.secret_hash = hashlib.sha256(secret).digest()
             submit.description = serialized(description)
             description.accepted.resume_secret = secret
-        if not checked.logprob_pieces or model.tokenizer is None:
-            return submit, _prepared(description, model)
-        pieces = model.tokenizer.pieces(token_ids, skip_special_tokens=checked.skip_special_tokens)
-        return submit, dataclasses.replace(_prepared(description, model), pieces=pieces)
+        pieces = None
+        if checked.logprob_pieces and model.tokenizer is not None:
+            pieces = model.tokenizer.pieces(token_ids, skip_special_tokens=checked.skip_special_tokens)
+        return submit, _prepared(description, model, pieces=pieces)
 
     async def _run(self, prepared: PreparedStream, stream: RequestStream, context: Any, connection: Connection) -> None:
         writer = StreamWriter(stream, context.write, connection.hold, self._run_write)
@@ -243,6 +263,33 @@ class InferenceServicer(Conversions):
             await writer.write(message)
         await sender.run()
 
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        """Returns the ids that Generate would make of the text."""
+        model = self._readiness.model()
+        model.check_name(request.model)
+        token_ids = await text_ids(request, model, caller().tenant)
+        return pb.TokenizeResponse(token_ids=token_ids)
+
+    async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
+        """Returns the prompt that Generate would make of the chat."""
+        model = self._readiness.model()
+        model.check_name(request.model)
+        rendered = (await render_chat(request.chat, model, caller().tenant)).rendered
+        return pb.RenderChatResponse(text=rendered.text, token_ids=rendered.token_ids)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        """Returns the text of the ids, or of each of them."""
+        model = self._readiness.model()
+        model.check_name(request.model)
+        tokenizer = validate.check_detokenize(request, model)
+        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+        if request.separately:
+            return pb.DetokenizeResponse(
+                texts=await tokenizer.decode_each(request.token_ids, caller().tenant, skip_special_tokens=skip)
+            )
+        text = await tokenizer.decode(request.token_ids, caller().tenant, skip_special_tokens=skip)
+        return pb.DetokenizeResponse(text=text)
+
 
 def _metadata(request_id: str, warnings: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """The initial metadata. It must be ASCII, so another request id is only in Accepted, and warnings are escaped."""
@@ -254,7 +301,10 @@ def _metadata(request_id: str, warnings: Sequence[str]) -> tuple[tuple[str, str]
 
 
 def _prepared(
-    description: frontend_pb2.StreamDescription, model: Model, received: Sequence[pb.SampleOffset] = ()
+    description: frontend_pb2.StreamDescription,
+    model: Model,
+    received: Sequence[pb.SampleOffset] = (),
+    pieces: PiecesOfRequest | None = None,
 ) -> PreparedStream:
     return PreparedStream(
         accepted=description.accepted,
@@ -262,4 +312,5 @@ def _prepared(
         want_text=description.want_text,
         want_token_ids=description.want_token_ids,
         received=received,
+        pieces=pieces,
     )

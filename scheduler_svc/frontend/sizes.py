@@ -146,7 +146,7 @@ _SAMPLING, _RESUME = "validate.check_sampling", "validate.check_resume"
 _CHAT = "chat.conversation.check_size"
 _GRAMMAR = "constraints.grammar.grammar_of"
 _CONSTRAINT = _characters(MAX_CONSTRAINT_BYTES, _GRAMMAR)
-_UPDATE = "watches.weights.check_update"
+_UPDATE = "control.check_update"
 _NAME = _characters(MAX_MODEL_NAME_CHARS, "model.Model.check_name")
 _TEXT = _characters("text_chars", "text.tokenizer.Tokenizer.check_size")
 # Two fields of at most 6 bytes each, with their tags; an entry of a map the same.
@@ -279,8 +279,8 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         )
     },
     "tandem.v1.DrainRequest": {
-        "worker": _characters(MAX_WORKER_NAME_CHARS, "watches.drains.check_drain"),
-        "max_seconds": _value(0, MAX_DRAIN_SECONDS, "watches.drains.check_drain"),
+        "worker": _characters(MAX_WORKER_NAME_CHARS, "control.check_drain"),
+        "max_seconds": _value(0, MAX_DRAIN_SECONDS, "control.check_drain"),
         "force": _FLAG,
     },
     "tandem.v1.UpdateWeightsRequest": {
@@ -292,7 +292,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "max_seconds": _value(0, MAX_UPDATE_SECONDS, _UPDATE),
     },
     "grpc.health.v1.HealthCheckRequest": {
-        "service": _characters(MAX_SERVICE_NAME_CHARS, "health.check_name"),
+        "service": _characters(MAX_SERVICE_NAME_CHARS, "readiness.check_name"),
     },
     "grpc.health.v1.HealthListRequest": {},
 }

@@ -1,8 +1,8 @@
 """Derives the journal's records from what the core does: the requests that linger, their tokens and their ends.
 
-Owns the kept requests by id and the streams that they have now. It sees every event and its effects (`observe`), and
-writes at the end of a turn (`write`), before any front end gets the turn's tokens. Only requests that linger are kept,
-because nobody can resume another one.
+Owns the kept requests by id, the streams that they have now, and what was written last of suspects and quarantine. It
+sees every event and its effects (`observe`), and writes at the end of a turn (`write`), before any front end gets the
+turn's tokens. Only requests that linger are kept, because nobody can resume another one.
 """
 
 import logging
@@ -11,7 +11,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from tandem.internal.v1 import journal_pb2, record_pb2
 
 from scheduler_svc.core.messages import effects as fx
@@ -22,14 +25,115 @@ from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.journal import reader, records
-from scheduler_svc.journal.clock import JournalClock, clock_after
-from scheduler_svc.journal.folder import JournalFolder
-from scheduler_svc.journal.reader import SavedCore
+from scheduler_svc.journal.file import JournalFolder, JournalWriter, Snapshot, Sync
+from scheduler_svc.journal.reader import JournalClock, SavedCore, clock_after, event_of, quarantine_event, wanted
 from scheduler_svc.journal.records import SampleEnd
-from scheduler_svc.journal.restore import event_of, wanted
-from scheduler_svc.journal.streams import KeptStreams
-from scheduler_svc.journal.suspicion import SuspicionLog, quarantine_event
-from scheduler_svc.journal.writer import JournalWriter, Snapshot, Sync
+from scheduler_svc.wire.arrays import packed
+
+_T = TypeVar("_T")
+
+
+class KeptStreams(Generic[_T]):
+    """Ranges of streams that do not overlap, each of one request."""
+
+    def __init__(self) -> None:
+        # First stream: number of streams, number of the first sample, the request.
+        self._ranges: dict[int, tuple[int, int, _T]] = {}
+        self._is_sorted = False
+        self._starts = self._lasts = self._shifts = np.zeros(0, np.uint64)
+
+    def add(self, stream: int, count: int, number: int, request: _T) -> None:
+        """Adds `count` streams from `stream` on; the first one has this number."""
+        self._ranges[stream] = count, number, request
+        self._is_sorted = False
+
+    def remove(self, stream: int, request: _T) -> bool:
+        """Removes the range that begins with `stream` if it is the request's. Returns whether no range is left."""
+        found = self._ranges.get(stream)
+        if found is not None and found[2] is request:
+            del self._ranges[stream]
+            self._is_sorted = False
+        return not self._ranges
+
+    def find(self, stream: int) -> tuple[_T, int] | None:
+        """Returns the request of a stream and the index of its sample, None if it is not kept."""
+        self._sort()
+        i = int(self._starts.searchsorted(np.uint64(stream), "right")) - 1
+        if i < 0 or stream > int(self._lasts[i]):
+            return None
+        start = int(self._starts[i])
+        return self._ranges[start][2], stream - start
+
+    def numbers(self, streams: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
+        """Returns the number of each stream, uint64[n], and which of them are kept, bool[n]; None if all are."""
+        self._sort()
+        i = self._starts.searchsorted(streams, "right")
+        # An index of 0 becomes the last range, which ends above or begins above the stream; both are checked.
+        i -= 1
+        is_kept = (streams >= self._starts[i]) & (streams <= self._lasts[i])
+        # Unsigned sums wrap around, so a shift may be negative.
+        return streams + self._shifts[i], None if is_kept.all() else is_kept
+
+    def _sort(self) -> None:
+        if self._is_sorted:
+            return
+        self._is_sorted = True
+        starts = sorted(self._ranges)
+        self._starts = np.array(starts, np.uint64)
+        # The last one, not the end, which may be 2**64.
+        self._lasts = self._starts + np.array([self._ranges[start][0] - 1 for start in starts], np.uint64)
+        self._shifts = np.array([self._ranges[start][1] for start in starts], np.uint64) - self._starts
+
+
+class SuspicionLog:
+    """Reads the core."""
+
+    def __init__(self, core: Scheduler, restored: frozenset[int] = frozenset()) -> None:
+        """`restored` are the numbers of the earlier scheduler's suspects."""
+        self._core = core
+        self._restored = restored
+        self._suspects: set[int] = set()
+        self._revision = 0
+
+    def changes(self, number_of: Callable[[Request], int | None], now: float, unix_now: float) -> list[bytes]:
+        """Returns records of what has changed. `number_of` returns a sample's number, None if it is not kept."""
+        payloads: list[bytes] = []
+        suspects = self._core.suspects.handles
+        if suspects != self._suspects:
+            self._suspects = suspects
+            payloads.append(self._suspects_record(number_of))
+        if self._core.convictions.quarantine.revision != self._revision:
+            payloads.append(self._quarantine_record(now, unix_now))
+        return payloads
+
+    def snapshot(self, number_of: Callable[[Request], int | None], now: float, unix_now: float) -> list[bytes]:
+        """Returns records of everything."""
+        self._suspects = self._core.suspects.handles
+        return [self._suspects_record(number_of), self._quarantine_record(now, unix_now)]
+
+    def _suspects_record(self, number_of: Callable[[Request], int | None]) -> bytes:
+        found = [self._core.queue.by_handle(handle) for handle in sorted(self._suspects)]
+        numbers = [number for request in found if request and (number := number_of(request)) is not None]
+        if self._core.info is None:
+            # Restored requests are no suspects before they are queued, when the first worker has been proven.
+            numbers += sorted(self._restored)
+        suspects = journal_pb2.JournalSuspects(numbers=packed(np.array(numbers, np.uint64)))
+        return journal_pb2.JournalRecord(suspects=suspects).SerializeToString()
+
+    def _quarantine_record(self, now: float, unix_now: float) -> bytes:
+        self._revision = self._core.convictions.quarantine.revision
+        record = journal_pb2.JournalRecord()
+        record.quarantine.SetInParent()
+        for entry in self._core.convictions.quarantine.entries(now):
+            record.quarantine.entries.add(
+                key=entry.key,
+                request_id=entry.request_id,
+                tenant=entry.tenant,
+                convicted_at=unix_now - (now - entry.at),
+                cause=entry.cause,
+            )
+        return record.SerializeToString()
+
 
 log = logging.getLogger("tandem.core")
 
@@ -276,12 +380,6 @@ class OpenedJournal:
 
     def keeper(self, core: Scheduler, monotonic: Callable[[], float]) -> JournalKeeper:
         """Returns the keeper of the requests that the core will get."""
-
-        def make_writer(snapshot: Snapshot) -> JournalWriter:
-            return JournalWriter(
-                self._folder, snapshot=snapshot, max_bytes=self._max_bytes, sync=self._sync, now=monotonic()
-            )
-
         return JournalKeeper(
             saved=self._saved,
             cache_root=self.cache_root,
@@ -289,7 +387,9 @@ class OpenedJournal:
             outputs_of=core.outputs_of,
             spans_of=core.spans_of,
             suspicion=SuspicionLog(core, self._saved.suspects),
-            make_writer=make_writer,
+            make_writer=lambda snapshot: JournalWriter(
+                self._folder, snapshot=snapshot, max_bytes=self._max_bytes, sync=self._sync, now=monotonic()
+            ),
             on_steady=self._folder.forget_crashes,
             clock=self._clock,
         )

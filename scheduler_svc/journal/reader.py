@@ -1,38 +1,49 @@
-"""Reads the journal that an earlier scheduler left. Owns the rules for damaged, foreign and old files.
+"""Reads the journal that an earlier scheduler left, and makes the core's events of it.
+
+Owns the rules for damaged, foreign and old files:
 
 - The last frame is incomplete (the process was killed while it wrote): it is dropped, because nothing of it was sent.
 - A frame does not fit its checksum: no request of the file is restored, because one may miss tokens that its caller has
   seen. The file is kept as `journal.damaged`. What belongs to no request is taken from the frames before.
 - The file is none of ours, or of another version: the service does not start.
 - The file is gone or empty, although there was one with requests: the log says so.
+
+The journal's clock is Unix time that follows no later jump of the system's clock: nobody's request ends early because
+the system's time was corrected by hours. Only a restart of the machine, over which no other clock goes on, takes the
+system's time again.
 """
 
 import logging
 import mmap
 import os
 import stat
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from tandem.internal.v1 import journal_pb2
+from tandem.internal.v1 import journal_pb2, record_pb2
 
+from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import WeightsSpan
-from scheduler_svc.core.messages.operators import Weights
+from scheduler_svc.core.messages.operators import QuarantineEntry, QuarantineRestored, Weights
 from scheduler_svc.core.state.request import OutputWeights
-from scheduler_svc.journal import framing, records
-from scheduler_svc.journal.folder import JournalFolder
+from scheduler_svc.journal import records
+from scheduler_svc.journal.file import ForeignFileError, Frames, JournalFolder, Tail, check_first_line
 from scheduler_svc.journal.records import SampleEnd, SavedRequest
-from scheduler_svc.wire.arrays import WireError, array, parsed
+from scheduler_svc.wire.arrays import WireError, array, fields, parsed
 from tandem_contract.settings import SettingError
 
 log = logging.getLogger("tandem.core")
 
 # A sample's offsets and tokens, and the indices of their records.
 _Later: TypeAlias = tuple[Int32Array, Int32Array, npt.NDArray[np.int64]]
+# The fields of a SavedCore that stand in a JournalState.
+_STATE = ("cache_root", "identity", "next_generation", "boot_id", "booted_at")
 # If this many schedulers in a row crashed with the same journal, it is taken for the cause.
 _MAX_CRASHES = 2
 
@@ -85,8 +96,8 @@ def _read(folder: JournalFolder, descriptor: int) -> SavedCore:
         return _nothing(folder, "is empty")
     with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as data:
         try:
-            is_whole = framing.check_first_line(data)
-        except framing.ForeignFileError as error:
+            is_whole = check_first_line(data)
+        except ForeignFileError as error:
             raise SettingError(
                 f"journal: {folder.current} {error}; remove it or choose another folder with --journal"
             ) from None
@@ -108,19 +119,19 @@ def _nothing(folder: JournalFolder, what: str) -> SavedCore:
 
 
 def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> SavedCore:
-    frames, collected = framing.Frames(data), _Collected()
-    saved, why = SavedCore(), ""
+    frames, collected = Frames(data), _Collected()
+    requests, why = list[SavedRequest](), ""
     try:
         for payload in frames:
             collected.add(parsed(journal_pb2.JournalRecord, payload))
-        saved = collected.result()
+        requests = collected.whole()
     except WireError as error:
         why = f"a record cannot be read: {error}"
     extent = frames.extent
-    if folder.num_crashes >= _MAX_CRASHES and collected.num_requests:
+    if folder.num_crashes >= _MAX_CRASHES and collected.requests:
         why = f"{folder.num_crashes} schedulers in a row crashed with it"
         folder.forget_crashes()
-    if extent.tail is framing.Tail.DAMAGED:
+    if extent.tail is Tail.DAMAGED:
         why = f"the frame at byte {extent.end:,} of {len(data):,} does not match its checksum"
     if why:
         os.replace(folder.current, folder.damaged)
@@ -128,48 +139,45 @@ def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> Save
         log.error(
             "the journal %s is damaged: %s; its %d requests are not restored; it is kept as %s for you to look at and "
             "remove",
-            *(folder.current, why, collected.num_requests, folder.damaged.name),
+            *(folder.current, why, len(collected.requests), folder.damaged.name),
         )
-        saved = collected.without_requests()
-    elif extent.tail is framing.Tail.TORN:
+        requests = []
+    elif extent.tail is Tail.TORN:
         log.warning(
             "the last %d bytes of the journal %s are an incomplete record and are dropped; nothing of it had been sent",
             *(len(data) - extent.end, folder.current),
         )
-    saved.written_at = written_at
-    return saved
+    return replace(collected.saved, requests=requests, written_at=written_at)
 
 
 class _Collected:
     """The content of the frames so far."""
 
     def __init__(self) -> None:
-        self._state = journal_pb2.JournalState()
-        self._suspects: frozenset[int] = frozenset()
-        self._quarantine = journal_pb2.JournalQuarantine()
-        self._requests: dict[int, SavedRequest] = {}
+        self.saved = SavedCore()
+        """What belongs to no request."""
+        self.requests: dict[int, SavedRequest] = {}
+        """Those that are not forgotten, without the tokens and ends that came later."""
         self._ends: dict[int, SampleEnd] = {}
-        self._next_number = 1
         self._numbers: list[npt.NDArray[np.uint64]] = []
         self._offsets: list[Int32Array] = []
         self._tokens: list[Int32Array] = []
         # Of the weights that computed each of these entries.
         self._versions: list[str] = []
 
-    @property
-    def num_requests(self) -> int:
-        """Requests that are not forgotten."""
-        return len(self._requests)
-
     def add(self, record: journal_pb2.JournalRecord) -> None:
         """Takes the next record. Raises WireError if it does not follow from those before."""
         match record.WhichOneof("record"):
             case "state":
-                self._state = record.state
+                state = record.state
+                weights = Weights(version=state.weights_version, folder=state.weights_folder)
+                self.saved = replace(
+                    self.saved, **fields(state, _STATE), weights=weights if state.weights_version else None
+                )
             case "request":
                 request = records.request_of(record.request)
-                self._requests[request.number] = request
-                self._next_number = max(self._next_number, request.numbers.stop)
+                self.requests[request.number] = request
+                self.saved.next_number = max(self.saved.next_number, request.numbers.stop)
             case "tokens":
                 numbers = array(record.tokens.numbers, np.uint64, "numbers")
                 offsets = array(record.tokens.offsets, np.int32, "offsets")
@@ -183,34 +191,19 @@ class _Collected:
             case "end":
                 self._ends[record.end.number] = records.end_of(record.end)
             case "forgotten":
-                self._requests.pop(record.forgotten.number, None)
+                self.requests.pop(record.forgotten.number, None)
             case "suspects":
-                self._suspects = frozenset(array(record.suspects.numbers, np.uint64, "numbers").tolist())
+                self.saved.suspects = frozenset(array(record.suspects.numbers, np.uint64, "numbers").tolist())
             case "quarantine":
-                self._quarantine = record.quarantine
+                self.saved.quarantine = record.quarantine
             case None:
                 raise WireError("it is empty")
 
-    def without_requests(self) -> SavedCore:
-        """Returns what belongs to no request."""
-        state = self._state
-        return SavedCore(
-            cache_root=state.cache_root,
-            identity=state.identity,
-            next_generation=state.next_generation,
-            weights=_weights(state),
-            boot_id=state.boot_id,
-            booted_at=state.booted_at,
-            next_number=self._next_number,
-            suspects=self._suspects,
-            quarantine=self._quarantine,
-        )
-
-    def result(self) -> SavedCore:
-        """Returns everything. Raises WireError if a request misses tokens."""
-        saved = self.without_requests()
+    def whole(self) -> list[SavedRequest]:
+        """Returns the requests with all of their tokens and ends. Raises WireError if one misses tokens."""
+        found: list[SavedRequest] = []
         outputs = self._outputs()
-        for request in sorted(self._requests.values(), key=lambda request: request.number):
+        for request in sorted(self.requests.values(), key=lambda request: request.number):
             ends = [end or self._ends.get(number) for number, end in zip(request.numbers, request.ends, strict=True)]
             all_outputs = [
                 _whole_output(first, outputs.get(number), end)
@@ -220,10 +213,8 @@ class _Collected:
                 _whole_weights(first, outputs.get(number), self._versions)
                 for number, first in zip(request.numbers, request.weights, strict=True)
             ]
-            saved.requests.append(
-                replace(request, outputs=tuple(all_outputs), ends=tuple(ends), weights=tuple(weights))
-            )
-        return saved
+            found.append(replace(request, outputs=tuple(all_outputs), ends=tuple(ends), weights=tuple(weights)))
+        return found
 
     def _outputs(self) -> dict[int, _Later]:
         """Returns the tokens of each sample from all records of tokens."""
@@ -237,12 +228,6 @@ class _Collected:
         bounds = [*first.tolist(), len(order)]
         parts = {number: order[bounds[i] : bounds[i + 1]] for i, number in enumerate(found.tolist())}
         return {number: (offsets[part], tokens[part], versions[part]) for number, part in parts.items()}
-
-
-def _weights(state: journal_pb2.JournalState) -> Weights | None:
-    if not state.weights_version:
-        return None
-    return Weights(version=state.weights_version, folder=state.weights_folder)
 
 
 def _whole_weights(
@@ -269,3 +254,106 @@ def _whole_output(first: Int32Array, later: _Later | None, end: SampleEnd | None
         whole = np.concatenate([first, tokens])
     # A stop string may end the output before the last token.
     return whole if end is None else whole[: end.end.stats.output_tokens]
+
+
+def wanted(saved: SavedCore, unix_now: float) -> Iterator[tuple[SavedRequest, record_pb2.RestoredRequest]]:
+    """Yields the requests whose linger is not over, in order, each with its entry for the event log.
+
+    The earlier scheduler may have died long ago. A live request has had no reader since then, and an ended one lingers
+    from its end.
+    """
+    for request in saved.requests:
+        ends = [end.at for end in request.ends if end is not None]
+        since = max(ends) if len(ends) == len(request.ends) else saved.written_at
+        # A clock that was set back makes nothing linger longer.
+        left = request.submit.linger_seconds - max(0.0, unix_now - since)
+        if left > 0:
+            entry = record_pb2.RestoredRequest(
+                request=message_of(request),
+                linger_seconds=left,
+                identity=saved.identity,
+                suspects=[i for i, number in enumerate(request.numbers) if number in saved.suspects],
+                age_seconds=max(0.0, unix_now - request.accepted_at),
+            )
+            yield request, entry
+
+
+def message_of(request: SavedRequest) -> journal_pb2.JournalRequest:
+    """Encodes the request."""
+    weights = dict(enumerate(request.weights))
+    data = records.request_record(
+        request.number, request.accepted_at, request.submit, request.outputs, request.ends, weights
+    )
+    return journal_pb2.JournalRecord.FromString(data).request
+
+
+def event_of(entry: record_pb2.RestoredRequest) -> ev.Restored:
+    """Returns the core's event. Raises WireError if the entry is malformed."""
+    request = records.request_of(entry.request)
+    return ev.Restored(
+        submit=request.submit,
+        outputs=request.outputs,
+        ends=tuple(None if end is None else end.end for end in request.ends),
+        weights=request.weights,
+        linger_seconds=entry.linger_seconds,
+        identity=entry.identity,
+        suspects=tuple(entry.suspects),
+        age_seconds=entry.age_seconds,
+    )
+
+
+def quarantine_event(entry: record_pb2.RestoredQuarantine) -> QuarantineRestored:
+    """Returns the core's event."""
+    return QuarantineRestored(
+        entries=tuple(
+            QuarantineEntry(
+                key=one.key,
+                request_id=one.request_id,
+                tenant=one.tenant,
+                age_seconds=max(0.0, entry.unix_now - one.convicted_at),
+                # The core's setting decides.
+                expires_seconds=0.0,
+                cause=one.cause,
+            )
+            for one in entry.quarantine.entries
+        )
+    )
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalClock:
+    """`booted_at` is the Unix time of the start of the machine, which has the kernel's `boot_id`; empty: unknown."""
+
+    boot_id: str
+    booted_at: float
+
+    def now(self) -> float:
+        """Returns the time."""
+        return self.booted_at + _since_boot()
+
+    def written_at(self, unix_time: float) -> float:
+        """Returns when a file was written that has this time of the system's clock, which is not in the future."""
+        return self.now() - max(0.0, time.time() - unix_time)
+
+
+def clock_after(boot_id: str, booted_at: float) -> JournalClock:
+    """Returns the clock that goes on with that of an earlier process, if the machine has not been started since."""
+    present = _boot_id()
+    if not present or boot_id != present:
+        booted_at = time.time() - _since_boot()
+    return JournalClock(boot_id=present, booted_at=booted_at)
+
+
+def _since_boot() -> float:
+    """Seconds since the start of the machine, those in which it was suspended included."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

@@ -15,9 +15,8 @@ from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire.arrays import WireError, array, packed
-from scheduler_svc.wire.saved import end_of as decoded_end
-from scheduler_svc.wire.saved import fill_end, fill_submit
-from scheduler_svc.wire.weights import fill_spans, spans_of
+from scheduler_svc.wire.request import end_of as decoded_end
+from scheduler_svc.wire.request import fill_end, fill_spans, fill_submit, spans_of
 
 _NO_TOKENS = np.zeros(0, np.int32)
 _NO_SPANS: Mapping[int, Sequence[WeightsSpan]] = {}

@@ -1,10 +1,12 @@
-"""Every metric of the page: name, type, help, labels, buckets. Measures nothing.
+"""Every metric of the page: name, type, help, labels, buckets; and the numbers of one histogram. Measures nothing.
 
 Names and buckets follow vLLM 0.32 (`vllm/v1/metrics/loggers.py`, `buckets.py`) with the prefix `tandem_`, so that
-boards made for it need a new prefix only; what vLLM does not have comes last. No label has a value that a caller
-chose: label values are listed here, or come from the token file (`tenant`) or from a number of places (`worker`).
+boards made for it need a new prefix only; what vLLM does not have comes last. No label has a value that a caller chose:
+label values are listed here, or come from the token file (`tenant`) or from a number of places (`worker`).
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -159,3 +161,23 @@ CORE_METRICS = (
 METRICS = (*FRONTEND_METRICS, BACKLOG, TENANT_PROMPT, TENANT_OUTPUT, *CORE_METRICS)
 """All metrics of the page."""
 NUM_CELLS = sum(metric.num_cells for metric in FRONTEND_METRICS)
+
+
+class Histogram:
+    """A bucket has the values above the bound before it, up to and with its own bound; the last one has no bound."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Adds a value, `times` times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def cells(self) -> list[float]:
+        """The counts, then the sum."""
+        return [*self.counts, self.sum]

@@ -1,23 +1,38 @@
 """Owns the address of the page and the parts behind it: sockets, who may read, TLS, server and text.
 
-Owns who may read the page: everybody without a token file, otherwise callers with the right `metrics`.
-
-The rules of gRPC callers (`frontend/door/entrance.py`): a bearer token, or a client's certificate if there is no token.
-All failed proofs have the same answer. No token is logged.
+Everybody may read the page without a token file, otherwise callers with the right `metrics`, by the rules of gRPC
+callers (`frontend/entrance.py`): a bearer token, or a client's certificate if there is no token. All failed proofs have
+the same answer. No token is logged.
 """
 
 import socket
+import ssl
 import time
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from scheduler_svc.door.tenant import Right
-from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
+from scheduler_svc.door.tls_files import FollowedFiles, TlsContent, TlsFileError, TlsFiles
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.metrics.core_meter import CoreMeter
-from scheduler_svc.metrics.tls_context import TlsContext
 from scheduler_svc.processes import address
+
+
+def _context(files: TlsFiles, content: TlsContent) -> ssl.SSLContext:
+    """Returns a new context. Raises TlsFileError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(files.certificate, files.key, password="")
+    except (ssl.SSLError, OSError, ValueError):
+        raise TlsFileError(f"--tls-key: {files.key} was replaced while it was read") from None
+    if content.client_ca is not None:
+        context.load_verify_locations(cadata=content.client_ca.decode("ascii"))
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
 
 _SCHEME = b"bearer "
 # `tandem_` and 32 bytes in base64 are 50 characters.
@@ -78,7 +93,7 @@ class MetricsListener:
         host, port = address.split(listen, missing=missing)
         self.meter = CoreMeter()
         try:
-            context = None if tls is None else TlsContext(tls)
+            context = None if tls is None else FollowedFiles(tls, partial(_context, tls), whose="metrics: ")
         except TlsFileError as error:
             raise address.ListenError(str(error)) from None
         self._tokens = tokens
@@ -93,7 +108,7 @@ class MetricsListener:
             Page(self.meter, self._tenants).text,
             content_type=CONTENT_TYPE,
             refuse=lambda authorizations, certificate: refusal(tokens, authorizations, certificate),
-            context=None if context is None else context.current,
+            context=None if context is None else context.newest,
         )
 
     def start(self) -> None:

@@ -3,31 +3,147 @@
 Owns the file. An event is written before the core handles it, so the log contains the event that breaks the core. Each
 entry carries a digest of all effects before it, so a replay proves that the same events give the same effects. A log
 that was closed in order ends with an entry that has only the digest. Events are stored as the protobuf messages that
-they came from.
+they came from. The header has the core's settings as JSON, all of them: their fields are read from `CoreConfig`, its
+nested policy included, so a new setting needs no change here.
+
+Owns also the tags that stand for the classes of effects in a digest, so that classes, enums and modules may be renamed
+and moved. A field that comes, goes or changes its place, and another value or order of effects, give another digest.
+Digests of different versions of the record are not comparable.
 """
 
 import errno
+import hashlib
+import json
 import logging
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, is_dataclass
+from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
+from pydantic import TypeAdapter, ValidationError
 from tandem.internal.v1 import record_pb2 as pb
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.journal.restore import event_of as restored_event
-from scheduler_svc.journal.suspicion import quarantine_event
-from scheduler_svc.recording import core_config
-from scheduler_svc.recording.digest import VERSION, DigestOfVersion5, EffectsDigest
+from scheduler_svc.core.messages.effects import Detached, Forgotten, Replaced, Resumed
+from scheduler_svc.core.messages.operators import QuarantineReply
+from scheduler_svc.core.messages.reports import DrainReport, StepReport, WeightsReport
+from scheduler_svc.journal.reader import event_of as restored_event
+from scheduler_svc.journal.reader import quarantine_event
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
-from scheduler_svc.wire.weights import restored_of
 from tandem_contract import private_file
+
+VERSION = 6
+"""Of the record. Versions differ in their digests."""
+
+TAGS: dict[type[Any], bytes] = {
+    fx.Admitted: b"admitted",
+    fx.Rejected: b"rejected",
+    fx.StepOutput: b"output",
+    fx.Waits: b"waits",
+    fx.AbortReply: b"abort",
+    fx.LoadReply: b"load",
+    fx.FlushReply: b"flush",
+    QuarantineReply: b"quarantine",
+    fx.ModelServed: b"model",
+    fx.CoreStatus: b"status",
+    fx.WorkerAccepted: b"accepted",
+    fx.WorkerProven: b"proven",
+    fx.WorkerRefused: b"refused",
+    fx.AskRejoin: b"rejoin",
+    fx.DismissWorker: b"dismiss",
+    fx.KillWorker: b"kill",
+    fx.SendPlan: b"plan",
+    fx.PrepareConstraint: b"prepare",
+    fx.DropConstraint: b"drop",
+    fx.LoadWeights: b"load weights",
+    fx.WeightsChanged: b"weights",
+    WeightsReport: b"update",
+    fx.UpdateRefused: b"update refused",
+    fx.AnnounceDrain: b"announce",
+    DrainReport: b"drain",
+    fx.DrainRefused: b"drain refused",
+    fx.Note: b"note",
+    StepReport: b"step",
+    Resumed: b"resumed",
+    Replaced: b"replaced",
+    Detached: b"detached",
+    Forgotten: b"forgotten",
+}
+"""One tag per class of effect, which never changes. What is within an effect needs none: its place says what it is."""
+
+
+class EffectsDigest:
+    """SHA-256 over every effect since the start, in order, field by field."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, effects: list[fx.Effect]) -> None:
+        """Adds the effects of one event."""
+        for effect in effects:
+            self._feed(effect)
+
+    def value(self) -> int:
+        """Returns the first 8 bytes as a number."""
+        return int.from_bytes(self._hash.copy().digest()[:8], "little")
+
+    def _feed(self, value: Any) -> None:
+        if isinstance(value, np.ndarray):
+            values = cast("npt.NDArray[Any]", value)
+            self._hash.update(f"{values.dtype.str}{values.shape}".encode())
+            self._hash.update(values.tobytes())
+        elif is_dataclass(value):
+            self._hash.update(self._before(value))
+            for field in fields(value):
+                self._feed(getattr(value, field.name))
+            self._hash.update(self._after)
+        elif isinstance(value, tuple):
+            self._hash.update(b"(")
+            for item in value:  # pyright: ignore[reportUnknownVariableType]
+                self._feed(item)
+            self._hash.update(b")")
+        else:
+            self._hash.update(self._plain(value).encode() + b";")
+
+    _after = b"}"
+
+    def _before(self, value: object) -> bytes:
+        return TAGS.get(type(value), b"") + b"{"
+
+    def _plain(self, value: object) -> str:
+        if isinstance(value, np.generic):
+            return repr(cast("Any", value).item())
+        return repr(value.value if isinstance(value, Enum) else value)
+
+
+NAMES_OF_VERSION_5: dict[type[Any], str] = {}
+"""What classes and enums that were renamed since were called in version 5."""
+
+
+class DigestOfVersion5(EffectsDigest):
+    """Contains the name of every class and enum. Comparable while effects have the fields of version 5."""
+
+    _after = b""
+
+    def _before(self, value: object) -> bytes:
+        return _name(value).encode()
+
+    def _plain(self, value: object) -> str:
+        return f"<{_name(value)}.{value.name}: {value.value!r}>" if isinstance(value, Enum) else repr(value)
+
+
+def _name(value: object) -> str:
+    return NAMES_OF_VERSION_5.get(type(value), type(value).__name__)
+
 
 log = logging.getLogger("tandem.core")
 
@@ -44,7 +160,7 @@ class Recorder:
         self._file = private_file.create(path)
         self._is_broken = False
         self._digest = EffectsDigest()
-        header = pb.RecordedHeader(version=VERSION, core_config=core_config.encode(config))
+        header = pb.RecordedHeader(version=VERSION, core_config=encode_config(config))
         self._write(header.SerializeToString())
 
     def add_event(self, entry: pb.RecordedEvent) -> None:
@@ -104,7 +220,7 @@ def read(path: Path) -> EventLog:
     if header.version not in digests:
         raise WireError(f"it has version {header.version}; this program reads versions 5 and {VERSION}")
     events = (parsed(pb.RecordedEvent, data) for data in entries)
-    return EventLog(core_config.decode(header.core_config), digests[header.version](), events)
+    return EventLog(decode_config(header.core_config), digests[header.version](), events)
 
 
 def _entries(path: Path) -> Iterator[bytes]:
@@ -139,8 +255,38 @@ def event_of(entry: pb.RecordedEvent) -> ev.Event:
         case "tenants_changed":
             return tenants_wire.event_of(entry.tenants_changed)
         case "weights_restored":
-            return restored_of(entry.weights_restored)
+            found = entry.weights_restored
+            return ev.WeightsRestored(weights=worker_wire.weights_of(found.version, found.folder))
         case "tick" | "drain_started" | "drain_ended" as kind:
             return _WITHOUT_FIELDS[kind]
         case _:
             raise WireError("an entry has no event")
+
+
+_CONFIG = TypeAdapter(CoreConfig)
+
+
+def encode_config(config: CoreConfig) -> str:
+    """Returns one JSON object with every field."""
+    return json.dumps(asdict(config))
+
+
+def decode_config(text: str) -> CoreConfig:
+    """Raises WireError if a setting is unknown, missing or has a value that this program does not know."""
+    try:
+        config = _CONFIG.validate_json(text, strict=True)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = "".join(f"{name}: " for name in problem["loc"])
+        raise WireError(f"the core's settings: {where}{problem['msg']}") from None
+    given, known = _names(json.loads(text)), _names(asdict(config))
+    for problem, names in (("unknown", given - known), ("missing", known - given)):
+        if names:
+            listed = ", ".join(sorted(names))
+            raise WireError(f"the core's settings: {listed} {problem}; another version wrote this record")
+    return config
+
+
+def _names(settings: dict[str, Any]) -> set[str]:
+    """Returns the names of the settings, those of the policy included."""
+    return settings.keys() | settings.get("policy", {}).keys()

@@ -1,60 +1,118 @@
 """Carries out the core's effects: sends frames to workers and front ends, writes the log and the steps file.
 
-Owns the list of peers that could not be reached until they are reported to the core. Decides nothing.
+Owns the list of peers that could not be reached until they are reported to the core, and the served model as front ends
+see it: the tokenizer, the files of chats and the root of page hashes. All workers of one core have the same identity,
+which includes these files, so they are taken once, from the first worker that is proven. Joins of workers on probation
+are kept until then. Sizes and defaults come from the core with each ModelServed. Decides nothing.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, field
 
 from tandem.internal.v1 import frontend_pb2, worker_pb2
+from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.reports import StepReport
 from scheduler_svc.door.ready_command import ReadyCommand
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.steps_file import StepsFile
-from scheduler_svc.shell.router_link import PeerLostError, RouterLink
-from scheduler_svc.shell.served_model import ServedModel
-from scheduler_svc.shell.worker_links import WorkersLink
+from scheduler_svc.shell.links import PeerLostError, RouterLink, WorkersLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.constraints import order_frame
-from scheduler_svc.wire.weights import load_frame
+from scheduler_svc.wire.arrays import fields
 from tandem_contract.logs import announce
+
+# The fields that callers see as the worker reported them.
+_SAME = (
+    *("model", "identity", "vocab_size", "page_size", "eos_token_ids", "window", "sink_tokens"),
+    *("max_length", "max_rows", "token_budget"),
+)
+
+
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
+class ServedModel:
+    """Has no tokenizer until a worker is proven."""
+
+    default_max_new_tokens: int
+    max_waiting: int
+    # 32 random bytes that only front ends receive and that are never logged.
+    cache_root: bytes
+    _tokenizer_json: bytes | None = field(default=None, init=False)
+    _chat_template: str = field(default="", init=False)
+    # A serialized ChatFiles.
+    _chat_files: bytes = field(default=b"", init=False)
+    # A tokenizer takes tens of MB, so Joins are kept only until the first worker is proven.
+    _on_probation: dict[str, worker_pb2.Join] = field(default_factory=dict[str, worker_pb2.Join], init=False)
+
+    def joined(self, worker: str, join: worker_pb2.Join, workers: Collection[str]) -> None:
+        """Keeps the Join of a worker that the core accepted; `workers` are all that have joined, this one included."""
+        if self._tokenizer_json is not None:
+            return
+        self._on_probation = {name: kept for name, kept in self._on_probation.items() if name in workers}
+        self._on_probation[worker] = join
+
+    def proven(self, worker: str) -> None:
+        """Takes the tokenizer of a worker that confirmed a step, if it is the first one."""
+        join = self._on_probation.get(worker)
+        if join is not None:
+            self._tokenizer_json, self._chat_template = join.tokenizer_json, join.chat_template
+            self._chat_files = join.chat.SerializeToString(deterministic=True)
+            self._on_probation.clear()
+
+    def state(self, effect: fx.ModelServed) -> frontend_pb2.ModelState:
+        """Returns the message for a front end."""
+        served = effect.info
+        if served is None:
+            return frontend_pb2.ModelState(ready=False)
+        assert self._tokenizer_json is not None, "a model is served before a worker is proven"
+        info = control_pb2.GetModelInfoResponse(
+            **fields(served, _SAME),
+            num_pages=served.usable_pages,
+            sampling_defaults=inference_pb2.SamplingParams(**asdict(served.defaults)),
+            default_max_new_tokens=self.default_max_new_tokens,
+            max_waiting=self.max_waiting,
+            has_tokenizer=bool(self._tokenizer_json),
+            max_num_samples=min(MAX_NUM_SAMPLES, self.max_waiting),
+            max_logprobs=min(MAX_LOGPROBS, served.vocab_size),
+        )
+        return frontend_pb2.ModelState(
+            ready=True,
+            info=info,
+            tokenizer_json=self._tokenizer_json,
+            chat_template=self._chat_template,
+            chat_files=self._chat_files,
+            cache_root=self.cache_root,
+            recent_max_length=effect.recent_max_length,
+            constraint_refusal=effect.constraint_refusal,
+        )
+
 
 log = logging.getLogger("tandem.core")
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class EffectDispatcher:
     """`lost_peers` has (link, peer, reason), the oldest first."""
 
-    def __init__(
-        self,
-        *,
-        workers: WorkersLink,
-        frontends: RouterLink,
-        served_model: ServedModel,
-        worker_processes: WorkerProcesses,
-        steps: StepsFile | None,
-        listen: Callable[[], str],
-        joined: Callable[[], Collection[str]],
-        ready: ReadyCommand,
-    ) -> None:
-        """`listen` returns the address that callers reach, `joined` the workers that the core has accepted.
-
-        `ready` makes the command that tries the service.
-        """
-        self._was_ready = False
-        self._workers = workers
-        self._listen = listen
-        self._ready = ready
-        self._joined = joined
-        self._frontends = frontends
-        self._served_model = served_model
-        self._worker_processes = worker_processes
-        self._steps = steps
-        self.lost_peers: deque[tuple[WorkersLink, str, str]] = deque()
+    workers: WorkersLink
+    frontends: RouterLink
+    served_model: ServedModel
+    worker_processes: WorkerProcesses
+    steps: StepsFile | None
+    # Returns the address that callers reach.
+    listen: Callable[[], str]
+    # Returns the workers that the core has accepted.
+    joined: Callable[[], Collection[str]]
+    # Makes the command that tries the service.
+    ready: ReadyCommand
+    lost_peers: deque[tuple[WorkersLink, str, str]] = field(
+        default_factory=deque[tuple[WorkersLink, str, str]], init=False
+    )
+    _was_ready: bool = field(default=False, init=False)
 
     def answer_worker(self, effects: list[fx.Effect], join: worker_pb2.Join | None = None) -> list[fx.Effect]:
         """Answers a worker's message at once; returns the other effects. `join` is set if the message was a Join.
@@ -67,17 +125,18 @@ class EffectDispatcher:
             match effect:
                 case fx.WorkerAccepted():
                     assert join is not None, "the core accepted a worker that sent no Join"
-                    self._served_model.joined(effect.worker, join, self._joined())
+                    self.served_model.joined(effect.worker, join, self.joined())
                     log.info(
                         "worker %s joined with %s on %s (%s): %d pages of %d, %d rows",
                         effect.worker, join.model, join.device, join.dtype,
                         join.num_pages - 1, join.page_size, join.max_rows,
                     )  # fmt: skip
-                    self._workers.limit_frames(effect.worker, join.max_frame_bytes)
-                    self._worker_processes.joined(effect.worker, join.pid)
-                    self.send(
-                        self._workers, effect.worker, worker_wire.joined_frame(effect, self._address(effect.worker))
-                    )
+                    self.workers.limit_frames(effect.worker, join.max_frame_bytes)
+                    self.worker_processes.joined(effect.worker, join.pid)
+                    # For the worker's own line, a command; empty if that needs more, or for a worker of another host.
+                    is_here = self.ready.is_plain and not self.workers.host_of(effect.worker)
+                    frame = worker_wire.joined_frame(effect, self.listen() if is_here else "")
+                    self.send(self.workers, effect.worker, frame)
                 case fx.WorkerProven():
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
@@ -96,19 +155,19 @@ class EffectDispatcher:
         for effect in effects:
             match effect:
                 case fx.SendPlan():
-                    self.send(self._workers, effect.worker, worker_wire.plan_frame(effect.plan))
+                    self.send(self.workers, effect.worker, worker_wire.plan_frame(effect.plan))
                 case fx.PrepareConstraint() | fx.DropConstraint():
-                    self.send(self._workers, effect.worker, order_frame(effect))
+                    self.send(self.workers, effect.worker, worker_wire.order_frame(effect))
                 case fx.WorkerProven():
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
                     self._turn_away(effect)
                 case fx.LoadWeights():
-                    self.send(self._workers, effect.worker, load_frame(effect))
+                    self.send(self.workers, effect.worker, worker_wire.load_frame(effect))
                 case fx.DismissWorker():
-                    self.send(self._workers, effect.worker, worker_wire.dismissed_frame())
+                    self.send(self.workers, effect.worker, worker_wire.frame_of(dismissed=worker_pb2.Dismissed()))
                 case fx.KillWorker():
-                    self._worker_processes.kill(effect.worker)
+                    self.worker_processes.kill(effect.worker)
                 case fx.Note():
                     log.warning("%s", effect.message)
                 case StepReport():
@@ -120,11 +179,11 @@ class EffectDispatcher:
                 case _:
                     later.setdefault(effect.frontend, []).append(effect)
         for frontend, of_frontend in later.items():
-            self.send(self._frontends, frontend, self._frontend_frame(of_frontend))
-        if self._steps is not None:
+            self.send(self.frontends, frontend, self._frontend_frame(of_frontend))
+        if self.steps is not None:
             for report in reports:
-                self._steps.add(report)
-            self._steps.write_due()
+                self.steps.add(report)
+            self.steps.write_due()
 
     def send(self, link: WorkersLink, peer: str, frame: bytes) -> None:
         """Sends a frame, or adds the peer to `lost_peers` if it cannot be reached."""
@@ -134,16 +193,16 @@ class EffectDispatcher:
             self.lost_peers.append((link, peer, str(error)))
 
     def _proven(self, effect: fx.WorkerProven) -> None:
-        self._served_model.proven(effect.worker)
+        self.served_model.proven(effect.worker)
         if effect.was_standby:
-            self.send(self._workers, effect.worker, worker_wire.seated_frame())
+            self.send(self.workers, effect.worker, worker_wire.frame_of(seated=worker_pb2.Seated()))
 
     def _turn_away(self, effect: fx.WorkerRefused | fx.AskRejoin) -> None:
         if isinstance(effect, fx.AskRejoin):
-            frame = worker_wire.rejoin_frame()
+            frame = worker_wire.frame_of(rejoin=worker_pb2.Rejoin())
         else:
-            frame = worker_wire.refused_frame(effect.reason, retry=effect.retry)
-        self.send(self._workers, effect.worker, frame)
+            frame = worker_wire.frame_of(refused=worker_pb2.Refused(reason=effect.reason, retry=effect.retry))
+        self.send(self.workers, effect.worker, frame)
 
     def _frontend_frame(self, effects: Sequence[frontend_wire.FrontendEffect | fx.ModelServed]) -> bytes:
         if len(effects) == 1 and not isinstance(effects[0], fx.ModelServed):
@@ -152,19 +211,11 @@ class EffectDispatcher:
         for effect in effects:
             message = frame.batch.messages.add()
             if isinstance(effect, fx.ModelServed):
-                if effect.info is not None:
-                    self._announce_ready()
-                message.model_state.CopyFrom(self._served_model.state(effect))
+                if effect.info is not None and not self._was_ready:
+                    # A command that tries the service, once, when the first model is served.
+                    self._was_ready = True
+                    announce("ready: %s", self.ready.at(self.listen()))
+                message.model_state.CopyFrom(self.served_model.state(effect))
             else:
                 frontend_wire.fill(message, effect)
         return frame.SerializeToString()
-
-    def _address(self, worker: str) -> str:
-        """The address for the worker's own line, a command; empty if that needs more, or is for another host."""
-        return self._listen() if self._ready.is_plain and not self._workers.host_of(worker) else ""
-
-    def _announce_ready(self) -> None:
-        """Logs a command that tries the service, once, when the first model is served."""
-        if not self._was_ready:
-            self._was_ready = True
-            announce("ready: %s", self._ready.at(self._listen()))

@@ -1,7 +1,7 @@
-"""The core's shell: sockets and clock outside, the pure scheduler inside. Owns the order of one turn.
+"""The core's shell: sockets and clock outside, the pure scheduler inside.
 
 One thread runs one turn after another: it waits for a message, passes every message to the core as an event, sends one
-Tick, and dispatches the effects. Decides nothing.
+Tick, and dispatches the effects. Owns the order of one turn, and the times at which the service stops. Decides nothing.
 """
 
 import logging
@@ -24,18 +24,58 @@ from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.event_log import Recorder
-from scheduler_svc.recording.flight.recorder import FlightRecorder
+from scheduler_svc.recording.flight import FlightRecorder
 from scheduler_svc.recording.steps_file import StepsFile
-from scheduler_svc.shell.dispatch import EffectDispatcher
-from scheduler_svc.shell.inbound import Inbound
-from scheduler_svc.shell.peers import Credentials
-from scheduler_svc.shell.router_link import RouterLink
-from scheduler_svc.shell.served_model import ServedModel
-from scheduler_svc.shell.stop import Stop
-from scheduler_svc.shell.worker_links import WorkersLink
+from scheduler_svc.shell.dispatch import EffectDispatcher, ServedModel
+from scheduler_svc.shell.inbound import Credentials, Inbound
+from scheduler_svc.shell.links import RouterLink, WorkersLink
 from scheduler_svc.wire import tenants as tenants_wire
 
 log = logging.getLogger("tandem.core")
+
+# Front ends get this long to deliver the last answers, after the grace period and after a second signal.
+_FAREWELL_SECONDS, _SHORT_FAREWELL_SECONDS = 5.0, 0.5
+
+
+class Stop:
+    """The first signal, or the drain of the service by an operator, begins the stop. The second signal ends it now."""
+
+    def __init__(self, core: Scheduler, grace_seconds: float) -> None:
+        self._core = core
+        self._grace_seconds = grace_seconds
+        self._farewell_seconds = _FAREWELL_SECONDS
+        self._num_seen = 0
+        self.deadline: float | None = None
+        """When the live requests end; None before the stop has begun."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the service takes no more requests."""
+        return self._num_seen > 0
+
+    def begins(self, num_signals: int) -> bool:
+        """Takes note of all requests to stop so far. Returns whether the first one has come since the last call."""
+        drains, before = self._core.drains, self._num_seen
+        # After an operator's drain the first signal changes nothing: it often follows, as after a preStop hook.
+        self._num_seen = max(num_signals, int(drains.is_stop_wanted))
+        now = time.monotonic()
+        if not before and self._num_seen:
+            self.deadline = drains.stop_at or now + self._grace_seconds
+            seconds = self.deadline - now
+            log.info("stopping: new requests are refused, %d have %.3g s to end", len(self._core.queue), seconds)
+            log.info("a second signal stops the service now")
+        if self._num_seen > 1 and before < 2:
+            log.warning("stopping now: %d requests end as UNAVAILABLE", len(self._core.queue))
+            self.deadline, self._farewell_seconds = now, _SHORT_FAREWELL_SECONDS
+        if drains.stop_at is not None and self.deadline is not None:
+            self.deadline = min(self.deadline, drains.stop_at)
+        return self._num_seen > 0 and not before
+
+    def is_over(self, *, with_farewell: bool) -> bool:
+        """Returns whether the live requests must end; or whether the front ends have had time for the last answers."""
+        seconds = self._farewell_seconds if with_farewell else 0.0
+        return self.deadline is not None and time.monotonic() >= self.deadline + seconds
+
 
 _IDLE_SECONDS = 0.25
 # How often the front-end processes are checked, which takes a system call for each.
@@ -137,7 +177,7 @@ class Loop:
             effects += self._inbound.receive()
             if self._stop.begins(num_stop_requests()):
                 effects += self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
-            if self._stop.is_grace_over():
+            if self._stop.is_over(with_farewell=False):
                 effects += self._handle(ev.DrainEnded(), drain_ended=record_pb2.DrainEnded())
             effects += self._handle(ev.Tick(), tick=_RECORDED_TICK)
             if self._recorder is not None:
@@ -150,7 +190,8 @@ class Loop:
             self._dispatcher.dispatch(effects)
             if self._metrics is not None:
                 self._metrics.turned(self._core, now)
-            if self._stop.has_begun and not self._has_work() and self._is_over():
+            has_work = len(self._core.queue) or self._dispatcher.lost_peers
+            if self._stop.has_begun and not has_work and self._is_over():
                 return
 
     def _handle(self, event: ev.Event, **entry: Any) -> list[fx.Effect]:
@@ -180,9 +221,6 @@ class Loop:
             return []
         log.warning("the scheduler did not run for %.1f s; its workers get this time in addition", seconds)
         return self._handle(ev.Paused(seconds=seconds), paused=record_pb2.Paused(seconds=seconds))
-
-    def _has_work(self) -> bool:
-        return bool(len(self._core.queue) or self._dispatcher.lost_peers)
 
     def _find_lost_peers(self, readable: Container[int], now: float) -> None:
         """Probes every known peer after any connection ended, because no link reports which peer it belonged to."""
@@ -236,4 +274,4 @@ class Loop:
     def _is_over(self) -> bool:
         """Stops the front ends once the core has no request; the loop refuses new ones until they have ended."""
         self._children.ask_to_stop()
-        return not self._children.is_running or self._stop.is_farewell_over()
+        return not self._children.is_running or self._stop.is_over(with_farewell=True)

@@ -24,7 +24,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.simulator.tally import Tally
 from scheduler_svc.simulator.worker import SLOT_BITS, SLOT_MASK, FrontEndCosts, Setup, SimulatedWorker
 
-# Those of the service (scheduler_svc/frontend/streaming/limits.py).
+# Those of the service (scheduler_svc/frontend/streaming/stream.py).
 BUSY_TOKENS, MERGE_SECONDS = 5000.0, 0.015
 _WINDOW_SECONDS = 0.1
 # Streams whose messages are made before new ones are looked at.

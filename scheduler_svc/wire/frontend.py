@@ -3,6 +3,9 @@
 Owns no state. Front ends validate requests for their callers. This module checks only what could harm the core.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from tandem.internal.v1 import frontend_pb2 as pb
 from tandem.v1 import control_pb2, inference_pb2
 
@@ -14,6 +17,9 @@ from scheduler_svc.core.messages.operators import (
     QuarantineEntry,
     QuarantineQuery,
     QuarantineReply,
+    Running,
+    UpdateWeights,
+    Weights,
 )
 from scheduler_svc.core.messages.reports import (
     DrainReport,
@@ -21,34 +27,36 @@ from scheduler_svc.core.messages.reports import (
     HeldPoolsLoad,
     Incidents,
     Load,
+    UpdateState,
     WaitReason,
     WeightsReport,
     WorkerLoad,
     WorkerState,
 )
-from scheduler_svc.wire import weights as weights_wire
 from scheduler_svc.wire.arrays import WireError, fields, packed
-from scheduler_svc.wire.submit import TENANT_END, core_id, resume_of, submit_of
+from scheduler_svc.wire.request import TENANT_END, core_id, fill_end, resume_of, submit_of
+from scheduler_svc.wire.worker import weights_of
 
 # The members of these enums have the same names on both sides.
 _REJECT = {code: pb.RejectCode.Value(f"REJECT_CODE_{code.name}") for code in fx.RejectCode}
-_REASON = {reason: inference_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in fx.EndReason}
-_FAILURE = {code: pb.FailureCode.Value(f"FAILURE_CODE_{code.name}") for code in fx.FailureCode}
 _DRAIN = {state: control_pb2.DrainState.Value(f"DRAIN_STATE_{state.name}") for state in DrainState}
 _WAIT = {reason: inference_pb2.WaitReason.Value(f"WAIT_REASON_{reason.name}") for reason in WaitReason}
 _WORKER = {state: control_pb2.WorkerState.Value(f"WORKER_STATE_{state.name}") for state in WorkerState}
+_RUNNING = {control_pb2.RunningRequests.Value(f"RUNNING_REQUESTS_{each.name}"): each for each in Running}
+_STATE = {state: control_pb2.UpdateState.Value(f"UPDATE_STATE_{state.name}") for state in UpdateState}
 
 # The fields that have the same names and values on both sides.
 _LOAD = tuple(name for name in Load.__slots__ if name not in ("per_worker", "incidents", "held_pools"))
 _WORKER_LOAD = tuple(name for name in WorkerLoad.__slots__ if name != "state")
 _DRAIN_FIELDS = tuple(name for name in control_pb2.DrainResponse.DESCRIPTOR.fields_by_name if name != "state")
+_PROGRESS = tuple(name for name in control_pb2.UpdateWeightsResponse.DESCRIPTOR.fields_by_name if name != "state")
 _STATUS = tuple(name for name in fx.CoreStatus.__slots__ if name not in ("frontend", "reason"))
 _WAIT_FIELDS = tuple(name for name in Wait.__slots__ if name != "reason")
-_USAGE = tuple(name for name in inference_pb2.Usage.DESCRIPTOR.fields_by_name if name in fx.Stats.__slots__)
-_TIMING = tuple(inference_pb2.Timing.DESCRIPTOR.fields_by_name)
 
 MAX_DRAIN_SECONDS = 86_400
 MAX_WORKER_NAME = 256
+MAX_UPDATE_SECONDS = 86_400
+DEFAULT_UPDATE_SECONDS = 600.0
 
 
 def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
@@ -85,7 +93,7 @@ def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
         case "drain":
             return _drain_of(message.drain, frontend)
         case "update_weights":
-            return weights_wire.update_of(message.update_weights, frontend)
+            return update_of(message.update_weights, frontend)
         case _:
             raise WireError("the message is empty")
 
@@ -102,6 +110,28 @@ def _drain_of(drain: pb.Drain, frontend: str) -> ev.Drain:
         max_seconds=request.max_seconds,
         force=request.force,
         stop_replies=drain.stop_replies,
+    )
+
+
+def update_of(message: pb.UpdateWeights, frontend: str) -> UpdateWeights:
+    """Returns the core's event. Raises WireError."""
+    request = message.request
+    if message.stop_replies:
+        none = Weights(version="", folder="")
+        return UpdateWeights(frontend=frontend, query=message.query, weights=none, stop_replies=True)
+    # Also false for NaN.
+    if not 0 <= request.max_seconds <= MAX_UPDATE_SECONDS:
+        raise WireError(f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_UPDATE_SECONDS}")
+    running = _RUNNING.get(request.running or control_pb2.RUNNING_REQUESTS_RECOMPUTE)
+    if running is None:
+        raise WireError(f"running is {request.running}, which is unknown")
+    return UpdateWeights(
+        frontend=frontend,
+        query=message.query,
+        weights=weights_of(request.version, request.folder),
+        running=running,
+        in_turn=request.in_turn,
+        max_seconds=request.max_seconds or DEFAULT_UPDATE_SECONDS,
     )
 
 
@@ -158,8 +188,7 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             load = control_pb2.GetLoadResponse(**fields(effect.load, _LOAD))
             for worker in effect.load.per_worker:
                 load.per_worker.add(state=_WORKER[worker.state], **fields(worker, _WORKER_LOAD))
-            counts = control_pb2.Incidents(**fields(effect.load.incidents, Incidents.__slots__))
-            load.incidents.CopyFrom(counts)
+            load.incidents.CopyFrom(control_pb2.Incidents(**fields(effect.load.incidents, Incidents.__slots__)))
             load.held_pools.CopyFrom(control_pb2.HeldPools(**fields(effect.load.held_pools, HeldPoolsLoad.__slots__)))
             message.load_reply.load.CopyFrom(load)
         case fx.FlushReply():
@@ -175,7 +204,8 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             if effect.reason is not None:
                 message.core_status.reason = _WAIT[effect.reason]
         case fx.Waits():
-            _fill_waits(message.waits, effect)
+            for wait in effect.waits:
+                message.waits.waits.add(reason=_WAIT[wait.reason], **fields(wait, _WAIT_FIELDS))
         case fx.AnnounceDrain():
             message.draining.SetInParent()
         case DrainReport():
@@ -187,16 +217,26 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             message.drain_reply.refusal = _REJECT[effect.code]
             message.drain_reply.message = effect.message
         case WeightsReport() | fx.UpdateRefused():
-            weights_wire.fill_reply(message.update_weights_reply, effect, _REJECT)
+            fill_reply(message.update_weights_reply, effect, _REJECT)
         case fx.Resumed():
             _fill_resumed(message.resumed, effect)
         case fx.Replaced():
             message.replaced.stream = effect.stream
 
 
-def _fill_waits(out: pb.Waits, effect: fx.Waits) -> None:
-    for wait in effect.waits:
-        out.waits.add(reason=_WAIT[wait.reason], **fields(wait, _WAIT_FIELDS))
+def fill_reply(
+    out: pb.UpdateWeightsReply,
+    effect: WeightsReport | fx.UpdateRefused,
+    codes: Mapping[fx.RejectCode, Any],
+) -> None:
+    """Fills an empty reply. `codes` has the numbers of refusals."""
+    out.query = effect.query
+    if isinstance(effect, fx.UpdateRefused):
+        out.refusal, out.message, out.field = codes[effect.code], effect.message, effect.field
+    else:
+        out.progress.MergeFrom(
+            control_pb2.UpdateWeightsResponse(state=_STATE[effect.state], **fields(effect, _PROGRESS))
+        )
 
 
 def _fill_logprobs(out: pb.TokenLogprobs | pb.PromptLogprobs, values: fx.Logprobs) -> None:
@@ -217,7 +257,7 @@ def _fill_output(out: pb.StepOutput, effect: fx.StepOutput) -> None:
         item = out.prompt_logprobs.add(stream=piece.stream, start=piece.start)
         _fill_logprobs(item, piece.values)
     for end in effect.ends:
-        _fill_end(out.ends.add(), end)
+        fill_end(out.ends.add(), end)
 
 
 def _fill_resumed(out: pb.Resumed, effect: fx.Resumed) -> None:
@@ -225,19 +265,4 @@ def _fill_resumed(out: pb.Resumed, effect: fx.Resumed) -> None:
     for tokens, end in zip(effect.outputs, effect.ends, strict=True):
         sample = out.samples.add(tokens=packed(tokens))
         if end is not None:
-            _fill_end(sample.end, end)
-
-
-def _fill_end(item: pb.End, end: fx.End) -> None:
-    usage, timing = fields(end.stats, _USAGE), fields(end.stats, _TIMING)
-    item.stream = end.stream
-    item.usage.CopyFrom(inference_pb2.Usage(**usage))
-    item.timing.CopyFrom(inference_pb2.Timing(**timing))
-    weights_wire.fill_spans(item.weights, end.stats.weights)
-    if end.reason is not None:
-        item.reason = _REASON[end.reason]
-    if end.stop_token_id is not None:
-        item.stop_token_id = end.stop_token_id
-    if end.failure is not None:
-        item.failure.code = _FAILURE[end.failure.code]
-        item.failure.message = end.failure.message
+            fill_end(sample.end, end)

@@ -1,21 +1,22 @@
-"""Translates messages of worker.proto to the core's events, and the core's plans and answers to frames.
+"""Translates messages of worker.proto to the core's events, and the core's plans, orders and answers to frames.
 
 Owns no state. It checks every length and range before the core sees an event. WireError names the fault.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.arrays import NO_IDS
-from scheduler_svc.core.messages.effects import WorkerAccepted
+from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
+from scheduler_svc.core.messages.effects import DropConstraint, LoadWeights, PrepareConstraint, WorkerAccepted
+from scheduler_svc.core.messages.events import CONSTRAINT_HASH_BYTES
+from scheduler_svc.core.messages.operators import Weights, WeightsLoaded
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, KeptPages, PageLabels, PageMoves, Plan, RowStart
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
-from scheduler_svc.wire import constraints as constraints_wire
-from scheduler_svc.wire import weights as weights_wire
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 
 # The members of both enums have the same names.
@@ -27,6 +28,8 @@ _INFO = tuple(
     if name not in ("eos_token_ids", "device", "defaults", "is_standby", "constraint_refusal")
 )
 _MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS, _MAX_POOL_BYTES = 2000, 512, 1024, 64
+MAX_VERSION_CHARS = 128
+MAX_FOLDER_CHARS = 4096
 
 
 def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
@@ -44,9 +47,9 @@ def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
         case "result":
             return _step_done(message.result, worker)
         case "constraint_ready":
-            return constraints_wire.ready_of(message.constraint_ready, worker)
+            return ready_of(message.constraint_ready, worker)
         case "weights_loaded":
-            return weights_wire.loaded_of(message.weights_loaded, worker)
+            return loaded_of(message.weights_loaded, worker)
         case _:
             raise WireError("the message is empty")
 
@@ -78,7 +81,8 @@ def _info(join: pb.Join) -> WorkerInfo:
     for name, text in (("identity", join.identity), ("model", join.model)):
         if not 1 <= len(text) <= _MAX_NAME:
             raise WireError(f"{name} has {len(text)} characters; it must have 1 to {_MAX_NAME}")
-    weights_wire.check_join(join)
+    if join.weights_version or join.weights_folder:
+        weights_of(join.weights_version, join.weights_folder)
     for name, data in (("pool_id", join.pool_id), ("pool_layout", join.pool_layout)):
         if len(data) > _MAX_POOL_BYTES:
             raise WireError(f"{name} has {len(data)} bytes; the limit is {_MAX_POOL_BYTES}")
@@ -121,7 +125,7 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         prompt_logprobs=_logprobs(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NO_LOGPROBS,
         pool_id=pool_id,
         damaged_pages=result.damaged_pages,
-        constraints=constraints_wire.of_step(result),
+        constraints=of_step(result),
     )
 
 
@@ -194,7 +198,12 @@ def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
     if any(start.prompt_logprobs_from for start in starts):
         out.prompt_logprobs_from = _ints([start.prompt_logprobs_from for start in starts])
     if any(start.constraint for start in starts):
-        out.constraints = b"".join(start.constraint or constraints_wire.NONE for start in starts)
+        out.constraints = b"".join(start.constraint or NONE for start in starts)
+
+
+def frame_of(**answer: Any) -> bytes:
+    """Encodes an answer to a worker by its name in CoreToWorker."""
+    return pb.CoreToWorker(**answer).SerializeToString()
 
 
 def joined_frame(accepted: WorkerAccepted, listen: str) -> bytes:
@@ -205,27 +214,7 @@ def joined_frame(accepted: WorkerAccepted, listen: str) -> bytes:
         page_root=bytes.fromhex(accepted.page_root),
         keeps_pages=accepted.keeps_pages,
     )
-    return pb.CoreToWorker(joined=joined).SerializeToString()
-
-
-def refused_frame(reason: str, *, retry: bool) -> bytes:
-    """Refuses the worker, which tries again later if `retry` is set."""
-    return pb.CoreToWorker(refused=pb.Refused(reason=reason, retry=retry)).SerializeToString()
-
-
-def rejoin_frame() -> bytes:
-    """Asks a worker that the core does not know to join again."""
-    return pb.CoreToWorker(rejoin=pb.Rejoin()).SerializeToString()
-
-
-def dismissed_frame() -> bytes:
-    """Tells a drained worker to end."""
-    return pb.CoreToWorker(dismissed=pb.Dismissed()).SerializeToString()
-
-
-def seated_frame() -> bytes:
-    """Tells a standby worker that it gets requests now."""
-    return pb.CoreToWorker(seated=pb.Seated()).SerializeToString()
+    return frame_of(joined=joined)
 
 
 _ROOT_BYTES = 16
@@ -269,3 +258,61 @@ def _split(data: bytes, size: int, count: int, name: str) -> tuple[bytes, ...]:
     if len(data) != size * count:
         raise WireError(f"{name} has {len(data)} bytes; {count} pages need {size * count}")
     return tuple(data[at : at + size] for at in range(0, len(data), size))
+
+
+# In a plan, the hash of a row without a constraint.
+NONE = bytes(CONSTRAINT_HASH_BYTES)
+
+
+def ready_of(message: pb.ConstraintReady, worker: str) -> ev.ConstraintReady:
+    if len(message.hash) != CONSTRAINT_HASH_BYTES:
+        raise WireError(f"hash has {len(message.hash)} bytes; it must have {CONSTRAINT_HASH_BYTES}")
+    return ev.ConstraintReady(worker=worker, hash=message.hash, error=message.error[:_MAX_DETAIL])
+
+
+def of_step(result: pb.StepResult) -> ev.ConstraintsOfStep | None:
+    """Returns what a result says of constraints; None in the usual case."""
+    if not result.constraint_complete and not result.constraint_failed:
+        return None
+    return ev.ConstraintsOfStep(
+        complete=_indices(result.constraint_complete, "constraint_complete"),
+        failed=_indices(result.constraint_failed, "constraint_failed"),
+        detail=result.constraint_detail[:_MAX_DETAIL],
+    )
+
+
+def _indices(data: bytes, name: str) -> Int32Array:
+    return array(data, np.int32, name) if data else NO_IDS
+
+
+def order_frame(order: PrepareConstraint | DropConstraint) -> bytes:
+    """Encodes an order to a worker."""
+    if isinstance(order, PrepareConstraint):
+        return frame_of(prepare_constraint=pb.PrepareConstraint(hash=order.hash, source=order.source))
+    return frame_of(drop_constraint=pb.DropConstraint(hash=order.hash))
+
+
+def weights_of(version: str, folder: str) -> Weights:
+    """Raises WireError unless both have a length in their bounds."""
+    for name, text, most in (("version", version, MAX_VERSION_CHARS), ("folder", folder, MAX_FOLDER_CHARS)):
+        if not 1 <= len(text) <= most:
+            raise WireError(f"{name} has {len(text)} characters; it must have 1 to {most}")
+    return Weights(version=version, folder=folder)
+
+
+def load_frame(effect: LoadWeights) -> bytes:
+    """Encodes the order to load weights."""
+    order = pb.LoadWeights(
+        version=effect.weights.version, folder=effect.weights.folder, roots=effect.roots, keep_rows=effect.keep_rows
+    )
+    return frame_of(load_weights=order)
+
+
+def loaded_of(message: pb.WeightsLoaded, worker: str) -> WeightsLoaded:
+    """Returns the core's event."""
+    return WeightsLoaded(
+        worker=worker,
+        version=message.version[:MAX_VERSION_CHARS],
+        ok=message.ok,
+        detail=message.detail[:_MAX_DETAIL],
+    )

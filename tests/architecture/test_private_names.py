@@ -65,9 +65,9 @@ def test_private_parts_of_grpc_and_asyncio_are_used_in_one_room():
 
 def test_the_search_finds_what_the_room_has():
     found = {path.name: set(private_uses(tree(path))) for path in files(str(ROOM))}
-    assert "__pyx" in found["release.py"] and "gc.get_referents" in found["release.py"]
-    assert "future._asyncio_future_blocking" in found["writes.py"]
-    assert "/proc/self/fd" in found["peers.py"] and "cygrpc" in found["resets.py"]
+    assert "__pyx" in found["ends.py"] and "gc.get_referents" in found["ends.py"]
+    assert "future._asyncio_future_blocking" in found["event_loop.py"]
+    assert "/proc/self/fd" in found["sockets.py"] and "cygrpc" in found["ends.py"]
     source = (
         "import asyncio as a\nfrom grpc import aio\nfrom grpc._cython import cygrpc\na.tasks._all(aio._server, t._coro)"
     )

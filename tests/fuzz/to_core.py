@@ -21,10 +21,8 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.door.ready_command import ReadyCommand
-from scheduler_svc.shell.dispatch import EffectDispatcher
-from scheduler_svc.shell.inbound import Inbound
-from scheduler_svc.shell.peers import Credentials
-from scheduler_svc.shell.served_model import ServedModel
+from scheduler_svc.shell.dispatch import EffectDispatcher, ServedModel
+from scheduler_svc.shell.inbound import Credentials, Inbound
 from scheduler_svc.wire.arrays import packed
 from tests.fuzz.messages import MessageMaker
 from tests.rigs import checking_worker

@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 from tandem.v1 import control_pb2, inference_pb2
 
-from scheduler_svc.frontend.rpc import parsing
+from scheduler_svc.frontend.rpc import calls
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import Scan
 from scheduler_svc.frontend.sizes import Sizes
@@ -75,7 +75,7 @@ def as_served(kind: type[Message], data: bytes) -> None:
     """The front end's handling of a message, without its limit of bytes."""
     try:
         Scan(kind.DESCRIPTOR).check(data, SIZES)
-        parsing.parse(kind, data)
+        calls.parse(kind, data)
     except Refusal:
         return
     raise AssertionError("accepted")

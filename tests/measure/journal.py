@@ -18,13 +18,10 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.journal import framing, records
-from scheduler_svc.journal.clock import clock_after
-from scheduler_svc.journal.folder import JournalFolder
-from scheduler_svc.journal.keeper import JournalKeeper
-from scheduler_svc.journal.reader import SavedCore
-from scheduler_svc.journal.suspicion import SuspicionLog
-from scheduler_svc.journal.writer import JournalWriter, Sync
+from scheduler_svc.journal import file, records
+from scheduler_svc.journal.file import JournalFolder, JournalWriter, Sync
+from scheduler_svc.journal.keeper import JournalKeeper, SuspicionLog
+from scheduler_svc.journal.reader import SavedCore, clock_after
 from tests.measure.harness import Measurement, percentiles
 
 _PROMPT_TOKENS = 512
@@ -99,7 +96,7 @@ def measure(folder: Path, rows: int, *, steps: int, num_tokens: int, sync: Sync)
         if i >= _WARM:
             spent.append(time.perf_counter() - start)
     output = load.step()
-    written = len(framing.frame(records.tokens_record(output.streams, output.offsets, output.tokens)))
+    written = len(file.frame(records.tokens_record(output.streams, output.offsets, output.tokens)))
     start = time.perf_counter()
     for _ in load.keeper.snapshot():
         pass

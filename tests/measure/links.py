@@ -24,8 +24,7 @@ from gpu_worker.link.connection import Connection
 from gpu_worker.link.remote import read_keys
 from scheduler_svc.remote.key_files import WORKERS, make
 from scheduler_svc.remote.listener import RemoteListener
-from scheduler_svc.shell.remote_link import RemoteLink
-from scheduler_svc.shell.router_link import RouterLink
+from scheduler_svc.shell.links import RemoteLink, RouterLink
 from tests.measure.harness import Bar, Measurement
 from tests.rigs.processes import REPOSITORY, child_environment
 

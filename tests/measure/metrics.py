@@ -22,7 +22,7 @@ from scheduler_svc.metrics import page as page_module
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.metrics.page import Page
-from scheduler_svc.recording.flight.recorder import FlightRecorder
+from scheduler_svc.recording.flight import FlightRecorder
 from tests.measure.harness import Bar, Measurement
 from tests.measure.schedulers.loaded_core import LoadedCore
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from scheduler_svc.journal.writer import Sync
+from scheduler_svc.journal.file import Sync
 from tests.measure import journal
 
 

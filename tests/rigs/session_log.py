@@ -18,10 +18,10 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.recording import event_log
-from scheduler_svc.recording.digest import EffectsDigest
+from scheduler_svc.recording.event_log import EffectsDigest
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire.arrays import packed
-from scheduler_svc.wire.submit import TENANT_END
+from scheduler_svc.wire.request import TENANT_END
 from scheduler_svc.wire.worker import fill_labels
 
 

@@ -19,7 +19,6 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights
 from scheduler_svc.core.messages.reports import WeightsReport
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.wire import weights as weights_wire
 from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.oracle import next_token
@@ -89,7 +88,7 @@ class UpdatedFleet:
                 self._send(effect.worker, worker_wire.plan_frame(effect.plan))
             case fx.LoadWeights():
                 assert not self.core.lanes[effect.worker].in_flight, "weights are loaded while a plan is in flight"
-                self._send(effect.worker, weights_wire.load_frame(effect))
+                self._send(effect.worker, worker_wire.load_frame(effect))
             case fx.WorkerAccepted():
                 self._send(effect.worker, worker_wire.joined_frame(effect, ""))
             case fx.StepOutput():

@@ -6,7 +6,7 @@ Owns their file.
 import json
 from pathlib import Path
 
-from scheduler_svc.recording.digest import VERSION
+from scheduler_svc.recording.event_log import VERSION
 
 DIGESTS = Path(__file__).with_name("digests.json")
 

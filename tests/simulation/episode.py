@@ -24,7 +24,7 @@ from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import holds
 from scheduler_svc.core.waits import LOOK_SECONDS
-from scheduler_svc.recording.digest import EffectsDigest
+from scheduler_svc.recording.event_log import EffectsDigest
 from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.session_log import SessionLog
 from tests.simulation.death_log import DeathLog

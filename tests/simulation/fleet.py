@@ -14,7 +14,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import Running, Weights
 from scheduler_svc.core.messages.plan import Plan, TakeOver
-from scheduler_svc.wire.weights import load_frame
+from scheduler_svc.wire.worker import load_frame
 from tests.rigs.executor import Shape
 from tests.rigs.page_pool import Slots
 from tests.simulation.faults import corrupt

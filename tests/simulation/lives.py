@@ -25,11 +25,10 @@ from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights
 from scheduler_svc.core.messages.page_hash import root_name
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
-from scheduler_svc.journal.writer import Sync
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.constraints import order_frame
-from scheduler_svc.wire.weights import load_frame
+from scheduler_svc.wire.worker import load_frame, order_frame
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.oracle import complete
 from tests.rigs.sampling import Settings

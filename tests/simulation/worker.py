@@ -13,8 +13,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import KeptPages, Plan
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.constraints import order_frame
-from scheduler_svc.wire.worker import kept_pages_of
+from scheduler_svc.wire.worker import kept_pages_of, order_frame
 from tests.rigs.executor import Executor, Poisoned, Shape
 from tests.rigs.faults import Faults
 from tests.rigs.page_pool import Slots

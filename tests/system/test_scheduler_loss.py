@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from scheduler_svc.journal import reader
-from scheduler_svc.journal.folder import JournalFolder
+from scheduler_svc.journal.file import JournalFolder
 from tandem_client import Client
 from tests.rigs.processes import Rig, SchedulerProcess
 from tests.rigs.waiting import TIMEOUT_SECONDS, until

@@ -37,7 +37,7 @@ _CALLER_SECONDS = 5.0
 _NAME_SECONDS = 5.0
 _Answer = TypeVar("_Answer")
 _NO_NAMES: Mapping[str, str] = {}
-# Trailing metadata of the service's answer about its health (scheduler_svc/frontend/health.py).
+# Trailing metadata of the service's answer about its health (scheduler_svc/frontend/readiness.py).
 _REASON_KEY, _SINCE_KEY = "tandem-reason", "tandem-since"
 
 # OpenSSL's codes of a certificate that is not valid yet or no more, and of one for another host or address.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import grpc
 
-from scheduler_svc.frontend.grpc_tuning import event_loop, memory, peers, release, resets
+from scheduler_svc.frontend.grpc_tuning import ends, event_loop, sockets
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +44,14 @@ def find() -> Tuning:
         inside = vars(importlib.import_module("grpc._cython.cygrpc"))
     except ImportError:
         inside = {}
-    has_sockets = os.path.isdir(peers.FILES)
+    has_sockets = os.path.isdir(sockets.FILES)
     found = {
-        "heap": memory.is_possible(),
+        "heap": event_loop.has_heaps(),
         "corks": has_sockets and hasattr(socket, "TCP_CORK"),
         "wakeups": event_loop.QUEUE in inside,
         "writes": hasattr(asyncio.Future, "_asyncio_future_blocking"),
-        "release": inside.keys() >= {release.WAITING_COROUTINE, release.BATCH},
-        "resets": has_sockets and inside.keys() >= set(resets.QUESTIONS),
+        "release": inside.keys() >= {ends.WAITING_COROUTINE, ends.BATCH},
+        "resets": has_sockets and inside.keys() >= set(ends.QUESTIONS),
     }
     for name, is_there in found.items():
         if not is_there:

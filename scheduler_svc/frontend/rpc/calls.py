@@ -4,6 +4,10 @@ Knows nothing of what the methods do. Every method is served as a gRPC stream of
 before its message is read, parsed or checked. Three phases of a call may last, and each has a bound: waiting for the
 message, the method itself (its owner bounds it), and waiting for the caller to read the answer of a finished call.
 
+From a call's bytes to a message: the size, the syntax, and that every field is known are checked. Unknown fields are
+detected by size: a message shrinks when they are discarded. `UnknownFieldSet` creates an object for each field, which
+takes seconds for a message of 4 MB, so it is used only to name the first unknown field of a small message.
+
 Three facts about grpc.aio (tried on 1.85.1) shape this module. A handler that sets a code and returns costs less than
 one that calls `abort`. A read must not be cancelled, because gRPC's core writes into it, so another task aborts a late
 call. If the caller leaves, a handler gets CancelledError while it waits and ExecuteBatchError (an InternalError) while
@@ -15,21 +19,146 @@ import contextlib
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import Any, cast
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
-from scheduler_svc.frontend.grpc_tuning.release import Releaser
-from scheduler_svc.frontend.grpc_tuning.resets import Resets
+from scheduler_svc.frontend.grpc_tuning.ends import Releaser, Resets
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
-from scheduler_svc.frontend.rpc import parsing, status
-from scheduler_svc.frontend.rpc.held_refusals import HeldRefusals
-from scheduler_svc.frontend.rpc.method import RESERVED_SECONDS, CallLimits, Method, Room
-from scheduler_svc.frontend.rpc.places import Places
-from scheduler_svc.frontend.rpc.read_slots import ReadSlots
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.rpc.gates import HeldRefusals, Places, ReadSlots
+
+# The limit of control and health messages. In messages up to this size an unknown field is named.
+MAX_SMALL_BYTES = 64 * 1024
+
+Request = TypeVar("Request", bound=Message)
+
+
+def check_size(kind: type[Message], data: bytes, max_bytes: int) -> None:
+    """Refuses a message with too many bytes before it is parsed."""
+    if len(data) > max_bytes:
+        name = kind.DESCRIPTOR.name
+        raise status.invalid(name, f"{name} has {len(data):,} bytes; the limit is {max_bytes:,}")
+
+
+def parse(kind: type[Request], data: bytes) -> Request:
+    """The message in `data`. Raises Refusal if the bytes are malformed or contain fields that this server lacks."""
+    name = kind.DESCRIPTOR.name
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        raise status.invalid(name, f"the message of {len(data):,} bytes is not a valid {name}") from None
+    num_bytes = message.ByteSize()
+    message.DiscardUnknownFields()
+    num_unknown = num_bytes - message.ByteSize()
+    if not num_unknown:
+        return message
+    if len(data) > MAX_SMALL_BYTES:
+        raise status.invalid(name, f"{name} has {num_unknown:,} bytes of fields that this server does not know")
+    owner, number = _first_unknown(kind.FromString(data)) or (name, 0)
+    raise status.invalid(f"{owner}.{number}", f"{owner} has field number {number}, which this server does not know")
+
+
+def _first_unknown(message: Message) -> tuple[str, int] | None:
+    """The message name and number of the first unknown field.
+
+    A map entry that contains an unknown field counts as an unknown field of the message that owns the map.
+    """
+    for unknown in UnknownFieldSet(message):
+        return message.DESCRIPTOR.name, unknown.field_number
+    for field, value in cast(Any, message).ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        for part in value if field.is_repeated else (value,):
+            if (found := _first_unknown(part)) is not None:
+                return found
+    return None
+
+
+# Messages of control and health are small.
+RESERVED_SECONDS = 3.0
+
+
+class Room(StrEnum):
+    """Methods whose calls share bounds. Calls of one room take nothing of another.
+
+    Tenants share the bounds of BULK, and connections those of the others: monitors and operators call most when
+    everything else is taken, and without tokens all callers are one tenant.
+    """
+
+    BULK = "bulk"
+    CONTROL = "control"
+    HEALTH = "health"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLimits:
+    """The bounds of one front end's calls."""
+
+    # The service aborts a call if its message has not arrived after this time.
+    message_seconds: float = 10.0
+    # Calls that may wait for their message at once; the next one is refused. Each takes 24 KB.
+    max_without_message: int = 2048
+    # Messages that are read at once; each may take the largest message's memory until it is complete.
+    max_reading: int = 64
+    # The same two of each other room; a message is there after RESERVED_SECONDS.
+    max_without_message_reserved: int = 512
+    max_reading_reserved: int = 16
+    # The service cancels a finished call if the caller has not read the answer after this time.
+    answer_seconds: float = 60.0
+    # While this many answers are unread, 25 to 80 KB each, every call but those of health is refused.
+    max_unread: int = 2048
+    # The same for health.
+    max_unread_reserved: int = 512
+
+
+class CallLog(Protocol):
+    """Learns of each call of a method: its begin, and what it ended with."""
+
+    def begin(self, method: str, context: Any) -> Any:
+        """Returns the call's record, which `end` gets back."""
+        ...
+
+    def end(self, record: Any, ending: status.Refusal | grpc.StatusCode | None) -> None:
+        """`ending` is the call's refusal or gRPC code, None if it was served to its end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """How the calls of one method are served."""
+
+    # The class of the request.
+    request: type[Any]
+    # Called with the context before anything else of the call. Returns the caller's tenant. Raises Refusal unless the
+    # caller may call the method.
+    enter: Callable[[Any], str]
+    # Called before the message is read and again before it is parsed. Returns the request's size limit in bytes. Raises
+    # Refusal if the call is not admitted.
+    admit: Callable[[], int]
+    # Called with the message's bytes before it is parsed. Raises Refusal if one of its parts is beyond its limit.
+    scan: Callable[[bytes], None]
+    # Called with the number of these bytes. Returns when the message may be parsed. Raises Refusal if too many wait.
+    turn: Callable[[int], Awaitable[None]]
+    # Takes the request and the context. Either writes its answers to the context or returns the only answer.
+    answer: Callable[[Any, Any], Awaitable[Any]]
+    # Serializes an answer.
+    serialize: Callable[[Any], bytes]
+    # Which bounds its calls share until their message is read.
+    room: Room = Room.BULK
+    # Called with the status of a call that is refused before `answer` is called.
+    refused: Callable[[grpc.StatusCode], None] | None = None
+    # The method's name, and who logs its calls.
+    name: str = ""
+    log: CallLog | None = None
+
 
 logger = logging.getLogger(__name__)
 
@@ -64,14 +193,6 @@ def _check_room(places: Places, who: str, what: str) -> None:
     """Raises Refusal if the tenant or connection has all its places."""
     if places.of(who) >= places.limit(who):
         raise status.overloaded(f"{places.of(who)} {what}; the limit is {places.limit(who)}")
-
-
-def _refusal_of(error: Exception) -> status.Refusal:
-    """What a handler raised, for its caller."""
-    if isinstance(error, status.Refusal):
-        return error
-    logger.exception("a handler failed")
-    return status.internal("the service has an internal error; its log has the details")
 
 
 def _running() -> "asyncio.Task[Any]":
@@ -123,8 +244,11 @@ class Calls:
                 except grpc.aio.AbortError:
                     ending = self._aborted.get(context)
                     raise
-                except Exception as error:
-                    ending = _refusal_of(error)
+                except status.Refusal as error:
+                    ending = error
+                except Exception:
+                    logger.exception("a handler failed")
+                    ending = status.internal("the service has an internal error; its log has the details")
                 if isinstance(ending, status.Refusal):
                     await self.refuse(context, ending, begun)
             finally:
@@ -195,10 +319,10 @@ class Calls:
             _check_room(self.unread, tenant, unread)
         method.admit()
         data = await self._read(self.rooms[method.room], context, who)
-        parsing.check_size(method.request, data, method.admit())
+        check_size(method.request, data, method.admit())
         method.scan(data)
         await method.turn(len(data))
-        return parsing.parse(method.request, data)
+        return parse(method.request, data)
 
     async def _read(self, places: "_Places", context: Any, who: str) -> bytes:
         _check_room(places.without_message, who, "calls have not sent their request yet")

@@ -1,26 +1,132 @@
 """Owns the messages that the caller of one admitted request gets: waits, prompt logprobs, deltas, ends, the Summary.
 
-Knows nothing of gRPC except writes that may block. All prompt logprobs leave before the first delta of any sample.
-If one sample fails, all of them end, after their received tokens have been sent. Logprobs leave with their tokens:
-those of a held token wait with it, and those of a token that is cut off are never sent.
+Knows nothing of gRPC except writes that may block. All prompt logprobs leave before the first delta of any sample. If
+one sample fails, all of them end, after their received tokens have been sent. Logprobs leave with their tokens: those
+of a held token wait with it, and those of a token that is cut off are never sent.
 
 The request's task sends everything that may need several messages. Tokens of a request with one sample are usually one
-message, and the task is not woken for it: whoever brings the tokens begins the write (`StreamSender._deliver`).
+message, and the task is not woken for it: whoever brings the tokens begins the write (`StreamSender._deliver`). A write
+that the task awaits wakes the task, and that costs more than the write's own Python. So a write is a coroutine that
+runs beside the task (`grpc_tuning/event_loop.py`).
+
+The Summary is the sum of a request's samples: the core's usage and timing of each, adjusted for stop strings. The
+prompt counts once; other tokens and preemptions add up. Times up to the first token are those of the sample with the
+earliest first token; the time of the last token and the total are those of the sample that ended last.
 """
 
 import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
+from scheduler_svc.core.messages.effects import MAX_COUNT
+from scheduler_svc.frontend.grpc_tuning.event_loop import Run, run_here
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.streaming.logprobs import add_pieces
-from scheduler_svc.frontend.streaming.sample_sender import TOKEN_REASONS, WHOLE_REASONS, PreparedStream, SampleSender
-from scheduler_svc.frontend.streaming.stream import MAX_PROMPT_INFO_BYTES, RequestStream
+from scheduler_svc.frontend.streaming.samples import TOKEN_REASONS, WHOLE_REASONS, PreparedStream, SampleSender
+from scheduler_svc.frontend.streaming.stream import MAX_PROMPT_INFO_BYTES, RequestStream, add_pieces
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
-from scheduler_svc.frontend.streaming.summary import summarize
-from scheduler_svc.frontend.streaming.writer import StreamWriter
 from scheduler_svc.frontend.text.detokenize import Pieces
+
+
+def summarize(
+    ends: Sequence[frontend_pb2.End], num_tokens: Sequence[int], *, prompt_tokens: int, reasoning_tokens: int = 0
+) -> pb.Summary:
+    """The summary of samples that ended with `ends` and delivered `num_tokens` tokens each."""
+    num_sampled = [end.usage.output_tokens + end.usage.discarded_tokens for end in ends]
+    usage = pb.Usage(
+        prompt_tokens=prompt_tokens,
+        output_tokens=sum(num_tokens),
+        discarded_tokens=sum(max(0, sampled - sent) for sampled, sent in zip(num_sampled, num_tokens, strict=True)),
+        recomputed_tokens=min(sum(end.usage.recomputed_tokens for end in ends), MAX_COUNT),
+        # The prompt counts once: the other samples find the pages that the first one computed.
+        cached_prompt_tokens=ends[0].usage.cached_prompt_tokens,
+        reasoning_tokens=reasoning_tokens,
+    )
+    timings = [end.timing for end in ends]
+    with_tokens = [timing for timing, count in zip(timings, num_sampled, strict=True) if count]
+    first = min(with_tokens or timings, key=lambda timing: timing.first_token_seconds)
+    last_token_seconds = max(timing.first_token_seconds + timing.decode_seconds for timing in timings)
+    timing = pb.Timing(
+        queue_seconds=first.queue_seconds,
+        prefill_seconds=first.prefill_seconds,
+        first_token_seconds=first.first_token_seconds,
+        decode_seconds=last_token_seconds - first.first_token_seconds,
+        total_seconds=max(timing.total_seconds for timing in timings),
+        preemptions=min(sum(timing.preemptions for timing in timings), MAX_COUNT),
+        worker_changes=max(timing.worker_changes for timing in timings),
+    )
+    spans = [
+        pb.WeightsSpan(from_token=span.from_token, version=span.version, sample_idx=sample_idx)
+        for sample_idx, end in enumerate(ends)
+        for span in end.weights
+    ]
+    return pb.Summary(usage=usage, timing=timing, weights=spans)
+
+
+Begin = Callable[[Any], Coroutine[Any, Any, None]]
+
+
+@dataclass(slots=True, eq=False)
+class StreamWriter:
+    """Writes the messages of a stream by a coroutine function that `_run` runs; calls `_hold` before each."""
+
+    _stream: RequestStream
+    _write: Begin
+    _hold: Callable[[], None]
+    _run: Run = run_here
+    _is_writing: bool = field(default=False, init=False)
+    # The error of the last write, until it is raised.
+    _error: BaseException | None = field(default=None, init=False)
+    _waiter: "asyncio.Future[None] | None" = field(default=None, init=False)
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop, init=False)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether `begin` may be called: no write is under way, and none has failed."""
+        return not self._is_writing and self._error is None
+
+    def fail(self, error: BaseException) -> None:
+        """Reports an error to the stream's task: its `wait` raises it."""
+        self._error = error
+        self._stream.wake()
+
+    def begin(self, message: Any) -> None:
+        """Begins a write. `wait` raises its error."""
+        assert self.is_idle
+        self._stream.blocked_since = self._loop.time()
+        self._hold()
+        self._is_writing = True
+        self._run(self._write(message), self._end)
+
+    async def wait(self) -> None:
+        """Waits for the end of the write under way, and raises its error. Only one task may wait."""
+        if self._is_writing:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    async def write(self, message: Any) -> None:
+        """Writes a message after the one under way, and waits for the end."""
+        await self.wait()
+        self.begin(message)
+        await self.wait()
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None:
+            self.fail(error)
+        self._is_writing = False
+        self._stream.blocked_since = 0.0
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
 
 # The core counts as hung if it takes longer than this to admit or reject a request, or to confirm a stop string.
 ANSWER_SECONDS = 10.0
@@ -35,8 +141,8 @@ _COUNTED = {
 }
 
 
-async def wait_for_admission(stream: RequestStream) -> int:
-    """Returns the number of requests that wait before this one. Raises Refusal if the core does not admit it."""
+async def _answer(stream: RequestStream) -> None:
+    """Waits for the core's answer. Raises Refusal if it rejects the request."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             await stream.changed()
@@ -44,6 +150,11 @@ async def wait_for_admission(stream: RequestStream) -> int:
         raise _hung() from None
     if stream.rejected is not None:
         raise status.from_rejected(stream.rejected, stream.request_id)
+
+
+async def wait_for_admission(stream: RequestStream) -> int:
+    """Returns the number of requests that wait before this one. Raises Refusal if the core does not admit it."""
+    await _answer(stream)
     if stream.requests_ahead is None:
         assert stream.failure is not None
         raise stream.failure
@@ -54,32 +165,27 @@ async def wait_for_admission(stream: RequestStream) -> int:
 
 async def wait_for_resumed(stream: RequestStream) -> frontend_pb2.StreamDescription:
     """Returns the description of a resumed stream. Raises Refusal if the core does not give the request."""
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            await stream.changed()
-    except TimeoutError:
-        raise _hung() from None
-    if stream.rejected is not None:
-        raise status.from_rejected(stream.rejected, stream.request_id)
+    await _answer(stream)
     if stream.failure is not None or stream.description is None:
         raise stream.failure or _hung()
     return stream.description
 
 
+@dataclass(slots=True, eq=False)
 class StreamSender:
     """Sends one request's messages, from the one after Accepted to the Summary."""
 
-    def __init__(
-        self, request: PreparedStream, stream: RequestStream, streams: StreamTable, writer: StreamWriter
-    ) -> None:
-        self._request = request
-        self._stream = stream
-        self._streams = streams
-        self._writer = writer
-        # Reads the prompt's tokens, from the first one with a logprob on.
-        self._prompt_pieces: Pieces | None = None
-        pairs = zip(stream.samples, request.make_outputs(), strict=True)
-        self._samples = [SampleSender(idx, sample, output, request) for idx, (sample, output) in enumerate(pairs)]
+    _request: PreparedStream
+    _stream: RequestStream
+    _streams: StreamTable
+    _writer: StreamWriter
+    # Reads the prompt's tokens, from the first one with a logprob on.
+    _prompt_pieces: Pieces | None = None
+    _samples: list[SampleSender] = field(init=False)
+
+    def __post_init__(self) -> None:
+        pairs = enumerate(zip(self._stream.samples, self._request.make_outputs(), strict=True))
+        self._samples = [SampleSender(idx, sample, output, self._request) for idx, (sample, output) in pairs]
 
     async def replay(self) -> list[pb.GenerateResponse]:
         """Builds the output of a resumed stream so far. Returns the messages that the caller has not received.

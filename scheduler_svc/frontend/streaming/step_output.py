@@ -1,44 +1,136 @@
 """Owns the reading of the core's StepOutputs: passes tokens, logprobs and ends to the samples of open streams.
 
-`wakeups` decides when a stream's handler sees new tokens: it never delays first tokens and ends. A stream whose tokens
-do not follow each other is reported as broken.
+A stream whose tokens do not follow each other is reported as broken.
+
+Owns also the time at which a stream's handler sees new tokens: at once, or together with later ones; first tokens and
+ends never wait. Below `busy_tokens_per_second` every handler is woken at once. Above, tokens of a stream wait for
+`merge_seconds`, so that one message carries several; then handlers are woken in the order of their oldest tokens, a few
+per turn of the event loop. The loop thus reads new outputs and sends first tokens and ends between the messages of
+other streams. If the loop cannot keep up, messages become larger, not more.
+
+Outputs that arrive under load are sorted by sample together: a loop over the tokens of a step costs half a microsecond
+per token; sorted by numpy, the tokens of several steps cost one microsecond per sample.
 """
 
+import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from tandem.internal.v1 import frontend_pb2
 
-from scheduler_svc.frontend.streaming import logprobs
-from scheduler_svc.frontend.streaming.arrivals import SampleTokens
-from scheduler_svc.frontend.streaming.limits import StreamLimits
-from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream
-from scheduler_svc.frontend.streaming.wakeups import Wakeups
+from scheduler_svc.frontend.streaming.stream import (
+    RequestStream,
+    SampleStream,
+    StreamLimits,
+    read_logprobs,
+    read_step_logprobs,
+)
+
+TOKEN_BYTES = 4
+# The id of a sample, the offset of its first token, the number of tokens, whether their offsets are consecutive, and
+# the tokens as int32 of this machine.
+SampleTokens = tuple[int, int, int, bool, bytes]
+
+
+@dataclass(slots=True, eq=False)
+class Arrivals:
+    """Tokens of several steps, in order of arrival."""
+
+    # The time at which the oldest token arrived.
+    since: float = 0.0
+    _streams: list[NDArray[np.uint64]] = field(default_factory=list[NDArray[np.uint64]])
+    _offsets: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
+    _tokens: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
+
+    def __bool__(self) -> bool:
+        return bool(self._tokens)
+
+    def add(self, output: frontend_pb2.StepOutput, now: float) -> bool:
+        """Keeps a step's tokens. Returns False if it may not wait: it has a first token, or more than tokens."""
+        if output.ends or output.prompt_logprobs or output.HasField("logprobs") or not output.tokens:
+            return False
+        offsets = np.frombuffer(output.offsets, "<i4")
+        if not offsets.all():
+            return False
+        if not self._tokens:
+            self.since = now
+        self._streams.append(np.frombuffer(output.streams, "<u8"))
+        self._offsets.append(offsets)
+        self._tokens.append(np.frombuffer(output.tokens, "<i4"))
+        return True
+
+    def take(self) -> Iterator[SampleTokens]:
+        """Removes all tokens. Yields those of one sample after another."""
+        streams, offsets, tokens = map(np.concatenate, (self._streams, self._offsets, self._tokens))
+        self._streams, self._offsets, self._tokens = [], [], []
+        order = np.argsort(streams, kind="stable")
+        streams, offsets, tokens = streams[order], offsets[order], tokens[order]
+        is_start = np.empty(len(streams), np.bool_)
+        is_start[0] = True
+        np.not_equal(streams[1:], streams[:-1], out=is_start[1:])
+        starts = np.flatnonzero(is_start)
+        is_broken = np.diff(offsets, prepend=0) != 1
+        is_broken[starts] = False
+        num_broken = np.add.reduceat(is_broken, starts, dtype=np.int64)
+        # Plain values, because the loop over the samples costs more than all of the above.
+        data = tokens.astype("i4").tobytes()
+        ends = [*starts[1:].tolist(), len(streams)]
+        of_samples = (streams[starts].tolist(), offsets[starts].tolist(), starts.tolist(), ends, num_broken.tolist())
+        for sample_id, first, start, end, broken in zip(*of_samples, strict=True):
+            yield sample_id, first, end - start, not broken, data[TOKEN_BYTES * start : TOKEN_BYTES * end]
+
+
+# How often the load is measured.
+_LOAD_SECONDS = 0.1
+# Streams that are due so soon are woken together with those that are due now.
+_EARLY_SECONDS = 0.001
+
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class StepOutputReader:
-    """`samples` has the samples of all open streams; `fail_broken` ends a stream with the message of an error."""
+    """Has the samples of all open streams, and a function that ends a stream with the message of an error."""
 
-    def __init__(
-        self,
-        samples: Mapping[int, SampleStream],
-        limits: StreamLimits,
-        fail_broken: Callable[[RequestStream, str], None],
-    ) -> None:
-        self._samples = samples
-        self._fail_broken = fail_broken
-        self._wakeups = Wakeups(limits, self._pass_on)
+    _samples: Mapping[int, SampleStream]
+    _limits: StreamLimits
+    _fail_broken: Callable[[RequestStream, str], None]
+    _is_busy: bool = False
+    _rate_since: float = 0.0
+    _num_tokens_since: int = 0
+    # Tokens that are not in their streams yet, and the timer that passes them on.
+    _arrivals: Arrivals = field(default_factory=Arrivals)
+    _sorting: asyncio.TimerHandle | None = None
+    # Streams with tokens that wait to be merged, and the arrival of the oldest one, oldest first.
+    _waiting: dict[RequestStream, float] = field(default_factory=dict[RequestStream, float])
+    # Streams with tokens that leave in the next turn of the loop: all that arrive in this turn are one message.
+    _ready: dict[RequestStream, None] = field(default_factory=dict[RequestStream, None])
+    # The next call of `_wake_due`.
+    _waking: asyncio.Handle | None = None
 
     def forget(self, stream: RequestStream) -> None:
         """Drops a stream that is closed."""
-        self._wakeups.forget(stream)
+        self._ready.pop(stream, None)
+        self._waiting.pop(stream, None)
 
     def release(self) -> None:
         """Passes on every output that is kept."""
-        self._wakeups.release()
+        if self._sorting is not None:
+            self._sorting.cancel()
+            self._sorting = None
+        if not self._arrivals:
+            return
+        since = self._arrivals.since
+        for tokens in self._arrivals.take():
+            stream = self._pass_on(tokens)
+            if stream is not None:
+                self._waiting.setdefault(stream, since)
+        self._schedule()
 
     def read(self, output: frontend_pb2.StepOutput) -> None:
         """Passes a step's tokens and ends to their streams. Drops those of closed streams."""
@@ -47,13 +139,13 @@ class StepOutputReader:
         if num_bytes != (8 * num_tokens, 4 * num_tokens, 4 * num_tokens):
             logger.error("dropped a step's output: its arrays differ in length")
             return
-        self._wakeups.measure_load(num_tokens)
-        if self._wakeups.hold(output):
+        self._measure_load(num_tokens)
+        if self._hold(output):
             return
-        self._wakeups.release()
+        self.release()
         for piece in output.prompt_logprobs:
             self._put_prompt_logprobs(piece)
-        received, row_of_entry = logprobs.read_step(output)
+        received, row_of_entry = read_step_logprobs(output)
         streams = np.frombuffer(output.streams, "<u8").tolist()
         offsets = np.frombuffer(output.offsets, "<i4").tolist()
         tokens = np.frombuffer(output.tokens, "<i4").tolist()
@@ -74,9 +166,9 @@ class StepOutputReader:
             sample.num_received += 1
             sample.pending.append(token)
             if offset:
-                self._wakeups.wake(stream)
+                self._wake(stream)
             else:
-                self._wakeups.wake_soon(stream)
+                self._wake_soon(stream)
         for end in output.ends:
             if sample := self._samples.get(end.stream):
                 sample.end = end
@@ -88,7 +180,7 @@ class StepOutputReader:
             return
         stream = sample.stream
         try:
-            fits = stream.prompt is not None and stream.prompt.put(piece.start, logprobs.read(piece))
+            fits = stream.prompt is not None and stream.prompt.put(piece.start, read_logprobs(piece))
         except ValueError:
             fits = False
         if not fits:
@@ -112,3 +204,63 @@ class StepOutputReader:
         sample.num_received += count
         sample.pending.frombytes(data)
         return stream
+
+    def _measure_load(self, num_tokens: int) -> None:
+        """Counts a step's tokens."""
+        now = asyncio.get_running_loop().time()
+        if (seconds := now - self._rate_since) >= _LOAD_SECONDS:
+            self._is_busy = self._num_tokens_since > self._limits.busy_tokens_per_second * seconds
+            self._rate_since, self._num_tokens_since = now, 0
+        self._num_tokens_since += num_tokens
+
+    def _hold(self, output: frontend_pb2.StepOutput) -> bool:
+        """Keeps a step's output, for `sort_seconds`. Returns False if it must be handled now, after `release`."""
+        loop = asyncio.get_running_loop()
+        if not self._is_busy or not self._arrivals.add(output, loop.time()):
+            return False
+        if self._sorting is None:
+            self._sorting = loop.call_later(self._limits.sort_seconds, self.release)
+        return True
+
+    def _wake(self, stream: RequestStream) -> None:
+        """Wakes a stream with a new token, in the next turn of the loop or after the time for merging."""
+        if not self._is_busy:
+            self._wake_soon(stream)
+        elif stream not in self._waiting:
+            self._waiting[stream] = asyncio.get_running_loop().time()
+            self._schedule()
+
+    def _wake_soon(self, stream: RequestStream) -> None:
+        """Wakes a stream with a new token in the next turn of the loop, at any load."""
+        if not self._ready:
+            asyncio.get_running_loop().call_soon(self._wake_ready)
+        self._ready[stream] = None
+
+    def _schedule(self) -> None:
+        if self._waking is None and self._waiting:
+            oldest = next(iter(self._waiting.values()))
+            self._waking = asyncio.get_running_loop().call_at(oldest + self._limits.merge_seconds, self._wake_due)
+
+    def _wake_ready(self) -> None:
+        ready, self._ready = self._ready, {}
+        for stream in ready:
+            # An end may have woken the task meanwhile.
+            if stream.has_pending:
+                stream.wake()
+
+    def _wake_due(self) -> None:
+        loop, self._waking = asyncio.get_running_loop(), None
+        due = loop.time() + _EARLY_SECONDS - self._limits.merge_seconds
+        num_seen = 0
+        for stream, since in list(itertools.islice(self._waiting.items(), self._limits.streams_per_turn)):
+            if since > due:
+                break
+            num_seen += 1
+            del self._waiting[stream]
+            # As above.
+            if stream.has_pending:
+                stream.wake()
+        if num_seen == self._limits.streams_per_turn:
+            self._waking = loop.call_soon(self._wake_due)
+        else:
+            self._schedule()

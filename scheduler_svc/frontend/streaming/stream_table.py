@@ -3,9 +3,13 @@
 Knows nothing of text or gRPC. A request has at most its samples' max_new_tokens and its prompt pending; `StreamLimits`
 bounds how long. `step_output` reads the tokens.
 
-Owns the requests that this front end has detached, so that they end when their caller's token is revoked.
+Owns the requests that this front end has detached, so that they end when their caller's token is revoked. The core
+knows no tokens. If this front end dies, its detached requests go on until their linger time is over.
 
-The core knows no tokens. If this front end dies, its detached requests go on until their linger time is over.
+Owns which tenants have no place left in the core's queue, so that their next requests are refused without work. The
+core says so when it refuses a request that any other request of the tenant would share the fate of. A front end cannot
+see when a place becomes free, so it believes the core for a tenth of a second, or until a request of the tenant ends
+here.
 """
 
 import asyncio
@@ -21,13 +25,45 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.door.tenant import EVERYONE, Caller
 from scheduler_svc.frontend.core_link import CoreMessageTooLargeError
-from scheduler_svc.frontend.door.full_queue import FullQueue
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.places import Places, share
+from scheduler_svc.frontend.rpc.gates import Places, share
 from scheduler_svc.frontend.sizes import MAX_ABORT_IDS, MAX_LINGER_SECONDS
-from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.step_output import StepOutputReader
-from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream
+from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream, StreamLimits
+
+BELIEVED_SECONDS = 0.1
+# More tenants than that are not remembered; their requests are refused by the core.
+MAX_TENANTS = 4096
+
+
+class FullQueue:
+    """The tenants that the core refuses now."""
+
+    def __init__(self) -> None:
+        # The refusal, and until when it holds, on the loop's clock.
+        self._refusals: dict[str, tuple[status.Refusal, float]] = {}
+
+    def rejected(self, tenant: str, message: frontend_pb2.Rejected) -> None:
+        """The core has refused a request of the tenant."""
+        is_full = message.tenant_is_full and message.code == frontend_pb2.REJECT_CODE_QUEUE_FULL
+        if is_full and (tenant in self._refusals or len(self._refusals) < MAX_TENANTS):
+            refusal = status.from_rejected(message, "")
+            self._refusals[tenant] = refusal, asyncio.get_running_loop().time() + BELIEVED_SECONDS
+
+    def freed(self, tenant: str) -> None:
+        """A request of the tenant has ended."""
+        self._refusals.pop(tenant, None)
+
+    def check(self, tenant: str) -> None:
+        """Raises Refusal (RESOURCE_EXHAUSTED) if the tenant's next request would be refused by the core."""
+        if (found := self._refusals.get(tenant)) is None:
+            return
+        refusal, until = found
+        if asyncio.get_running_loop().time() < until:
+            # The same exception is raised many times, so the traceback of the last time is removed.
+            raise refusal.with_traceback(None)
+        del self._refusals[tenant]
+
 
 # The oldest ones are forgotten. Each takes 0.4 KB.
 MAX_REMEMBERED = 8192
@@ -101,6 +137,8 @@ class StreamTable:
         # Samples of the open streams. A request that is not submitted yet counts as one.
         self._reserved = Places(limits.max_streams, is_shared=is_shared)
         self._output = StepOutputReader(self._samples, limits, self._fail_broken)
+        # Passes a step's tokens and ends to their streams. Drops those of closed streams.
+        self.step_output = self._output.read
         self.full_queue = FullQueue()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -210,9 +248,7 @@ class StreamTable:
         for stream in [each for each in self._open if each.failure is None and is_revoked(each.caller)]:
             logger.warning("request %s was ended: its caller's token or certificate was revoked", stream.request_id)
             self.give_up(stream, status.revoked())
-            if stream.blocked_since and stream.task is not None:
-                # The handler is in a write that may never end.
-                stream.task.cancel()
+            _end_write(stream)
 
     def drop_stalled(self) -> None:
         """Frees the requests of readers that stall. The owner calls this about once a second."""
@@ -223,9 +259,7 @@ class StreamTable:
             if message := self._limits.stall(now - stream.blocked_since, stream.num_bytes):
                 logger.warning("request %s was dropped: %s", stream.request_id, message)
                 self.fail(stream, status.Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, reason="stalled"))
-                # The handler is in a write that may never end.
-                if stream.task is not None:
-                    stream.task.cancel()
+                _end_write(stream)
 
     # The core's messages ----------------------------------------------------------------------------------------
 
@@ -266,9 +300,7 @@ class StreamTable:
         # The core has no request of this stream any more.
         stream.is_submitted = False
         self.fail(stream, status.replaced())
-        if stream.blocked_since and stream.task is not None:
-            # The handler is in a write that may never end, because the old connection may be dead.
-            stream.task.cancel()
+        _end_write(stream)
 
     def waits(self, message: frontend_pb2.Waits) -> None:
         """Tells callers why their requests make no progress."""
@@ -278,10 +310,6 @@ class StreamTable:
                 if (sample := self._samples.get(number)) is not None:
                     waiting = pb.Waiting(reason=wait.reason, message=wait.message, since=now - seconds)
                     sample.stream.tell(waiting)
-
-    def step_output(self, output: frontend_pb2.StepOutput) -> None:
-        """Passes a step's tokens and ends to their streams. Drops those of closed streams."""
-        self._output.read(output)
 
     def _reserve(self, tenant: str, num_samples: int) -> None:
         self.check_room(tenant, num_samples)
@@ -302,3 +330,9 @@ class StreamTable:
             for sample_id in live:
                 self._send(frontend_pb2.FrontendToCore(cancel=frontend_pb2.Cancel(stream=sample_id)))
         stream.is_submitted = False
+
+
+def _end_write(stream: RequestStream) -> None:
+    """Ends the handler if it is in a write, which may never end: its connection may be dead."""
+    if stream.blocked_since and stream.task is not None:
+        stream.task.cancel()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tandem.v1 import inference_pb2
 
-from scheduler_svc.frontend.streaming.logprobs import add_pieces
+from scheduler_svc.frontend.streaming.stream import add_pieces
 from scheduler_svc.frontend.text.detokenize import Detokenizer
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.client.fake_service import Ending, accepted, delta, finished, summary

@@ -12,7 +12,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.effects import MAX_COUNT
 from scheduler_svc.core.messages.reports import Load, WaitReason
-from scheduler_svc.frontend.streaming.summary import summarize
+from scheduler_svc.frontend.streaming.sender import summarize
 from scheduler_svc.wire.frontend import frame_of
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults

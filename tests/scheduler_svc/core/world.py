@@ -24,7 +24,7 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.constraints import order_frame
+from scheduler_svc.wire.worker import order_frame
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
 from tests.rigs.oracle import Completion, complete, logprobs

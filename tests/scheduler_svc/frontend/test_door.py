@@ -18,12 +18,12 @@ from tandem.v1 import control_pb2, inference_pb2
 from scheduler_svc.core.messages.page_hash import prefix_root
 from scheduler_svc.frontend import methods, server
 from scheduler_svc.frontend.control import ControlServicer
-from scheduler_svc.frontend.door.entrance import Entrance
+from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.methods import rights_of
 from scheduler_svc.frontend.rpc import calls as calls_module
-from scheduler_svc.frontend.rpc import parsing
-from scheduler_svc.frontend.rpc.method import CallLimits, Method
-from scheduler_svc.frontend.rpc.read_slots import ReadSlots
+from scheduler_svc.frontend.rpc import calls as parsing
+from scheduler_svc.frontend.rpc.calls import CallLimits, Method
+from scheduler_svc.frontend.rpc.gates import ReadSlots
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import Scan
 from scheduler_svc.frontend.servicer import InferenceServicer
@@ -446,7 +446,7 @@ def test_no_token_is_in_the_log(run: Run, caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_the_health_listener_serves_health_alone_and_bounds_watches(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scheduler_svc.frontend import health_listener
+    from scheduler_svc.frontend import server as health_listener
 
     monkeypatch.setattr(health_listener, "MAX_WATCHES", 3)
 

@@ -17,11 +17,11 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.door.tenant import ALL_RIGHTS
-from scheduler_svc.frontend import health, readiness, server
-from scheduler_svc.frontend.door.entrance import Entrance
-from scheduler_svc.frontend.health import HealthServicer
-from scheduler_svc.frontend.readiness import DRAINING, SERVICES, Readiness
-from scheduler_svc.frontend.rpc.method import CallLimits
+from scheduler_svc.frontend import readiness, server
+from scheduler_svc.frontend import readiness as health
+from scheduler_svc.frontend.entrance import Entrance
+from scheduler_svc.frontend.readiness import DRAINING, SERVICES, HealthServicer, Readiness
+from scheduler_svc.frontend.rpc.calls import CallLimits
 from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
 from tests.scheduler_svc.frontend.fake_core import Service, until

@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend.streaming.limits import StreamLimits
-from scheduler_svc.frontend.streaming.logprobs import LogprobQueue, PromptQueue, read
-from scheduler_svc.frontend.streaming.stream import MAX_DELTA_BYTES, MAX_PROMPT_INFO_BYTES, RequestStream
+from scheduler_svc.frontend.streaming.stream import (
+    MAX_DELTA_BYTES,
+    MAX_PROMPT_INFO_BYTES,
+    LogprobQueue,
+    PromptQueue,
+    RequestStream,
+    StreamLimits,
+    read_logprobs,
+)
 from tests.scheduler_svc.frontend.failures import failure
 from tests.scheduler_svc.frontend.fake_core import (
     Service,
@@ -283,7 +289,7 @@ def test_pending_bytes_count_tokens_and_all_logprobs():
     )
     assert stream.prompt is not None
     assert stream.num_bytes == 0
-    piece = read(frontend_pb2.PromptLogprobs(**packed_logprobs([-1.0] * 3, 2)))
+    piece = read_logprobs(frontend_pb2.PromptLogprobs(**packed_logprobs([-1.0] * 3, 2)))
     assert stream.prompt.put(1, piece)
     assert stream.num_bytes == 3 * (4 + 2 * 8)
     first, second = stream.samples
@@ -326,7 +332,7 @@ def test_a_queue_returns_logprobs_in_order(num_top: int, turns: list[tuple[int, 
     queue, came, gone = LogprobQueue(num_top), 0, 0
     for num_put, num_take in turns:
         values = [-float(i) for i in range(came, came + num_put)]
-        assert queue.put(read(frontend_pb2.PromptLogprobs(**packed_logprobs(values, 3))), slice(None))
+        assert queue.put(read_logprobs(frontend_pb2.PromptLogprobs(**packed_logprobs(values, 3))), slice(None))
         came += num_put
         taken = min(num_take, came - gone)
         assert queue.take(num_take) == public_logprobs([-float(i) for i in range(gone, gone + taken)], num_top)
@@ -338,7 +344,7 @@ def test_a_prompt_queue_is_complete_when_all_logprobs_have_come():
     queue = PromptQueue(start=3, end=5, num_top=0)
     assert not queue.is_complete
     assert queue.take(1000) is None
-    assert queue.put(3, read(frontend_pb2.PromptLogprobs(**packed_logprobs([-1.0, -2.0], 0))))
+    assert queue.put(3, read_logprobs(frontend_pb2.PromptLogprobs(**packed_logprobs([-1.0, -2.0], 0))))
     assert queue.is_complete
     assert queue.take(1) == pb.PromptInfo(start=3, logprobs=public_logprobs([-1.0], 0))
     assert queue.take(1000) == pb.PromptInfo(start=4, logprobs=public_logprobs([-2.0], 0))

@@ -11,7 +11,7 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.frontend import server
 from scheduler_svc.metrics import catalogue
 from scheduler_svc.metrics.catalogue import Metric
-from scheduler_svc.metrics.front_totals import FrontTotals
+from scheduler_svc.metrics.core_meter import FrontTotals
 from tests.scheduler_svc.frontend.fake_core import Service, rest, until
 from tests.scheduler_svc.frontend.test_resume import accepted_stream, resume, resumed
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell

@@ -10,8 +10,8 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.streaming import sender
-from scheduler_svc.frontend.streaming.limits import StreamLimits
-from scheduler_svc.frontend.streaming.summary import summarize
+from scheduler_svc.frontend.streaming.sender import summarize
+from scheduler_svc.frontend.streaming.stream import StreamLimits
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
 from tests.scheduler_svc.frontend.fake_core import Service, rest
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell

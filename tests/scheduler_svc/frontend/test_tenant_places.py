@@ -9,9 +9,9 @@ import pytest
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2
 
-from scheduler_svc.frontend.door import full_queue
-from scheduler_svc.frontend.rpc.method import CallLimits, Room
-from scheduler_svc.frontend.streaming.limits import StreamLimits
+from scheduler_svc.frontend.rpc.calls import CallLimits, Room
+from scheduler_svc.frontend.streaming import stream_table
+from scheduler_svc.frontend.streaming.stream import StreamLimits
 from tests.rigs.raw_http2 import RawConnection
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
@@ -120,7 +120,7 @@ async def reject(s: Service, *, tenant_is_full: bool) -> None:
 def test_a_tenant_that_is_full_is_refused_without_asking_the_core_again(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
         await allow_both(s)
-        monkeypatch.setattr(full_queue, "BELIEVED_SECONDS", 60.0)
+        monkeypatch.setattr(stream_table, "BELIEVED_SECONDS", 60.0)
         running = await stream(s, GREEDY)
         call = generate(s, GREEDY)
         await reject(s, tenant_is_full=True)
@@ -141,7 +141,7 @@ def test_a_tenant_that_is_full_is_refused_without_asking_the_core_again(run: Run
 def test_the_core_is_believed_for_a_moment_only(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
         await allow_both(s)
-        monkeypatch.setattr(full_queue, "BELIEVED_SECONDS", 0.0)
+        monkeypatch.setattr(stream_table, "BELIEVED_SECONDS", 0.0)
         call = generate(s, GREEDY)
         await reject(s, tenant_is_full=True)
         await failure(call)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler_svc.journal import framing
-from scheduler_svc.journal.framing import FIRST_LINE, ForeignFileError, Frames, Tail, check_first_line, frame
+from scheduler_svc.journal import file
+from scheduler_svc.journal.file import FIRST_LINE, ForeignFileError, Frames, Tail, check_first_line, frame
 
 PAYLOADS = [b"", b"one", bytes(range(70)), b"the last record"]
 
@@ -62,7 +62,7 @@ def test_other_files_are_named(data: bytes, what: str) -> None:
 
 
 def test_a_length_above_the_limit_is_damage() -> None:
-    assert framing.MAX_PAYLOAD < 1 << 32
-    sizes = framing._SIZES.pack(framing.MAX_PAYLOAD + 1, 0)
-    bad = sizes + framing._CHECK.pack(framing.crc32(sizes))
+    assert file.MAX_PAYLOAD < 1 << 32
+    sizes = file._SIZES.pack(file.MAX_PAYLOAD + 1, 0)
+    bad = sizes + file._CHECK.pack(file.crc32(sizes))
     assert read(FIRST_LINE + frame(b"x") + bad) == ([b"x"], Tail.DAMAGED, len(FIRST_LINE + frame(b"x")))

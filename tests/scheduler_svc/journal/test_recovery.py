@@ -12,9 +12,9 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import ClearQuarantine, Running
 from scheduler_svc.core.messages.reports import Load
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.journal import clock
+from scheduler_svc.journal import reader
+from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import OpenedJournal
-from scheduler_svc.journal.writer import Sync
 from tests.simulation.deaths import Deaths
 from tests.simulation.lives import FRONTEND, Died, Lives
 
@@ -70,24 +70,24 @@ def test_no_time_counts_that_the_system_clock_has_jumped(
 ) -> None:
     """A stamp from before a jump is as old as it is, for this process and for the next one of the same boot."""
     wall, since_boot = [1_000_000.0], [50.0]
-    monkeypatch.setattr(clock.time, "time", lambda: wall[0])
-    monkeypatch.setattr(clock.time, "clock_gettime", lambda _: since_boot[0])
-    monkeypatch.setattr(clock, "_BOOT_ID", tmp_path / "boot")
+    monkeypatch.setattr(reader.time, "time", lambda: wall[0])
+    monkeypatch.setattr(reader.time, "clock_gettime", lambda _: since_boot[0])
+    monkeypatch.setattr(reader, "_BOOT_ID", tmp_path / "boot")
     (tmp_path / "boot").write_text("one\n")
-    first = clock.clock_after("", 0.0)
+    first = reader.clock_after("", 0.0)
     stamp = first.now()
     assert stamp == wall[0]
     wall[0], since_boot[0] = wall[0] + 7.0 + jump, since_boot[0] + 7.0
-    second = clock.clock_after(first.boot_id, first.booted_at)
+    second = reader.clock_after(first.boot_id, first.booted_at)
     assert first.now() == second.now() == stamp + 7.0
     # The file of a process that died 2 s ago; a time in the future is now.
     assert second.written_at(wall[0] - 2.0) == stamp + 5.0 and second.written_at(wall[0] + 9.0) == stamp + 7.0
     (tmp_path / "boot").write_text("two\n")
-    assert clock.clock_after(first.boot_id, first.booted_at).now() == wall[0]
+    assert reader.clock_after(first.boot_id, first.booted_at).now() == wall[0]
 
 
 def test_the_next_journal_has_the_clock_of_the_last_one(tmp_path: Path) -> None:
-    found: list[clock.JournalClock] = []
+    found: list[reader.JournalClock] = []
     for _ in range(2):
         with ExitStack() as stack:
             journal = OpenedJournal(tmp_path / "journal", sync=Sync.OFF, max_bytes=1 << 24, stack=stack)

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.journal import framing
-from scheduler_svc.journal.folder import JournalFolder
-from scheduler_svc.journal.framing import Frames, Tail, check_first_line
-from scheduler_svc.journal.writer import JournalWriter, Sync
+from scheduler_svc.journal import file
+from scheduler_svc.journal.file import Frames, JournalFolder, JournalWriter, Sync, Tail, check_first_line
 from tandem_contract.settings import SettingError
 
 LIMIT = 20 << 20
@@ -174,7 +172,7 @@ def test_live_content_above_the_limit_suspends_until_it_fits(tmp_path: Path) -> 
 
 def test_a_record_that_no_reader_takes_is_not_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """An old journal would be damage to a reader from there on."""
-    monkeypatch.setattr(framing, "MAX_PAYLOAD", 100)
+    monkeypatch.setattr(file, "MAX_PAYLOAD", 100)
     bench.append(b"a" * 100)
     assert bench.read() == bench.live
     bench.append(b"b" * 101)

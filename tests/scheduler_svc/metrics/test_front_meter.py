@@ -7,10 +7,10 @@ import pytest
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.metrics import catalogue, front_meter, front_totals
+from scheduler_svc.metrics import catalogue, core_meter, front_meter
 from scheduler_svc.metrics.catalogue import Kind, Metric
+from scheduler_svc.metrics.core_meter import FrontTotals
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
-from scheduler_svc.metrics.front_totals import FrontTotals
 from scheduler_svc.wire.arrays import WireError
 from tests.rigs.instructions import at_every_instruction
 
@@ -194,7 +194,7 @@ def test_reports_replace_each_other_and_outlive_their_process() -> None:
 
 
 def test_old_processes_become_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_totals, "_MAX_PROCESSES", 2)
+    monkeypatch.setattr(core_meter, "_MAX_PROCESSES", 2)
     totals = FrontTotals()
     for number in count(1):
         meter = FrontMeter(Clock())
@@ -208,7 +208,7 @@ def test_old_processes_become_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_counter_goes_back_while_a_process_is_added_to_those_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that is made between any two instructions shows at least what the page before it showed."""
-    monkeypatch.setattr(front_totals, "_MAX_PROCESSES", 2)
+    monkeypatch.setattr(core_meter, "_MAX_PROCESSES", 2)
     totals, shown = FrontTotals(), [0.0, 0.0]
 
     def look() -> None:
@@ -220,9 +220,7 @@ def test_no_counter_goes_back_while_a_process_is_added_to_those_that_are_gone(mo
         meter = FrontMeter(Clock())
         run(meter, "a", 10, 1)
         report = meter.report(0)
-        at_every_instruction(
-            lambda report=report, number=number: totals.take(f"f-{number}", report), look, front_totals
-        )
+        at_every_instruction(lambda report=report, number=number: totals.take(f"f-{number}", report), look, core_meter)
     assert shown == [60.0, 60.0]
 
 

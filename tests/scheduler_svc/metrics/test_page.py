@@ -9,9 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.metrics import catalogue
-from scheduler_svc.metrics.catalogue import Kind, Metric
+from scheduler_svc.metrics.catalogue import Histogram, Kind, Metric
 from scheduler_svc.metrics.core_meter import CoreMeter
-from scheduler_svc.metrics.histogram import Histogram
 from scheduler_svc.metrics.page import Page
 from tests.architecture.source import ROOT
 

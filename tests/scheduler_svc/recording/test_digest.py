@@ -14,8 +14,8 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.effects import Replaced
 from scheduler_svc.core.messages.plan import Plan, TakeOver
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recording import core_config, digest, event_log
-from scheduler_svc.recording.digest import NAMES_OF_VERSION_5, TAGS, DigestOfVersion5, EffectsDigest
+from scheduler_svc.recording import event_log
+from scheduler_svc.recording.event_log import NAMES_OF_VERSION_5, TAGS, DigestOfVersion5, EffectsDigest
 from scheduler_svc.recording.replay import replay
 from tests.scheduler_svc.recording.test_event_log import Session
 
@@ -59,7 +59,7 @@ def test_other_names_of_classes_and_enums_give_the_same_digest(monkeypatch: pyte
         TOO_MANY = "queue full"
 
     refused = make_dataclass("Refused", [field.name for field in fields(fx.Rejected)])
-    monkeypatch.setattr(digest, "TAGS", TAGS | {refused: TAGS[fx.Rejected]})
+    monkeypatch.setattr(event_log, "TAGS", TAGS | {refused: TAGS[fx.Rejected]})
     assert value(refused("f", 1, Code.TOO_MANY, "full", "", 0.0, False)) == value(EFFECTS[0])
     pool = make_dataclass("Pool", ["id", "newest"])
     moved: Any = replace(PLAN, take_over=pool(b"pool", 2))
@@ -144,7 +144,7 @@ def as_version_5(log: Path, path: Path) -> None:
     """Writes a log of today as version 5 has it."""
     config, _, entries = event_log.read(log)
     core, digest_of_5 = Scheduler(config), DigestOfVersion5()
-    frames = [record_pb2.RecordedHeader(version=5, core_config=core_config.encode(config)).SerializeToString()]
+    frames = [record_pb2.RecordedHeader(version=5, core_config=event_log.encode_config(config)).SerializeToString()]
     for entry in entries:
         entry.effects_digest = digest_of_5.value()
         frames.append(entry.SerializeToString())

@@ -17,7 +17,7 @@ from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.messages.page_hash import hash_pages
 from scheduler_svc.core.messages.reports import StepKind, StepReport
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recording import core_config, event_log
+from scheduler_svc.recording import event_log
 from scheduler_svc.recording.replay import replay
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
@@ -159,7 +159,7 @@ def with_header(path: Path, version: int, settings: dict[str, object] | str) -> 
     return path
 
 
-SETTINGS = json.loads(core_config.encode(CoreConfig()))
+SETTINGS = json.loads(event_log.encode_config(CoreConfig()))
 
 
 @pytest.mark.parametrize(

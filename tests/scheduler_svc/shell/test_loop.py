@@ -15,19 +15,19 @@ from tandem.internal.v1 import frontend_pb2, journal_pb2, worker_pb2
 from tandem.v1 import control_pb2
 
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.journal import framing
+from scheduler_svc.journal import file
+from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
-from scheduler_svc.journal.writer import Sync
 from scheduler_svc.metrics.catalogue import NUM_CELLS
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording import event_log
 from scheduler_svc.recording.event_log import Recorder
+from scheduler_svc.shell.dispatch import ServedModel
+from scheduler_svc.shell.inbound import Credentials
+from scheduler_svc.shell.links import PeerFrameTooLargeError, RouterLink
 from scheduler_svc.shell.loop import Loop
-from scheduler_svc.shell.peers import Credentials
-from scheduler_svc.shell.router_link import PeerFrameTooLargeError, RouterLink
-from scheduler_svc.shell.served_model import ServedModel
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.wire.test_worker import JOIN
 
@@ -371,7 +371,7 @@ def _has(frame: bytes, kind: str) -> bool:
 
 
 def records_in(journal: bytes) -> list[journal_pb2.JournalRecord]:
-    return [journal_pb2.JournalRecord.FromString(payload) for payload in framing.Frames(journal)]
+    return [journal_pb2.JournalRecord.FromString(payload) for payload in file.Frames(journal)]
 
 
 def test_a_flush_is_answered(bench: Bench) -> None:

@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from scheduler_svc.processes.runtime_dir import RuntimeDir
-from scheduler_svc.shell.peers import Credentials, DroppedFrames
-from scheduler_svc.shell.router_link import RouterLink
+from scheduler_svc.shell.inbound import Credentials, DroppedFrames
+from scheduler_svc.shell.links import RouterLink
 from tandem_contract.runtime_dir import KeyFile
 from tandem_contract.settings import SettingError
 

@@ -13,9 +13,7 @@ import zmq.utils.monitor
 
 from scheduler_svc.remote.key_files import ADMITTED, make
 from scheduler_svc.remote.listener import RemoteListener
-from scheduler_svc.shell.remote_link import RemoteLink
-from scheduler_svc.shell.router_link import PeerLostError, RouterLink
-from scheduler_svc.shell.worker_links import WorkerLinks, with_remote
+from scheduler_svc.shell.links import PeerLostError, RemoteLink, RouterLink, WorkerLinks, with_remote
 from tandem_contract.settings import SettingError
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 

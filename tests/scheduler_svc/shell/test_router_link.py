@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from scheduler_svc.shell.router_link import PROBE, PeerFrameTooLargeError, PeerLostError, RouterLink
+from scheduler_svc.shell.links import PROBE, PeerFrameTooLargeError, PeerLostError, RouterLink
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 CHILD = """

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_svc.frontend.streaming.limits import StreamLimits
+from scheduler_svc.frontend.streaming.stream import StreamLimits
 from scheduler_svc.simulator.cell import BUSY_TOKENS, MERGE_SECONDS
 from scheduler_svc.simulator.report import figures_of, table
 from scheduler_svc.simulator.simulation import Setup, Simulation

@@ -14,7 +14,7 @@ from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
 from scheduler_svc.core.messages.reports import HeldPoolsLoad, Incidents, Load, WaitReason, WorkerLoad, WorkerState
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.shell.served_model import ServedModel
+from scheduler_svc.shell.dispatch import ServedModel
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, array, packed, parsed

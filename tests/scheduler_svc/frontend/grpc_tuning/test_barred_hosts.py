@@ -7,8 +7,14 @@ import struct
 
 import pytest
 
-from scheduler_svc.frontend.grpc_tuning.barred_hosts import BAR_SECONDS, MAX_BARRED, BarredHosts, program
-from scheduler_svc.frontend.grpc_tuning.peers import Network, network_of
+from scheduler_svc.frontend.grpc_tuning.sockets import (
+    BAR_SECONDS,
+    MAX_BARRED,
+    BarredHosts,
+    Network,
+    network_of,
+    program,
+)
 
 
 def is_dropped(networks: list[Network], source: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_svc.frontend.grpc_tuning.corks import MAX_HELD, Connection, Corks
+from scheduler_svc.frontend.grpc_tuning.sockets import MAX_HELD, Connection, Corks
 
 
 class Context:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from scheduler_svc.frontend.grpc_tuning.peers import listeners, network_of, sockets_to
+from scheduler_svc.frontend.grpc_tuning.sockets import listeners, network_of, sockets_to
 
 
 def connection(host: str) -> tuple[socket.socket, socket.socket, socket.socket, str]:

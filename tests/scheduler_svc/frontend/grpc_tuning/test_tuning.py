@@ -10,12 +10,11 @@ import grpc.aio
 import pytest
 from grpc._cython import cygrpc
 
-from scheduler_svc.frontend.grpc_tuning import memory, peers, release, resets, tuning
-from scheduler_svc.frontend.grpc_tuning.corks import Corks
-from scheduler_svc.frontend.grpc_tuning.event_loop import QUEUE
-from scheduler_svc.frontend.grpc_tuning.writes import run_as_task
+from scheduler_svc.frontend.grpc_tuning import ends, event_loop, sockets, tuning
+from scheduler_svc.frontend.grpc_tuning.event_loop import QUEUE, run_as_task
+from scheduler_svc.frontend.grpc_tuning.sockets import Corks
+from scheduler_svc.frontend.streaming.sender import StreamWriter
 from scheduler_svc.frontend.streaming.stream import RequestStream
-from scheduler_svc.frontend.streaming.writer import StreamWriter
 
 
 def test_this_version_has_everything(caplog: pytest.LogCaptureFixture):
@@ -26,9 +25,9 @@ def test_this_version_has_everything(caplog: pytest.LogCaptureFixture):
     ("name", "part"),
     [
         (QUEUE, "wakeups"),
-        (release.WAITING_COROUTINE, "release"),
-        (release.BATCH, "release"),
-        *((name, "resets") for name in resets.QUESTIONS),
+        (ends.WAITING_COROUTINE, "release"),
+        (ends.BATCH, "release"),
+        *((name, "resets") for name in ends.QUESTIONS),
     ],
 )
 def test_a_part_whose_name_is_gone_is_off_and_the_log_says_what_it_costs(
@@ -44,8 +43,8 @@ def test_a_part_whose_name_is_gone_is_off_and_the_log_says_what_it_costs(
 def test_on_another_system_and_python_only_what_they_have_is_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(peers, "FILES", "/nowhere")
-    monkeypatch.setattr(memory, "is_possible", lambda: False)
+    monkeypatch.setattr(sockets, "FILES", "/nowhere")
+    monkeypatch.setattr(event_loop, "has_heaps", lambda: False)
     monkeypatch.setattr(asyncio, "Future", object)
     assert tuning.find() == replace(tuning.OFF, wakeups=True, release=True)
     assert len(caplog.records) == 4
@@ -63,7 +62,7 @@ def test_without_corks_nobody_looks_for_sockets(monkeypatch: pytest.MonkeyPatch)
     def refuse(*_: object) -> dict[str, socket.socket]:
         raise AssertionError("the files of the process are looked at")
 
-    monkeypatch.setattr("scheduler_svc.frontend.grpc_tuning.corks.sockets_to", refuse)
+    monkeypatch.setattr("scheduler_svc.frontend.grpc_tuning.sockets.sockets_to", refuse)
     corks = Corks(is_on=False)
     context = types.SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1")
     connections = [corks.join(context) for _ in range(3)]

@@ -1,6 +1,6 @@
 """How many refusals get a line, and that the number of the others is reported."""
 
-from scheduler_svc.frontend.request_log.request_log import LINES_EACH, OTHER, REPORT_SECONDS, RefusalCounts
+from scheduler_svc.frontend.request_log import LINES_EACH, OTHER, REPORT_SECONDS, RefusalCounts
 
 FULL, WRONG = ("RESOURCE_EXHAUSTED", "queue_full"), ("INVALID_ARGUMENT", "prompt")
 

@@ -2,21 +2,21 @@
 
 import pytest
 
-from scheduler_svc.frontend.request_log.traceparent import Traceparent, find, parse
+from scheduler_svc.frontend.request_log import Traceparent, find_traceparent, parse_traceparent
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 VALID = f"00-{TRACE}-{PARENT}-01"
 
 
 def test_a_valid_traceparent_is_read_and_passed_on() -> None:
-    assert parse(VALID) == Traceparent(TRACE, PARENT, True)
-    assert str(parse(VALID)) == VALID
-    assert str(parse(f"00-{TRACE}-{PARENT}-fe")) == f"00-{TRACE}-{PARENT}-00"
+    assert parse_traceparent(VALID) == Traceparent(TRACE, PARENT, True)
+    assert str(parse_traceparent(VALID)) == VALID
+    assert str(parse_traceparent(f"00-{TRACE}-{PARENT}-fe")) == f"00-{TRACE}-{PARENT}-00"
 
 
 @pytest.mark.parametrize("more", ["", "-", "-what-the-future-holds"])
 def test_a_later_version_is_passed_on_as_version_00(more: str) -> None:
-    assert str(parse(f"cc-{TRACE}-{PARENT}-01{more}")) == VALID
+    assert str(parse_traceparent(f"cc-{TRACE}-{PARENT}-01{more}")) == VALID
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_a_later_version_is_passed_on_as_version_00(more: str) -> None:
     ],
 )
 def test_a_malformed_traceparent_is_ignored(value: str) -> None:
-    assert parse(value) is None
+    assert parse_traceparent(value) is None
 
 
 def test_only_a_single_header_is_believed() -> None:
-    assert find([("other", "x"), ("traceparent", VALID)]) == parse(VALID)
-    assert find([("traceparent", VALID), ("traceparent", VALID)]) is None
-    assert find([("traceparent", VALID.encode())]) is None
-    assert find([("tracestate", VALID)]) is None
+    assert find_traceparent([("other", "x"), ("traceparent", VALID)]) == parse_traceparent(VALID)
+    assert find_traceparent([("traceparent", VALID), ("traceparent", VALID)]) is None
+    assert find_traceparent([("traceparent", VALID.encode())]) is None
+    assert find_traceparent([("tracestate", VALID)]) is None

@@ -17,12 +17,10 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend import server, servicer
 from scheduler_svc.frontend import validate as validation
-from scheduler_svc.frontend.grpc_tuning import barred_hosts
-from scheduler_svc.frontend.rpc import parsing
-from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
-from scheduler_svc.frontend.rpc.method import CallLimits, Room
-from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
-from scheduler_svc.frontend.streaming.limits import StreamLimits
+from scheduler_svc.frontend.grpc_tuning import sockets
+from scheduler_svc.frontend.rpc import calls as parsing
+from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES, CallLimits, Room, is_not_of_a_lost_caller
+from scheduler_svc.frontend.streaming.stream import StreamLimits
 from scheduler_svc.frontend.text import tokenizer
 from tests.rigs.raw_http2 import HEADERS, RawConnection
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
@@ -278,7 +276,7 @@ def test_connections_that_reset_many_calls_are_closed_and_their_host_is_barred(
         await until(lambda: not s.front_end._calls._finished and not s.front_end._calls._resets._open)
         assert len(s.front_end._calls._tenants) <= 2
 
-    monkeypatch.setattr(barred_hosts, "BAR_SECONDS", 1000.0)
+    monkeypatch.setattr(sockets, "BAR_SECONDS", 1000.0)
     run(scenario, call_limits=CallLimits(message_seconds=1000.0))
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from scheduler_svc.frontend.rpc import held_refusals, status
-from scheduler_svc.frontend.rpc.calls import Calls
-from scheduler_svc.frontend.rpc.held_refusals import BURST, MAX_HOLD_SECONDS, PER_SECOND, HeldRefusals, address_of
-from scheduler_svc.frontend.rpc.method import CallLimits, Method
+from scheduler_svc.frontend.rpc import gates, status
+from scheduler_svc.frontend.rpc.calls import CallLimits, Calls, Method
+from scheduler_svc.frontend.rpc.gates import BURST, MAX_HOLD_SECONDS, PER_SECOND, HeldRefusals, address_of
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.scheduler_svc.frontend.rpc.test_read_slots import settle
 from tests.scheduler_svc.frontend.virtual_loop import in_virtual_time
@@ -130,7 +129,7 @@ def test_after_a_pause_the_burst_is_whole_again() -> None:
 
 
 def test_held_calls_are_bounded_and_tenants_share_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_refusals, "MAX_HELD", 8)
+    monkeypatch.setattr(gates, "MAX_HELD", 8)
 
     async def scenario() -> None:
         held = HeldRefusals(is_shared=True)
@@ -143,7 +142,7 @@ def test_held_calls_are_bounded_and_tenants_share_the_bound(monkeypatch: pytest.
 
 
 def test_callers_without_a_tenant_count_by_address_and_share_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_refusals, "MAX_HELD", 8)
+    monkeypatch.setattr(gates, "MAX_HELD", 8)
 
     async def scenario() -> None:
         held = HeldRefusals(is_shared=True)
@@ -182,7 +181,7 @@ def test_a_host_has_one_name(one: str, other: str, is_same: bool) -> None:
 
 
 def test_callers_beyond_the_known_ones_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_refusals, "MAX_KNOWN", 3)
+    monkeypatch.setattr(gates, "MAX_KNOWN", 3)
 
     async def scenario() -> None:
         held = HeldRefusals(is_shared=True)
@@ -218,7 +217,7 @@ def test_a_held_call_keeps_nothing_of_its_message(monkeypatch: pytest.MonkeyPatc
             answer=answer,
             serialize=bytes,
         )
-        monkeypatch.setattr("scheduler_svc.frontend.rpc.parsing.parse", lambda kind, data: Message(data))
+        monkeypatch.setattr("scheduler_svc.frontend.rpc.calls.parse", lambda kind, data: Message(data))
         handler, contexts = calls.handler(method).stream_stream, [Context() for _ in range(BURST + 5)]
         tasks = [asyncio.create_task(handler(None, context)) for context in contexts]
         while len(messages) < len(tasks):

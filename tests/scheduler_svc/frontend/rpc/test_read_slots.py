@@ -7,11 +7,10 @@ import grpc
 import pytest
 
 from scheduler_svc.frontend import server
-from scheduler_svc.frontend.rpc import read_slots
-from scheduler_svc.frontend.rpc.method import CallLimits, Room
+from scheduler_svc.frontend.rpc import gates
+from scheduler_svc.frontend.rpc.calls import CallLimits, Room
+from scheduler_svc.frontend.rpc.gates import Places, ReadSlots, share
 from scheduler_svc.frontend.rpc.options import WINDOW_BYTES
-from scheduler_svc.frontend.rpc.places import Places, share
-from scheduler_svc.frontend.rpc.read_slots import ReadSlots
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.fake_core import Service, until
@@ -117,7 +116,7 @@ def test_a_call_without_a_slot_is_refused_when_its_time_is_over():
 
 
 def test_a_slow_message_yields_to_a_call_that_waits(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(read_slots, "YIELD_SECONDS", 0.0)
+    monkeypatch.setattr(gates, "YIELD_SECONDS", 0.0)
 
     async def scenario() -> None:
         # The process may have been paused, so nothing yields when it is looked at for the first time.
@@ -141,13 +140,13 @@ def test_a_slow_message_yields_to_a_call_that_waits(monkeypatch: pytest.MonkeyPa
 def test_callers_behind_stalled_calls_are_served(run: Run, monkeypatch: pytest.MonkeyPatch):
     """All slots are taken by calls that stall, and more such calls wait: a call of the same tenant gets a slot."""
     monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
-    monkeypatch.setattr(read_slots, "YIELD_SECONDS", 1000.0)
+    monkeypatch.setattr(gates, "YIELD_SECONDS", 1000.0)
 
     async def scenario(s: Service) -> None:
         stalled = RawConnection(s.address)
         streams = [stalled.call(GENERATE, None) for _ in range(20)]
         await until(lambda: s.front_end._calls.rooms[Room.BULK].without_message.num_taken == 20)
-        monkeypatch.setattr(read_slots, "YIELD_SECONDS", 0.0)
+        monkeypatch.setattr(gates, "YIELD_SECONDS", 0.0)
         await s.start_stream()
         ends = await asyncio.to_thread(stalled.wait_ends, 4)
         assert {frame.stream for frame in ends} < set(streams)
@@ -160,7 +159,7 @@ def test_the_service_lets_in_the_messages_of_the_slots_alone(run: Run, monkeypat
     """20 calls send 4 MB less a byte each as far as the server lets them; `tests.measure.stalled_messages` measures
     the memory.
     """
-    monkeypatch.setattr(read_slots, "YIELD_SECONDS", 1000.0)
+    monkeypatch.setattr(gates, "YIELD_SECONDS", 1000.0)
 
     async def scenario(s: Service) -> None:
         stalled = RawConnection(s.address)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from scheduler_svc.frontend.rpc import turns as turns_module
+from scheduler_svc.frontend.rpc import gates
+from scheduler_svc.frontend.rpc.gates import Turns
 from scheduler_svc.frontend.rpc.status import Refusal
-from scheduler_svc.frontend.rpc.turns import Turns
 
 
 class Requests:
@@ -61,7 +61,7 @@ def test_a_cancelled_task_gives_up_its_turn() -> None:
 
 
 def test_waiting_bytes_are_bounded_and_one_tenant_leaves_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns_module, "MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr(gates, "MAX_WAITING_BYTES", 1000)
 
     async def test() -> None:
         # One passes at once; five wait, and as much is free as they hold; the next two are refused.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tandem.v1 import chat_pb2, control_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend.rpc import parsing
+from scheduler_svc.frontend.rpc import calls
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import MAX_FIELDS_OF_ENTRY, Scan
 from scheduler_svc.frontend.sizes import LIMITS, Of, Sizes
@@ -205,7 +205,7 @@ def test_the_scan_and_the_parser_agree(data: bytes) -> None:
     except Refusal as refusal:
         refused = refusal.message
     try:
-        parsing.parse(pb.GenerateRequest, data)
+        calls.parse(pb.GenerateRequest, data)
     except Refusal:
         return
     assert not refused

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tandem.internal.v1 import frontend_pb2
 
-from scheduler_svc.frontend.streaming.arrivals import Arrivals
+from scheduler_svc.frontend.streaming.step_output import Arrivals
 
 NOW = 5.0
 

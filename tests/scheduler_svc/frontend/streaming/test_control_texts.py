@@ -11,7 +11,7 @@ from tandem.v1 import inference_pb2
 
 from scheduler_svc.frontend.chat.answer import ChatOutput
 from scheduler_svc.frontend.chat.forms import choose_form
-from scheduler_svc.frontend.streaming.outputs import make_outputs
+from scheduler_svc.frontend.streaming.samples import make_outputs
 from scheduler_svc.frontend.text.output import OutputPiece
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tandem_contract.grammar_process import constraint_tokenizer

@@ -8,9 +8,8 @@ import numpy as np
 from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.places import Places
-from scheduler_svc.frontend.streaming.limits import StreamLimits
-from scheduler_svc.frontend.streaming.stream import RequestStream
+from scheduler_svc.frontend.rpc.gates import Places
+from scheduler_svc.frontend.streaming.stream import RequestStream, StreamLimits
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from tests.scheduler_svc.frontend.virtual_loop import in_virtual_time
 

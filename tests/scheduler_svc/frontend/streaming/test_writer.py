@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 import grpc.aio
 import pytest
 
+from scheduler_svc.frontend.streaming.sender import StreamWriter
 from scheduler_svc.frontend.streaming.stream import RequestStream
-from scheduler_svc.frontend.streaming.writer import StreamWriter
 
 
 class Call:

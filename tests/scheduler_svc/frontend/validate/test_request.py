@@ -22,7 +22,7 @@ from scheduler_svc.frontend import model as models
 from scheduler_svc.frontend import validate as wire
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.prompt import read_prompt
-from scheduler_svc.frontend.rpc import parsing
+from scheduler_svc.frontend.rpc import calls
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.sizes import MAX_LISTED_TOKENS
 from tests.scheduler_svc.frontend.fake_core import CACHE_ROOT, model_state
@@ -48,7 +48,7 @@ def submit(served: Model = MODEL, **fields: Any) -> frontend_pb2.Submit:
 
 def submit_bytes(data: bytes) -> frontend_pb2.Submit:
     """The Submit of a serialized request. Raises Refusal."""
-    return submit_message(parsing.parse(pb.GenerateRequest, data))
+    return submit_message(calls.parse(pb.GenerateRequest, data))
 
 
 def submit_message(request: pb.GenerateRequest, model: Model = MODEL) -> frontend_pb2.Submit:
@@ -609,8 +609,8 @@ def test_a_map_entry_with_an_unknown_field_is_named_by_its_map():
 )
 def test_unknown_fields_of_large_messages_create_no_objects(monkeypatch: pytest.MonkeyPatch, hostile: bytes):
     made: list[object] = []
-    monkeypatch.setattr(parsing, "UnknownFieldSet", made.append)
-    assert len(hostile) > parsing.MAX_SMALL_BYTES
+    monkeypatch.setattr(calls, "UnknownFieldSet", made.append)
+    assert len(hostile) > calls.MAX_SMALL_BYTES
     with pytest.raises(Refusal) as caught:
         submit_bytes(hostile)
     assert field_of(caught.value) == "GenerateRequest"
@@ -624,7 +624,7 @@ def test_fields_in_another_order_or_encoding_are_accepted():
     ids = pb.TokenIds(ids=[300]).SerializeToString()
     # One id at a time, twice; a field that is there twice; the last field first.
     loose = field(SAMPLING, b"") + field(4, b"\x08\xac\x02\x08\x01") + field(4, ids) + field(2, b"x") + field(2, b"toy")
-    assert list(parsing.parse(pb.GenerateRequest, loose).token_ids.ids) == [300, 1, 300]
+    assert list(calls.parse(pb.GenerateRequest, loose).token_ids.ids) == [300, 1, 300]
 
 
 def test_every_field_with_limits_has_test_cases():

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.recording.flight import folder
-from scheduler_svc.recording.flight.recorder import FlightRecorder
-from scheduler_svc.recording.flight.timeline import FlightFileError, lines
+from scheduler_svc.recording import flight_files
+from scheduler_svc.recording.flight import FlightFileError, FlightRecorder, lines
 from tests.rigs.processes import REPOSITORY, child_environment
 from tests.scheduler_svc.core.world import World
 from tests.scheduler_svc.recording.flight.test_ring import submit
@@ -25,7 +24,7 @@ LOST = ev.WorkerLost(worker="w-7", reason="killed")
 def _keep_faulthandler(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process keeps pytest's."""
     for name in ("enable", "disable"):
-        monkeypatch.setattr(folder.faulthandler, name, lambda *_: None)
+        monkeypatch.setattr(flight_files.faulthandler, name, lambda *_: None)
 
 
 def files(path: Path) -> list[Path]:
@@ -77,7 +76,7 @@ def test_many_deaths_make_few_files(tmp_path: Path) -> None:
 
 def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
-    for idx in range(folder.MAX_FILES + 5):
+    for idx in range(flight_files.MAX_FILES + 5):
         recorder = FlightRecorder(tmp_path)
         recorder._number = 1000 + idx
         recorder.observe(0.0, LOST, [])
@@ -85,11 +84,11 @@ def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:
     names = [file.name for file in files(tmp_path)]
     assert names.pop() == "mine.txt"
     numbers = [int(name.removesuffix(".jsonl").split("-")[-1]) for name in names]
-    assert sorted(numbers) == list(range(1006, 1006 + folder.MAX_FILES))
+    assert sorted(numbers) == list(range(1006, 1006 + flight_files.MAX_FILES))
 
 
 def test_a_new_file_stays_after_the_clock_was_set_back(tmp_path: Path) -> None:
-    for idx in range(folder.MAX_FILES):
+    for idx in range(flight_files.MAX_FILES):
         old = tmp_path / f"flight-20990101T000000-1-{idx}.jsonl"
         old.touch()
         os.utime(old, (4e9 + idx, 4e9 + idx))
@@ -97,7 +96,7 @@ def test_a_new_file_stays_after_the_clock_was_set_back(tmp_path: Path) -> None:
     recorder.observe(0.0, LOST, [])
     recorder.close()
     names = [file.name for file in files(tmp_path)]
-    assert len(names) == folder.MAX_FILES and f"-{os.getpid()}-" in "".join(names)
+    assert len(names) == flight_files.MAX_FILES and f"-{os.getpid()}-" in "".join(names)
     assert "-1-0.jsonl" not in "".join(names)
 
 
@@ -159,11 +158,11 @@ def test_a_recorder_that_fails_is_off(
 def test_a_fatal_signal_leaves_the_stacks(tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture) -> None:
     code = f"""
 import os, pathlib, sys
-from scheduler_svc.recording.flight import folder
+from scheduler_svc.recording import flight_files
 def fatal():
     if {int(number)}:
         os.kill(os.getpid(), {int(number)})
-folder.catch_fatal_signals(pathlib.Path({str(tmp_path)!r}), "core")
+flight_files.catch_fatal_signals(pathlib.Path({str(tmp_path)!r}), "core")
 fatal()
 """
     done = subprocess.run(
@@ -173,7 +172,7 @@ fatal()
     # A file of a running process is not touched.
     mine = tmp_path / f"crash-core-{os.getpid()}.open"
     mine.write_text("mine")
-    folder.collect_crashes(tmp_path)
+    flight_files.collect_crashes(tmp_path)
     mine.unlink()
     if number not in (signal.SIGSEGV, signal.SIGABRT):
         assert files(tmp_path) == []

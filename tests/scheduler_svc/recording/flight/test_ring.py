@@ -13,8 +13,7 @@ import pytest
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import Weights
-from scheduler_svc.recording.flight.ring import MAX_TOKENS, Ring, members
-from scheduler_svc.recording.flight.short_forms import EFFECTS, EVENTS, MAX_TEXT, NAMES
+from scheduler_svc.recording.flight_ring import EFFECTS, EVENTS, MAX_TEXT, MAX_TOKENS, NAMES, Ring, members
 from tests.scheduler_svc.core.world import World
 
 NOTHING: list[fx.Effect] = []

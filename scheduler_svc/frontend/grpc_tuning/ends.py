@@ -1,5 +1,14 @@
-"""Owns how many calls a host may open and reset; beyond that its connections are closed and it is barred for a time.
+"""Owns the ends that grpc.aio cannot make: of calls whose answer is not read, and of connections that reset their
+calls.
 
+**Release.** grpc.aio has no way to cancel a call from the server. A call whose answer is written and not read is
+released, which resets its HTTP/2 stream, when the two tasks that serve it have ended: the handler's task, and a task
+that waits for gRPC to report the call's end. gRPC's core writes that report into objects that only these tasks hold, so
+the releaser keeps the objects alive until the report has been written. grpc.aio itself keeps references to its newest
+call, and to the first one of Watch and of all methods of other services, so those three are reset later. The names
+below are those of grpcio 1.85.1. With a version that has other names nothing is released, and the log reports it.
+
+**Resets.** A host may open and reset so many calls; beyond that its connections are closed and it is barred for a time.
 A call that is reset before its message is read costs this process more than its caller, and gRPC has no bound for that
 (grpcio 1.85.1: also with its own protection against it, 270,000 resets per second reach the server). Such a connection
 never runs out of frames, so it keeps one of gRPC's threads. gRPC has four of them on a small machine and adds one a
@@ -14,6 +23,7 @@ mind have sent the message with the call, and it is read.
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import json
 import logging
@@ -23,10 +33,83 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, cast
 
-from scheduler_svc.frontend.grpc_tuning.barred_hosts import BAR_SECONDS, BarredHosts
-from scheduler_svc.frontend.grpc_tuning.peers import Network, network_of, sockets_to
+from scheduler_svc.frontend.grpc_tuning.sockets import BAR_SECONDS, BarredHosts, Network, network_of, sockets_to
 
 logger = logging.getLogger(__name__)
+
+# The coroutine of the second task, and the types on the path from a task to the objects that gRPC's core writes into.
+WAITING_COROUTINE = "_schedule_rpc_coro"
+CONTAINERS = ("coroutine", "tuple")
+SCOPE_PREFIX = "__pyx_scope_struct"
+OPERATION_SUFFIX = "Operation"
+BATCH = "_BatchOperationTag"
+
+
+class Releaser:
+    """Ends calls by their handlers' tasks. Keeps the objects that gRPC's core may still write into for one sweep."""
+
+    def __init__(self, *, is_on: bool = True) -> None:
+        self._is_on = is_on
+        self._kept: list[object] = []
+        self._has_warned = False
+
+    def release(self, overdue: Collection["asyncio.Task[Any]"]) -> int:
+        """Ends the calls of these tasks and returns how many it could end. Call it at most about once a second."""
+        # One second is a thousand times what gRPC's core takes to report the end of a call.
+        self._kept = []
+        overdue = {task for task in overdue if not task.done()}
+        if not overdue or not self._is_on:
+            return 0
+        num_found = num_released = 0
+        for task in asyncio.all_tasks():
+            handler = _handler_of(task, overdue)
+            if handler is None:
+                continue
+            num_found += 1
+            operations = _operations(task.get_coro())
+            # Without an operation, gRPC has reported the call's end and both tasks are about to end on their own.
+            if operations:
+                self._kept += operations + _operations(handler.get_coro())
+                handler.cancel()
+                task.cancel()
+                num_released += 1
+        if num_found < len(overdue) and not self._has_warned:
+            self._has_warned = True
+            logger.error(
+                "%d of %d calls with an unread answer cannot be ended with this version of grpcio",
+                len(overdue) - num_found,
+                len(overdue),
+            )
+        return num_released
+
+
+def _handler_of(task: "asyncio.Task[Any]", overdue: Collection["asyncio.Task[Any]"]) -> "asyncio.Task[Any] | None":
+    """The overdue handler's task that belongs to this waiting task; None for any other task."""
+    coroutine = task.get_coro()
+    if getattr(coroutine, "__name__", "") != WAITING_COROUTINE:
+        return None
+    for scope in gc.get_referents(coroutine):
+        for held in gc.get_referents(scope):
+            if isinstance(held, asyncio.Task) and held in overdue:
+                return cast("asyncio.Task[Any]", held)
+    return None
+
+
+def _operations(coroutine: object) -> list[object]:
+    """The operations that the coroutine's innermost calls have passed to gRPC's core."""
+    found, seen, pending = list[object](), set[int](), [coroutine]
+    while pending:
+        one = pending.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        name = type(one).__name__
+        if name.endswith(OPERATION_SUFFIX) or name == BATCH:
+            found.append(one)
+        elif name in CONTAINERS or name.startswith(SCOPE_PREFIX):
+            pending.extend(gc.get_referents(one))
+    return found
+
 
 # Resets of a connection in a second that make it suspect, with this share of resets among its calls.
 WORTH_A_LOOK, MAX_SHARE = 10, 0.9

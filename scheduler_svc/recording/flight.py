@@ -2,22 +2,32 @@
 
 Owns when a file is written. A thread writes, in small pieces, because 6,000 entries take some 30 ms, and the core is
 needed most when something has just died.
+
+`python -m scheduler_svc.recording.flight FILE` prints such a file as a timeline.
 """
 
+import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
+import argparse
 import json
 import logging
 import os
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.recording.flight import folder
-from scheduler_svc.recording.flight.ring import Entry, Ring, members
+from scheduler_svc.recording import flight_files
+from scheduler_svc.recording.flight_ring import Entry, Ring, members
+from tandem_contract.log_lines import escaped
 from tandem_contract.version import version
 
 log = logging.getLogger("tandem.flight")
@@ -68,7 +78,7 @@ class FlightRecorder:
         """Writes a file if one is due. Call it about once a second."""
         if self._due_at is None:
             return
-        folder.collect_crashes(self._path)
+        flight_files.collect_crashes(self._path)
         if now < self._due_at or (self._writing is not None and self._writing.is_alive()):
             return
         self._not_before, self._due_at = now + _BETWEEN_SECONDS, None
@@ -83,7 +93,7 @@ class FlightRecorder:
         if self._due_at is not None:
             self._due_at = None
             self._write(self._ring.entries(), self._take_causes(), time.monotonic(), False)
-        folder.collect_crashes(self._path)
+        flight_files.collect_crashes(self._path)
 
     @contextmanager
     def guarding(self, *expected: type[Exception]) -> Generator[None]:
@@ -91,8 +101,8 @@ class FlightRecorder:
 
         First reports what earlier processes left.
         """
-        folder.collect_crashes(self._path)
-        folder.catch_fatal_signals(self._path, "core")
+        flight_files.collect_crashes(self._path)
+        flight_files.catch_fatal_signals(self._path, "core")
         try:
             yield
         except expected:
@@ -132,7 +142,7 @@ class FlightRecorder:
             "has_tokens": self._keeps_tokens,
         }
         try:
-            with folder.create(self._path, self._number) as file:
+            with flight_files.create(self._path, self._number) as file:
                 file.write(f"{json.dumps(header)}\n".encode())
                 for start in range(0, len(entries), _AT_ONCE):
                     lines = [json.dumps(dict(members(entry))) for entry in entries[start : start + _AT_ONCE]]
@@ -145,3 +155,63 @@ class FlightRecorder:
         more = f" and {len(why) - _NAMED_CAUSES} more" if len(why) > _NAMED_CAUSES else ""
         shown = ", ".join(why[:_NAMED_CAUSES])
         log.warning("%s%s: the last %d events are in %s", shown, more, len(entries), file.name)
+
+
+_Member = dict[str, Any]
+
+
+class FlightFileError(Exception):
+    """The file is not one of the flight recorder."""
+
+
+def lines(path: Path) -> Iterator[str]:
+    """Yields a line with the cause, then one per entry: seconds before the file was written, kind, values.
+
+    Streams are shown with their request's id where the file has its beginning. Raises OSError, FlightFileError.
+    """
+    with path.open(encoding="utf-8") as file:
+        header, *entries = [_parsed(line) for line in file] or [{}]
+    if header.get("kind") != "flight" or header.get("format") != FORMAT:
+        raise FlightFileError("it is not a file of this version's flight recorder")
+    written = datetime.fromtimestamp(header["unix_time"]).isoformat(" ", "milliseconds")
+    yield f"{written}, process {header['pid']}: {'; '.join(header['causes'])}"
+    requests: dict[tuple[str, int], str] = {}
+    for entry in entries:
+        at, kind = entry.pop("at") - header["at"], entry.pop("kind")
+        if "request_id" in entry and "stream" in entry:
+            for idx in range(entry.get("samples", 1)):
+                requests[entry["frontend"], entry["stream"] + idx] = entry["request_id"]
+        elif (name := requests.get((entry.get("frontend", ""), entry.get("stream", -1)))) is not None:
+            entry["request_id"] = name
+        shown = (f"{name} {value}" for name, value in entry.items() if value not in ("", [], None))
+        yield f"{at:12.6f}  {kind:<16} {', '.join(shown)}"
+
+
+def _parsed(line: str) -> _Member:
+    try:
+        return dict(json.loads(line))
+    except ValueError:
+        raise FlightFileError("it has a line that is no JSON object; was its process killed?") from None
+
+
+# isort: split
+
+
+def main() -> None:
+    """Prints the lines. Ends with a message if the file cannot be read."""
+    parser = argparse.ArgumentParser(prog="python -m scheduler_svc.recording.flight", description=__doc__)
+    parser.add_argument("file", type=Path, help="file that the log names")
+    path = parser.parse_args().file
+    try:
+        for line in lines(path):
+            print(escaped(line))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as head, has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except (OSError, FlightFileError) as error:
+        raise SystemExit(f"{path} cannot be read: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

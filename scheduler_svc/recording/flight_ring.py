@@ -2,10 +2,14 @@
 
 Owns two rings, because steps come hundreds of times a second and would push out joins and losses. A rejection that
 follows one with the same code is counted in its entry, so a flood of refused requests pushes out nothing either.
+
+Owns also what is kept of each event and effect: a kind and a few values. A short form has names, numbers and reasons.
+It refers to no array and no message, so its size is bounded by that of ids and of texts that are cut.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,7 +17,100 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.recording.flight.short_forms import EFFECTS, EVENTS, MAX_TEXT, NAMES, end_of
+from scheduler_svc.core.messages.effects import Resumed
+
+# Of a reason or detail, which another program may have written.
+MAX_TEXT = 300
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "plan": ("worker", "generation", "step", "starts", "prefill_tokens", "decode_rows"),
+    "result": ("worker", "generation", "step", "status", "compute_us", "tokens", "detail"),
+    "rejected": ("code", "field", "count", "until"),
+    "end": ("frontend", "stream", "outcome", "output_tokens", "preemptions", "worker_changes", "seconds"),
+    "prompt": ("frontend", "stream", "token_ids"),
+    "output": ("frontend", "streams", "token_ids"),
+}
+"""The names of each kind's values; `_form` adds those of other kinds."""
+
+Short = tuple[Any, ...]
+
+
+def _form(kind: str, names: str, **made: Callable[[Any], Any]) -> Callable[[Any], Short]:
+    """Makes a short form: its values are attributes of these names, or what a function of the name makes."""
+    NAMES[kind] = tuple(names.split())
+    getters = [made.get(name) or attrgetter(name) for name in NAMES[kind]]
+    return lambda one: (kind, *(get(one) for get in getters))
+
+
+def _text(name: str) -> Callable[[Any], str]:
+    return lambda one: getattr(one, name)[:MAX_TEXT]
+
+
+def _size(name: str) -> Callable[[Any], int]:
+    return lambda one: len(getattr(one, name))
+
+
+def _hash(one: Any) -> str:
+    return one.hash.hex()[:16]
+
+
+_SUBMIT = "frontend stream request_id prompt_tokens max_new_tokens samples traceparent"
+_SIZES = {"pid": attrgetter("info.pid"), "pages": attrgetter("info.num_pages"), "rows": attrgetter("info.max_rows")}
+_VERSION = attrgetter("weights.version")
+
+EVENTS: dict[type[Any], Callable[[Any], Short]] = {
+    ev.Submit: _form("submit", _SUBMIT, prompt_tokens=_size("prompt"), samples=attrgetter("num_samples")),
+    ev.Resume: _form("resume", "frontend stream request_id"),
+    ev.Restored: _form("restored", "request_id", request_id=attrgetter("submit.request_id")),
+    ev.Cancel: _form("cancel", "frontend stream detach"),
+    ev.Finish: _form("finish", "frontend stream output_tokens"),
+    ev.Abort: _form("abort", "frontend requests", requests=_size("request_ids")),
+    ev.FlushCache: _form("flush", "frontend"),
+    ev.ClearQuarantine: _form("clear_quarantine", "frontend keys", keys=_size("keys")),
+    ev.FrontendJoined: _form("frontend_joined", "frontend"),
+    ev.FrontendLost: _form("frontend_lost", "frontend"),
+    ev.WorkerJoined: _form(
+        "worker_joined", "worker pid pages rows device", **_SIZES, device=lambda one: one.info.device[:MAX_TEXT]
+    ),
+    ev.WorkerLost: _form("worker_lost", "worker reason is_orderly", reason=_text("reason")),
+    ev.Paused: _form("paused", "seconds"),
+    ev.DrainStarted: _form("drain_started", ""),
+    ev.DrainEnded: _form("drain_ended", ""),
+    ev.TenantsChanged: _form("tenants", "count", count=_size("limits")),
+    ev.UpdateWeights: _form(
+        "update_weights", "frontend version running", version=_VERSION, running=attrgetter("running.value")
+    ),
+    ev.WeightsLoaded: _form("weights_loaded", "worker version ok detail", detail=_text("detail")),
+    ev.ConstraintReady: _form("constraint_ready", "worker hash error", hash=_hash, error=_text("error")),
+    ev.WeightsRestored: _form("weights_restored", "version", version=_VERSION),
+}
+"""The short forms of events. Those of steps are in `Ring`; heartbeats, ticks and queries are not kept."""
+
+EFFECTS: dict[type[Any], Callable[[Any], Short]] = {
+    fx.WorkerAccepted: _form("accepted", "worker generation keeps_pages"),
+    fx.WorkerProven: _form("proven", "worker was_standby"),
+    fx.WorkerRefused: _form("refused", "worker reason retry", reason=_text("reason")),
+    fx.AskRejoin: _form("ask_rejoin", "worker"),
+    fx.KillWorker: _form("kill", "worker"),
+    fx.LoadWeights: _form("load_weights", "worker version keep_rows", version=_VERSION),
+    fx.PrepareConstraint: _form("prepare_constraint", "worker hash bytes", hash=_hash, bytes=_size("source")),
+    fx.DropConstraint: _form("drop_constraint", "worker hash", hash=_hash),
+    fx.Note: _form("note", "message", message=_text("message")),
+    Resumed: _form("resumed", "frontend stream request_id"),
+    fx.Replaced: _form("replaced", "frontend stream"),
+}
+"""The short forms of effects, except plans, rejections and ends (`Ring`)."""
+
+
+def end_of(frontend: str, end: fx.End) -> Short:
+    """Returns the short form of a sample's end."""
+    if end.failure is not None:
+        outcome = f"failed: {end.failure.code}"
+    else:
+        outcome = "" if end.reason is None else end.reason.value
+    stats = end.stats
+    values = (outcome, stats.output_tokens, stats.preemptions, stats.worker_changes, stats.total_seconds)
+    return ("end", frontend, end.stream, *values)
 
 
 def cause_of(one: Any) -> str | None:

@@ -1,0 +1,276 @@
+"""Owns the description of a stream, and the messages of one sample: its deltas and its end.
+
+The description is everything that the messages of a stream depend on besides the tokens. The front end that accepts a
+request makes it. The core keeps it for a request that lingers, so that another front end can build the same stream,
+again from its first token. What the caller has received already is left out here. Knows nothing of writes, of other
+samples or of the core.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import inference_pb2 as pb
+
+from scheduler_svc.core.messages.events import MAX_DESCRIPTION_BYTES
+from scheduler_svc.frontend.chat.answer import ChatOutput
+from scheduler_svc.frontend.chat.bodies import marked, marking
+from scheduler_svc.frontend.chat.served import make_parser
+from scheduler_svc.frontend.model import Model
+from scheduler_svc.frontend.prompt import Prompt
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.streaming.stream import SampleStream, add_pieces
+from scheduler_svc.frontend.text.detokenize import MAX_CONTEXT_TOKENS, Decode, Detokenizer, Pieces, PiecesOfRequest
+from scheduler_svc.frontend.text.output import CallPiece, OutputPiece, SampleOutput, StopFinder
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from scheduler_svc.frontend.validate import Checked
+from scheduler_svc.metrics.front_meter import SampleMeter
+
+
+def describe(
+    checked: Checked, accepted: pb.Accepted, prompt: Prompt, max_new_tokens: int
+) -> frontend_pb2.StreamDescription:
+    """Returns the description of a request's stream."""
+    return frontend_pb2.StreamDescription(
+        accepted=accepted,
+        stop=checked.stop,
+        max_new_tokens=max_new_tokens,
+        want_text=checked.want_text,
+        want_token_ids=checked.want_token_ids,
+        skip_special_tokens=checked.skip_special_tokens,
+        context=np.asarray(prompt.token_ids[-MAX_CONTEXT_TOKENS:], "<i4").tobytes(),
+        # Without text and stop strings there is nothing to parse.
+        chat=prompt.parsing if checked.want_text or checked.stop_strings else None,
+    )
+
+
+def serialized(description: frontend_pb2.StreamDescription) -> bytes:
+    """The bytes that the core keeps. Raises Refusal if they are more than it takes."""
+    data = description.SerializeToString()
+    if len(data) > MAX_DESCRIPTION_BYTES:
+        message = (
+            f"resume.linger_seconds is set, and what is kept to resume the request has {len(data)} bytes, most of them "
+            f"types of tools' arguments or stop strings; the limit is {MAX_DESCRIPTION_BYTES}"
+        )
+        raise status.invalid("resume.linger_seconds", message)
+    return data
+
+
+def make_outputs(description: frontend_pb2.StreamDescription, model: Model) -> tuple[SampleOutput, ...]:
+    """Returns one output for each sample, with text if the caller wants it or a stop string needs it.
+
+    Takes up to 10 ms for the largest set of stop strings.
+    """
+    stop, decode, hidden = description.stop, None, None
+    controls = _controls_of(description, model)
+    strings = tuple(dict.fromkeys(stop.stop_strings))
+    if model.tokenizer is not None and description.HasField("chat"):
+        decode, hidden = _decoder_of_chat(description, model.tokenizer, controls)
+    elif model.tokenizer is not None and (description.want_text or strings):
+        decode = model.tokenizer.decoder(skip_special_tokens=description.skip_special_tokens)
+    context = np.frombuffer(description.context, "<i4").tolist()
+    anchor, replacements = (), ()
+    if model.tokenizer is not None:
+        anchor, replacements = model.tokenizer.token_bytes.anchor, model.tokenizer.replacements
+    stop_finder = StopFinder(strings, include_stop=stop.include_stop) if strings else None
+    model_stops = frozenset[int]() if stop.ignore_eos else model.eos_token_ids
+
+    def make(sample_idx: int) -> SampleOutput:
+        parts: dict[str, Any] = {
+            "detokenizer": Detokenizer(decode, context, anchor, replacements) if decode is not None else None,
+            "stop_finder": stop_finder.fork() if stop_finder is not None else None,
+            "stop_token_ids": model_stops | frozenset(stop.stop_token_ids),
+            "min_new_tokens": stop.min_new_tokens,
+            "include_stop": stop.include_stop,
+        }
+        if not description.HasField("chat"):
+            return SampleOutput(**parts)
+        parser = make_parser(
+            description.chat, description.accepted.request_id, sample_idx, frozenset(controls.values())
+        )
+        return ChatOutput(**parts, parser=parser, hidden=hidden)
+
+    return tuple(make(idx) for idx in range(description.accepted.sampling.num_samples))
+
+
+def _decoder_of_chat(
+    description: frontend_pb2.StreamDescription, tokenizer: Tokenizer, controls: Mapping[int, str]
+) -> tuple[Decode, re.Pattern[str] | None]:
+    """Returns (the decode function, the special tokens that the caller does not see although the parser does).
+
+    `controls` are marked, so that text that reads the same is none of them.
+    """
+    special = tokenizer.special_tokens if description.skip_special_tokens else dict[int, str]()
+    seen = _in_template(description.chat, special)
+    decode = tokenizer.decoder_without(special.keys() - seen.keys())
+    texts = sorted(seen.values(), key=len, reverse=True)
+    if controls:
+        written = frozenset(controls.values())
+        decode, texts = marking(decode, controls), [marked(text) if text in written else text for text in texts]
+    return decode, re.compile("|".join(map(re.escape, texts))) if texts else None
+
+
+def _controls_of(description: frontend_pb2.StreamDescription, model: Model) -> dict[int, str]:
+    """The control tokens that a grammar writes where the response template has their texts."""
+    if not description.chat.marks_are_tokens or model.chat.renderer is None:
+        return {}
+    return _in_template(description.chat, {idx: text for text, idx in model.chat.renderer.marks.items()})
+
+
+def _in_template(chat: frontend_pb2.ChatParsing, tokens: Mapping[int, str]) -> dict[int, str]:
+    """Those of the tokens whose text is in the response template."""
+    marks = "\n".join(_strings(json.loads(chat.response_template_json)["fields"]))
+    return {idx: text for idx, text in tokens.items() if text in marks or re.escape(text) in marks}
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Every string in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        inside = cast(dict[str, object] | list[object], value)
+        for each in inside.values() if isinstance(inside, dict) else inside:
+            yield from _strings(each)
+
+
+TOKEN_REASONS = (pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP_TOKEN)
+# The output is what the model, or its constraint, has made of it.
+WHOLE_REASONS = (*TOKEN_REASONS, pb.FINISH_REASON_CONSTRAINT_COMPLETE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedStream:
+    """What a stream carries: its Accepted, and what its other messages depend on."""
+
+    accepted: pb.Accepted
+    # Creates one output for each sample. Takes up to 10 ms for the largest set of stop strings.
+    make_outputs: Callable[[], tuple[SampleOutput, ...]]
+    want_text: bool
+    want_token_ids: bool
+    # What the caller of a resumed stream has received of each sample already. Missing ones stand for nothing.
+    received: Sequence[pb.SampleOffset] = ()
+    # None: logprobs have no pieces of text.
+    pieces: PiecesOfRequest | None = None
+
+
+@dataclass(slots=True, eq=False)
+class SampleSender:
+    """The messages of one sample: its pending delta and its end."""
+
+    _idx: int
+    sample: SampleStream
+    output: SampleOutput
+    _request: PreparedStream
+    # All tokens have been taken; the sample's end may remain to be sent.
+    is_ending: bool = False
+    # The stop string that ended the sample, or "".
+    stop_string: str = ""
+    is_over: bool = False
+    # None without a metrics page, and while a resumed stream is built again.
+    meter: SampleMeter | None = None
+    reason: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED
+    # The caller of a resumed stream has the token ids before `_unsent_from`, and this much of the text that is built
+    # again.
+    to_skip: pb.SampleOffset = field(default_factory=pb.SampleOffset)
+    _unsent_from: int = 0
+    _skips: bool = False
+    _has_text_only: bool = False
+    # The offset of the next delta.
+    _num_sent: int = 0
+    _pieces: Pieces | None = None
+
+    def __post_init__(self) -> None:
+        request = self._request
+        if request.pieces is not None:
+            self._pieces = request.pieces.at(request.accepted.prompt_tokens)
+            # So that the last token of the text is sent together with its end.
+            self.output.may_grow = self._pieces.may_grow
+        received = request.received[self._idx] if self._idx < len(request.received) else pb.SampleOffset()
+        self._unsent_from = self._num_sent = received.token_ids
+        self.to_skip.CopyFrom(received)
+        self.to_skip.token_ids = 0
+        self._skips = received.ByteSize() > 0
+        self._has_text_only = self.to_skip.ByteSize() > 0 and not received.token_ids
+
+    def next_delta(self, piece: OutputPiece) -> pb.GenerateResponse | None:
+        """The message with the delta that `piece` makes. Returns None if the delta would be empty."""
+        wants, logprobs = self._request, self.sample.logprobs
+        if not wants.want_text:
+            piece = piece._replace(text="", reasoning="", calls=())
+        token_ids = list[int]() if not wants.want_token_ids else piece.token_ids
+        if self._skips:
+            token_ids, piece = self._beyond_received(piece, token_ids)
+        has_logprobs = logprobs is not None and bool(piece.token_ids)
+        if not (token_ids or piece.text or has_logprobs or piece.reasoning or piece.calls):
+            # Tokens without ids and text wait for the delta that shows them.
+            return None
+        # The message of every token, so it is filled in place: a Delta of its own would be copied.
+        message = pb.GenerateResponse()
+        delta = message.delta
+        delta.sample_idx, delta.token_offset, delta.text = self._idx, self._num_sent, piece.text
+        if piece.reasoning:
+            delta.reasoning = piece.reasoning
+        for call in piece.calls:
+            delta.tool_calls.add(index=call.idx, id=call.id, name=call.name, arguments=call.arguments)
+        if token_ids:
+            delta.token_ids.extend(token_ids)
+        if logprobs is not None and has_logprobs:
+            delta.logprobs.CopyFrom(logprobs.take(len(piece.token_ids)))
+            if self._pieces is not None:
+                is_end = self.is_ending and not self.stop_string
+                add_pieces(delta.logprobs, piece.token_ids, self._pieces, is_end=is_end)
+        if self._num_sent < self.output.num_tokens:
+            self._num_sent = self.output.num_tokens
+        if self.meter is not None:
+            self.meter.sent(self.output.num_tokens)
+        return message
+
+    def measure(self, meter: SampleMeter) -> None:
+        """Measures the sample from now on."""
+        if num_built := self.output.num_tokens:
+            # Of a resumed stream. A caller of text alone does not say how many tokens it has.
+            meter.skip(num_built, num_received=num_built if self._has_text_only else min(num_built, self._unsent_from))
+        self.meter = meter
+
+    def _beyond_received(self, piece: OutputPiece, token_ids: list[int]) -> tuple[list[int], OutputPiece]:
+        """Returns the part of a piece that the caller of a resumed stream has not received."""
+        num_tokens, skip = self.output.num_tokens, self.to_skip
+        start = num_tokens - len(piece.token_ids)
+        num_text = min(len(piece.text), skip.text_chars)
+        num_reasoning = min(len(piece.reasoning), skip.reasoning_chars)
+        skip.text_chars -= num_text
+        skip.reasoning_chars -= num_reasoning
+        left = [call for each in piece.calls if (call := self._call_beyond_received(each)) is not None]
+        self._skips = num_tokens < self._unsent_from or skip.ByteSize() > 0
+        piece = piece._replace(text=piece.text[num_text:], reasoning=piece.reasoning[num_reasoning:], calls=left)
+        if not (piece.text or piece.reasoning or left or self._request.want_token_ids):
+            self._num_sent = num_tokens
+        return token_ids[max(0, self._unsent_from - start) :], piece
+
+    def _call_beyond_received(self, call: CallPiece) -> CallPiece | None:
+        num_chars = min(len(call.arguments), self.to_skip.tool_argument_chars)
+        self.to_skip.tool_argument_chars -= num_chars
+        if not call.id:
+            return call._replace(arguments=call.arguments[num_chars:]) if len(call.arguments) > num_chars else None
+        if not self.to_skip.tool_calls:
+            return call._replace(arguments=call.arguments[num_chars:])
+        self.to_skip.tool_calls -= 1
+        rest = call.arguments[num_chars:]
+        return CallPiece(call.idx, "", "", rest) if rest else None
+
+    def finished(self) -> pb.Finished:
+        """How the sample ended: at a stop string, else as the core's End says."""
+        message = pb.Finished(sample_idx=self._idx, output_tokens=self.output.num_tokens)
+        if self.stop_string:
+            message.reason, message.stop_string = pb.FINISH_REASON_STOP_STRING, self.stop_string
+        else:
+            assert self.sample.end is not None
+            message.reason = self.sample.end.reason
+            if message.reason in TOKEN_REASONS:
+                message.stop_token_id = self.sample.end.stop_token_id
+        self.reason = message.reason
+        return message

@@ -1,0 +1,434 @@
+"""The journal on the disk: its folder, the format of its file, and what appends to it and rewrites it.
+
+Knows nothing of requests: payloads are bytes, and `snapshot` returns the payloads of a file that contains only what is
+alive. Owns the folder's lock, the names in it, the file, and the thread that waits for the disk.
+
+**Format.** A first line with the version, then frames: the payload's length, the payload's CRC-32 and the CRC-32 of
+these 8 bytes, as little-endian uint32, then the payload. Two checksums tell two kinds of damage apart. A writer that
+was killed leaves a prefix of a frame (`TORN`): its tokens had not been sent. Anything else that does not fit its
+checksums (`DAMAGED`) was written once and has changed since.
+
+**Lock.** Its file has a byte for each crash, and one while the journal has requests: like the journal it survives the
+machine, and it stays when the journal is removed or emptied.
+
+**Rewriting.** The next file is written aside with a snapshot and synced to the disk in a thread. Meanwhile every append
+goes to both files. Then it replaces the current one by a rename, so a crash at any point leaves one complete journal.
+
+**Suspension.** If a write fails (a full disk) or the live content exceeds the limit, the current file is removed,
+because an old journal would bring requests back without tokens that their callers have seen. Streams continue, and
+`suspended` says why. A snapshot is tried again every few seconds; when it succeeds, the journal is complete again.
+"""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import stat
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from zlib import crc32
+
+from tandem_contract.settings import SettingError
+
+VERSION = 1
+FIRST_LINE = b"tandem journal %d\n" % VERSION
+_ANY_VERSION = b"tandem journal "
+MAX_PAYLOAD = 1 << 28
+_SIZES = struct.Struct("<II")
+_CHECK = struct.Struct("<I")
+HEADER_BYTES = _SIZES.size + _CHECK.size
+
+
+class ForeignFileError(ValueError):
+    """The file is not a journal of this version; the message says what it is."""
+
+
+class Tail(StrEnum):
+    """How a file ends."""
+
+    WHOLE = "whole"
+    TORN = "torn"
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How far a file can be read: `end` is the offset after the last good frame."""
+
+    end: int
+    tail: Tail
+
+
+def frame(payload: bytes) -> bytes:
+    """Returns the payload as a frame. Raises OSError if it is longer than a reader takes."""
+    if len(payload) > MAX_PAYLOAD:
+        what = f"a record has {len(payload):,} bytes; the limit is {MAX_PAYLOAD:,}"
+        raise OSError(errno.EFBIG, what)
+    sizes = _SIZES.pack(len(payload), crc32(payload))
+    return sizes + _CHECK.pack(crc32(sizes)) + payload
+
+
+def check_first_line(data: "bytes | mmap.mmap") -> bool:
+    """Returns whether the first line is complete. Raises ForeignFileError if it is not of this version.
+
+    It is incomplete if the file is empty or ends within it.
+    """
+    start = bytes(data[: len(FIRST_LINE)])
+    if start == FIRST_LINE:
+        return True
+    if FIRST_LINE.startswith(start):
+        return False
+    if start.startswith(_ANY_VERSION):
+        found = bytes(data[len(_ANY_VERSION) : len(_ANY_VERSION) + 20]).split(b"\n")[0].decode("ascii", "replace")
+        raise ForeignFileError(f"has format {found}; this program reads format {VERSION} only")
+    raise ForeignFileError("is not a journal")
+
+
+class Frames:
+    """Iterates over the payloads after the first line; `extent` is known at the end."""
+
+    def __init__(self, data: "bytes | mmap.mmap") -> None:
+        """`data` begins with the first line (`check_first_line`)."""
+        self._data = data
+        self.extent = Extent(end=len(FIRST_LINE), tail=Tail.WHOLE)
+
+    def __iter__(self) -> Iterator[bytes]:
+        data, at, size = self._data, len(FIRST_LINE), len(self._data)
+        tail = Tail.WHOLE
+        while at < size:
+            body = at + HEADER_BYTES
+            if body > size:
+                tail = Tail.TORN
+                break
+            sizes = data[at : at + _SIZES.size]
+            length, checksum = _SIZES.unpack(sizes)
+            if _CHECK.unpack(data[at + _SIZES.size : body])[0] != crc32(sizes) or length > MAX_PAYLOAD:
+                tail = Tail.DAMAGED
+                break
+            if body + length > size:
+                tail = Tail.TORN
+                break
+            payload = data[body : body + length]
+            if crc32(payload) != checksum:
+                tail = Tail.DAMAGED
+                break
+            at = body + length
+            yield payload
+        self.extent = Extent(end=at, tail=tail)
+
+
+_CRASH, _REQUESTS = b"x", b"r"
+_MOST_BYTES = 64
+
+
+class JournalFolder:
+    """The folder, locked until `close` or the end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        """Creates the folder if it does not exist. Raises SettingError if it cannot be used or is held."""
+        self.path = path.absolute()
+        self.current = self.path / "journal"
+        """The journal. It is replaced as a whole (`aside`) or appended to."""
+        self.aside = self.path / "journal.new"
+        """The next journal while it is written. Left behind by a crash, it means nothing."""
+        self.damaged = self.path / "journal.damaged"
+        """The last journal that was damaged, for people."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_access(self.path)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise SettingError(f"journal: {self.path} cannot be used: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            if not isinstance(error, BlockingIOError):
+                raise SettingError(f"journal: {self.path} cannot be locked: {error.strerror}") from None
+            raise SettingError(
+                f"journal: another scheduler holds {self.path}; choose another folder with --journal"
+            ) from None
+        self.has_requests = _REQUESTS in self._notes()
+        """Whether the journal had requests when `mark_requests` was called last, also by an earlier scheduler."""
+
+    @property
+    def num_crashes(self) -> int:
+        """Schedulers in a row that ended by an error of their own."""
+        return self._notes().count(_CRASH)
+
+    def count_crash(self) -> None:
+        """Counts the end of this scheduler as a crash. On a full disk it does not count."""
+        self._note(self.num_crashes + 1)
+
+    def forget_crashes(self) -> None:
+        """Begins to count anew, because a scheduler ran for a while or ended in order."""
+        self._note(0)
+
+    def mark_requests(self, has_requests: bool) -> None:
+        """Notes whether the journal has requests, so that the next scheduler misses it if it is gone."""
+        if has_requests != self.has_requests:
+            self.has_requests = has_requests
+            self._note(self.num_crashes)
+
+    def _notes(self) -> bytes:
+        return os.pread(self._lock, _MOST_BYTES, 0)
+
+    def _note(self, num_crashes: int) -> None:
+        notes = (_REQUESTS if self.has_requests else b"") + num_crashes * _CRASH
+        with contextlib.suppress(OSError):
+            os.pwrite(self._lock, notes, 0)
+            os.ftruncate(self._lock, len(notes))
+
+    def close(self) -> None:
+        """Releases the lock."""
+        os.close(self._lock)
+
+    def sync(self) -> None:
+        """Makes renames in the folder durable. Raises OSError."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _check_access(path: Path) -> None:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise SettingError(f"journal: {path} is not a folder of this user")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise SettingError(
+            f"journal: {path} has mode {stat.S_IMODE(status.st_mode):04o}; it must be 0700, because others could read "
+            f"prompts there: chmod 700 {path}"
+        )
+
+
+log = logging.getLogger("tandem.core")
+
+# A file is rewritten when it is larger than this and than `_GROWTH` times its size after the last rewriting.
+_SMALL_BYTES, _GROWTH = 4 << 20, 3
+# Content of dropped requests stays in the file no longer than this.
+_ERASE_SECONDS = 30.0
+_RETRY_SECONDS = 5.0
+_SYNC_SECONDS = 1.0
+Snapshot = Callable[[], Iterable[bytes]]
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Sync(StrEnum):
+    """When appended records are forced to the disk. It matters only if the machine dies, not if the process does."""
+
+    OFF = "off"
+    SECOND = "second"
+    STEP = "step"
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    """An open journal file and its size."""
+
+    descriptor: int
+    write: Callable[[int, bytes], int]
+    size: int = 0
+
+    def append(self, data: bytes) -> None:
+        """Writes all of `data`. Raises OSError; the file then ends with a part of it."""
+        self.size += len(data)
+        while (written := self.write(self.descriptor, data)) < len(data):
+            data = data[written:]
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class JournalWriter:
+    """The journal of a running scheduler. No method raises OSError."""
+
+    folder: JournalFolder
+    _: KW_ONLY
+    snapshot: Snapshot
+    max_bytes: int
+    sync: Sync
+    now: InitVar[float]
+    # os.write, or a test's.
+    write: Callable[[int, bytes], int] = os.write
+    # One sentence while nothing is written, otherwise empty.
+    suspended: str = field(default="", init=False)
+    _file: _File | None = field(default=None, init=False)
+    _next: _File | None = field(default=None, init=False)
+    _syncing: "_Syncing | None" = field(default=None, init=False)
+    _base_bytes: int = field(default=0, init=False)
+    _dead_since: float | None = field(default=None, init=False)
+    _dirty: bool = field(default=False, init=False)
+    _synced_at: float = field(default=0.0, init=False)
+    _retry_at: float = field(default=0.0, init=False)
+
+    def __post_init__(self, now: float) -> None:
+        """Replaces the folder's journal by a snapshot."""
+        self._synced_at = self._retry_at = now
+        self._rewrite(now, wait=True)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the current file; 0 while the journal is suspended."""
+        return 0 if self._file is None else self._file.size
+
+    def _is_too_large(self) -> bool:
+        return self.size > self.max_bytes
+
+    def append(self, payloads: Iterable[bytes], now: float, *, drops: bool = False) -> None:
+        """Writes the payloads with one system call. `drops`: some content of the file is dead from now on."""
+        if drops and self._dead_since is None:
+            self._dead_since = now
+        if self._file is None:
+            return
+        try:
+            data = b"".join(map(frame, payloads))
+            for file in filter(None, (self._file, self._next)):
+                file.append(data)
+                if self.sync is Sync.STEP:
+                    os.fdatasync(file.descriptor)
+        except OSError as error:
+            self._suspend(f"cannot be written: {error.strerror}", now)
+            return
+        self._dirty = True
+        if self._is_too_large():
+            self._finish(now, wait=True)
+            if self._is_too_large():
+                self._rewrite(now, wait=True)
+
+    def mark_requests(self, has_requests: bool) -> None:
+        """Notes whether the file has requests, for the case that it is removed before the next start."""
+        if self._file is not None:
+            self.folder.mark_requests(has_requests)
+
+    def maintain(self, now: float) -> None:
+        """Called at least about once a second: syncs, rewrites, and ends a suspension."""
+        if self._file is None:
+            if now >= self._retry_at:
+                self._rewrite(now, wait=True)
+            return
+        self._finish(now, wait=False)
+        if self._syncing is not None or self.suspended:
+            return
+        is_dead = self._dead_since is not None and now >= self._dead_since + _ERASE_SECONDS
+        if is_dead or self._file.size > max(_SMALL_BYTES, _GROWTH * self._base_bytes):
+            self._rewrite(now, wait=False)
+        elif self.sync is Sync.SECOND and self._dirty and now >= self._synced_at + _SYNC_SECONDS:
+            self._dirty, self._synced_at = False, now
+            self._syncing = _Syncing(self._file.descriptor, data_only=True)
+
+    def close(self, now: float) -> None:
+        """Leaves a file with only live content, and closes it."""
+        if self._file is not None:
+            self._finish(now, wait=True)
+            self._rewrite(now, wait=True)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _rewrite(self, now: float, *, wait: bool) -> None:
+        """Writes the next file and begins to sync it."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.folder.aside)
+            self._next = _File(os.open(self.folder.aside, _FLAGS, 0o600), self.write)
+            payloads = list(self.snapshot())
+            self._next.append(FIRST_LINE + b"".join(map(frame, payloads)))
+        except OSError as error:
+            self._suspend(f"cannot be written: {error.strerror}", now)
+            return
+        if self._next.size > self.max_bytes:
+            size = self._next.size
+            self._suspend(f"would need {size:,} bytes for live requests; the limit is {self.max_bytes:,}", now)
+            return
+        self._dead_since = None
+        self._base_bytes = self._next.size
+        self._syncing = _Syncing(self._next.descriptor, data_only=False)
+        self._finish(now, wait=wait)
+
+    def _finish(self, now: float, *, wait: bool) -> None:
+        """Ends a sync that is complete; puts the next file in place if it was the one that was synced."""
+        syncing = self._syncing
+        if syncing is None or not syncing.is_done(wait=wait):
+            return
+        self._syncing = None
+        try:
+            if syncing.error is not None:
+                raise syncing.error
+            if self._next is None:
+                return
+            os.rename(self.folder.aside, self.folder.current)
+            if self.sync is not Sync.OFF:
+                self.folder.sync()
+        except OSError as error:
+            self._suspend(f"cannot be written: {error.strerror}", now)
+            return
+        if self._file is not None:
+            self._file.close()
+        self._file, self._next = self._next, None
+        if self.suspended:
+            log.warning("the journal %s is written again", self.folder.path)
+            self.suspended = ""
+
+    def _suspend(self, why: str, now: float) -> None:
+        if self._syncing is not None:
+            self._syncing.is_done(wait=True)
+            self._syncing = None
+        # Removing the current file may have freed the space that its next version needs.
+        self._retry_at = now if self._file is not None else now + _RETRY_SECONDS
+        left = self._remove()
+        for file in (self._file, self._next):
+            if file is not None:
+                file.close()
+        self._file = self._next = None
+        if not self.suspended:
+            log.error(
+                "the journal %s %s; it was removed%s, and it is tried again every %g s; streams continue, but would "
+                "not survive the death of this process",
+                *(self.folder.path, why, left, _RETRY_SECONDS),
+            )
+        self.suspended = f"the journal {self.folder.path} {why}; streams would not survive the scheduler's death"
+
+    def _remove(self) -> str:
+        """Removes both files. Returns a clause for the log if an old journal is still there."""
+        left = ""
+        self.folder.mark_requests(False)
+        for path in (self.folder.current, self.folder.aside):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                left = f" (not {path}: {error.strerror}; remove it before the next start)"
+        return left
+
+
+class _Syncing(threading.Thread):
+    """One sync of a file in a thread, because a disk may need long and steps must not wait."""
+
+    def __init__(self, descriptor: int, *, data_only: bool) -> None:
+        super().__init__(name="journal-sync", daemon=True)
+        self.error: OSError | None = None
+        self._descriptor = descriptor
+        self._data_only = data_only
+        self.start()
+
+    def run(self) -> None:
+        try:
+            (os.fdatasync if self._data_only else os.fsync)(self._descriptor)
+        except OSError as error:
+            self.error = error
+
+    def is_done(self, *, wait: bool) -> bool:
+        """Whether the sync has ended; waits for it if `wait`."""
+        if wait:
+            self.join()
+        return not self.is_alive()
