@@ -3,8 +3,8 @@
 The thread alone would go on in a process whose loop hangs, so a sign contains the loop's age: the time since its last
 turn, or since the begin of its step. A rank without signs is stopped or dead; one whose loop does not turn between
 steps hangs. Either way the group is lost. This process then ends at once, because its own loop may be in a collective
-call that waits for the lost rank, and kills the others of its host, because torch's agent would wait 30 s for one that
-is stopped. Owns the thread, and the socket once it runs.
+call that waits for the lost rank, and kills the others of its host, because the launcher would wait 5 s for one that is
+stopped. Owns the thread, and the socket once it runs.
 """
 
 import logging
