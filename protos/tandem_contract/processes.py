@@ -191,9 +191,15 @@ class Ended:
     # The pause in seconds before it is started again.
     then: float | GiveUp
 
+    @property
+    def told(self) -> str:
+        """Continues a sentence too: how it ended, why no other is started, and its last words."""
+        why = self.then.why if isinstance(self.then, GiveUp) else ""
+        return f"{self.how}{why}: {self.cause}"
+
     def __str__(self) -> str:
         if isinstance(self.then, GiveUp):
-            return f"the {self.name} {self.how}{self.then.why}: {self.cause}"
+            return f"the {self.name} {self.told}"
         return f"the {self.name} {self.how}; it starts again {f'in {self.then:.1f} s' if self.then else 'at once'}"
 
 
