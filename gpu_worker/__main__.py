@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_worker.failures import explain, is_expected
-from gpu_worker.group.failures import is_lost_peer
-from gpu_worker.group.hosts import check_keys, meeting_of
-from gpu_worker.group.launch import launch
-from gpu_worker.group.words import GROUP_LOST, RankLost
+from gpu_worker.group.failures import GROUP_LOST, RankLost, is_lost_peer
+from gpu_worker.group.launch import check_keys, launch, meeting_of
 from gpu_worker.link.remote import NoKey, read_keys
 from gpu_worker.native.build import build_ahead
 from gpu_worker.phases import begin_phase, log_phase
@@ -138,7 +136,7 @@ def leading(
     if not ranks.is_group:
         yield runner, lambda _: None
         return
-    from gpu_worker.group.leader import LeadingRunner
+    from gpu_worker.group.roles import LeadingRunner
 
     leader = LeadingRunner(runner, ranks, wires_of(ranks, together, settings, join))
     try:
@@ -157,7 +155,7 @@ def wires_of(ranks: Ranks, together: "Together", settings: WorkerSettings, join:
 
 def follow(runner: "PlanRunner", ranks: Ranks, wires: "Wires") -> None:
     """Carries out the leader's plans until the group ends."""
-    from gpu_worker.group.follower import Follower
+    from gpu_worker.group.roles import Follower
     from gpu_worker.step.runner import MAX_IN_FLIGHT
 
     Follower(runner, ranks, wires, max_in_flight=MAX_IN_FLIGHT).serve()

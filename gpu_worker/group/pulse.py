@@ -18,7 +18,8 @@ from contextlib import contextmanager, suppress
 
 import zmq
 
-from gpu_worker.group.words import GROUP_LOST, name_of, rank_of
+from gpu_worker.group.failures import GROUP_LOST
+from gpu_worker.group.wires import name_of, rank_of
 from gpu_worker.process.ranks import Ranks
 
 log = logging.getLogger(__name__)

@@ -4,14 +4,18 @@
 only.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from gpu_worker.group.launch import STORE_VARIABLE
 from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.memory.sizes import Sizes
 from gpu_worker.process.cpus import usable_cpus
@@ -67,7 +71,6 @@ def meet(ranks: Ranks, device: torch.device) -> Together:
     """Returns when all ranks are here."""
     if not ranks.is_group:
         return Alone()
-    from gpu_worker.group.collectives import Collectives
 
     return Collectives(ranks, device)
 
@@ -107,3 +110,49 @@ def least_sizes(sizes: Sizes, together: Together) -> Sizes:
     """The sizes that every rank has memory for."""
     least = together.least([getattr(sizes.geometry, name) for name in _SHARED_SIZES])
     return replace(sizes, geometry=replace(sizes.geometry, **dict(zip(_SHARED_SIZES, least, strict=True))))
+
+
+# Loading may differ between ranks by as much.
+START_SECONDS = 600.0
+
+
+class Collectives:
+    """What the ranks of one group decide together (`start.Together`)."""
+
+    is_group = True
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        """Waits until all ranks are here. Raises RuntimeError if they are not after START_SECONDS."""
+        self.ranks, self._device = ranks, device
+        timeout = timedelta(seconds=START_SECONDS)
+        # Torch names some groups by numbers.
+        self._hosts: Any
+        place: dict[str, Any] = {}
+        if path := os.environ.get(STORE_VARIABLE):
+            place = {"store": dist.FileStore(path, ranks.size), "rank": ranks.rank, "world_size": ranks.size}
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            dist.init_process_group("nccl", timeout=timeout, device_id=device, **place)
+            self._hosts = dist.new_group(backend="gloo", timeout=timeout)
+        else:
+            dist.init_process_group("gloo", timeout=timeout, **place)
+            self._hosts = dist.group.WORLD
+
+    def least(self, values: Sequence[int]) -> list[int]:
+        """The smallest of each value over the ranks."""
+        found = torch.tensor(list(values), dtype=torch.int64)
+        dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self._hosts)
+        return [int(value) for value in found]
+
+    def of_leader(self, value: float) -> float:
+        """The leader's value, on every rank."""
+        found = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(found, 0, group=self._hosts)
+        return float(found)
+
+    def share_tokens(self, tokens: Tensor) -> None:
+        """Overwrites the tokens with the leader's, in the stream of the step.
+
+        Logits may differ between ranks in the last bit, and then a draw; the next step must not.
+        """
+        dist.broadcast(tokens, 0)

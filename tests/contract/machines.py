@@ -235,8 +235,7 @@ class Ranks(Supervised):
 
     async def keep(self) -> None:
         """As `Supervised`."""
-        from gpu_worker.group.hosts import on_one_host
-        from gpu_worker.group.launch import ranks_of_host
+        from gpu_worker.group.launch import on_one_host, ranks_of_host
         from tandem_contract.child import python
 
         await self._keep_all(ranks_of_host(self.num_processes, python("rank"), on_one_host(), "/nowhere"))

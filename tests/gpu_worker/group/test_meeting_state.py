@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from gpu_worker.group.meeting_state import decoded, encoded, handler_of
+from gpu_worker.group.meeting import decoded, encoded, handler_of
 
 RUN = "group"
 

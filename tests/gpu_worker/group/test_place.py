@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousInfo, RendezvousStoreInfo
 
 from gpu_worker.group import meeting
-from gpu_worker.group.hosts import Meeting
+from gpu_worker.group.launch import Meeting
 from gpu_worker.group.meeting import Place
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 

@@ -13,7 +13,7 @@ import zmq
 
 from gpu_worker.group import pulse
 from gpu_worker.group.pulse import Pulse
-from gpu_worker.group.words import name_of
+from gpu_worker.group.wires import name_of
 from gpu_worker.process.ranks import Ranks
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 

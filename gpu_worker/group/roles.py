@@ -4,6 +4,8 @@ It asks for no answer: its own step cannot end before every rank has made the st
 collective calls.
 """
 
+import logging
+import signal
 import time
 from contextlib import suppress
 
@@ -11,13 +13,15 @@ import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.group.failures import RankLost
 from gpu_worker.group.pulse import Pulse
-from gpu_worker.group.wires import Wires
-from gpu_worker.group.words import FRAME, STOP, RankLost, name_of, rank_of
+from gpu_worker.group.wires import FRAME, HELLO, STOP, Wires, name_of, rank_of
 from gpu_worker.link.plan_runner import PlanRunner
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.wire.frames import Outcome
+from gpu_worker.wire.frames import Outcome, parse_frame
 from gpu_worker.wire.new_weights import WeightsLoader
+
+log = logging.getLogger(__name__)
 
 # Followers connect once their own start has ended.
 _CONNECT_SECONDS = 60.0
@@ -116,3 +120,51 @@ class LeadingRunner:
                 self._socket.send_multipart([name_of(rank), *parts], zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 raise RankLost(f"rank {rank} of {self._ranks.size} does not take frames: {error}") from error
+
+
+# While the device computes, and otherwise.
+_BUSY_POLL_MS, _IDLE_POLL_MS = 1, 500
+
+
+class Follower:
+    """One rank above 0."""
+
+    def __init__(self, runner: PlanRunner, ranks: Ranks, wires: Wires, *, max_in_flight: int) -> None:
+        """Tells the leader that this rank is here."""
+        self._runner, self._size, self._max_in_flight = runner, ranks.size, max_in_flight
+        self._pulse = Pulse(ranks, wires.signs)
+        self._socket = wires.frames
+        self._socket.send(HELLO)
+
+    def serve(self) -> None:
+        """Follows until the leader says STOP. Raises fatal exceptions of the runner."""
+        # At a terminal all ranks get the signal; the leader ends the group in order.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._pulse.start()
+        log.info("ready: this rank follows rank 0 of %d", self._size)
+        while True:
+            self._pulse.turn()
+            while self._runner.collect(wait=False) is not None:
+                pass
+            if not self._socket.poll(_BUSY_POLL_MS if self._runner.num_in_flight else _IDLE_POLL_MS):
+                continue
+            with self._pulse.step():
+                while self._runner.num_in_flight >= self._max_in_flight:
+                    self._runner.collect()
+                kind, *rest = self._socket.recv_multipart()
+                if kind == STOP:
+                    return
+                if kind == FRAME:
+                    self._handle(rest[0])
+
+    def _handle(self, frame: bytes) -> None:
+        message = parse_frame(frame)
+        match message.WhichOneof("message"):
+            case "plan":
+                self._runner.submit(message.plan)
+            case "load_weights":
+                assert self._runner.weights is not None, "every rank can load weights"
+                with self._pulse.exempt():
+                    self._runner.weights.load(message.load_weights)
+            case _:
+                self._runner.join(message.joined)
