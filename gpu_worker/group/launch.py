@@ -17,7 +17,6 @@ import socket
 import struct
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# For ranks that are told to end.
+# For ranks that are asked to end.
 _STOP_SECONDS = 5.0
 # It does not know when they serve.
 _POLICY = Policy(
@@ -282,21 +281,20 @@ class _Ranks:
         lines = [line for child in self._children for line in child.take()]
         ends = [child.end for child in self._children]
         if any(ends) and not self._is_lost:
+            for rank, child in enumerate(self._children, self._first):
+                # A rank that the kernel kills because memory ran out says nothing.
+                if child.end is not None and child.end < 0:
+                    log.warning("rank %d %s", rank, child.how_it_ended())
             self.lose()
         if None not in ends:
             refused = [end for end in ends if end in REFUSED_CODES]
             self.end = refused[0] if refused else GROUP_LOST if any(ends) else 0
-            self._tell_signals()
         return lines
 
     def lose(self) -> None:
-        """Ends all, because a rank of the group is lost. Any thread may call it."""
+        """Ends all at once, because a rank of the group is lost. Any thread may call it."""
         self._is_lost = True
-        for child in self._children:
-            child.signal(signal.SIGTERM)
-        late = threading.Timer(_STOP_SECONDS, self.kill)
-        late.daemon = True
-        late.start()
+        self.kill()
 
     def signal(self, number: signal.Signals) -> None:
         """To the leader, which ends the group in order; to all if it is on another host."""
@@ -311,9 +309,3 @@ class _Ranks:
     def how_it_ended(self) -> str:
         """As `Child`."""
         return "is lost" if self.end == GROUP_LOST else f"ended with exit code {self.end}"
-
-    def _tell_signals(self) -> None:
-        # A rank that the kernel kills because memory ran out says nothing. The rest were sent SIGTERM.
-        for rank, child in enumerate(self._children, self._first):
-            if child.end is not None and child.end < 0 and child.end != -signal.SIGTERM:
-                log.warning("rank %d %s", rank, child.how_it_ended())
