@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, ValidationError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousConnectionError,
@@ -46,6 +46,8 @@ _KEEP_ALIVE_SECONDS, _KEEP_ALIVE_TRIES = 1, 5
 _PAUSE_SECONDS, _ASK_SECONDS = 1.0, 1.0
 # The ranks have a store of their own for each start: this one still has what earlier starts left in it.
 _OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+# Of a state in the store.
+_MOST_BYTES = 1 << 20
 _LOGS = "torch.distributed.elastic"
 
 
@@ -183,25 +185,23 @@ def _within(seconds: float, call: Callable[[], Answer]) -> Answer:
         raise RendezvousConnectionError(f"no answer in {seconds:g} s") from None
 
 
-_MOST_BYTES = 1 << 20
+def _node(text: object) -> _NodeDesc:
+    addr, pid, local_id = str(text).rsplit(" ", 2)
+    return _NodeDesc(addr, int(pid), int(local_id))
 
 
-class _Host(BaseModel):
-    """A launcher at the meeting. rank: its number among the hosts, if it takes part. seen: when it last gave a sign."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    addr: str = Field(max_length=255)
-    pid: int
-    local_id: int
-    rank: int | None = None
-    waits: bool = False
-    is_spare: bool = False
-    seen: datetime | None = None
+# A launcher, as `ADDRESS PROCESS NUMBER`.
+_Node = Annotated[
+    _NodeDesc,
+    PlainValidator(_node),
+    PlainSerializer(lambda node: f"{node.addr} {node.pid} {node.local_id}", return_type=str),
+]
+# Sorted, so that equal states are the same bytes.
+_Nodes = Annotated[set[_Node], PlainSerializer(sorted, return_type=list[_Node])]
 
 
 class _State(BaseModel):
-    """The meeting."""
+    """The state of a meeting, with the fields of torch's."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -209,63 +209,47 @@ class _State(BaseModel):
     complete: bool
     deadline: datetime | None
     closed: bool
-    hosts: list[_Host]
+    # Their numbers among the hosts.
+    participants: dict[_Node, int]
+    wait_list: _Nodes
+    redundancy_list: _Nodes
+    # When each has last given a sign.
+    last_heartbeats: dict[_Node, datetime]
+
+
+class Json:
+    """The part of the module `pickle` that torch's rendezvous uses, with checked JSON.
+
+    Torch unpickles what it reads, so whoever reaches the port of the store could run code in every launcher.
+    """
+
+    # `loads` raises the error that torch makes of this one.
+    PickleError = ValueError
+
+    @staticmethod
+    def dumps(state: _RendezvousState) -> bytes:
+        """The same bytes for equal states."""
+        fields = {
+            name: dict(sorted(value.items())) if isinstance(value, dict) else value
+            for name, value in vars(state).items()
+        }
+        return _State.model_construct(**fields).model_dump_json().encode()
+
+    @staticmethod
+    def loads(data: bytes) -> _RendezvousState:
+        """Raises RendezvousStateError."""
+        if len(data) > _MOST_BYTES:
+            raise RendezvousStateError(f"the state of the meeting has {len(data)} bytes; the limit is {_MOST_BYTES}")
+        try:
+            plain = _State.model_validate_json(data)
+        except ValidationError as error:
+            raise RendezvousStateError("the state of the meeting is not one of a launcher of this version") from error
+        state = _RendezvousState()
+        vars(state).update(dict(plain))
+        return state
 
 
 def handler_of(parameters: RendezvousParameters) -> RendezvousHandler:
     """A place at the meeting. Raises RendezvousError."""
-    dynamic_rendezvous.pickle = _Json  # type: ignore[attr-defined]
+    dynamic_rendezvous.pickle = Json  # type: ignore[attr-defined]
     return get_rendezvous_handler(parameters)
-
-
-def encoded(state: _RendezvousState) -> bytes:
-    """The state as JSON, the same bytes for equal states."""
-    known = {*state.participants, *state.wait_list, *state.redundancy_list, *state.last_heartbeats}
-    hosts = [
-        _Host(
-            addr=each.addr,
-            pid=each.pid,
-            local_id=each.local_id,
-            rank=state.participants.get(each),
-            waits=each in state.wait_list,
-            is_spare=each in state.redundancy_list,
-            seen=state.last_heartbeats.get(each),
-        )
-        for each in sorted(known)
-    ]
-    plain = _State(
-        round=state.round, complete=state.complete, deadline=state.deadline, closed=state.closed, hosts=hosts
-    )
-    return plain.model_dump_json().encode()
-
-
-def decoded(data: bytes) -> _RendezvousState:
-    """The state of this JSON. Raises RendezvousStateError."""
-    if len(data) > _MOST_BYTES:
-        raise RendezvousStateError(f"the state of the meeting has {len(data)} bytes; the limit is {_MOST_BYTES}")
-    try:
-        plain = _State.model_validate_json(data)
-    except ValidationError as error:
-        raise RendezvousStateError("the state of the meeting is not one of a launcher of this version") from error
-    state = _RendezvousState()
-    state.round, state.complete, state.closed = plain.round, plain.complete, plain.closed
-    state.deadline = plain.deadline
-    for host in plain.hosts:
-        each = _NodeDesc(host.addr, host.pid, host.local_id)
-        if host.rank is not None:
-            state.participants[each] = host.rank
-        if host.waits:
-            state.wait_list.add(each)
-        if host.is_spare:
-            state.redundancy_list.add(each)
-        if host.seen is not None:
-            state.last_heartbeats[each] = host.seen
-    return state
-
-
-class _Json:
-    """The part of the module `pickle` that torch's rendezvous uses."""
-
-    # `decoded` raises the error that torch makes of this one.
-    PickleError = ValueError
-    dumps, loads = staticmethod(encoded), staticmethod(decoded)

@@ -1,7 +1,8 @@
-"""The leader's side of a group: passes the scheduler's frames to the other ranks before it acts on them itself.
+"""The roles of ranks: the leader passes the scheduler's frames on before it acts on them, the others carry them out.
 
-It asks for no answer: its own step cannot end before every rank has made the step's
-collective calls.
+The leader asks for no answer: its own step cannot end before every rank has made the step's collective calls. A
+follower applies the same plans to the same row tables, so a plan that does not fit its tables has the same fate as on
+the leader. It ends when the leader says so; `pulse` ends it if the leader is lost.
 """
 
 import logging
@@ -27,18 +28,8 @@ log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 60.0
 # For the last word.
 _LINGER_MS = 200
-
-
-class _Loading:
-    """Loads new weights while this rank is not expected to turn."""
-
-    def __init__(self, loader: WeightsLoader, pulse: Pulse) -> None:
-        self._loader, self._pulse = loader, pulse
-
-    def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
-        """As `WeightsLoader`."""
-        with self._pulse.exempt():
-            return self._loader.load(order)
+# Of a follower, while the device computes, and otherwise.
+_BUSY_POLL_MS, _IDLE_POLL_MS = 1, 500
 
 
 class LeadingRunner:
@@ -75,8 +66,13 @@ class LeadingRunner:
     @property
     def weights(self) -> WeightsLoader | None:
         """As `PlanRunner`. The followers load too, because they get the scheduler's frame (`forward`)."""
-        loader = self._runner.weights
-        return None if loader is None else _Loading(loader, self._pulse)
+        return None if self._runner.weights is None else self
+
+    def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
+        """As `WeightsLoader`. Meanwhile this rank is not expected to turn."""
+        assert self._runner.weights is not None, "it has a loader"
+        with self._pulse.exempt():
+            return self._runner.weights.load(order)
 
     @property
     def constraints(self) -> Constraints | None:
@@ -120,10 +116,6 @@ class LeadingRunner:
                 self._socket.send_multipart([name_of(rank), *parts], zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 raise RankLost(f"rank {rank} of {self._ranks.size} does not take frames: {error}") from error
-
-
-# While the device computes, and otherwise.
-_BUSY_POLL_MS, _IDLE_POLL_MS = 1, 500
 
 
 class Follower:
