@@ -56,8 +56,6 @@ STORE_VARIABLE = "_TANDEM_RANKS"
 _CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 # As torchrun sets them.
 _DEFAULTS = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", _CPP_LEVEL: "WARNING"}
-# The run id of a group on several hosts; what follows is no process's number.
-HOSTS_PREFIX = "hosts-"
 _ENDPOINT = re.compile(r"(?P<host>[^\s:/\[\]]+):(?P<port>\d{1,5})")
 # Linux: the IPv4 address of an interface; the length of struct ifreq, and where in it the address is.
 _SIOCGIFADDR, _IFREQ_BYTES, _ADDRESS_AT = 0x8915, 256, slice(20, 24)
@@ -110,9 +108,8 @@ def meeting_of(settings: WorkerSettings) -> Meeting:
     host, port = matched["host"], int(matched["port"])
     address = settings.local_addr or _address_towards(host, port)
     _check_address(address, host)
-    return Meeting(
-        num_hosts=settings.nnodes, host=host, port=port, run_id=f"{HOSTS_PREFIX}{settings.rdzv_id}", address=address
-    )
+    # What follows the dash is no process's number, unlike on one host.
+    return Meeting(num_hosts=settings.nnodes, host=host, port=port, run_id=f"hosts-{settings.rdzv_id}", address=address)
 
 
 def check_keys(settings: WorkerSettings, ranks: Ranks) -> None:
@@ -283,7 +280,7 @@ class _Ranks:
         if any(ends) and not self._is_lost:
             for rank, child in enumerate(self._children, self._first):
                 # A rank that the kernel kills because memory ran out says nothing.
-                if child.end is not None and child.end < 0:
+                if child.end is not None and child.end < 0 and child.end != -signal.SIGTERM:
                     log.warning("rank %d %s", rank, child.how_it_ended())
             self.lose()
         if None not in ends:

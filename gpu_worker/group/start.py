@@ -100,7 +100,7 @@ def part_of_rank(
     """
     if not ranks.is_group:
         return whole, None, None
-    from gpu_worker.sharding.proven import proven
+    from gpu_worker.sharding.plan import proven
     from gpu_worker.sharding.trial import trial_of
     from gpu_worker.sharding.twin import part_of
 
