@@ -44,9 +44,7 @@ _OF_NODES = {"RAY_AUTH_MODE": "token", "RAY_gcs_rpc_server_reconnect_timeout_s":
 _CHECKS = {"period_ms": "500", "timeout_ms": "1000", "failure_threshold": "3"}
 
 
-class Head(BaseModel):
-    """The flags of `head`."""
-
+class _Head(BaseModel):
     port: int = number(6379, 1, 65535, "PORT", "port of the head")
 
 
@@ -55,7 +53,7 @@ class _Status(Named):
 
 
 _COMMANDS: dict[str, type[BaseModel]] = {
-    "head": Head, "up": Fleet, "status": _Status, "scale": Sized, "retry": Named, "down": Named,
+    "head": _Head, "up": Fleet, "status": _Status, "scale": Sized, "retry": Named, "down": Named,
 }  # fmt: skip
 
 
@@ -65,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         command, settings = parse(arguments)
         if importlib.util.find_spec("ray") is None:
             raise ClusterFailed("it needs Ray: pip install 'tandem-inference[ray]', on every node of the cluster")
-        if isinstance(settings, Head):
+        if isinstance(settings, _Head):
             return start_head(settings.port, os.environ)
         use_token(os.environ)
         from gpu_worker.cluster import ray_workers
@@ -92,8 +90,10 @@ def parse(arguments: Sequence[str]) -> tuple[str, BaseModel]:
     if of_worker and command != "up":
         raise SettingError(f"{command} takes no flags of the worker after --")
     if command == "scale":
-        # The number comes first or last.
-        own.insert(0 if own and not own[0].startswith("-") else max(0, len(own) - 1), "--workers")
+        # Its number is the word that is no flag and no flag's value.
+        values = {n + 1 for n, word in enumerate(own) if word[:1] == "-" and "=" not in word}
+        place = next((n for n, word in enumerate(own) if word[:1] != "-" and n not in values), len(own))
+        own.insert(place, "--workers")
     program = Program(command=f"{_PROGRAM} {command}", model=_COMMANDS[command], description=_HELP.splitlines()[2])
     settings = program.read(own, {})
     if isinstance(settings, Fleet):

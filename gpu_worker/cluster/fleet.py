@@ -11,12 +11,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 import gpu_worker
 from gpu_worker.link.remote import HOW_TO_MAKE, check_address
@@ -26,6 +26,7 @@ from tandem_contract.log_lines import may_have_cause
 from tandem_contract.processes import Heard, Policy, State, Supervisor, run
 from tandem_contract.settings import SettingError, number
 
+_Resources = Mapping[str, float]
 # Flags of the worker that the fleet sets.
 _OWN_FLAGS = ("--connect", "--keys", "--exit-with-parent", "--ranks")
 GRACE_SECONDS = 30.0
@@ -39,8 +40,6 @@ class ClusterFailed(RuntimeError):
 
 class Named(BaseModel):
     """The flags of all commands on a fleet."""
-
-    model_config = ConfigDict(frozen=True)
 
     address: str = Field("auto", title="HOST:PORT", description="the head; default: the cluster of this host")
     name: str = Field("tandem", title="NAME", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="of the fleet")
@@ -180,12 +179,12 @@ class Worker:
         return Heard.SERVES if "joined the scheduler" in line else Heard.WORDS
 
 
-def why_not_placed(placed: int, count: int, one: Mapping[str, float], nodes: Mapping[str, Mapping[str, float]]) -> str:
-    """Why only `placed` of `count` workers found a node. nodes: all resources of each, in use or not, by its name."""
+def why_not_placed(placed: int, count: int, one: _Resources, nodes: Iterable[tuple[str, _Resources]]) -> str:
+    """Why only `placed` of `count` workers found a node. nodes: the name and all resources of each, in use or not."""
 
-    def amounts(of: Mapping[str, float]) -> str:
+    def amounts(of: _Resources) -> str:
         return f"{of.get('GPU', 0):g} GPU and {of.get('CPU', 0):g} CPU"
 
-    held = ", ".join(f"{name} has {amounts(resources)}" for name, resources in nodes.items()) or "none is there"
+    held = ", ".join(f"{name} has {amounts(resources)}" for name, resources in nodes) or "none is there"
     found = f"{placed} of {count} workers found {amounts(one)} free on a node; nodes: {held}"
     return f"{found}; add nodes, or place fewer; workers without a GPU need --device cpu"

@@ -132,12 +132,14 @@ def _place(fleet: Fleet, wanted: Iterable[int], wait_seconds: float) -> None:
     spread = ray.remote(max_restarts=-1, max_concurrency=4, num_cpus=one["CPU"], num_gpus=one["GPU"])(Worker)
     options = {"lifetime": "detached", "scheduling_strategy": "SPREAD"}
     actors = [spread.options(name=str(number), **options).remote(fleet, number) for number in wanted]
-    answers = [actor.report.remote() for actor in actors]
-    if (found := _wait(answers, wait_seconds)) < len(answers):
-        _end(actors)
-        alive = [each for each in ray.nodes() if each["Alive"]]
-        nodes = {each.get("NodeName") or each["NodeManagerAddress"]: each["Resources"] for each in alive}
-        raise ClusterFailed(why_not_placed(found, len(answers), one, nodes))
+    asked = {actor.report.remote(): actor for actor in actors}
+    found, missing = ray.wait(list(asked), num_returns=len(asked), timeout=wait_seconds) if asked else ([], [])
+    if missing:
+        for each in missing:
+            ray.kill(asked[each], no_restart=True)
+        _end([asked[each] for each in found])
+        nodes = [(each["NodeName"], each["Resources"]) for each in ray.nodes() if each["Alive"]]
+        raise ClusterFailed(why_not_placed(len(found), len(asked), one, nodes))
 
 
 def _end(actors: list[Any]) -> None:

@@ -156,6 +156,7 @@ def _meet(handler: RendezvousHandler, num_ranks: int) -> dict[str, str]:
     met.store.set(f"ranks/{met.rank}", str(num_ranks))
     counts = [int(met.store.get(f"ranks/{host}")) for host in range(met.world_size)]
     leader = met.bootstrap_store_info
+    assert leader is not None, "c10d tells where rank 0 listens"
     return {
         "RANK": str(sum(counts[: met.rank])),
         "WORLD_SIZE": str(sum(counts)),
@@ -229,11 +230,10 @@ class Json:
     @staticmethod
     def dumps(state: _RendezvousState) -> bytes:
         """The same bytes for equal states."""
-        fields = {
-            name: dict(sorted(value.items())) if isinstance(value, dict) else value
-            for name, value in vars(state).items()
-        }
-        return _State.model_construct(**fields).model_dump_json().encode()
+        plain = _State.model_construct()
+        for name, value in vars(state).items():
+            setattr(plain, name, dict(sorted(value.items())) if isinstance(value, dict) else value)
+        return plain.model_dump_json().encode()
 
     @staticmethod
     def loads(data: bytes) -> _RendezvousState:

@@ -69,6 +69,7 @@ def test_gpus_follow_the_device(flags: tuple[str, ...], gpus: int) -> None:
         (("up", "--connect", "tcp://x:1", "--keys", "keys"), "keys is keys; it must be an absolute path"),
         (("down", "--", "--model", "x"), "down takes no flags of the worker"),
         (("scale",), "--workers has no value; it must be a whole number from 1 to 1,024"),
+        (("scale", "1", "2"), "there is no flag 2"),
         (("scale", "1025"), "--workers is 1025; it must be a whole number from 1 to 1,024"),
         (("head", "--port", "70000"), "--port is 70000; it must be a whole number from 1 to 65,535"),
         (("grow",), "there is no command grow; it must be one of head, up, status, scale, retry, down"),
@@ -82,8 +83,11 @@ def test_wrong_arguments_are_refused_by_name(
     assert message in output and output.startswith("gpu_worker.cluster: ") and output.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [("6", "--name", "x"), ("--name", "x", "6"), ("--name=x", "6")])
-def test_the_number_of_workers_comes_first_or_last(arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [("6", "--name", "x"), ("--name", "x", "6"), ("--name=x", "6"), ("--name", "x", "6", "--wait-seconds", "1")],
+)
+def test_the_number_of_workers_stands_anywhere(arguments: tuple[str, ...]) -> None:
     _, asked = parse(["scale", *arguments])
     assert isinstance(asked, Sized) and (asked.workers, asked.name) == (6, "x")
 

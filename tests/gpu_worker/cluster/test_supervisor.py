@@ -173,12 +173,13 @@ def test_pauses_double_within_bounds_and_a_steady_worker_starts_afresh() -> None
 
 
 def test_nodes_that_are_too_small_are_listed() -> None:
-    nodes = {"a": {"CPU": 8.0, "GPU": 2.0, "memory": 1e9}, "b": {"CPU": 4.0}}
+    # Nodes may have the same name.
+    nodes = [("a", {"CPU": 8.0, "GPU": 2.0, "memory": 1e9}), ("a", {"CPU": 4.0})]
     assert why_not_placed(2, 3, {"CPU": 1, "GPU": 1}, nodes) == (
-        "2 of 3 workers found 1 GPU and 1 CPU free on a node; nodes: a has 2 GPU and 8 CPU, b has 0 GPU and 4 CPU; "
+        "2 of 3 workers found 1 GPU and 1 CPU free on a node; nodes: a has 2 GPU and 8 CPU, a has 0 GPU and 4 CPU; "
         "add nodes, or place fewer; workers without a GPU need --device cpu"
     )
-    assert "nodes: none is there;" in why_not_placed(0, 1, {"CPU": 1}, {})
+    assert "nodes: none is there;" in why_not_placed(0, 1, {"CPU": 1}, [])
 
 
 def test_a_report_reads_as_a_line() -> None:
