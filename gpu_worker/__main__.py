@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gpu_worker")
 
-# A follower waits so long before it says why it cannot serve.
-_LEADER_FIRST_SECONDS = 1.0
+# A follower waits so long before it says why it cannot serve: on a busy machine the leader is later by seconds.
+_LEADER_FIRST_SECONDS = 5.0
 # Torch reads all of them, in 2.11 and in 2.13; the first is for every kind of accelerator.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
