@@ -29,8 +29,7 @@ from tandem_contract.settings import SettingError, number
 _Resources = Mapping[str, float]
 # Flags of the worker that the fleet sets.
 _OWN_FLAGS = ("--connect", "--keys", "--exit-with-parent", "--ranks")
-GRACE_SECONDS = 30.0
-_MAX_LINE = 500
+GRACE_SECONDS, _MAX_LINE = 30.0, 500
 _FOLDER = str(Path(gpu_worker.__file__).parents[1])
 
 

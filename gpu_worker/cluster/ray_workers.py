@@ -20,10 +20,11 @@ from gpu_worker.failures import first_line
 from tandem_contract.processes import State
 
 _ANSWER_SECONDS, _PROBE_SECONDS, _LOOK_SECONDS = 5.0, 3.0, 0.5
+# For an actor's own start, beside the time for a node.
+_START_SECONDS = 10.0
 # Of an actor that does not answer, and of one that cannot be made.
 _WAITING, _BROKEN = "waiting", "broken"
 _HEAD = "`python -m gpu_worker.cluster head` starts"
-_MAX_LINE = 300
 
 
 def carry_out(command: str, asked: Any) -> int:
@@ -120,20 +121,20 @@ def _report(number: int, answer: Any) -> Report:
     if not isinstance(answer, ActorDiedError):
         return Report(number=number, state=_WAITING, cause="no node has room, or its node starts it or is silent")
     # The last line has the exception of its constructor.
-    lines = [line.strip()[:_MAX_LINE] for line in str(answer).splitlines() if line.strip()]
+    lines = [line.strip()[:300] for line in str(answer).splitlines() if line.strip()]
     missing = [line for line in lines if "No module named" in line]
     hint = "; install the same version of Tandem on every node" if missing else ""
     return Report(number=number, state=_BROKEN, cause=f"{(missing or lines)[-1]}{hint}")
 
 
-def _place(fleet: Fleet, wanted: Iterable[int], wait_seconds: float) -> None:
+def _place(fleet: Fleet, wanted: Iterable[int], place_seconds: float) -> None:
     """Places workers of these numbers. Raises ClusterFailed, and ends them, if not all find a node in time."""
-    one = fleet.resources()
+    one, seconds = fleet.resources(), place_seconds + _START_SECONDS
     spread = ray.remote(max_restarts=-1, max_concurrency=4, num_cpus=one["CPU"], num_gpus=one["GPU"])(Worker)
     options = {"lifetime": "detached", "scheduling_strategy": "SPREAD"}
     actors = [spread.options(name=str(number), **options).remote(fleet, number) for number in wanted]
     asked = {actor.report.remote(): actor for actor in actors}
-    found, missing = ray.wait(list(asked), num_returns=len(asked), timeout=wait_seconds) if asked else ([], [])
+    found, missing = ray.wait(list(asked), num_returns=len(asked), timeout=seconds) if asked else ([], [])
     if missing:
         for each in missing:
             ray.kill(asked[each], no_restart=True)
