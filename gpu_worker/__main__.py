@@ -22,10 +22,8 @@ from gpu_worker.checkpoint.folder import check_folder, locate
 from gpu_worker.checkpoint.generation import read_generation
 from gpu_worker.failures import explain, is_expected
 from gpu_worker.geometry import Geometry, check_window, default_chunk_align, default_max_rows
-from gpu_worker.group.failures import is_lost_peer
-from gpu_worker.group.hosts import check_keys, meeting_of
-from gpu_worker.group.launch import launch
-from gpu_worker.group.words import GROUP_LOST, RankLost
+from gpu_worker.group.failures import GROUP_LOST, RankLost, is_lost_peer
+from gpu_worker.group.launch import check_keys, launch, meeting_of
 from gpu_worker.link.remote import NoKey, check_address, read_keys
 from gpu_worker.native.build import build_ahead
 from gpu_worker.phases import begin_phase, log_phase
@@ -48,8 +46,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gpu_worker")
 
-# A follower waits so long before it says why it cannot serve.
-_LEADER_FIRST_SECONDS = 1.0
+# A follower waits so long before it says why it cannot serve: on a busy machine the leader is later by seconds.
+_LEADER_FIRST_SECONDS = 5.0
 # Torch reads all of them, in 2.11 and in 2.13; the first is for every kind of accelerator.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -163,7 +161,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
     from gpu_worker.step.runner import MAX_IN_FLIGHT
 
     if not ranks.is_leader:
-        from gpu_worker.group.follower import Follower
+        from gpu_worker.group.roles import Follower
 
         Follower(runner, ranks, wires_of(ranks, together, settings, join), max_in_flight=MAX_IN_FLIGHT).serve()
         return
@@ -187,7 +185,7 @@ def leading(
     if not ranks.is_group:
         yield runner, lambda _: None
         return
-    from gpu_worker.group.leader import LeadingRunner
+    from gpu_worker.group.roles import LeadingRunner
 
     leader = LeadingRunner(runner, ranks, wires_of(ranks, together, settings, join))
     try:

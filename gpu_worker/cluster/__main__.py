@@ -1,152 +1,135 @@
 """`python -m gpu_worker.cluster`: places workers on a Ray cluster, shows them, changes their number, ends them.
 
-Owns the commands' output and exit codes: 0 done, 1 failed, 2 wrong arguments, 130 interrupted.
+Owns the commands' names, help and exit codes: 0 done, 1 failed, 2 wrong arguments, 130 interrupted. And the head of a
+cluster on this host: Ray's own command, with checks that find a silent node within seconds, where Ray takes a minute.
 """
 
 import gpu_worker.process.import_path  # noqa: F401
 
 # isort: split
-import argparse
 import importlib.util
-import json
 import os
+import shutil
+import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 
-from gpu_worker.cluster.arguments import fleet_of_flags, parse
-from gpu_worker.cluster.fleet import FleetRefused
-from gpu_worker.cluster.head import HeadFailed, node_hint, start_head, use_token
-from gpu_worker.cluster.reports import FAILED_STATES, Report, State, line_of, summary_of
+from pydantic import BaseModel, Field
 
-_LOOK_SECONDS = 0.5
-_NEEDS_RAY = "it needs Ray: pip install 'tandem-inference[ray]', on every node of the cluster"
+from gpu_worker.cluster.fleet import ClusterFailed, Fleet, Named, Sized
+from tandem_contract.settings import Program, SettingError, number
+
+_PROGRAM = "python -m gpu_worker.cluster"
+_HELP = f"""\
+usage: {_PROGRAM} COMMAND [FLAG ...]
+
+Place workers on the machines of a Ray cluster. Ray starts their processes, and starts them again on a node
+that is left; plans, tokens, weights and keys never pass through it.
+
+commands ({_PROGRAM} COMMAND --help lists the flags):
+  head      start a cluster with this host as its head
+  up        place workers; flags of the worker follow --
+  status    show each worker
+  scale N   change the number of workers
+  retry     start those again that were given up
+  down      end all workers of the fleet
+
+Each node needs Tandem with the extras worker and ray, the model, and a folder of keys at the same path (`tandem keys`).
+Run these commands on a node of the cluster.
+"""
+# Nodes go on for so long without their head, and with them their workers.
+_OF_NODES = {"RAY_AUTH_MODE": "token", "RAY_gcs_rpc_server_reconnect_timeout_s": "3600"}
+# A node is given up after three checks, each of which waits at most a second.
+_CHECKS = {"period_ms": "500", "timeout_ms": "1000", "failure_threshold": "3"}
+
+
+class _Head(BaseModel):
+    port: int = number(6379, 1, 65535, "PORT", "port of the head")
+
+
+class _Status(Named):
+    as_json: bool = Field(False, alias="json", description="print one JSON object per worker")
+
+
+_COMMANDS: dict[str, type[BaseModel]] = {
+    "head": _Head, "up": Fleet, "status": _Status, "scale": Sized, "retry": Named, "down": Named,
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     try:
-        parsed = parse(arguments)
-        if parsed.command == "up":
-            # Checked before anything is started.
-            parsed.fleet = fleet_of_flags(parsed)
-    except FleetRefused as error:
-        return _failed(str(error), 2)
-    if importlib.util.find_spec("ray") is None:
-        return _failed(_NEEDS_RAY, 1)
-    if parsed.command == "head":
-        return _head(parsed)
-    use_token(os.environ)
-    from gpu_worker.cluster import ray_workers
+        command, settings = parse(arguments)
+        if importlib.util.find_spec("ray") is None:
+            raise ClusterFailed("it needs Ray: pip install 'tandem-inference[ray]', on every node of the cluster")
+        if isinstance(settings, _Head):
+            return start_head(settings.port, os.environ)
+        use_token(os.environ)
+        from gpu_worker.cluster import ray_workers
 
-    try:
-        ray_workers.connect(parsed.address, parsed.name)
-        return _COMMANDS[parsed.command](parsed)
-    except ray_workers.ClusterFailed as error:
-        return _failed(str(error), 1)
+        return ray_workers.carry_out(command, settings)
+    except (ValueError, ClusterFailed) as error:
+        print(f"gpu_worker.cluster: {'; '.join(str(error).splitlines())}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
         print("interrupted; the workers go on, and `status` shows them", file=sys.stderr)
         return 130
-    finally:
-        ray_workers.disconnect()
 
 
-def _failed(why: str, code: int) -> int:
-    print(f"gpu_worker.cluster: {why}", file=sys.stderr)
-    return code
+def parse(arguments: Sequence[str]) -> tuple[str, BaseModel]:
+    """Returns the command and its flags, all of them checked. Raises ValueError; --help raises SystemExit."""
+    command, *given = arguments or ("--help",)
+    if command in ("-h", "--help"):
+        print(_HELP, end="")
+        raise SystemExit(0)
+    if command not in _COMMANDS:
+        raise SettingError(f"there is no command {command}; it must be one of {', '.join(_COMMANDS)}")
+    place = given.index("--") if "--" in given else len(given)
+    own, of_worker = given[:place], given[place + 1 :]
+    if of_worker and command != "up":
+        raise SettingError(f"{command} takes no flags of the worker after --")
+    if command == "scale":
+        # Its number is the word that is no flag and no flag's value.
+        values = {n + 1 for n, word in enumerate(own) if word[:1] == "-" and "=" not in word}
+        place = next((n for n, word in enumerate(own) if word[:1] != "-" and n not in values), len(own))
+        own.insert(place, "--workers")
+    program = Program(command=f"{_PROGRAM} {command}", model=_COMMANDS[command], description=_HELP.splitlines()[2])
+    settings = program.read(own, {})
+    if isinstance(settings, Fleet):
+        return command, settings.model_copy(update={"flags": tuple(of_worker)}).checked()
+    return command, settings
 
 
-def _head(parsed: argparse.Namespace) -> int:
-    try:
-        address = start_head(parsed.port)
-    except HeadFailed as error:
-        return _failed(str(error), 1)
+def environment(given: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the head's processes; what is set already stays."""
+    return {**{f"RAY_health_check_{name}": value for name, value in _CHECKS.items()}, **_OF_NODES, **given}
+
+
+def use_token(variables: MutableMapping[str, str]) -> None:
+    """Sets Ray's authentication for this process if this user has a token. Called before Ray is imported."""
+    own = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    if any(variables.get(name) for name in own) or (Path.home() / ".ray" / "auth_token").exists():
+        variables.setdefault("RAY_AUTH_MODE", "token")
+
+
+def start_head(port: int, given: Mapping[str, str]) -> int:
+    """Starts the head, with a token for its nodes; Ray prints their command. Raises ClusterFailed."""
+    # Beside this interpreter, else on PATH.
+    beside, variables = Path(sys.executable).with_name("ray"), environment(given)
+    ray = str(beside) if beside.exists() else shutil.which("ray") or "ray"
+    # No work is placed on it, and it shows no dashboard.
+    commands = [["start", "--head", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats"]]
+    if variables["RAY_AUTH_MODE"] == "token" and "RAY_AUTH_TOKEN" not in variables:
+        commands.insert(0, ["get-auth-token", "--generate"])
+    for command in commands:
+        if code := subprocess.call([ray, *command], env=variables):
+            raise ClusterFailed(f"`ray {' '.join(command)}` failed with exit code {code}")
     print(
-        f"the head of a cluster runs at {address}; `ray stop` ends it\n"
-        f"on each other node, with a copy of ~/.ray/auth_token (mode 0600):\n  {node_hint(address)}"
+        "on each other node, with a copy of ~/.ray/auth_token (mode 0600), before that command: "
+        f"export {' '.join(f'{name}={value}' for name, value in _OF_NODES.items())}"
     )
     return 0
-
-
-def _up(parsed: argparse.Namespace) -> int:
-    from gpu_worker.cluster import ray_workers
-
-    if existing := ray_workers.numbers(parsed.name):
-        return _failed(f"{len(existing)} workers of {parsed.name} are up: `scale N` changes their number", 1)
-    ray_workers.place(parsed.fleet, range(parsed.workers), parsed.place_seconds)
-    return _watch(parsed)
-
-
-def _scale(parsed: argparse.Namespace) -> int:
-    from gpu_worker.cluster import ray_workers
-
-    existing = ray_workers.numbers(parsed.name)
-    fleet = ray_workers.fleet_of(parsed.name)
-    ray_workers.end(parsed.name, existing[parsed.workers :])
-    free = (number for number in range(len(existing) + parsed.workers) if number not in existing)
-    new = [next(free) for _ in range(parsed.workers - len(existing))]
-    if new:
-        ray_workers.place(fleet, new, parsed.place_seconds)
-    return _watch(parsed)
-
-
-def _down(parsed: argparse.Namespace) -> int:
-    from gpu_worker.cluster import ray_workers
-
-    existing = ray_workers.numbers(parsed.name)
-    ray_workers.end(parsed.name, existing)
-    print(f"{len(existing)} workers of {parsed.name} ended")
-    return 0
-
-
-def _retry(parsed: argparse.Namespace) -> int:
-    from gpu_worker.cluster import ray_workers
-
-    found = ray_workers.retry(parsed.name)
-    print(f"started again: {', '.join(f'worker {number}' for number in found) or 'none was given up'}")
-    return 0
-
-
-def _status(parsed: argparse.Namespace) -> int:
-    from gpu_worker.cluster import ray_workers
-
-    found = ray_workers.reports(parsed.name)
-    for report in found:
-        print(json.dumps(report.plain()) if parsed.json else line_of(report))
-    if not parsed.json:
-        print(summary_of(found))
-    return 0 if found and all(report.state == State.SERVING for report in found) else 1
-
-
-def _watch(parsed: argparse.Namespace) -> int:
-    """Prints what changes until all workers serve, one has failed, or the time is over."""
-    from gpu_worker.cluster import ray_workers
-
-    until = time.monotonic() + parsed.wait_seconds
-    shown: dict[int, tuple[State, str]] = {}
-    while True:
-        found = ray_workers.reports(parsed.name)
-        for report in found:
-            if shown.get(report.number) != (now := (report.state, report.cause)):
-                shown[report.number] = now
-                print(line_of(report), flush=True)
-        if _is_settled(found) or time.monotonic() > until:
-            print(summary_of(found))
-            return 0 if all(report.state == State.SERVING for report in found) else 1
-        time.sleep(_LOOK_SECONDS)
-
-
-def _is_settled(found: Sequence[Report]) -> bool:
-    return all(report.state == State.SERVING or report.state in FAILED_STATES for report in found)
-
-
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "up": _up,
-    "scale": _scale,
-    "down": _down,
-    "retry": _retry,
-    "status": _status,
-}
 
 
 if __name__ == "__main__":

@@ -1,233 +1,175 @@
-"""Workers as detached actors of Ray, each in a placement group of its own. The only module that imports Ray.
+"""The commands on a cluster: workers as detached actors of Ray, named by their number in a namespace of the fleet.
 
-Ray chooses the node, starts the actor again on the node that is left, and carries the fleet's settings and reports,
-as strings and numbers: never a plan, a token, a weight or a key. Actors are named by their number, in a namespace of
-the fleet.
+The only module that imports Ray. Ray chooses the node, starts the actor again on a node that is left, and carries the
+fleet's settings and reports: never a plan, a token, a weight or a key.
 """
 
-import contextlib
+import json
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError
-from ray.util.placement_group import (
-    PlacementGroup,
-    get_placement_group,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.exceptions import ActorDiedError, RayError
 
-from gpu_worker.cluster.capacity import Node, why_not_placed, why_too_small
-from gpu_worker.cluster.fleet import Fleet, namespace
-from gpu_worker.cluster.reports import Report, State
-from gpu_worker.cluster.supervisor import Supervisor
+from gpu_worker.cluster.fleet import GRACE_SECONDS, ClusterFailed, Fleet, Named, Report, Sized, Worker, why_not_placed
+from gpu_worker.failures import first_line
+from tandem_contract.processes import State
 
-_ANSWER_SECONDS, _PROBE_SECONDS = 5.0, 3.0
-_GRACE_SECONDS = 30.0
+_ANSWER_SECONDS, _PROBE_SECONDS, _LOOK_SECONDS = 5.0, 3.0, 0.5
+# For an actor's own start, beside the time for a node.
+_START_SECONDS = 10.0
+# Of an actor that does not answer, and of one that cannot be made.
+_WAITING, _BROKEN = "waiting", "broken"
+_HEAD = "`python -m gpu_worker.cluster head` starts"
 
 
-class ClusterFailed(RuntimeError):
-    """The cluster cannot do what was asked; the message says why and what helps."""
-
-
-class SupervisorActor:
-    """The supervisor of one worker as an actor: its process ends with the actor's."""
-
-    def __init__(self, fleet: dict[str, Any], number: int) -> None:
-        self._fleet = fleet
-        self._supervisor = Supervisor(Fleet.of_plain(fleet), number=number)
-
-    def fleet(self) -> dict[str, Any]:
-        """What `up` was asked for."""
-        return self._fleet
-
-    def report(self) -> dict[str, Any]:
-        """The worker as it is now."""
-        return self._supervisor.report().plain()
-
-    def retry(self) -> bool:
-        """Starts a worker again that was given up."""
-        return self._supervisor.retry()
-
-    def stop(self) -> None:
-        """Ends the worker."""
-        self._supervisor.stop(_GRACE_SECONDS)
-
-
-def connect(address: str, fleet: str) -> None:
-    """Joins this process to the cluster. Raises ClusterFailed."""
-    found = address if address != "auto" else os.environ.get("RAY_ADDRESS", "auto")
+def carry_out(command: str, asked: Any) -> int:
+    """Joins the cluster and does a command with its flags; returns its exit code. Raises ClusterFailed."""
+    found = asked.address if asked.address != "auto" else os.environ.get("RAY_ADDRESS", "auto")
     if found != "auto":
-        _probe(found)
+        host, _, port = found.rpartition(":")
+        try:
+            # Ray would try for a minute.
+            socket.create_connection((host, int(port)), _PROBE_SECONDS).close()
+        except (OSError, ValueError, OverflowError) as error:
+            why = (getattr(error, "strerror", None) or str(error)).lower()
+            raise ClusterFailed(
+                f"no cluster at {found}: {why}; it must be HOST:PORT of the head; {_HEAD} one"
+            ) from None
     try:
-        ray.init(
-            address=found,
-            namespace=namespace(fleet),
-            log_to_driver=False,
-            logging_level="error",
-            configure_logging=True,
-        )
+        ray.init(address=found, namespace=f"tandem-{asked.name}", log_to_driver=False, logging_level="error")
     except (RayError, ConnectionError, RuntimeError, ValueError, OSError, AssertionError) as error:
-        token = "" if os.environ.get("RAY_AUTH_MODE") == "token" else ", with the token that the cluster may ask for"
         raise ClusterFailed(
-            f"cannot join the cluster at {found}: {_first_line(error)}; this host must be one of its nodes{token}: "
-            "`ray start` makes it one, `python -m gpu_worker.cluster head` starts a cluster"
+            f"cannot join the cluster at {found}: {first_line(error)}; this host must be one of its nodes, with the "
+            f"token that the cluster may ask for: `ray start` makes it one, {_HEAD} a cluster"
         ) from error
-
-
-def _probe(address: str) -> None:
-    """Raises ClusterFailed at once, where Ray would try for a minute."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ClusterFailed(f"address is {address}; it must be HOST:PORT of the head, or auto")
     try:
-        socket.create_connection((host, int(port)), _PROBE_SECONDS).close()
-    except OSError as error:
-        raise ClusterFailed(
-            f"no cluster at {address}: {(error.strerror or str(error)).lower()}; "
-            "`python -m gpu_worker.cluster head` starts one"
-        ) from None
+        return _COMMANDS[command](asked)
+    except ValueError as error:
+        # Ray has no actor of this name any more.
+        raise ClusterFailed(f"{first_line(error)}; try again") from error
+    finally:
+        # The actors go on.
+        ray.shutdown()
 
 
-def disconnect() -> None:
-    """Leaves the cluster; its actors go on."""
-    ray.shutdown()
+def _up(asked: Fleet) -> int:
+    if existing := _actors():
+        raise ClusterFailed(f"{len(existing)} workers of {asked.name} are up: `scale N` changes their number")
+    _place(asked, range(asked.workers), asked.place_seconds)
+    return _watch(asked.wait_seconds)
 
 
-def numbers(fleet: str) -> list[int]:
-    """The numbers of the fleet's workers, in order."""
-    listed = ray.util.list_named_actors(all_namespaces=True)
-    return sorted(int(each["name"]) for each in listed if each["namespace"] == namespace(fleet))
+def _scale(asked: Sized) -> int:
+    actors = _actors()
+    fleets = [answer for answer in _ask(actors, "fleet").values() if isinstance(answer, Fleet)]
+    if not fleets:
+        problem = f"none of the {len(actors)} workers of {asked.name} answers now; `status` says why, try again later"
+        raise ClusterFailed(problem if actors else f"there are no workers of {asked.name}; `up` places them")
+    _end(list(actors.values())[asked.workers :])
+    free = [number for number in range(len(actors) + asked.workers) if number not in actors]
+    _place(fleets[0], free[: max(0, asked.workers - len(actors))], asked.place_seconds)
+    return _watch(asked.wait_seconds)
 
 
-def place(fleet: Fleet, wanted: Iterable[int], wait_seconds: float) -> None:
-    """Places workers of these numbers. Raises ClusterFailed without any of them if not all find a node in time."""
-    wanted, bundle = list(wanted), fleet.bundle()
-    nodes = [Node(name=_name_of(each), resources=each["Resources"]) for each in ray.nodes() if each["Alive"]]
-    existing = numbers(fleet.name)
-    if why := why_too_small(nodes, bundle, len(wanted) + len(existing)):
-        raise ClusterFailed(why)
-    groups = {number: _group(fleet, number) for number in wanted}
-    until = time.monotonic() + wait_seconds
-    placed = [number for number, group in groups.items() if group.wait(max(0.1, until - time.monotonic()))]
-    if len(placed) < len(wanted):
-        for group in groups.values():
-            remove_placement_group(group)
-        raise ClusterFailed(why_not_placed(len(placed), len(wanted), bundle, ray.available_resources()))
-    for number, group in groups.items():
-        _start(fleet, number, group)
+def _down(asked: Named) -> int:
+    actors = _actors()
+    _end(list(actors.values()))
+    print(f"{len(actors)} workers of {asked.name} ended")
+    return 0
 
 
-def _group(fleet: Fleet, number: int) -> PlacementGroup:
-    name = _group_name(fleet.name, number)
-    return placement_group([fleet.bundle()], strategy="SPREAD", name=name, lifetime="detached")
+def _retry(asked: Named) -> int:
+    found = [f"worker {number}" for number, answer in _ask(_actors(), "retry").items() if answer is True]
+    print(f"started again: {', '.join(found) or 'none was given up'}")
+    return 0
 
 
-def _start(fleet: Fleet, number: int, group: PlacementGroup) -> None:
-    place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
-    options = ray.remote(SupervisorActor).options(
-        name=str(number),
-        namespace=fleet.namespace,
-        lifetime="detached",
-        max_restarts=-1,
-        max_concurrency=4,
-        num_cpus=fleet.cpus,
-        num_gpus=fleet.gpus,
-        scheduling_strategy=place,
-    )
-    options.remote(fleet.plain(), number)
+_COMMANDS: dict[str, Callable[[Any], int]] = {
+    "up": _up, "scale": _scale, "down": _down, "retry": _retry,
+    "status": lambda asked: _watch(0.0, as_json=asked.as_json),
+}  # fmt: skip
 
 
-def fleet_of(name: str) -> Fleet:
-    """What the fleet was brought up with. Raises ClusterFailed."""
-    found = numbers(name)
-    if not found:
-        raise ClusterFailed(f"there are no workers of {name}; `up` places them")
-    for number in found:
-        with contextlib.suppress(RayError):
-            return Fleet.of_plain(ray.get(_actor(name, number).fleet.remote(), timeout=_ANSWER_SECONDS))
-    raise ClusterFailed(f"none of the {len(found)} workers of {name} answers now; `status` says why, try again later")
+def _watch(seconds: float, *, as_json: bool = False) -> int:
+    """Prints what changes until all workers serve or have failed, or the time is over. Returns the exit code."""
+    until = time.monotonic() + seconds
+    shown: dict[int, tuple[str, str]] = {}
+    while True:
+        found = [_report(number, answer) for number, answer in _ask(_actors(), "report").items()]
+        for report in found:
+            if shown.get(report.number) != (now := (report.state, report.cause)):
+                shown[report.number] = now
+                print(json.dumps(asdict(report)) if as_json else report, flush=True)
+        num_serving = sum(report.state == State.SERVING for report in found)
+        num_failed = sum(report.state in (State.GIVEN_UP, _BROKEN) for report in found)
+        if num_serving + num_failed == len(found) or time.monotonic() >= until:
+            if not as_json:
+                print(f"{num_serving} of {len(found)} workers serve")
+            return 0 if found and num_serving == len(found) else 1
+        time.sleep(_LOOK_SECONDS)
 
 
-def reports(fleet: str) -> list[Report]:
-    """A report of each worker; of those that do not answer, what the cluster knows."""
-    asked = {number: _actor(fleet, number).report.remote() for number in numbers(fleet)}
-    until = time.monotonic() + _ANSWER_SECONDS
-    return [_report(fleet, number, answer, until) for number, answer in asked.items()]
+def _report(number: int, answer: Any) -> Report:
+    """That of a worker; of one that does not answer, what the cluster knows."""
+    if isinstance(answer, Report):
+        return answer
+    if not isinstance(answer, ActorDiedError):
+        return Report(number=number, state=_WAITING, cause="no node has room, or its node starts it or is silent")
+    # The last line has the exception of its constructor.
+    lines = [line.strip()[:300] for line in str(answer).splitlines() if line.strip()]
+    missing = [line for line in lines if "No module named" in line]
+    hint = "; install the same version of Tandem on every node" if missing else ""
+    return Report(number=number, state=_BROKEN, cause=f"{(missing or lines)[-1]}{hint}")
 
 
-def _report(fleet: str, number: int, answer: Any, until: float) -> Report:
-    try:
-        return Report.of_plain(ray.get(answer, timeout=max(0.05, until - time.monotonic())))
-    except GetTimeoutError:
-        return Report(number=number, state=State.WAITING, cause=_why_waiting(fleet, number))
-    except ActorUnavailableError:
-        return Report(number=number, state=State.MOVING, cause=_why_waiting(fleet, number))
-    except ActorDiedError as error:
-        return Report(number=number, state=State.BROKEN, cause=_cause(error))
-
-
-def _why_waiting(fleet: str, number: int) -> str:
-    """What its placement group waits for."""
-    table = placement_group_table(get_placement_group(_group_name(fleet, number)))
-    if table.get("state") in ("PENDING", "RESCHEDULING"):
-        return "no node has room for it"
-    return "its node does not answer, or starts it"
-
-
-def retry(fleet: str) -> list[int]:
-    """Starts those again that were given up; returns their numbers."""
-    asked = {number: _actor(fleet, number).retry.remote() for number in numbers(fleet)}
-    found = []
-    for number, answer in asked.items():
-        with contextlib.suppress(RayError):
-            if ray.get(answer, timeout=_ANSWER_SECONDS):
-                found.append(number)
-    return found
-
-
-def end(fleet: str, which: Iterable[int]) -> None:
-    """Ends workers: their requests move to others; then the actors and their places."""
-    actors = {number: _actor(fleet, number) for number in which}
-    stops = [actor.stop.remote() for actor in actors.values()]
-    # An actor that is not there has no worker to stop.
-    ray.wait(stops, num_returns=len(stops), timeout=_GRACE_SECONDS + _ANSWER_SECONDS) if stops else None
-    for number, actor in actors.items():
-        ray.kill(actor, no_restart=True)
-        with contextlib.suppress(ValueError):
-            remove_placement_group(get_placement_group(_group_name(fleet, number)))
-
-
-def _actor(fleet: str, number: int) -> Any:
-    try:
-        return ray.get_actor(str(number), namespace=namespace(fleet))
-    except ValueError:
-        raise ClusterFailed(f"worker {number} of {fleet} is not there any more; try again") from None
-
-
-def _group_name(fleet: str, number: int) -> str:
-    return f"{namespace(fleet)}-{number}"
-
-
-def _name_of(node: dict[str, Any]) -> str:
-    return node.get("NodeName") or node["NodeManagerAddress"]
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[0][:300].rstrip(".")
-
-
-def _cause(error: BaseException) -> str:
-    """The last line of an actor's death, which has the exception of its constructor."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    missing = [line for line in lines if "ModuleNotFoundError" in line or "No module named" in line]
+def _place(fleet: Fleet, wanted: Iterable[int], place_seconds: float) -> None:
+    """Places workers of these numbers. Raises ClusterFailed, and ends them, if not all find a node in time."""
+    one, seconds = fleet.resources(), place_seconds + _START_SECONDS
+    spread = ray.remote(max_restarts=-1, max_concurrency=4, num_cpus=one["CPU"], num_gpus=one["GPU"])(Worker)
+    options = {"lifetime": "detached", "scheduling_strategy": "SPREAD"}
+    actors = [spread.options(name=str(number), **options).remote(fleet, number) for number in wanted]
+    asked = {actor.report.remote(): actor for actor in actors}
+    found, missing = ray.wait(list(asked), num_returns=len(asked), timeout=seconds) if asked else ([], [])
     if missing:
-        return f"{missing[-1][:300]}; install the same version of Tandem on every node"
-    return (lines or [type(error).__name__])[-1][:300]
+        for each in missing:
+            ray.kill(asked[each], no_restart=True)
+        _end([asked[each] for each in found])
+        nodes = [(each["NodeName"], each["Resources"]) for each in ray.nodes() if each["Alive"]]
+        raise ClusterFailed(why_not_placed(len(found), len(asked), one, nodes))
+
+
+def _end(actors: list[Any]) -> None:
+    """Ends workers: their requests move to others; then the actors."""
+    # An actor that is not there has no worker to stop.
+    _wait([actor.stop.remote() for actor in actors], GRACE_SECONDS + _ANSWER_SECONDS)
+    for actor in actors:
+        ray.kill(actor, no_restart=True)
+
+
+def _actors() -> dict[int, Any]:
+    """The fleet's workers by their numbers, in order. Raises ValueError if one ends meanwhile."""
+    return {number: ray.get_actor(str(number)) for number in sorted(map(int, ray.util.list_named_actors()))}
+
+
+def _ask(actors: dict[int, Any], method: str) -> dict[int, Any]:
+    """What each answers, or its RayError."""
+    asked = {number: getattr(actor, method).remote() for number, actor in actors.items()}
+    _wait(list(asked.values()), _ANSWER_SECONDS)
+    return {number: _answer(each) for number, each in asked.items()}
+
+
+def _wait(asked: list[Any], seconds: float) -> int:
+    """Returns how many have an answer, when all have one or the time is over."""
+    return len(ray.wait(asked, num_returns=len(asked), timeout=seconds)[0]) if asked else 0
+
+
+def _answer(asked: Any) -> Any:
+    try:
+        return ray.get(asked, timeout=0.05)
+    except RayError as error:
+        return error

@@ -3,22 +3,22 @@
 The thread alone would go on in a process whose loop hangs, so a sign contains the loop's age: the time since its last
 turn, or since the begin of its step. A rank without signs is stopped or dead; one whose loop does not turn between
 steps hangs. Either way the group is lost. This process then ends at once, because its own loop may be in a collective
-call that waits for the lost rank, and kills the others of its host, because torch's agent would wait 30 s for one that
-is stopped. Owns the thread, and the socket once it runs.
+call that waits for the lost rank, and its launcher then kills the others of its host. Owns the thread, and the socket
+once it runs.
 """
 
 import logging
 import os
-import signal
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import zmq
 
-from gpu_worker.group.words import GROUP_LOST, name_of, rank_of
+from gpu_worker.group.failures import GROUP_LOST
+from gpu_worker.group.wires import name_of, rank_of
 from gpu_worker.process.ranks import Ranks
 
 log = logging.getLogger(__name__)
@@ -27,29 +27,23 @@ SIGN_SECONDS = 0.5
 SILENCE_SECONDS = 2.0
 # Longer than any step; the scheduler's limit for a step is shorter, and it knows the step.
 STEP_SECONDS = 120.0
-# Seconds since the loop's last turn, and since its step began (0: it is in none); the process.
-_SIGN = struct.Struct("<ddq")
+# Seconds since the loop's last turn, and since its step began (0: it is in none).
+_SIGN = struct.Struct("<dd")
 # So that the line is written.
 _LOG_SECONDS = 0.2
 
 
-def _end(reason: str, others: Iterable[int]) -> None:
+def _end(reason: str) -> None:
     log.warning("this rank ends: %s", reason)
     time.sleep(_LOG_SECONDS)
-    for pid in others:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
     os._exit(GROUP_LOST)
 
 
 class Pulse:
     """`turn` and `step` are called by the serving loop; the thread runs until the process ends."""
 
-    def __init__(
-        self, ranks: Ranks, socket: zmq.Socket[bytes], end: Callable[[str, Iterable[int]], None] = _end
-    ) -> None:
-        """socket: `Wires.signs`. end: called once, when another rank is lost, with the reason and the known processes
-        of other ranks on this host."""
+    def __init__(self, ranks: Ranks, socket: zmq.Socket[bytes], end: Callable[[str], None] = _end) -> None:
+        """socket: `Wires.signs`. end: called once, when another rank is lost, with the reason."""
         self._ranks, self._socket, self._end = ranks, socket, end
         self._turned_at, self._step_since = time.monotonic(), 0.0
         self._is_exempt = False
@@ -93,7 +87,6 @@ class Pulse:
         others = range(1, self._ranks.size) if self._ranks.is_leader else [0]
         # The leader has heard of all others before. If it has sent nothing yet, it still starts.
         heard = dict.fromkeys(others, time.monotonic()) if self._ranks.is_leader else {}
-        self._pids: dict[int, int] = {}
         while not self._stopping.wait(0):
             reason = self._listen(socket, heard)
             for rank in others:
@@ -103,7 +96,7 @@ class Pulse:
             if silent:
                 reason = f"rank {silent[0]} of {self._ranks.size} was silent for {now - heard[silent[0]]:.1f} s"
             if reason:
-                self._end(reason, [pid for rank, pid in self._pids.items() if self._ranks.shares_host(rank)])
+                self._end(reason)
                 break
         socket.close(0)
 
@@ -118,7 +111,7 @@ class Pulse:
             if rank is None or len(sign) != _SIGN.size:
                 continue
             heard[rank] = time.monotonic()
-            turned, in_step, self._pids[rank] = _SIGN.unpack(sign)
+            turned, in_step = _SIGN.unpack(sign)
             if not in_step and turned > SILENCE_SECONDS:
                 return f"rank {rank} of {self._ranks.size} hangs: its loop has not turned for {turned:.1f} s"
             if in_step > STEP_SECONDS:
@@ -127,10 +120,8 @@ class Pulse:
 
     def _say(self, socket: zmq.Socket[bytes], rank: int) -> None:
         now, since = time.monotonic(), self._step_since
-        if self._is_exempt:
-            sign = _SIGN.pack(0.0, 0.0, os.getpid())
-        else:
-            sign = _SIGN.pack(now - self._turned_at, now - since if since else 0.0, os.getpid())
+        turned, in_step = (0.0, 0.0) if self._is_exempt else (now - self._turned_at, now - since if since else 0.0)
+        sign = _SIGN.pack(turned, in_step)
         try:
             socket.send_multipart([name_of(rank), sign] if self._ranks.is_leader else [sign], zmq.NOBLOCK)
         except zmq.Again:

@@ -1,17 +1,17 @@
-"""What of a worker's start the ranks of a group do together: their sizes, their times, their tokens.
+"""What the ranks of a group do together: what they agree on at the start, their sizes, their times, their tokens."""
 
-`Alone` is the same for a worker of one process. Owns the choice between both; imports torch.distributed for a group
-only.
-"""
-
+import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from gpu_worker.group.launch import STORE_VARIABLE
 from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.memory.sizes import Sizes
 from gpu_worker.process.machine import usable_cpus
@@ -23,53 +23,72 @@ if TYPE_CHECKING:
 
     from gpu_worker.sharding.trial import PlanTrial
 
+# Loading may differ between ranks by as much.
+START_SECONDS = 600.0
 _SHARED_SIZES = ("num_pages", "host_pages", "max_rows", "max_length", "token_budget")
 
 
-class Together(Protocol):
-    """What ranks decide together."""
+class Together:
+    """What ranks decide together: here what one process does, which has nobody to agree with."""
 
     # Whether there are several.
-    is_group: bool
-
-    def least(self, values: Sequence[int]) -> list[int]:
-        """The smallest of each value over the ranks."""
-        ...
-
-    def of_leader(self, value: float) -> float:
-        """The leader's value."""
-        ...
-
-    def share_tokens(self, tokens: Tensor) -> None:
-        """Overwrites the tokens with the leader's."""
-        ...
-
-
-class Alone:
-    """One process has nobody to agree with."""
-
     is_group = False
 
     def least(self, values: Sequence[int]) -> list[int]:
-        """As `Together`."""
+        """The smallest of each value over the ranks."""
         return list(values)
 
     def of_leader(self, value: float) -> float:
-        """As `Together`."""
+        """The leader's value, on every rank."""
         return value
 
     def share_tokens(self, tokens: Tensor) -> None:
-        """As `Together`."""
+        """Overwrites the tokens with the leader's, in the stream of the step."""
         keep_tokens(tokens)
+
+
+class Collectives(Together):
+    """The ranks of one group. All make the same calls in the same order; one that fails ends, and with it the group.
+
+    Owns the process groups of torch.distributed: one for the model on the devices, one of gloo for decisions of hosts.
+    """
+
+    is_group = True
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        """Waits until all ranks are here. Raises RuntimeError if they are not after START_SECONDS."""
+        place: dict[str, Any] = {"timeout": timedelta(seconds=START_SECONDS)}
+        if path := os.environ.get(STORE_VARIABLE):
+            place |= {"store": dist.FileStore(path, ranks.size), "rank": ranks.rank, "world_size": ranks.size}
+        # Torch names some groups by numbers.
+        self._hosts: Any = None
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            dist.init_process_group("nccl", device_id=device, **place)
+            self._hosts = dist.new_group(backend="gloo", timeout=place["timeout"])
+        else:
+            dist.init_process_group("gloo", **place)
+
+    def least(self, values: Sequence[int]) -> list[int]:
+        """As `Together`."""
+        found = torch.tensor(list(values), dtype=torch.int64)
+        dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self._hosts)
+        return [int(value) for value in found]
+
+    def of_leader(self, value: float) -> float:
+        """As `Together`."""
+        found = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(found, 0, group=self._hosts)
+        return float(found)
+
+    def share_tokens(self, tokens: Tensor) -> None:
+        """As `Together`. Logits may differ between ranks in the last bit, and then a draw; the next step must not."""
+        dist.broadcast(tokens, 0)
 
 
 def meet(ranks: Ranks, device: torch.device) -> Together:
     """Returns when all ranks are here."""
-    if not ranks.is_group:
-        return Alone()
-    from gpu_worker.group.collectives import Collectives
-
-    return Collectives(ranks, device)
+    return Collectives(ranks, device) if ranks.is_group else Together()
 
 
 def part_of_rank(
@@ -81,7 +100,7 @@ def part_of_rank(
     """
     if not ranks.is_group:
         return whole, None, None
-    from gpu_worker.sharding.proven import proven
+    from gpu_worker.sharding.plan import proven
     from gpu_worker.sharding.trial import trial_of
     from gpu_worker.sharding.twin import part_of
 

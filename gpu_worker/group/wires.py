@@ -1,4 +1,4 @@
-"""The sockets between the leader and the other ranks: ipc within a host, TCP with CURVE between hosts.
+"""The sockets between the leader and the other ranks, and their names: ipc within a host, TCP with CURVE between hosts.
 
 Owns their context, their addresses and the check of keys. All hosts of a group have the same key pair, that of the
 worker that they are together: the leader serves with it, and admits it alone. What the ranks say in clear text over
@@ -16,7 +16,6 @@ from typing import Protocol
 import zmq
 import zmq.auth.thread
 
-from gpu_worker.group.words import HIGH_WATER_MARK, PURPOSES, name_of
 from gpu_worker.link.connection import MAX_FRAME_BYTES
 from gpu_worker.link.remote import CurveKeys
 from gpu_worker.process.ranks import Ranks
@@ -25,6 +24,12 @@ from tandem_contract.settings import SettingError
 
 log = logging.getLogger(__name__)
 
+# A message of the leader is its kind and, for `FRAME`, the bytes that it got from the scheduler.
+FRAME, HELLO, STOP = b"frame", b"hello", b"stop"
+# The sockets between two ranks.
+PURPOSES = ("frames", "signs")
+# There are at most two plans in flight; a longer queue means that the rank is gone.
+HIGH_WATER_MARK = 64
 _LEADER_VARIABLE = "MASTER_ADDR"
 # A hash of so many bytes is a whole number of a tensor.
 _HASH_BYTES = 6
@@ -160,3 +165,14 @@ def _check_equal(together: _Agrees, keys: CurveKeys, identity: str) -> None:
 
 def _mark(content: bytes) -> int:
     return int.from_bytes(hashlib.sha256(content).digest()[:_HASH_BYTES])
+
+
+def name_of(rank: int) -> bytes:
+    """A follower's routing id."""
+    return b"rank-%d" % rank
+
+
+def rank_of(name: bytes) -> int | None:
+    """The rank with this routing id."""
+    digits = name.removeprefix(b"rank-")
+    return int(digits) if digits.isdigit() else None

@@ -2,19 +2,29 @@
 
 Two things are added to a class's own plan. If the model has fewer KV heads than ranks, every rank computes all of them
 and keeps those that its query heads read. And gpt-oss, whose plan in Transformers shards its experts only, also shards
-its attention. Owns these strings; knows nothing of tensors.
+its attention.
+
+A plan can be wrong without an error: the statistics of a layer whose input is sharded are those of a part, for example.
+Eager attention on the same ranks would be wrong alike, so the self-check cannot find it. `make census ARGS="--ranks 2
+--write"` compares a tiny model of each class with the whole model in one process, and writes `proven.json`: a hash of
+each plan that gave the logits of one process, by model type. Owns the strings, the hash and the file.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import transformers
 from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
 
+FILE = Path(__file__).with_name("proven.json")
 _KEYS_AND_VALUES = re.compile(r"(^|\.)(k_proj|v_proj)$")
 
 
@@ -72,3 +82,17 @@ def _check_heads(name: str, layers: LayerMap, size: int) -> None:
                 "share evenly; set ranks to a divisor of the query heads that also divides the KV heads, or is a "
                 "multiple of them"
             )
+
+
+def plan_hash(model: PreTrainedModel, plan: DistributedConfig) -> str:
+    """A hash of all that says how the model is sharded: its class, its plan, the version of Transformers."""
+    styles = dict(model.tp_plan or {}) | (plan.tp_plan if isinstance(plan.tp_plan, dict) else {})
+    facts: list[object] = [transformers.__version__, type(model).__name__, sorted(styles.items())]
+    if (plan.ep_size or 1) > 1:
+        facts.append(sorted((model.ep_plan or {}).items()))
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+
+def proven() -> dict[str, str]:
+    """Hashes by model type, and by how it was shared where there are several ways."""
+    return dict[str, str](json.loads(FILE.read_text()))

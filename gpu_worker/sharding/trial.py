@@ -7,7 +7,7 @@ user's cache, so a version of Transformers is tried once. Owns that file and the
 
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from tandem_contract.cache_dir import cache_dir, is_private
 log = logging.getLogger(__name__)
 
 _HEAD_DIM, _MAX_LENGTH, _VOCAB = 32, 256, 131
-_LAYERS = "num_hidden_layers"
+COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # So many layers are kept as they are: some read each other's cache.
 _FEW = 4
 
@@ -139,12 +139,22 @@ def tiny_config(config: PreTrainedConfig, size: int) -> PreTrainedConfig:
     }
     small = {name: size for name, size in sizes.items() if isinstance(fields.get(name), int)}
     tokens = {name: 1 for name in fields if name.endswith("token_id")}
-    count = fields[_LAYERS]
-    lists = {name: value for name, value in fields.items() if isinstance(value, list) and len(value) == count}
+    return type(config).from_dict(fields | small | tokens | fewer_layers(fields, few=_FEW))
+
+
+def fewer_layers(fields: Mapping[str, Any], *, few: int = 2, most: int | None = None) -> dict[str, Any]:
+    """The fields of a config's layers, for the first layer of each kind and at least two layers.
+
+    few: so many layers are all kept. most: the kinds that are kept. Raises StopIteration without a number of layers.
+    """
+    name = next(name for name in COUNTS if name in fields)
+    count = fields[name]
+    lists = {each: value for each, value in fields.items() if isinstance(value, list) and len(value) == count}
     kinds = [repr([value[layer] for value in lists.values()]) for layer in range(count)]
-    kept = sorted({kinds.index(kind) for kind in kinds} | set(range(count if count <= _FEW else 2)))
-    shorter = {name: [value[layer] for layer in kept] for name, value in lists.items()}
-    return type(config).from_dict(fields | small | tokens | shorter | {_LAYERS: len(kept)})
+    firsts = list(dict.fromkeys(map(kinds.index, kinds)))[:most]
+    others = [layer for layer in range(count) if layer not in firsts]
+    kept = sorted(firsts + others[: count if count <= few else max(0, 2 - len(firsts))])
+    return {name: len(kept)} | {each: [value[layer] for layer in kept] for each, value in lists.items()}
 
 
 @torch.no_grad()

@@ -30,8 +30,7 @@ from gpu_worker.failures import first_line
 from gpu_worker.memory.costs import Costs, pool_slices, pool_tensors
 from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.sharding.plan import plan_for
-from gpu_worker.sharding.proven import plan_hash
+from gpu_worker.sharding.plan import plan_for, plan_hash
 
 # Tokens of the meta model's step; no model has a dimension of this size.
 _NUM_TOKENS = 13
@@ -45,7 +44,7 @@ class Part:
 
     facts: ModelFacts
     plan: DistributedConfig
-    # As `proven.py` makes it.
+    # As `plan.plan_hash` makes it.
     plan_hash: str
 
 

@@ -59,6 +59,8 @@ class Policy:
     # A random factor between 0.5 and 1 spreads the restarts of several processes that ended at the same time.
     jitter: bool = True
     steady_seconds: float = 3.0
+    # Whether they are counted from its start, for a process that does not tell when it serves.
+    steady_from_start: bool = False
     steady_at_once: bool = True
     on_zero: OnZero = OnZero.AGAIN
     # A process that never served is not started again: its settings, model or machine are at fault.
@@ -112,7 +114,10 @@ class Restart:
             return GiveUp("", wrong_settings=True)
         if not ever_served and policy.needs_service:
             return GiveUp(" before it served")
-        is_steady = served_seconds >= max(policy.steady_seconds, start_seconds)
+        if policy.steady_from_start:
+            is_steady = start_seconds + served_seconds >= policy.steady_seconds
+        else:
+            is_steady = served_seconds >= max(policy.steady_seconds, start_seconds)
         if is_steady:
             self._begin_anew()
         if (times := self._crash_loop(at)) is not None:
@@ -186,9 +191,15 @@ class Ended:
     # The pause in seconds before it is started again.
     then: float | GiveUp
 
+    @property
+    def told(self) -> str:
+        """Continues a sentence too: how it ended, why no other is started, and its last words."""
+        why = self.then.why if isinstance(self.then, GiveUp) else ""
+        return f"{self.how}{why}: {self.cause}"
+
     def __str__(self) -> str:
         if isinstance(self.then, GiveUp):
-            return f"the {self.name} {self.how}{self.then.why}: {self.cause}"
+            return f"the {self.name} {self.told}"
         return f"the {self.name} {self.how}; it starts again {f'in {self.then:.1f} s' if self.then else 'at once'}"
 
 

@@ -194,9 +194,6 @@ def _parsed(line: str) -> _Member:
         raise FlightFileError("it has a line that is no JSON object; was its process killed?") from None
 
 
-# isort: split
-
-
 def main() -> None:
     """Prints the lines. Ends with a message if the file cannot be read."""
     parser = argparse.ArgumentParser(prog="python -m scheduler_svc.recording.flight", description=__doc__)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from gpu_worker.sharding import proven
+from gpu_worker.sharding.plan import FILE, proven
 from tests.census.ranked import Shared
 
 # Of the names of plans by which ranks compute the KV heads of others, too.
@@ -47,7 +47,7 @@ def run_groups(names: Sequence[str], size: int, kv_heads: int, *, write: bool) -
     result, or is wrong although its plan is in the file.
     """
     results: list[Shared] = []
-    known = proven.proven().values()
+    known = proven().values()
     for shared in shared_by(names, size, kv_heads):
         if shared.result == "wrong" and (write or shared.plan not in known):
             shared = replace(shared, result="refused for errors")
@@ -58,9 +58,10 @@ def run_groups(names: Sequence[str], size: int, kv_heads: int, *, write: bool) -
     print("; ".join(f"{sum(shared.result == kind for shared in results)} {kind}" for kind in kinds))
     if write:
         suffix = _SUFFIX if kv_heads and kv_heads < size else ""
-        others = {name: plan for name, plan in proven.proven().items() if name.endswith(_SUFFIX) is not bool(suffix)}
+        others = {name: plan for name, plan in proven().items() if name.endswith(_SUFFIX) is not bool(suffix)}
         equal = {f"{each.model_type}{suffix}": each.plan for each in results if each.result.startswith("equal")}
         # Where the plan leaves attention whole, the number of KV heads does not change it.
         known = others.values() if suffix else ()
-        proven.write(others | {name: plan for name, plan in equal.items() if plan not in known})
+        plans = others | {name: plan for name, plan in equal.items() if plan not in known}
+        FILE.write_text(json.dumps(dict(sorted(plans.items())), indent=1) + "\n")
     return int(len(results) < len(names) or any(shared.result == "wrong" for shared in results))

@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from gpu_worker.sharding.trial import COUNTS, fewer_layers
+
 VOCAB_SIZE = 131
 # Tokens that configs name; prompts are drawn from those between.
 PAD_TOKEN, LAST_SPECIAL_TOKEN = 1, VOCAB_SIZE - 1
@@ -17,7 +19,7 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ODD_HEAD_DIM = 4, 2, 20, 21
 HIDDEN_SIZE = NUM_HEADS * HEAD_DIM
 WINDOW = 21
 MAX_LENGTH = 256
-_MAX_LAYERS = 6
+_MAX_KINDS = 6
 # Sub-configs without which some classes refuse their own defaults.
 _NEEDED_SUBS = ("text_config", "attn_config", "ffn_config")
 
@@ -109,27 +111,7 @@ def _shrunk(default: PreTrainedConfig, given: dict[str, Any]) -> dict[str, Any]:
     if "kv_lora_rank" in values:
         # Latent attention has separate keys for every head.
         settings["num_key_value_heads"] = NUM_HEADS
-    return settings | _fewer_layers(default, values, given)
-
-
-def _fewer_layers(default: PreTrainedConfig, values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """At least two layers, and the first of each kind if lists describe kinds of layers."""
-    name = next((n for n in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if n in values), None)
-    if name is None:
-        return {}
-    num_layers = values[name]
-    lists = {n: v for n, v in values.items() if isinstance(v, list) and len(v) == num_layers and n not in given}
-    kept: list[int] = []
-    seen: set[str] = set()
-    for i in range(num_layers):
-        sort = repr([v[i] for v in lists.values()])
-        if sort not in seen and len(kept) < _MAX_LAYERS:
-            seen.add(sort)
-            kept.append(i)
-    for i in range(num_layers):
-        if len(kept) >= 2:
-            break
-        if i not in kept:
-            kept.append(i)
-    kept.sort()
-    return {name: len(kept)} | {n: [v[i] for i in kept] for n, v in lists.items()}
+    if not any(name in values for name in COUNTS):
+        return settings
+    own = {name: value for name, value in values.items() if name not in given or not isinstance(value, list)}
+    return settings | fewer_layers(own, most=_MAX_KINDS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_worker.sharding.proven import proven
+from gpu_worker.sharding.plan import proven
 from tests.census.groups import shared_by
 
 FAMILIES = [

@@ -3,7 +3,7 @@
 import os
 import secrets
 
-from gpu_worker.cluster.head import environment
+from gpu_worker.cluster.__main__ import environment
 from tests.rigs.processes import child_environment
 
 for _name in [name for name in os.environ if name.startswith("TANDEM_")]:

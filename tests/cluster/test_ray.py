@@ -162,7 +162,8 @@ def test_the_fleet_grows_and_shrinks_under_streams(rig: Rig, cluster: LocalClust
         cluster.command("scale", "3")
         fleet.caller.wait_load(lambda load: load.workers == 3)
         refused = cluster.command("scale", "5", "--place-seconds", "1", code=1)
-        assert "5 workers of 1 CPU each do not fit: room for 4" in refused
+        assert "1 of 2 workers found 0 GPU and 1 CPU free on a node; nodes: " in refused
+        assert len(fleet.serving()) == 3
         assert "workers of tandem are up" in cluster.command("up", *up_flags(fleet), code=1)
         cluster.command("scale", "1")
         check(asks, streams)
@@ -183,7 +184,7 @@ def test_a_worker_that_cannot_start_is_given_up_with_its_own_words_until_it_is_r
     away = shutil.move(folder, f"{folder}.away")
     try:
         refused = cluster.command("up", connect, address, flag, folder, "--", "--device", "cpu", code=1)
-        assert "given up" in refused and "its settings are refused on this node: exit code 2" in refused
+        assert "given up" in refused and ": ended with exit code 2: " in refused
         assert f"{folder}/worker.secret cannot be read: No such file or directory" in refused
         assert "0 of 1 workers serve" in refused
         shutil.move(away, folder)

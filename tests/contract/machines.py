@@ -6,13 +6,23 @@ Each machine of the product passes it: to add one, add a class to MACHINES. `pyt
 
 import asyncio
 import ctypes
+import io
 import json
+import logging
+import os
+import re
 import sys
+import threading
+import time
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import ClassVar
+
+import psutil
 
 from gpu_worker.constraints.constraints import Constraints
 from scheduler_svc.frontend.constraints.trials import TrialProcess, TrialUnusable
+from tandem_contract.processes import ServiceEnded, Supervisor, run_async
 from tests.gpu_worker.constraints import rig
 from tests.rigs import byte_tokenizer
 
@@ -96,17 +106,161 @@ class Trials(Machine):
             return str(reason)
 
 
-MACHINES: dict[str, type[Machine]] = {"mask server": Masks, "grammar trials": Trials}
+class Supervised(Machine):
+    """A machine that keeps programs by supervisors; `kept.py` stands for each of them."""
+
+    cause = r"ended with (exit )?code 2\b.*: no tokenizer$"
+    num_processes = 1
+
+    def __init__(self, mode: str) -> None:
+        os.environ.update(KEPT_MODE=mode, KEPT_PYTHON=sys.executable)
+        sys.executable = str(Path(__file__).with_name("kept.sh"))
+        super().__init__(mode)
+        self._failure = ""
+        # What people see.
+        self._shown = sys.stdout = sys.stderr = io.StringIO()
+        logging.basicConfig(level=logging.INFO, stream=self._shown)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._keep_until_it_fails()), daemon=True)
+
+    @abstractmethod
+    async def keep(self) -> None:
+        """Keeps the programs running. Raises when one is given up."""
+
+    def begin(self) -> None:
+        """As `Machine`."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def serve(self) -> str:
+        """As `Machine`."""
+        self.begin()
+        while not self._failure and self._num_serving() < self.num_processes:
+            time.sleep(0.01)
+        return self._failure
+
+    async def _keep_until_it_fails(self) -> None:
+        try:
+            await self.keep()
+        except Exception as error:
+            self._failure = str(error)
+
+    def _num_serving(self) -> int:
+        pids = set(re.findall(r"\bserves (\d+)$", self._shown.getvalue(), re.MULTILINE))
+        return sum(psutil.pid_exists(int(pid)) for pid in pids)
+
+    async def _keep_all(self, *supervisors: Supervisor) -> None:
+        try:
+            await asyncio.gather(*map(run_async, supervisors))
+        finally:
+            for each in supervisors:
+                each.stop(5.0)
+            await asyncio.gather(*map(run_async, supervisors), return_exceptions=True)
+
+
+class Serve(Supervised):
+    """`tandem serve` with its scheduler and a worker."""
+
+    give_up = r"^the (scheduler|worker) ended with exit code 1 before it served: it printed nothing$"
+    num_processes = 2
+
+    async def keep(self) -> None:
+        """As `Supervised`."""
+        from tandem_client.services.pair import ServicePair
+
+        def on_line(name: str, line: str) -> None:
+            print(line)
+            if name == "worker":
+                # Otherwise the scheduler's load says so.
+                pair.worker.mark_serving()
+
+        pair = ServicePair(scheduler_flags=[], worker_flags=[], on_line=on_line, say=print)
+        pair.start()
+        try:
+            await pair.guard(asyncio.sleep(1e6))
+        finally:
+            await pair.stop(5.0)
+
+
+class Gateways(Supervised):
+    """A gateway of several processes."""
+
+    give_up = r"^the gateway \d ended with exit code 1 before it served: it printed nothing$"
+    num_processes = 2
+
+    async def keep(self) -> None:
+        """As `Supervised`."""
+        from tandem_client.gateway.server import supervisors_of
+        from tandem_client.gateway.settings import Settings
+
+        await self._keep_all(*supervisors_of(Settings(processes=self.num_processes), [], "http://127.0.0.1:1"))
+
+
+class FrontEnd(Supervised):
+    """The scheduler service and a front end."""
+
+    give_up = r"^it ended with code 1 before it listened$"
+
+    async def keep(self) -> None:
+        """As `Supervised`."""
+        from scheduler_svc.processes.frontend_process import FrontendProcess
+
+        one = FrontendProcess(
+            "it", listen="", flags=[], secret=b"", on_start=lambda: None, on_ready=lambda: None, silence_seconds=1e6
+        )
+        while True:
+            one.watch(restart=True)
+            await asyncio.sleep(0.02)
+
+
+class OnNode(Supervised):
+    """Ray's actor and its worker."""
+
+    give_up = r"^ended with exit code 1, 3 times in a row; it is not started again: it printed nothing$"
+
+    async def keep(self) -> None:
+        """As `Supervised`."""
+        from gpu_worker.cluster.fleet import Fleet, Worker
+
+        worker = Worker(Fleet(name="it", max_failures=3), 0)
+        while (report := worker.report()).state != "given up":
+            await asyncio.sleep(0.02)
+        raise ServiceEnded(report.cause)
+
+
+class Ranks(Supervised):
+    """The launcher of a group of ranks on one host."""
+
+    give_up = r"^the group of 2 ranks ended with exit code 1: it printed nothing$"
+    num_processes = 2
+
+    async def keep(self) -> None:
+        """As `Supervised`."""
+        from gpu_worker.group.launch import on_one_host, ranks_of_host
+        from tandem_contract.child import python
+
+        await self._keep_all(ranks_of_host(self.num_processes, python("rank"), on_one_host(), "/nowhere"))
+
+
+MACHINES: dict[str, type[Machine]] = {
+    "mask server": Masks,
+    "grammar trials": Trials,
+    "serve": Serve,
+    "gateway processes": Gateways,
+    "front end": FrontEnd,
+    "worker on a node": OnNode,
+    "group of ranks": Ranks,
+}
 
 
 def main(name: str, mode: str, *rest: str) -> None:
     """Serves at once, and again for each line of the input; begins alone for the line `begin`."""
     if rest:
         assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1) == 0
+    answers = sys.stdout
     machine = MACHINES[name](mode)
     for line in sys.stdin:
         outcome = machine.begin() if line == "begin\n" else machine.serve()
-        print(json.dumps(outcome), flush=True)
+        print(json.dumps(outcome), file=answers, flush=True)
 
 
 if __name__ == "__main__":

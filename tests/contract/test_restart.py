@@ -55,6 +55,15 @@ def test_a_process_that_starts_slowly_must_serve_for_as_long() -> None:
     assert [decide(one, start_seconds=40, served_seconds=seconds) for seconds in served] == [0.5, 1, 0]
 
 
+def test_a_process_that_does_not_tell_when_it_serves_is_steady_by_its_age() -> None:
+    one = restart(needs_service=False, each_alone=True, steady_from_start=True, steady_at_once=False)
+    lived = (0, 2.9, 3, 3, 0, 0)
+    pauses = [decide(one, ever_served=False, start_seconds=seconds) for seconds in lived]
+    assert pauses == [0.5, 1, 0.5, 0.5, 1, 2]
+    assert decide(one, ever_served=False, start_seconds=1.0, served_seconds=2.0) == 0.5
+    assert decide(one, status=2, ever_served=False, start_seconds=9.0) == GiveUp("", wrong_settings=True)
+
+
 def test_a_process_that_serves_and_ends_again_and_again_is_still_in_a_crash_loop() -> None:
     one = restart(max_ends=5)
     assert [decide(one, at=10 * n, served_seconds=5) for n in range(5)] == [0, 0, 0, 0, LOOP]

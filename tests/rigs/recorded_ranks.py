@@ -2,8 +2,7 @@
 
 import sys
 
-from gpu_worker.group.hosts import on_one_host
-from gpu_worker.group.launch import launch
+from gpu_worker.group.launch import launch, on_one_host
 
 if __name__ == "__main__":
     sys.exit(launch(2, [*sys.argv[1:], "--ranks", "2"], on_one_host(), program="tests.rigs.recorded_worker"))

@@ -228,10 +228,11 @@ def run(settings: Settings, bound: socket.socket, arguments: Sequence[str]) -> i
             f"--table={table}",
             "--exit-with-parent",
         ]
-        return asyncio.run(_run(settings, flags, _url_of(settings, bound)))
+        return asyncio.run(_run(settings, supervisors_of(settings, flags, _url_of(settings, bound))))
 
 
-async def _run(settings: Settings, flags: Sequence[str], url: str) -> int:
+def supervisors_of(settings: Settings, flags: Sequence[str], url: str) -> list[Supervisor]:
+    """Returns what keeps each of the processes running."""
     num_listening = 0
 
     def hear(line: str) -> Heard:
@@ -256,7 +257,10 @@ async def _run(settings: Settings, flags: Sequence[str], url: str) -> int:
         program = Program(argv=python(_MODULE, *flags, f"--row={row}"))
         return Supervisor(f"gateway {row + 1}", lambda: program, _POLICY, hear=hear, on_change=on_change)
 
-    supervisors = [kept(row) for row in range(settings.processes)]
+    return [kept(row) for row in range(settings.processes)]
+
+
+async def _run(settings: Settings, supervisors: Sequence[Supervisor]) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -1,6 +1,5 @@
-"""A supervisor and its worker: small real processes in place of the worker, no Ray."""
+"""A worker on its node: small real processes in place of the worker, no Ray."""
 
-import io
 import os
 import random
 import signal
@@ -8,16 +7,12 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import psutil
 import pytest
 
-from gpu_worker.cluster.capacity import Node, why_not_placed, why_too_small
-from gpu_worker.cluster.fleet import Fleet
-from gpu_worker.cluster.reports import Report, State, line_of, summary_of
-from gpu_worker.cluster.supervisor import Supervisor, policy
-from tandem_contract.processes import GiveUp, Restart
+from gpu_worker.cluster.fleet import Fleet, Report, Worker, policy, why_not_placed
+from tandem_contract.processes import GiveUp, Restart, State
 from tests.architecture.source import ROOT
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
@@ -29,11 +24,9 @@ SERVES = f'print("{JOINED}", flush=True); signal.pause()'
 class Program(Fleet):
     """A fleet whose worker is a few lines of Python."""
 
-    __slots__ = ()
-
-    def command(self, python: str) -> list[str]:
+    def command(self) -> tuple[str, ...]:
         ends_with_parent = "import ctypes; ctypes.CDLL(None).prctl(1, 9)"
-        return [python, "-c", f"{ends_with_parent}\nimport os, signal, sys, time\n{self.flags[0]}"]
+        return (sys.executable, "-c", f"{ends_with_parent}\nimport os, signal, sys, time\n{self.flags[0]}")
 
 
 def program(code: str, **settings: int) -> Program:
@@ -41,11 +34,11 @@ def program(code: str, **settings: int) -> Program:
 
 
 @pytest.fixture
-def supervise() -> Iterator[Callable[..., Supervisor]]:
-    made: list[Supervisor] = []
+def supervise() -> Iterator[Callable[..., Worker]]:
+    made: list[Worker] = []
 
-    def start(code: str, *, output: io.StringIO | None = None, **settings: int) -> Supervisor:
-        made.append(Supervisor(program(code, **settings), number=3, output=output or io.StringIO()))
+    def start(code: str, **settings: int) -> Worker:
+        made.append(Worker(program(code, **settings), 3))
         return made[-1]
 
     yield start
@@ -53,31 +46,32 @@ def supervise() -> Iterator[Callable[..., Supervisor]]:
         supervisor.stop(5.0)
 
 
-def wait(supervisor: Supervisor, what: Callable[[Report], bool]) -> Report:
+def wait(supervisor: Worker, what: Callable[[Report], bool]) -> Report:
     """Waits until the report satisfies `what`, by asking, as `status` does."""
     return until(lambda: (report := supervisor.report()) and what(report) and report, "a report of the supervisor")
 
 
-def test_a_worker_serves_once_it_has_joined_and_ends_in_order(supervise: Callable[..., Supervisor]) -> None:
-    output = io.StringIO()
-    supervisor = supervise(SERVES, output=output)
+def test_a_worker_serves_once_it_has_joined_and_ends_in_order(
+    supervise: Callable[..., Worker], capsys: pytest.CaptureFixture[str]
+) -> None:
+    supervisor = supervise(SERVES)
     report = wait(supervisor, lambda report: report.state == State.SERVING)
     assert report.number == 3 and report.num_starts == 1 and psutil.pid_exists(report.pid)
     supervisor.stop(30.0)
     assert supervisor.report().state == State.STOPPED and not psutil.pid_exists(report.pid)
-    assert output.getvalue() == f"worker 3: {JOINED}\n"
+    assert capsys.readouterr().err == f"worker 3: {JOINED}\n"
 
 
-def test_a_worker_that_is_killed_starts_again(supervise: Callable[..., Supervisor]) -> None:
+def test_a_worker_that_is_killed_starts_again(supervise: Callable[..., Worker]) -> None:
     supervisor = supervise(SERVES)
     first = wait(supervisor, lambda report: report.state == State.SERVING)
     os.kill(first.pid, signal.SIGKILL)
     again = wait(supervisor, lambda report: report.state == State.SERVING and report.num_starts == 2)
-    assert again.pid != first.pid and again.cause == f"killed by SIGKILL: {JOINED}"
+    assert again.pid != first.pid and again.cause == f"was ended by SIGKILL: {JOINED}"
 
 
 @pytest.mark.parametrize("last", ["", "gpu_worker: the phase; a hint"])
-def test_a_fatal_signal_is_told_without_pythons_stacks(supervise: Callable[..., Supervisor], last: str) -> None:
+def test_a_fatal_signal_is_told_without_pythons_stacks(supervise: Callable[..., Worker], last: str) -> None:
     # A child writes the stacks, so that a line can follow them.
     crashes = f"""
         import faulthandler
@@ -93,31 +87,31 @@ def test_a_fatal_signal_is_told_without_pythons_stacks(supervise: Callable[..., 
     supervisor = supervise(crashes, max_failures=1)
     report = wait(supervisor, lambda report: report.state == State.GIVEN_UP)
     told = last or "Fatal Python error: Segmentation fault"
-    assert report.cause == f"it failed 1 times in a row: killed by SIGSEGV: {told}"
+    assert report.cause == f"was ended by SIGSEGV; it is not started again: {told}"
 
 
-def test_refused_settings_are_not_tried_again_until_asked(supervise: Callable[..., Supervisor]) -> None:
+def test_refused_settings_are_not_tried_again_until_asked(supervise: Callable[..., Worker]) -> None:
     supervisor = supervise('print("gpu_worker: keys: /k cannot be read; `tandem keys`"); sys.exit(2)')
     report = wait(supervisor, lambda report: report.state == State.GIVEN_UP)
     assert report.num_starts == 1 and report.pid == 0
-    assert report.cause == (
-        "its settings are refused on this node: exit code 2: gpu_worker: keys: /k cannot be read; `tandem keys`"
-    )
+    assert report.cause == "ended with exit code 2: gpu_worker: keys: /k cannot be read; `tandem keys`"
     assert supervisor.retry()
     assert wait(supervisor, lambda report: report.num_starts == 2 and report.state == State.GIVEN_UP)
     supervisor.stop(5.0)
     assert not supervisor.retry()
 
 
-def test_failures_in_a_row_are_bounded_and_the_cause_is_kept(supervise: Callable[..., Supervisor]) -> None:
+def test_failures_in_a_row_are_bounded_and_the_cause_is_kept(supervise: Callable[..., Worker]) -> None:
     supervisor = supervise('print("gpu_worker: the GPU is gone"); sys.exit(1)', max_failures=3)
     report = wait(supervisor, lambda report: report.state == State.GIVEN_UP)
     assert report.num_starts == 3
-    assert report.cause == "it failed 3 times in a row: exit code 1: gpu_worker: the GPU is gone"
+    assert report.cause == (
+        "ended with exit code 1, 3 times in a row; it is not started again: gpu_worker: the GPU is gone"
+    )
 
 
 def test_a_worker_that_ignores_its_signal_is_killed_with_what_it_started(
-    supervise: Callable[..., Supervisor],
+    supervise: Callable[..., Worker],
 ) -> None:
     supervisor = supervise(
         """
@@ -140,8 +134,8 @@ def test_a_worker_that_ignores_its_signal_is_killed_with_what_it_started(
 def test_a_worker_ends_with_the_process_that_holds_its_supervisor() -> None:
     code = (
         "import time; from tests.gpu_worker.cluster.test_supervisor import SERVES, State, program, wait\n"
-        "from gpu_worker.cluster.supervisor import Supervisor\n"
-        "supervisor = Supervisor(program(SERVES))\n"
+        "from gpu_worker.cluster.fleet import Worker\n"
+        "supervisor = Worker(program(SERVES), 0)\n"
         "print(wait(supervisor, lambda report: report.state == State.SERVING).pid, flush=True)\n"
         "time.sleep(600)"
     )
@@ -179,22 +173,18 @@ def test_pauses_double_within_bounds_and_a_steady_worker_starts_afresh() -> None
 
 
 def test_nodes_that_are_too_small_are_listed() -> None:
-    nodes = [Node(name="a", resources={"CPU": 8.0, "GPU": 2.0, "memory": 1e9}), Node(name="b", resources={"CPU": 4.0})]
-    assert why_too_small(nodes, {"CPU": 1.0, "GPU": 1.0}, 2) == ""
-    assert why_too_small(nodes, {"CPU": 1.0, "GPU": 1.0}, 3) == (
-        "3 workers of 1 GPU and 1 CPU each do not fit: room for 2; nodes: a has 2 GPU and 8 CPU, b has 4 CPU; "
-        "add nodes, or place fewer"
-    )
-    assert why_too_small(nodes[1:], {"CPU": 1.0, "GPU": 1.0}, 1).endswith("workers without a GPU need --device cpu")
     # Nodes may have the same name.
-    assert why_too_small([nodes[0], replace(nodes[1], name="a")], {"CPU": 1.0}, 12) == ""
-    # A worker of several ranks needs them all on one node.
-    assert "room for 0" in why_too_small(nodes, {"GPU": 4.0}, 1)
-    assert why_not_placed(1, 2, {"GPU": 1.0}, {"CPU": 3.0}).startswith("1 of 2 workers found 1 GPU free on a node")
+    nodes = [("a", {"CPU": 8.0, "GPU": 2.0, "memory": 1e9}), ("a", {"CPU": 4.0})]
+    assert why_not_placed(2, 3, {"CPU": 1, "GPU": 1}, nodes) == (
+        "2 of 3 workers found 1 GPU and 1 CPU free on a node; nodes: a has 2 GPU and 8 CPU, a has 0 GPU and 4 CPU; "
+        "add nodes, or place fewer; workers without a GPU need --device cpu"
+    )
+    assert "nodes: none is there;" in why_not_placed(0, 1, {"CPU": 1}, [])
 
 
-def test_a_report_travels_as_plain_values_and_reads_as_a_line() -> None:
-    report = Report(number=1, state=State.PAUSED, host="a", num_starts=4, seconds=130.0, cause="killed by SIGKILL")
-    assert Report.of_plain(report.plain()) == report
-    assert line_of(report) == "worker 1 on a: pausing for 2 min, start 4: killed by SIGKILL"
-    assert summary_of([report, replace(report, state=State.SERVING)]) == "1 of 2 workers serve"
+def test_a_report_reads_as_a_line() -> None:
+    cause = "was ended by SIGKILL: the last line"
+    report = Report(number=1, state=State.PAUSED, host="a", num_starts=4, seconds=130.2, cause=cause)
+    assert str(report) == f"worker 1 on a: pausing for 0:02:10, start 4: {cause}"
+    starts = Report(number=1, state=State.STARTING, pid=7, last_line="it loads")
+    assert str(starts) == "worker 1: starting for 0:00:00, pid 7: it loads"

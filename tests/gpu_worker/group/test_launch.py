@@ -12,7 +12,7 @@ from tests.rigs.waiting import TIMEOUT_SECONDS
 
 LAUNCH = """
 import sys
-from gpu_worker.group.hosts import on_one_host
+from gpu_worker.group.launch import on_one_host
 from gpu_worker.group.launch import launch
 raise SystemExit(launch(2, sys.argv[1:], on_one_host(), "tests.gpu_worker.group.one_rank"))
 """
@@ -20,7 +20,7 @@ raise SystemExit(launch(2, sys.argv[1:], on_one_host(), "tests.gpu_worker.group.
 # One host of two; both are this one.
 LAUNCH_HALF = """
 import sys
-from gpu_worker.group.hosts import Meeting
+from gpu_worker.group.launch import Meeting
 from gpu_worker.group.launch import launch
 meeting = Meeting(num_hosts=2, host="127.0.0.1", port=int(sys.argv[1]), run_id="hosts-x", address="127.0.0.1")
 raise SystemExit(launch(2, sys.argv[2:], meeting, "tests.gpu_worker.group.one_rank"))

@@ -1,5 +1,6 @@
 """The state of a meeting in the store: JSON that is checked, and never a pickle of somebody else."""
 
+import json
 import pickle
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from gpu_worker.group.meeting_state import decoded, encoded, handler_of
+from gpu_worker.group.meeting import Json, handler_of
 
 RUN = "group"
 
@@ -30,9 +31,9 @@ def state_of_three() -> _RendezvousState:
 
 def test_a_state_is_the_same_after_the_store() -> None:
     state = state_of_three()
-    again = decoded(encoded(state))
+    again = Json.loads(Json.dumps(state))
     assert vars(again) == vars(state)
-    assert encoded(again) == encoded(state)
+    assert Json.dumps(again) == Json.dumps(state)
 
 
 def test_every_field_of_torchs_state_is_kept() -> None:
@@ -50,10 +51,22 @@ class Harmful:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"round": 1}', b" " * (2 << 20)])
+def with_waiting(launcher: object) -> bytes:
+    return Json.dumps(_RendezvousState()).replace(
+        b'"wait_list":[]', b'"wait_list":[%s]' % json.dumps(launcher).encode()
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"{}", b"[1]", b'{"round": 1}', b" " * (2 << 20)),
+        *map(with_waiting, (5, "host", "host 1", "host 1 x", None, ["host 1 0"])),
+    ],
+)
 def test_what_no_launcher_has_written_is_refused(data: bytes) -> None:
     with pytest.raises(RendezvousStateError, match="the state of the meeting "):
-        decoded(data)
+        Json.loads(data)
 
 
 def parameters(tmp_path: Path) -> RendezvousParameters:
@@ -85,10 +98,14 @@ def test_a_pickle_in_the_store_is_refused_and_not_loaded(tmp_path: Path) -> None
     assert made.exists()
 
 
+def test_a_name_may_have_spaces() -> None:
+    assert Json.loads(with_waiting("a host 1 0")).wait_list == {_NodeDesc("a host", 1, 0)}
+
+
 def test_a_handler_meets_alone(tmp_path: Path) -> None:
     handler = handler_of(parameters(tmp_path))
     found = handler.next_rendezvous()
     assert (found.rank, found.world_size, handler.num_nodes_waiting()) == (0, 1, 0)
     written = backend(tmp_path).get_state()
-    assert written is not None and len(decoded(written[0]).participants) == 1
+    assert written is not None and len(Json.loads(written[0]).participants) == 1
     handler.shutdown()

@@ -1,8 +1,7 @@
 """Signs of life between two threads that stand for two ranks, on a clock that waits until both heard of each other."""
 
-import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import gt
 from pathlib import Path
@@ -13,23 +12,22 @@ import zmq
 
 from gpu_worker.group import pulse
 from gpu_worker.group.pulse import Pulse
-from gpu_worker.group.words import name_of
+from gpu_worker.group.wires import name_of
 from gpu_worker.process.ranks import Ranks
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 LEADER, FOLLOWER = (Ranks(rank=rank, size=2, local_rank=rank, local_size=2) for rank in (0, 1))
-REMOTE_LEADER, REMOTE_FOLLOWER = (Ranks(rank=rank, size=2, local_rank=0, local_size=1) for rank in (0, 1))
 
 
 class Ended:
     """Notes why a rank would end."""
 
     def __init__(self) -> None:
-        self.reason, self.others = "", list[int]()
+        self.reason = ""
         self.event = threading.Event()
 
-    def __call__(self, reason: str, others: Iterable[int]) -> None:
-        self.reason, self.others = reason, list(others)
+    def __call__(self, reason: str) -> None:
+        self.reason = reason
         self.event.set()
 
 
@@ -97,12 +95,7 @@ class Both:
 
 
 @pytest.fixture
-def ranks() -> tuple[Ranks, Ranks]:
-    return LEADER, FOLLOWER
-
-
-@pytest.fixture
-def both(ranks: tuple[Ranks, Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
+def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
     clock = Clock()
     monkeypatch.setattr(pulse, "time", clock)
     monkeypatch.setattr(pulse, "SIGN_SECONDS", 0.02)
@@ -117,7 +110,9 @@ def both(ranks: tuple[Ranks, Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyP
     connected.send(b"here")
     assert bound.poll(1000 * TIMEOUT_SECONDS) and bound.recv_multipart()
     sockets, ends = (Socket(bound, clock), Socket(connected, clock)), (Ended(), Ended())
-    leader, follower = (Pulse(each, socket, end) for each, socket, end in zip(ranks, sockets, ends, strict=True))
+    leader, follower = (
+        Pulse(each, socket, end) for each, socket, end in zip((LEADER, FOLLOWER), sockets, ends, strict=True)
+    )
     leader.start()
     follower.start()
     yield Both(clock=clock, pulses=(leader, follower), sockets=sockets, ends=ends)
@@ -134,14 +129,6 @@ def test_turning_loops_keep_a_group_alive(both: Both) -> None:
 def test_a_loop_that_does_not_turn_ends_the_group(both: Both) -> None:
     end = both.end_of(0, both.pulses[0])
     assert "rank 1 of 2 hangs: its loop has not turned for 0." in end.reason
-    assert end.others == [os.getpid()]
-
-
-@pytest.mark.parametrize("ranks", [(REMOTE_LEADER, REMOTE_FOLLOWER)])
-def test_no_process_of_another_host_is_killed(both: Both) -> None:
-    """Its number may be that of any process here."""
-    end = both.end_of(0, both.pulses[0])
-    assert "rank 1 of 2 hangs" in end.reason and end.others == []
 
 
 def test_a_step_may_take_longer_but_not_for_ever(both: Both) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from gpu_worker.group.wires import Wires
-from gpu_worker.group.words import name_of
+from gpu_worker.group.wires import Wires, name_of
 from gpu_worker.link.remote import CurveKeys, read_keys
 from gpu_worker.process.ranks import Ranks
 from tandem_contract.settings import SettingError

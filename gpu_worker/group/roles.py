@@ -1,9 +1,12 @@
-"""The leader's side of a group: passes the scheduler's frames to the other ranks before it acts on them itself.
+"""The roles of ranks: the leader passes the scheduler's frames on before it acts on them, the others carry them out.
 
-It asks for no answer: its own step cannot end before every rank has made the step's
-collective calls.
+The leader asks for no answer: its own step cannot end before every rank has made the step's collective calls. A
+follower applies the same plans to the same row tables, so a plan that does not fit its tables has the same fate as on
+the leader. It ends when the leader says so; `pulse` ends it if the leader is lost.
 """
 
+import logging
+import signal
 import time
 from contextlib import suppress
 
@@ -11,29 +14,21 @@ import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.group.failures import RankLost
 from gpu_worker.group.pulse import Pulse
-from gpu_worker.group.wires import Wires
-from gpu_worker.group.words import FRAME, STOP, RankLost, name_of, rank_of
+from gpu_worker.group.wires import FRAME, HELLO, STOP, Wires, name_of, rank_of
 from gpu_worker.link.link import PlanRunner
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.wire.frames import Outcome, WeightsLoader
+from gpu_worker.wire.frames import Outcome, WeightsLoader, parse_frame
+
+log = logging.getLogger(__name__)
 
 # Followers connect once their own start has ended.
 _CONNECT_SECONDS = 60.0
 # For the last word.
 _LINGER_MS = 200
-
-
-class _Loading:
-    """Loads new weights while this rank is not expected to turn."""
-
-    def __init__(self, loader: WeightsLoader, pulse: Pulse) -> None:
-        self._loader, self._pulse = loader, pulse
-
-    def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
-        """As `WeightsLoader`."""
-        with self._pulse.exempt():
-            return self._loader.load(order)
+# Of a follower, while the device computes, and otherwise.
+_BUSY_POLL_MS, _IDLE_POLL_MS = 1, 500
 
 
 class LeadingRunner:
@@ -70,8 +65,13 @@ class LeadingRunner:
     @property
     def weights(self) -> WeightsLoader | None:
         """As `PlanRunner`. The followers load too, because they get the scheduler's frame (`forward`)."""
-        loader = self._runner.weights
-        return None if loader is None else _Loading(loader, self._pulse)
+        return None if self._runner.weights is None else self
+
+    def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
+        """As `WeightsLoader`. Meanwhile this rank is not expected to turn."""
+        assert self._runner.weights is not None, "it has a loader"
+        with self._pulse.exempt():
+            return self._runner.weights.load(order)
 
     @property
     def constraints(self) -> Constraints | None:
@@ -115,3 +115,47 @@ class LeadingRunner:
                 self._socket.send_multipart([name_of(rank), *parts], zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 raise RankLost(f"rank {rank} of {self._ranks.size} does not take frames: {error}") from error
+
+
+class Follower:
+    """One rank above 0."""
+
+    def __init__(self, runner: PlanRunner, ranks: Ranks, wires: Wires, *, max_in_flight: int) -> None:
+        """Tells the leader that this rank is here."""
+        self._runner, self._size, self._max_in_flight = runner, ranks.size, max_in_flight
+        self._pulse = Pulse(ranks, wires.signs)
+        self._socket = wires.frames
+        self._socket.send(HELLO)
+
+    def serve(self) -> None:
+        """Follows until the leader says STOP. Raises fatal exceptions of the runner."""
+        # At a terminal all ranks get the signal; the leader ends the group in order.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._pulse.start()
+        log.info("ready: this rank follows rank 0 of %d", self._size)
+        while True:
+            self._pulse.turn()
+            while self._runner.collect(wait=False) is not None:
+                pass
+            if not self._socket.poll(_BUSY_POLL_MS if self._runner.num_in_flight else _IDLE_POLL_MS):
+                continue
+            with self._pulse.step():
+                while self._runner.num_in_flight >= self._max_in_flight:
+                    self._runner.collect()
+                kind, *rest = self._socket.recv_multipart()
+                if kind == STOP:
+                    return
+                if kind == FRAME:
+                    self._handle(rest[0])
+
+    def _handle(self, frame: bytes) -> None:
+        message = parse_frame(frame)
+        match message.WhichOneof("message"):
+            case "plan":
+                self._runner.submit(message.plan)
+            case "load_weights":
+                assert self._runner.weights is not None, "every rank can load weights"
+                with self._pulse.exempt():
+                    self._runner.weights.load(message.load_weights)
+            case _:
+                self._runner.join(message.joined)
