@@ -25,22 +25,19 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, root_name
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.door import tls_files
-from scheduler_svc.door.ready_command import ReadyCommand
-from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
-from scheduler_svc.door.token_file import TokenFileError
-from scheduler_svc.door.watch import TokenFile
+from scheduler_svc.door.tls_files import ReadyCommand, TlsFileError, TlsFiles
+from scheduler_svc.door.token_file import TokenFile, TokenFileError
 from scheduler_svc.journal.keeper import OpenedJournal
 from scheduler_svc.journal.writer import Sync
 from scheduler_svc.metrics.listener import MetricsListener
 from scheduler_svc.processes.address import ListenError, missing_flags
-from scheduler_svc.processes.frontend_process import FrontendFailed
-from scheduler_svc.processes.frontends import FrontendProcesses
+from scheduler_svc.processes.frontends import FrontendFailed, FrontendProcesses
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.recording.flight.recorder import FlightRecorder
 from scheduler_svc.recording.steps_file import StepsFile
-from scheduler_svc.remote.listener import listener_of
+from scheduler_svc.remote import listener_of
 from scheduler_svc.settings import PROGRAM, SchedulerSettings
 from scheduler_svc.shell.loop import Loop
 from scheduler_svc.shell.peers import Credentials

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from scheduler_svc.frontend.grpc_tuning import memory
-from scheduler_svc.processes.frontend_process import ALIVE, FAILED, READY
+from scheduler_svc.processes.frontends import ALIVE, FAILED, READY
 from scheduler_svc.recording.flight import folder
 from tandem_contract import logs
 from tandem_contract.log_lines import escaped

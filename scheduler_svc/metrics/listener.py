@@ -14,7 +14,7 @@ from typing import Any
 
 from scheduler_svc.door.tenant import Right
 from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
-from scheduler_svc.door.watch import TokenFile
+from scheduler_svc.door.token_file import TokenFile
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.metrics.tls_context import TlsContext
 from scheduler_svc.processes import address

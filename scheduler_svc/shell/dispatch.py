@@ -11,7 +11,7 @@ from tandem.internal.v1 import frontend_pb2, worker_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.reports import StepReport
-from scheduler_svc.door.ready_command import ReadyCommand
+from scheduler_svc.door.tls_files import ReadyCommand
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.router_link import PeerLostError, RouterLink

@@ -17,8 +17,8 @@ from tandem.internal.v1 import record_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.door.ready_command import ReadyCommand
-from scheduler_svc.door.watch import TokenFile
+from scheduler_svc.door.tls_files import ReadyCommand
+from scheduler_svc.door.token_file import TokenFile
 from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.processes.frontends import FrontendProcesses

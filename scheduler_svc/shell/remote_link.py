@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from scheduler_svc.remote.listener import RemoteListener
+from scheduler_svc.remote import RemoteListener
 from scheduler_svc.shell.router_link import RouterLink
 
 log = logging.getLogger("tandem.core")

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import zmq
 
-from scheduler_svc.remote.listener import RemoteListener
+from scheduler_svc.remote import RemoteListener
 from scheduler_svc.shell.remote_link import SEPARATOR, RemoteLink
 from scheduler_svc.shell.router_link import RouterLink
 from tandem_contract.logs import announce

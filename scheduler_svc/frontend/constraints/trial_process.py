@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from scheduler_svc.constraint_trial.frames import HELLO, MAX_PACKET, packed, unpacked
+from scheduler_svc.constraint_trial import HELLO, MAX_PACKET, packed, unpacked
 from tandem_contract.fork_server import ForkServer, cpu_seconds
 from tandem_contract.grammar_limits import COMPILE_SECONDS, START_SECONDS, limit_words
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from gpu_worker.constraints.area import Sizes
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.rows import Fate
-from scheduler_svc.constraint_trial.trial import Trial
+from scheduler_svc.constraint_trial import Trial
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
 from scheduler_svc.frontend.tools.call_format import CallFormat
 from scheduler_svc.frontend.tools.grammar import AnswerFormat, answer_grammar

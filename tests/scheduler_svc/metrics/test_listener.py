@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from scheduler_svc.door.tls_files import TlsFiles
-from scheduler_svc.door.watch import TokenFile
+from scheduler_svc.door.token_file import TokenFile
 from scheduler_svc.metrics import http_server, tls_context
 from scheduler_svc.metrics.listener import MetricsListener, refusal
 from scheduler_svc.processes.address import ListenError

@@ -11,10 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scheduler_svc.processes import frontend_process
+from scheduler_svc.processes import frontends
 from scheduler_svc.processes.address import ListenError
-from scheduler_svc.processes.frontend_process import FrontendFailed
-from scheduler_svc.processes.frontends import FrontendProcesses
+from scheduler_svc.processes.frontends import FrontendFailed, FrontendProcesses
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 READY = "frontend listening on "
@@ -113,11 +112,11 @@ def test_a_front_end_that_hangs_is_replaced(bench: Bench, tmp_path: Path, monkey
 
 
 class Clock:
-    """Replaces the module `time` in frontend_process."""
+    """Replaces the module `time` in frontends."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(frontend_process, "time", self)
+        monkeypatch.setattr(frontends, "time", self)
 
     def monotonic(self) -> float:
         return self.now

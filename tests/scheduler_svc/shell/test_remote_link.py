@@ -11,8 +11,7 @@ import pytest
 import zmq
 import zmq.utils.monitor
 
-from scheduler_svc.remote.key_files import ADMITTED, make
-from scheduler_svc.remote.listener import RemoteListener
+from scheduler_svc.remote import ADMITTED, RemoteListener, make
 from scheduler_svc.shell.remote_link import RemoteLink
 from scheduler_svc.shell.router_link import PeerLostError, RouterLink
 from scheduler_svc.shell.worker_links import WorkerLinks, with_remote
