@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -184,7 +184,7 @@ class _Service:
         workers = self._link(context, runtime_dir.worker_endpoint, _WORKER_FRAME_BYTES)
         frontends = self._link(context, runtime_dir.frontend_endpoint, _FRONTEND_FRAME_BYTES, _TO_FRONTEND_BYTES)
         runtime_dir.sockets_bound(workers.bind_again, frontends.bind_again)
-        num_stop_requests, wake = self._signals()
+        num_stop_requests, wake = self._signals_and_news()
         self._stack.callback(self._children.stop)
         if self._metrics is not None:
             self._metrics.start()
@@ -240,13 +240,21 @@ class _Service:
         self._stack.callback(link.close)
         return link
 
-    def _signals(self) -> tuple[Callable[[], int], socket.socket]:
-        """Returns a function that counts SIGTERM and SIGINT, and a socket that each signal makes readable."""
+    def _signals_and_news(self) -> tuple[Callable[[], int], socket.socket]:
+        """Returns a function that counts SIGTERM and SIGINT, and a socket.
+
+        Each signal makes the socket readable, and so do news of the front ends' processes.
+        """
         num_signals = 0
 
         def on_signal(signum: int, frame: FrameType | None) -> None:
             nonlocal num_signals
             num_signals += 1
+
+        def on_news() -> None:
+            # What the loop has not read yet wakes it too.
+            with suppress(BlockingIOError):
+                woken.send(b"\0")
 
         wake, woken = socket.socketpair()
         wake.setblocking(False)
@@ -257,6 +265,7 @@ class _Service:
             signal.signal(signum, on_signal)
         signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
         self._stack.callback(signal.set_wakeup_fd, -1)
+        self._children.wake_with(on_news)
         return lambda: num_signals, wake
 
 

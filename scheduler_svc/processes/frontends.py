@@ -210,6 +210,11 @@ class FrontendProcesses:
                 announce("health listening on %s", self._health_listen)
             announce("%s%s", READY, self.listen)
 
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """Calls `wake`, in any thread, when a front end has said something or has ended: then `watch` is due."""
+        for child in self._children:
+            child.process.wake = wake
+
     def watch(self, *, restart: bool) -> None:
         """Starts, checks and restarts each front end; see `FrontendProcess.watch`."""
         for child in self._children:
@@ -237,8 +242,8 @@ class FrontendProcesses:
     def stop(self) -> None:
         """Asks all front ends to end, kills those that take too long, and frees the address."""
         woken = threading.Event()
+        self.wake_with(woken.set)
         for child in self._children:
-            child.process.wake = woken.set
             # It may have ended before it could wake this thread.
             child.process.look()
         self.ask_to_stop()

@@ -38,7 +38,7 @@ from scheduler_svc.wire import tenants as tenants_wire
 log = logging.getLogger("tandem.core")
 
 _IDLE_SECONDS = 0.25
-# How often the front-end processes are checked, which takes a system call for each.
+# How often the front-end processes are checked though nothing came of them: for pauses and silence.
 _WATCH_SECONDS = 0.05
 # How often the loop checks what no socket reports: removed files, counts of dropped frames.
 _CHECK_SECONDS = 1.0
@@ -73,8 +73,8 @@ class Loop:
         metrics: CoreMeter | None = None,
         ready: ReadyCommand | None = None,
     ) -> None:
-        """`wake` becomes readable when a signal arrives, because a signal alone does not end a poll.
-        `watch` is called about once a second.
+        """`wake` becomes readable when a signal arrives, because a signal alone does not end a poll, and when
+        `children` are to be watched. `watch` is called about once a second.
         """
         self._core, self._tokens, self._metrics = core, tokens, metrics
         self._recorder, self._flight, self._journal = recorder, flight, journal
@@ -121,6 +121,8 @@ class Loop:
             readable = self._wait()
             if self._wake.fileno() in readable:
                 self._wake.recv(64)
+                # Perhaps of a front end's process, whose line would otherwise wait for the next event.
+                self._watch_at = 0.0
             now = time.monotonic()
             self._find_lost_peers(readable, now)
             if now >= self._watch_at:

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -194,6 +195,19 @@ def test_a_failed_restart_is_repeated_and_a_failed_first_start_ends_the_service(
             FrontendFailed, match=r"^the front end cannot be started: Resource temporarily unavailable$"
         ):
             bench.of(1).watch(restart=True)
+
+
+def test_news_of_a_front_end_ask_for_a_look(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its address would be announced, and its end be seen, when something else happens."""
+    script(tmp_path, monkeypatch, "exit 3")
+    processes, woken = bench.of(1), threading.Event()
+    processes.wake_with(woken.set)
+    processes.watch(restart=True)
+    while not bench.warnings():
+        assert woken.wait(TIMEOUT_SECONDS)
+        woken.clear()
+        processes.watch(restart=True)
+    assert len(bench.ready_lines()) == 1
 
 
 @pytest.mark.parametrize(("count", "name"), [(1, "the front end"), (2, "front end [12] of 2")])
