@@ -1,7 +1,6 @@
 """`python -m scheduler_svc`: the core in this process, the front ends in child processes.
 
-Owns start and stop, and opens the files in which a running service records itself. A failed start ends with one line on
-stderr that has the cause and a remedy, and with exit code 2.
+Owns start and stop. A failed start ends with one line on stderr that has the cause and a remedy, and with exit code 2.
 """
 
 import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -14,9 +13,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from types import FrameType
 
 import zmq
@@ -34,9 +32,7 @@ from scheduler_svc.processes.address import ListenError, missing_flags
 from scheduler_svc.processes.frontends import FrontendFailed, FrontendProcesses
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.workers import WorkerProcesses
-from scheduler_svc.recording.event_log import Recorder
-from scheduler_svc.recording.flight.recorder import FlightRecorder
-from scheduler_svc.recording.steps_file import StepsFile
+from scheduler_svc.recording.recordings import Recordings, flight_dir
 from scheduler_svc.remote import listener_of
 from scheduler_svc.settings import PROGRAM, SchedulerSettings
 from scheduler_svc.shell.loop import Loop
@@ -49,50 +45,6 @@ from tandem_contract.logs import announce
 from tandem_contract.parent import die_with_parent
 from tandem_contract.runtime_dir import KEY_NAME
 from tandem_contract.settings import SettingError, refused
-
-
-def flight_dir(settings: SchedulerSettings) -> Path | None:
-    """Returns the folder of the flight recorder, None if it is off."""
-    if settings.flight == "off":
-        return None
-    found = settings.runtime_dir / "flight" if settings.flight_dir is None else settings.flight_dir
-    return found.absolute()
-
-
-class Recordings:
-    """Each is None if it is not asked for. `stack` closes them."""
-
-    def __init__(self, settings: SchedulerSettings, config: CoreConfig, stack: ExitStack) -> None:
-        """Raises SettingError if a file cannot be created."""
-        self.events: Recorder | None = None
-        self.steps: StepsFile | None = None
-        self.flight: FlightRecorder | None = None
-        if settings.record is not None:
-            with _creating("record", settings.record):
-                self.events = Recorder(settings.record, config)
-            stack.callback(self.events.close)
-        if settings.steps is not None:
-            with _creating("steps", settings.steps):
-                self.steps = StepsFile(settings.steps)
-            stack.callback(self.steps.close)
-        if (path := flight_dir(settings)) is not None:
-            self.flight = FlightRecorder(path, keep_tokens=settings.flight == "tokens")
-            stack.callback(self.flight.close)
-
-    def guarding(self, *expected: type[Exception]) -> AbstractContextManager[None]:
-        """Writes the last events if the body raises an exception that is not expected, or meets a fatal signal."""
-        return nullcontext() if self.flight is None else self.flight.guarding(*expected)
-
-
-@contextmanager
-def _creating(setting: str, path: Path) -> Generator[None]:
-    """Raises SettingError if the file of the setting cannot be created."""
-    try:
-        yield
-    except OSError as error:
-        hint = "; existing files are not overwritten, choose another name" if isinstance(error, FileExistsError) else ""
-        raise SettingError(f"{setting}: {path} cannot be created: {error.strerror}{hint}") from None
-
 
 log = logging.getLogger("tandem.core")
 
