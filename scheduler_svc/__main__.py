@@ -29,7 +29,7 @@ from scheduler_svc.journal.keeper import OpenedJournal
 from scheduler_svc.journal.writer import Sync
 from scheduler_svc.metrics.listener import MetricsListener
 from scheduler_svc.processes.address import ListenError, missing_flags
-from scheduler_svc.processes.frontends import FrontendFailed, FrontendProcesses
+from scheduler_svc.processes.frontends import FrontendFailed, FrontendProcesses, FrontEndSettings
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.recordings import Recordings, flight_dir
@@ -94,12 +94,11 @@ class _Service:
             self._tokens = None if settings.tokens is None else TokenFile(settings.tokens)
         except (TlsFileError, TokenFileError) as error:
             raise SettingError(str(error)) from None
+        self._ready = ReadyCommand(tls=tls, needs_tokens=settings.tokens is not None)
         self._children = FrontendProcesses(
             settings.frontends,
-            listen=settings.listen,
-            flags=_frontend_flags(settings, self._runtime_dir),
-            missing=missing_flags(has_tls=settings.tls_cert is not None, has_tokens=settings.tokens is not None),
-            health_listen=settings.health_listen,
+            _front_end_settings(settings, self._runtime_dir, tls),
+            missing=missing_flags(has_tls=tls is not None, has_tokens=settings.tokens is not None),
         )
         self._remote = listener_of(settings.workers_listen, settings.workers_keys)
         self._metrics: MetricsListener | None = None
@@ -178,7 +177,7 @@ class _Service:
             tokens=self._tokens,
             grace_seconds=settings.grace_seconds,
             metrics=None if self._metrics is None else self._metrics.meter,
-            ready=ReadyCommand(tls=_tls(settings), needs_tokens=settings.tokens is not None),
+            ready=self._ready,
         )
 
     def _link(
@@ -221,31 +220,25 @@ class _Service:
         return lambda: num_signals, wake
 
 
-def _tls(settings: SchedulerSettings) -> TlsFiles | None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    return TlsFiles(certificate=settings.tls_cert, key=settings.tls_key, client_ca=settings.tls_client_ca)
-
-
-def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> list[str]:
-    flags = {
-        "--endpoint": runtime_dir.frontend_endpoint,
-        "--max-message-bytes": settings.max_message_bytes,
-        "--max-streams": settings.max_streams,
-        "--grace-seconds": settings.grace_seconds,
-        "--log-level": settings.log_level,
-        "--log-format": settings.log_format,
-        "--log-requests": settings.log_requests,
-        "--grpc-tuning": settings.grpc_tuning,
-    }
-    files = {"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key, "--tls-client-ca": settings.tls_client_ca}
-    files["--flight-dir"] = flight_dir(settings)
-    files["--response-template"] = settings.response_template
-    flags |= {flag: str(path) for flag, path in files.items() if path is not None}
-    switches = {"--reflection": settings.reflection, "--needs-tokens": settings.tokens is not None}
-    switches["--metrics"] = bool(settings.metrics_listen)
-    listed = [str(word) for pair in flags.items() for word in pair]
-    return [*listed, *(flag for flag, is_on in switches.items() if is_on)]
+def _front_end_settings(settings: SchedulerSettings, runtime_dir: RuntimeDir, tls: TlsFiles | None) -> FrontEndSettings:
+    return FrontEndSettings(
+        endpoint=runtime_dir.frontend_endpoint,
+        listen=settings.listen,
+        health_listen=settings.health_listen,
+        tls=tls,
+        needs_tokens=settings.tokens is not None,
+        max_message_bytes=settings.max_message_bytes,
+        max_streams=settings.max_streams,
+        grace_seconds=settings.grace_seconds,
+        measures=bool(settings.metrics_listen),
+        reflection=settings.reflection,
+        response_template=settings.response_template,
+        flight_dir=flight_dir(settings),
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+        log_requests=settings.log_requests,
+        grpc_tuning=settings.grpc_tuning,
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Front ends as child processes: they share one address and one secret, and are started, watched and stopped together.
 
-Owns the address, the secret with which a front end proves that this service started it, the meaning of a front end's
-output, and what is said of its end. Does not know requests. The address of the first start is kept, so that a restarted
-front end listens where callers expect it, also if the system chose the port.
+Owns the address, the secret with which a front end proves that this service started it, the form in which it gets its
+settings, the meaning of its output, and what is said of its end. Does not know requests. The address of the first start
+is kept, so that a restarted front end listens where callers expect it, also if the system chose the port.
 """
 
+import errno
+import json
 import logging
 import math
 import os
@@ -12,9 +14,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from scheduler_svc.door.tls_files import TlsFiles
 from scheduler_svc.processes.address import NOTHING_GIVEN, HeldAddress, ListenError, hold
 from tandem_contract.child import Program, python
+from tandem_contract.log_lines import LogFormat
 from tandem_contract.logs import announce
 from tandem_contract.processes import NOT_STARTED_WORDS, Ended, GiveUp, Heard, OnZero, Policy, State, Supervisor
 
@@ -33,6 +40,75 @@ _POLICY = Policy(
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontEndSettings:
+    """What a front end is told at its start. A pipe has it, as JSON: its secret is not for a command line."""
+
+    # The core's socket, ipc://...
+    endpoint: str
+    listen: str
+    max_message_bytes: int
+    grace_seconds: float
+    # Its name in log lines.
+    name: str = "frontend"
+    share_port: bool = False
+    # Whether callers need a token or a known certificate, which the core sends.
+    needs_tokens: bool = False
+    tls: TlsFiles | None = None
+    # The address of the health service alone, in plaintext; "": none.
+    health_listen: str = ""
+    # Whether requests are measured for the metrics page.
+    measures: bool = False
+    reflection: bool = False
+    max_streams: int = 8192
+    log_level: str = "info"
+    log_format: LogFormat = "text"
+    log_requests: Literal["on", "off", "address"] = "on"
+    # Whether private parts of gRPC are used.
+    grpc_tuning: Literal["on", "off"] = "on"
+    # The folder for the stacks at a fatal signal.
+    flight_dir: Path | None = None
+    # How answers of chats are parsed, instead of as the checkpoint or its template says.
+    response_template: Path | None = None
+    # Proves to the core that this process is its front end; no core accepts an empty one.
+    secret: bytes = field(default=b"", repr=False)
+
+    def encoded(self) -> bytes:
+        """Returns what `decoded` takes."""
+        return json.dumps(asdict(self), default=lambda each: each.hex() if type(each) is bytes else str(each)).encode()
+
+    @classmethod
+    def decoded(cls, text: bytes) -> "FrontEndSettings":
+        """Raises ValueError, TypeError if a value is missing, unknown, or of another type."""
+        return _made(cls, json.loads(text))
+
+
+_Made = TypeVar("_Made")
+
+
+def _made(kind: type[_Made], given: dict[str, Any]) -> _Made:
+    kinds = get_type_hints(kind)
+    if differing := sorted(given.keys() ^ kinds.keys()):
+        raise ValueError(f"{', '.join(differing)}: missing or unknown")
+    return kind(**{name: _value(name, kinds[name], value) for name, value in given.items()})
+
+
+def _value(name: str, kind: Any, given: Any) -> Any:
+    """Returns the value of decoded JSON if it is of this kind. No error has the value, which may be a secret."""
+    if get_origin(kind) is Literal:
+        is_kind = given in get_args(kind)
+    else:
+        kind, *none = get_args(kind) or (kind,)
+        if given is None and none:
+            return None
+        is_kind = type(given) is {Path: str, bytes: str}.get(kind, dict if is_dataclass(kind) else kind)
+    if not is_kind:
+        raise TypeError(f"{name} is not of type {kind}")
+    if is_dataclass(kind):
+        return _made(kind, given)
+    return Path(given) if kind is Path else bytes.fromhex(given) if kind is bytes else given
+
+
 class FrontendFailed(Exception):
     """A front end ended before it listened for the first time. The message ends with the cause."""
 
@@ -42,22 +118,21 @@ class FrontendFailed(Exception):
 
 
 class FrontendProcess:
-    """One front end. `flags` are its flags except --listen and --secret-fd."""
+    """One front end. `name` is what messages call it."""
 
     def __init__(
         self,
         name: str,
+        settings: FrontEndSettings,
         *,
-        listen: str,
-        flags: list[str],
-        secret: bytes,
         on_start: Callable[[], None],
         on_ready: Callable[[], None],
         silence_seconds: float,
     ) -> None:
         """`on_start` is called before each start, `on_ready` each time the front end begins to listen."""
-        self.listen = listen
-        self._name, self._flags, self._secret = name, flags, secret
+        # After the first start its address is known, also if the system chose the port.
+        self.settings = settings
+        self._name = name
         self._on_start, self._on_ready = on_start, on_ready
         self._silence_seconds = silence_seconds
         # What the process that runs, or the last one, has said of its failure.
@@ -99,20 +174,23 @@ class FrontendProcess:
         self.process.kill()
 
     def _program(self) -> Program:
-        """It inherits a pipe that holds the secret."""
+        """It inherits a pipe that holds its settings. Raises OSError."""
         self._on_start()
         self._failure = ""
-        reading, writing = os.pipe()
-        os.write(writing, self._secret)
-        os.close(writing)
-        argv = python("scheduler_svc.frontend", "--listen", self.listen, *self._flags, "--secret-fd", str(reading))
-        return Program(argv=argv, descriptors=(reading,), takes_stderr=False)
+        content, (reading, writing) = self.settings.encoded(), os.pipe()
+        with open(writing, "wb", buffering=0) as pipe:
+            # Nobody reads yet.
+            os.set_blocking(writing, False)
+            if pipe.write(content) != len(content):
+                os.close(reading)
+                raise OSError(errno.E2BIG, f"{len(content):,} bytes of settings do not fit a pipe")
+        return Program(argv=python("scheduler_svc.frontend", str(reading)), descriptors=(reading,), takes_stderr=False)
 
     def _hear(self, line: str) -> Heard:
         if line == ALIVE:
             return Heard.ALIVE
         if line.startswith(READY):
-            self.listen = line.removeprefix(READY)
+            self.settings = replace(self.settings, listen=line.removeprefix(READY))
             return Heard.SERVES
         if line.startswith(FAILED):
             self._failure = line.removeprefix(FAILED)
@@ -149,42 +227,38 @@ class FrontendProcesses:
     def __init__(
         self,
         count: int,
+        settings: FrontEndSettings,
         *,
-        listen: str,
-        flags: list[str],
         missing: Sequence[str] = NOTHING_GIVEN,
-        health_listen: str = "",
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
-        """Holds the addresses and starts no process; `watch` does. Raises ListenError if one cannot be used.
+        """Holds the addresses of `settings` and starts no process; `watch` does.
+
+        Raises ListenError if an address cannot be used.
 
         `missing` has the flags without which only a loopback address is allowed. The health address needs none.
 
         A front end that listens and prints nothing for `silence_seconds` is replaced.
         """
-        self.secret = secrets.token_bytes(SECRET_BYTES)
+        settings = replace(settings, secret=secrets.token_bytes(SECRET_BYTES))
         self._held: list[HeldAddress] = []
-        held = hold(listen, num_sharing=count, missing=missing)
-        if held is not None:
+        if (held := hold(settings.listen, num_sharing=count, missing=missing)) is not None:
             self._held.append(held)
-            listen, flags = held.listen, [*flags, "--share-port"]
-        if health_listen:
+            settings = replace(settings, listen=held.listen, share_port=True)
+        if settings.health_listen:
             try:
-                held = hold(health_listen, num_sharing=count, missing=(), flag="--health-listen")
+                held = hold(settings.health_listen, num_sharing=count, missing=(), flag="--health-listen")
             except ListenError:
                 self._release()
                 raise
             if held is not None:
                 self._held.append(held)
-                health_listen = held.listen
-            flags = [*flags, "--health-listen", health_listen]
-        self._health_listen = health_listen
+                settings = replace(settings, health_listen=held.listen)
+        self._settings = settings
         self._children = [
             FrontendProcess(
                 f"front end {number} of {count}" if count > 1 else "the front end",
-                listen=listen,
-                flags=[*flags, "--name", f"frontend-{number}" if count > 1 else "frontend"],
-                secret=self.secret,
+                replace(settings, name=f"frontend-{number}") if count > 1 else settings,
                 on_start=self._start_sharing,
                 on_ready=self._announce,
                 silence_seconds=silence_seconds,
@@ -196,7 +270,12 @@ class FrontendProcesses:
     @property
     def listen(self) -> str:
         """The address that callers reach, host:port. Outside Linux a port 0 is replaced once a front end listens."""
-        return self._children[0].listen
+        return self._children[0].settings.listen
+
+    @property
+    def secret(self) -> bytes:
+        """With which each front end proves itself."""
+        return self._settings.secret
 
     def _start_sharing(self) -> None:
         for held in self._held:
@@ -206,8 +285,8 @@ class FrontendProcesses:
         if all(child.is_listening for child in self._children):
             for held in self._held:
                 held.stop_sharing()
-            if self._health_listen:
-                announce("health listening on %s", self._health_listen)
+            if self._settings.health_listen:
+                announce("health listening on %s", self._settings.health_listen)
             announce("%s%s", READY, self.listen)
 
     def wake_with(self, wake: Callable[[], None]) -> None:
