@@ -13,7 +13,7 @@ from gpu_worker.link.remote import check_address, read_keys
 from gpu_worker.memory.sizing import default_max_rows
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.windows import check_window
-from tandem_contract.runtime_dir import KeyFile, own_runtime_dir
+from tandem_contract.files import KeyFile, own_runtime_dir
 from tandem_contract.settings import SettingError
 
 

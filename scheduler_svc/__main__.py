@@ -41,9 +41,9 @@ from scheduler_svc.shell.router_link import RouterLink
 from scheduler_svc.shell.served_model import ServedModel
 from scheduler_svc.shell.worker_links import WorkersLink, with_remote
 from tandem_contract import logs
+from tandem_contract.child import die_with_parent
+from tandem_contract.files import KEY_NAME
 from tandem_contract.logs import announce
-from tandem_contract.parent import die_with_parent
-from tandem_contract.runtime_dir import KEY_NAME
 from tandem_contract.settings import SettingError, refused
 
 log = logging.getLogger("tandem.core")

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem_contract.fork_server import serve_forks
-from tandem_contract.grammar_limits import MASK_SECONDS, limit_words
+from tandem_contract.grammars import MASK_SECONDS, limit_words
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -126,7 +126,7 @@ _NICE = 10
 def load(given: dict[str, Any]) -> Callable[[socket.socket], None]:
     """Returns what serves one front end. Raises what llguidance raises."""
     _give_way()
-    from tandem_contract.grammar_process import constraint_tokenizer, slowness
+    from tandem_contract.grammars import constraint_tokenizer, slowness
 
     eos = given["eos"]
     tokenizer = constraint_tokenizer(given["tokenizer"].decode(), given["vocab_size"], eos)

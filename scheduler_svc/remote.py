@@ -24,7 +24,7 @@ import zmq
 import zmq.utils.z85
 
 from tandem_contract import private_file
-from tandem_contract.curve_keys import (
+from tandem_contract.files import (
     HANDSHAKE_MS,
     HEARTBEAT_MS,
     HEARTBEAT_TIMEOUT_MS,

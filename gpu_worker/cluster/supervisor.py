@@ -19,7 +19,7 @@ from gpu_worker.cluster.fleet import Fleet
 from gpu_worker.cluster.reports import Report, State
 from tandem_contract import processes
 from tandem_contract.child import Program, signal_name
-from tandem_contract.log_lines import may_have_cause
+from tandem_contract.logs import may_have_cause
 from tandem_contract.processes import Ended, GiveUp, Heard, Policy, run
 
 _MAX_LINE = 500

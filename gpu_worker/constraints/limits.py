@@ -5,7 +5,7 @@ Limits are in CPU time of the thread that computes. Wall time only ends what sle
 
 from dataclasses import dataclass
 
-from tandem_contract.grammar_limits import COMPILE_SECONDS, MASK_SECONDS, START_SECONDS, limit_words, shown
+from tandem_contract.grammars import COMPILE_SECONDS, MASK_SECONDS, START_SECONDS, limit_words, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

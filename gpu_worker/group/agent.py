@@ -32,8 +32,8 @@ from gpu_worker.group.hosts import Meeting, interface_of
 from gpu_worker.group.meeting_state import handler_of
 from gpu_worker.group.place import Place
 from gpu_worker.group.words import GROUP_LOST, REFUSED_CODES, STORE_VARIABLE
+from tandem_contract.child import PARENT
 from tandem_contract.logs import is_worth_a_line
-from tandem_contract.parent import PARENT
 
 log = logging.getLogger(__name__)
 

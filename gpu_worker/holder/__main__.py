@@ -21,9 +21,9 @@ from gpu_worker.holder.pools import Pools
 from gpu_worker.holder.server import Holder, HolderRuns
 from gpu_worker.process.cgroups import CGROUPS, PROC, memory_groups
 from tandem_contract import logs
-from tandem_contract.log_lines import LogFormat
-from tandem_contract.parent import die_with_parent
-from tandem_contract.runtime_dir import default_runtime_dir, own_runtime_dir
+from tandem_contract.child import die_with_parent
+from tandem_contract.files import default_runtime_dir, own_runtime_dir
+from tandem_contract.logs import LogFormat
 from tandem_contract.settings import SHARED, Program, SettingError, Size, file, refused
 
 log = logging.getLogger("gpu_worker.holder")

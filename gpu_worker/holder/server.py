@@ -26,7 +26,7 @@ from gpu_worker.shared_pool.messages import (
     number,
     pool_id,
 )
-from tandem_contract.runtime_dir import own_runtime_dir
+from tandem_contract.files import own_runtime_dir
 
 # From asm-generic/socket.h; Python has no names for them before 3.14. Linux 6.5 has the second one.
 _PEER_CREDENTIALS, _PEER_PIDFD = struct.Struct("3i"), 77

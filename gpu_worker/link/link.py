@@ -20,8 +20,8 @@ from gpu_worker.link.ready_lines import ReadyLines
 from gpu_worker.link.remote import CurveKeys, NoKey
 from gpu_worker.link.signals import signals_wake
 from gpu_worker.wire.frames import FrameError, join_frame, parse_frame, result_frame
+from tandem_contract.files import KeyFile
 from tandem_contract.logs import is_worth_a_line
-from tandem_contract.runtime_dir import KeyFile
 
 # Pauses between connections that ended before a step succeeded on them.
 FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.02, 2.0

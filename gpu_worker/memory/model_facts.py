@@ -32,7 +32,7 @@ from gpu_worker.compatibility.computation import computation_of
 from gpu_worker.compatibility.shared_inputs import shared_inputs
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.estimate import estimate
-from tandem_contract.cache_dir import cache_dir, is_private
+from tandem_contract.files import cache_dir, is_private
 
 log = logging.getLogger(__name__)
 

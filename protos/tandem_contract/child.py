@@ -2,9 +2,11 @@
 
 Owns the process and two threads, of which one reads the output and one waits for the end. They leave what they find for
 `Child.take`, so the user has no state that another thread changes. `processes` decides what follows an end.
+`die_with_parent` is the other side: it ends a process with the one that started it.
 """
 
 import contextlib
+import ctypes
 import errno
 import functools
 import os
@@ -19,8 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from tandem_contract.parent import PARENT
-
+_PR_SET_PDEATHSIG = 1
+# Has the id of the process that started this one. When this one asks the system, that one may be dead already, and
+# another process in its place.
+PARENT = "_TANDEM_PARENT"
 # Of one line; the rest is dropped.
 _MAX_LINE_BYTES = 1 << 16
 # Lines that nobody has taken. Then the process waits at its pipe.
@@ -242,3 +246,17 @@ def _reap_orphans() -> None:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(dead, 0)
         seen = dead
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when its parent ends, also if the parent is killed. Linux only.
+
+    Ends the process at once if the parent has ended already. Raises OSError.
+    """
+    parent = int(os.environ.pop(PARENT, os.getppid()))
+    if sys.platform != "linux":
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        sys.exit(1)

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from tandem_contract.parent import PARENT, die_with_parent
+from tandem_contract.child import PARENT, die_with_parent
 
 # Of the sentence with which a process says why it cannot load.
 MAX_WORDS = 1_000

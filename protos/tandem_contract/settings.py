@@ -28,7 +28,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tandem_contract.processes import WRONG_SETTINGS
-from tandem_contract.service_links import service_link_warnings, without_service_links
 from tandem_contract.version import version
 
 _TANDEM = "TANDEM_"
@@ -39,6 +38,13 @@ SHARED = {
 _PREFIXES = ("TANDEM_SCHEDULER_", "TANDEM_WORKER_", "TANDEM_HOLDER_", "TANDEM_GATEWAY_")
 _OF_CLIENT = frozenset({"TANDEM_ADDRESS", "TANDEM_TLS", "TANDEM_TOKEN", "TANDEM_TOKEN_FILE"})
 _TLS_OF_CLIENT = "TANDEM_TLS_"
+
+# What Kubernetes sets in the environment of every container for Services such as tandem-scheduler, as NAME=VALUE: the
+# host of a Service, its ports, and one group for each port.
+_SERVICE_LINK = re.compile(
+    r"TANDEM_(\w+_)?(SERVICE_HOST=[\da-f.:]+|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://\S+"
+    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO=(tcp|udp|sctp)|PORT=\d+|ADDR=[\da-f.:]+))"
+)
 
 Model = TypeVar("Model", bound=BaseModel)
 # What a variable may say for true and false, in any case.
@@ -57,6 +63,18 @@ def refused(program: str, error: Exception) -> int:
         with suppress(OSError):
             print(f"{program}: {line}", file=sys.stderr)
     return WRONG_SETTINGS
+
+
+def without_service_links(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that somebody has set for the program."""
+    return {name: value for name, value in environ.items() if not _SERVICE_LINK.fullmatch(f"{name}={value}")}
+
+
+def service_link_warnings(environ: Mapping[str, str], prefix: str, others: tuple[str, ...] = ()) -> list[str]:
+    """Returns one line if Kubernetes sets variables that begin with `prefix`, and with none of `others`."""
+    links = sorted(environ.keys() - without_service_links(environ).keys())
+    named = [name for name in links if name.startswith(prefix) and not name.startswith(others)]
+    return [f"ignored what Kubernetes sets for Services: {', '.join(named)}"] if named else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from scheduler_svc.frontend.grpc_tuning import memory
 from scheduler_svc.processes.frontends import ALIVE, FAILED, READY, FrontEndSettings
 from scheduler_svc.recording.flight import folder
 from tandem_contract import logs
-from tandem_contract.log_lines import escaped
-from tandem_contract.parent import die_with_parent
+from tandem_contract.child import die_with_parent
+from tandem_contract.logs import escaped
 
 if TYPE_CHECKING:
     from scheduler_svc.frontend.chat.forms import AnswerForm

@@ -21,8 +21,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from scheduler_svc.door.tls_files import TlsFiles
 from scheduler_svc.processes.address import NOTHING_GIVEN, HeldAddress, ListenError, hold
 from tandem_contract.child import Program, python
-from tandem_contract.log_lines import LogFormat
-from tandem_contract.logs import announce
+from tandem_contract.logs import LogFormat, announce
 from tandem_contract.processes import NOT_STARTED_WORDS, Ended, GiveUp, Heard, OnZero, Policy, State, Supervisor
 
 log = logging.getLogger("tandem.core")

@@ -24,7 +24,7 @@ import grpc
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.constraints.trial_process import TrialProcess
-from tandem_contract.grammar_limits import COMPILE_SECONDS
+from tandem_contract.grammars import COMPILE_SECONDS
 from tests.benchmarks.machine import description
 from tests.benchmarks.percentiles import percentiles
 from tests.rigs import byte_tokenizer

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tandem_client.connection import DEFAULT_ADDRESS, dialled, is_local
 from tandem_client.credentials import TlsSettings
-from tandem_contract.log_lines import LogFormat
+from tandem_contract.logs import LogFormat
 from tandem_contract.settings import Program, file, number
 
 

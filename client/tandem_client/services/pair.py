@@ -17,7 +17,7 @@ from tandem_client.services.programs import OPTIONAL, PROGRAMS, RESTARTED, SCHED
 from tandem_client.services.workers import Workers
 from tandem_client.types import Load, WaitReason
 from tandem_contract.child import Program, python
-from tandem_contract.log_lines import parse
+from tandem_contract.logs import parse
 from tandem_contract.processes import Heard, Policy, Supervisor, run_async
 
 _HOLDER = "gpu_worker.holder"

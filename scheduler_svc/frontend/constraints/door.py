@@ -25,7 +25,7 @@ from scheduler_svc.frontend.constraints.trials import Trials
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.metrics.front_meter import FrontMeter
-from tandem_contract.grammar_limits import COMPILE_SECONDS
+from tandem_contract.grammars import COMPILE_SECONDS
 
 # A larger constraint is checked in a thread, so that the event loop goes on.
 LONG_BYTES = 4_096

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from scheduler_svc.frontend.constraints.trial_process import TrialProcess, TrialUnusable, Verdict
 from scheduler_svc.frontend.rpc import status
-from tandem_contract.grammar_limits import COMPILE_SECONDS
+from tandem_contract.grammars import COMPILE_SECONDS
 
 MAX_KEPT = 1_024
 # Of one tenant.

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from scheduler_svc.recording.flight.timeline import FlightFileError, lines
-from tandem_contract.log_lines import escaped
+from tandem_contract.logs import escaped
 
 
 def main() -> None:

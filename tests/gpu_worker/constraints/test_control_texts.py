@@ -23,7 +23,7 @@ from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_o
 from scheduler_svc.frontend.tools.call_format import CallFormat
 from scheduler_svc.frontend.tools.grammar import AnswerFormat, answer_grammar
 from scheduler_svc.frontend.tools.tool import Calls, Choice, Tool
-from tandem_contract.grammar_process import constraint_tokenizer
+from tandem_contract.grammars import constraint_tokenizer
 from tests.bundled_recipe.evaluate import MODEL_DIR
 from tests.gpu_worker.constraints.rig import hash_of, prepare
 from tests.gpu_worker.constraints.test_schemas import EOS, VOCAB, Sampler

@@ -19,7 +19,7 @@ from gpu_worker.link.connection import MAX_FRAME_BYTES
 from gpu_worker.link.link import JoinRefused, Link, Reconnects
 from gpu_worker.link.ready_lines import ready_line
 from gpu_worker.wire.frames import MAX_JOIN_BYTES, Outcome
-from tandem_contract.runtime_dir import KEY_NAME, KeyFile
+from tandem_contract.files import KEY_NAME, KeyFile
 
 WAIT_MS = 10_000
 

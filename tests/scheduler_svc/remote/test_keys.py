@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from scheduler_svc.remote import ADMITTED, AdmittedKeys, listener_of, main, make, scheduler_keys
-from tandem_contract.curve_keys import SCHEDULER_SECRET, KeyFileError, read_key
+from tandem_contract.files import SCHEDULER_SECRET, KeyFileError, read_key
 from tandem_contract.settings import SettingError
 
 

@@ -23,7 +23,7 @@ from tandem_client.services.pair import READY, ServicePair, flags
 from tandem_client.services.probe import Probe
 from tandem_client.services.programs import PROGRAMS
 from tandem_client.services.toy import TOY_NOTICE, is_toy
-from tandem_contract.log_lines import as_json
+from tandem_contract.logs import as_json
 from tandem_contract.processes import ServiceEnded
 
 # Longer than the service's own grace for its streams (30 s by default).
