@@ -10,11 +10,13 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem_contract.certificates import own_certificate
+
 # Real chains have some 10 kB.
 MAX_FILE_BYTES = 1 << 20
 
 
-class TlsFileError(Exception):
+class TlsFileError(ValueError):
     """A file cannot be used. The message names the flag and the file."""
 
 
@@ -35,10 +37,10 @@ class TlsFiles:
     key: Path
     client_ca: Path | None = None
 
-    def state(self) -> tuple[tuple[int, int, int], ...]:
-        """Returns what changes when a file is replaced: inode, size and time of each. Raises OSError."""
-        found = [path.stat() for path in (self.certificate, self.key, self.client_ca) if path is not None]
-        return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
+    @property
+    def paths(self) -> tuple[Path | None, ...]:
+        """All of them."""
+        return self.certificate, self.key, self.client_ca
 
     def read(self) -> TlsContent:
         """Reads and checks the files. Raises TlsFileError."""
@@ -138,28 +140,8 @@ class ReadyCommand:
 
 
 def certificate_names(tls: TlsFiles) -> tuple[list[str], list[str]]:
-    """Returns the names and the addresses that a certificate is for, from a handshake with itself."""
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    try:
-        server.load_cert_chain(tls.certificate, tls.key, password="")
-        client.load_verify_locations(tls.certificate)
-        ends = (
-            client.wrap_bio(to_client, to_server, server_side=False),
-            server.wrap_bio(to_server, to_client, server_side=True),
-        )
-        for _ in range(4):
-            for end in ends:
-                try:
-                    end.do_handshake()
-                except ssl.SSLWantReadError:
-                    continue
-        found = ends[0].getpeercert() or {}
-    except (ssl.SSLError, OSError, ValueError):
-        # For example, the certificate has expired.
-        return [], []
+    """Returns the names and the addresses that a certificate is for."""
+    found = own_certificate(tls.certificate, tls.key)
     pairs = [pair for pair in found.get("subjectAltName", ()) if len(pair) == 2]
     addresses = [str(ipaddress.ip_address(str(value).strip())) for kind, value in pairs if kind == "IP Address"]
     return [str(value) for kind, value in pairs if kind == "DNS"], addresses

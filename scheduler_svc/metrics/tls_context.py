@@ -1,14 +1,13 @@
 """Owns the page's TLS context, which follows changes of the certificate files without a restart.
 
-The files are looked at once a second at most, when a connection comes. Files that cannot be used are reported once, and
-the last good ones stay in force.
+The files are looked at once a second at most, when a connection comes.
 """
 
 import logging
 import ssl
-import time
 
 from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
+from tandem_contract.certificates import Followed
 
 log = logging.getLogger("tandem.core")
 
@@ -21,33 +20,16 @@ class TlsContext:
     def __init__(self, files: TlsFiles) -> None:
         """Reads the files. Raises TlsFileError."""
         self._files = files
-        self._state = self._look()
-        self._context = _context(files)
-        self._look_at = time.monotonic() + _LOOK_SECONDS
+        self._followed = Followed(files.paths, self._read, log, pause_seconds=_LOOK_SECONDS)
+        self._read()
 
     def current(self) -> ssl.SSLContext:
         """Returns the newest context whose files could be used."""
-        now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_SECONDS
-            if (state := self._look()) != self._state:
-                self._state = state
-                self._replace()
+        self._followed.look()
         return self._context
 
-    def _replace(self) -> None:
-        try:
-            self._context = _context(self._files)
-        except TlsFileError as error:
-            log.error("metrics: %s; the certificate read before stays in force", error)
-        else:
-            log.info("metrics: the certificate %s was read again", self._files.certificate)
-
-    def _look(self) -> tuple[tuple[int, int, int], ...] | None:
-        try:
-            return self._files.state()
-        except OSError:
-            return None
+    def _read(self) -> None:
+        self._context = _context(self._files)
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:

@@ -22,10 +22,11 @@ from tandem_client.gateway.http.accepting import Acceptor
 from tandem_client.gateway.http.protocol import Readers, bounded, parser_class
 from tandem_client.gateway.http.seats import SEAT, Seat, Seats
 from tandem_client.gateway.metrics import Meter
-from tandem_client.gateway.running.certificates import Followed, follow, load
+from tandem_client.gateway.running.certificates import follow, load
 from tandem_client.gateway.settings import Settings
 from tandem_client.gateway.upstream.guard import Guard
 from tandem_client.gateway.upstream.service import Service
+from tandem_contract.certificates import Followed
 from tandem_contract.logs import announce
 from tandem_contract.settings import SettingError
 
@@ -133,10 +134,11 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
 def _files(settings: Settings, service: Service, context: ssl.SSLContext | None) -> list[Followed]:
     """The files of certificates, and who uses them."""
     cert, key = settings.tls_cert, settings.tls_key
-    ours = (
-        [Followed((cert, key), partial(load, context, cert, key))] if context is not None and cert is not None else []
-    )
-    return [*ours, Followed((settings.service_ca, settings.service_cert, settings.service_key), service.connect)]
+    of_service = (settings.service_ca, settings.service_cert, settings.service_key)
+    found = [Followed(of_service, service.connect, log)]
+    if context is not None and cert is not None:
+        found.append(Followed((cert, key), partial(load, context, cert, key), log))
+    return found
 
 
 def _already_handled(number: int, frame: FrameType | None) -> None:
