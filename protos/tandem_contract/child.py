@@ -94,7 +94,7 @@ class Child:
             self._reader.start()
             threading.Thread(target=self._wait, name="end", daemon=True).start()
         except RuntimeError as error:
-            self._kill_group()
+            kill_group(self.pid)
             self._reap()
             if not self._reader.is_alive():
                 output.close()
@@ -124,7 +124,7 @@ class Child:
         """Sends SIGKILL to the process and to those that it started."""
         with self._lock:
             if not self._is_reaped:
-                self._kill_group()
+                kill_group(self.pid)
 
     def how_it_ended(self) -> str:
         """`ended with exit code 3`, `was ended by SIGKILL`: continues a sentence. Call it after the end."""
@@ -168,16 +168,14 @@ class Child:
             is_ours = False
         with self._lock:
             if is_ours:
-                self._kill_group()
+                kill_group(self.pid)
             status = self._reap()
         # Not until the end of the pipe, which a process that left the session may keep open.
         self._reader.join(_LAST_OUTPUT_SECONDS)
         self._status = status
         self._wake()
         # What it started is this process's if orphans are, as they are process 1's.
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                os.waitpid(-self.pid, 0)
+        reap_group(self.pid)
 
     def _reap(self) -> int:
         status = self._process.wait()
@@ -185,9 +183,18 @@ class Child:
         _ours.discard(self.pid)
         return status
 
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+
+def kill_group(group: int) -> None:
+    """Sends SIGKILL to each process of the group, if there is any."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def reap_group(group: int) -> None:
+    """Waits for the end of each process of the group that is a child of this one, as its orphans may be."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-group, 0)
 
 
 def signal_name(number: int) -> str:

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from tandem_contract.child import PARENT, die_with_parent
+from tandem_contract.child import PARENT, die_with_parent, kill_group, reap_group
 
 # Of the sentence with which a process says why it cannot load.
 MAX_WORDS = 1_000
@@ -158,7 +158,8 @@ class _Life:
         self.control.close()
         with self._lock:
             self._is_wanted = False
-            self._kill_group()
+            if self.pid:
+                kill_group(self.pid)
         self._thread.join()
 
     def _run(self) -> None:
@@ -174,18 +175,11 @@ class _Life:
             self.pid = process.pid
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
-            self._kill_group()
+            kill_group(self.pid)
             process.wait()
             # Its child is this process's if orphans are, as they are process 1's.
-            with suppress(ChildProcessError):
-                while True:
-                    os.waitpid(-self.pid, 0)
+            reap_group(self.pid)
             self.pid = None
-
-    def _kill_group(self) -> None:
-        if self.pid:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
 
 
 # Loads what the children share; returns what a child does with its socket.

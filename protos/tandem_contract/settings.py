@@ -70,13 +70,6 @@ def without_service_links(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not _SERVICE_LINK.fullmatch(f"{name}={value}")}
 
 
-def service_link_warnings(environ: Mapping[str, str], prefix: str, others: tuple[str, ...] = ()) -> list[str]:
-    """Returns one line if Kubernetes sets variables that begin with `prefix`, and with none of `others`."""
-    links = sorted(environ.keys() - without_service_links(environ).keys())
-    named = [name for name in links if name.startswith(prefix) and not name.startswith(others)]
-    return [f"ignored what Kubernetes sets for Services: {', '.join(named)}"] if named else []
-
-
 @dataclass(frozen=True, slots=True)
 class _Given:
     """A value, and the name of the setting where it stands: a flag, a variable, or a key with its file."""
@@ -109,10 +102,13 @@ class Program(Generic[Model]):
         if self.prefix:
             given = self._variables(environ, problems) | given
             given = self._file(given.get("config"), problems) | given
+        fields = _fields(self.model)
+        values = {name: _typed(each, fields[name]) for name, each in given.items()}
         try:
-            settings = _checked(self.model, given)
-        except SettingError as error:
-            raise SettingError("\n".join([*problems, str(error)])) from None
+            settings = self.model.model_validate(values, strict=True)
+        except ValidationError as error:
+            problems += [_sentence(problem, fields, given) for problem in error.errors()]
+            raise SettingError("\n".join(problems)) from None
         if problems:
             raise SettingError("\n".join(problems))
         return settings
@@ -121,14 +117,13 @@ class Program(Generic[Model]):
         """Returns a line for the TANDEM_ variables that no program reads, and one for those of Kubernetes."""
         others = (*(prefix for prefix in _PREFIXES if prefix != self.prefix), _TLS_OF_CLIENT)
         known = _OF_CLIENT | {variable for variables in SHARED.values() for variable in variables}
-        ignored = [
-            name
-            for name, value in sorted(without_service_links(environ).items())
-            if value and name.startswith(_TANDEM) and not name.startswith((self.prefix, *others))
-            if name not in known
-        ]
+        given = without_service_links(environ)
+        ours = [name for name in sorted(environ) if name.startswith(_TANDEM) and not name.startswith(others)]
+        ignored = [name for name in ours if given.get(name) and not name.startswith(self.prefix) and name not in known]
+        links = [name for name in ours if name not in given]
         said = f"ignored {', '.join(ignored)}: variables of this program begin with {self.prefix}"
-        return ([said] if ignored else []) + service_link_warnings(environ, _TANDEM, others)
+        of_links = f"ignored what Kubernetes sets for Services: {', '.join(links)}"
+        return [line for line, names in ((said, ignored), (of_links, links)) if names]
 
     def _flags(self, words: deque[str], problems: list[str]) -> dict[str, _Given]:
         if {"-h", "--help"}.intersection(words):
@@ -264,19 +259,6 @@ def _bytes(value: object) -> object:
 
 Size = Annotated[int, Field(ge=0), BeforeValidator(_bytes)]
 """A number of bytes, given as 2GiB, "1.5 GB", 512MiB, or in bytes."""
-
-
-def checked(model: type[Model], values: Mapping[str, object]) -> Model:
-    """Returns the model with these values of flags. Raises SettingError."""
-    return _checked(model, {name: _Given(_flag(name), value, is_text=False) for name, value in values.items()})
-
-
-def _checked(model: type[Model], given: Mapping[str, _Given]) -> Model:
-    fields = _fields(model)
-    try:
-        return model.model_validate({name: _typed(each, fields[name]) for name, each in given.items()}, strict=True)
-    except ValidationError as error:
-        raise SettingError("\n".join(_sentence(problem, fields, given) for problem in error.errors())) from None
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
