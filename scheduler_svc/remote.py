@@ -179,10 +179,10 @@ _VERSION = b"1.0"
 
 
 class KeyCheck:
-    """Serves until the context ends. Without it libzmq would admit every key."""
+    """A thread that serves until the context ends. Without it libzmq would admit every key."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", admitted: AdmittedKeys) -> None:
-        """Binds the socket; `start` it before a connection can come."""
+        """Begins. Make it before a connection can come."""
         self._admitted = admitted
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -190,11 +190,7 @@ class KeyCheck:
         self._named = set[str]()
         self._num_others = 0
         self._read_at, self._report_at = 0.0, time.monotonic() + _REPORT_SECONDS
-        self._thread = threading.Thread(target=self._serve, name="key check", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
+        threading.Thread(target=self._serve, name="key check", daemon=True).start()
 
     def _serve(self) -> None:
         try:
@@ -275,7 +271,7 @@ class RemoteListener:
     def start(self) -> None:
         """Reads the admitted keys and starts their check. Call it before the socket is bound."""
         self.admitted.poll()
-        KeyCheck(self.context, self.admitted).start()
+        KeyCheck(self.context, self.admitted)
 
     def configure(self, socket: "zmq.Socket[bytes]") -> None:
         """Sets the options of the socket before it is bound."""

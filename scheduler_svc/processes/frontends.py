@@ -116,24 +116,13 @@ class FrontendFailed(Exception):
         self.exit_code = exit_code
 
 
-class FrontendProcess:
+class _FrontEnd:
     """One front end. `name` is what messages call it."""
 
-    def __init__(
-        self,
-        name: str,
-        settings: FrontEndSettings,
-        *,
-        on_start: Callable[[], None],
-        on_ready: Callable[[], None],
-        silence_seconds: float,
-    ) -> None:
-        """`on_start` is called before each start, `on_ready` each time the front end begins to listen."""
+    def __init__(self, name: str, settings: FrontEndSettings, shared: "FrontendProcesses", silence: float) -> None:
         # After the first start its address is known, also if the system chose the port.
         self.settings = settings
-        self._name = name
-        self._on_start, self._on_ready = on_start, on_ready
-        self._silence_seconds = silence_seconds
+        self.name, self._shared = name, shared
         # What the process that runs, or the last one, has said of its failure.
         self._failure = ""
         self.process = Supervisor(
@@ -142,39 +131,14 @@ class FrontendProcess:
             _POLICY,
             hear=self._hear,
             on_change=self._on_change,
-            silence_seconds=silence_seconds,
-            on_silence=self._on_silence,
+            silence_seconds=silence,
+            on_silence=lambda: log.warning("%s has been silent for %g s and is killed", name, silence),
             clock=lambda: time.monotonic(),
         )
 
-    def watch(self, *, restart: bool) -> None:
-        """Starts the process if it does not run, kills it if it is silent. Call it every turn.
-
-        Raises FrontendFailed if it ended before it listened for the first time. Without `restart`, while the service
-        stops, a front end that ended is not replaced.
-        """
-        if not restart:
-            self.process.start_no_more()
-        self.process.look()
-
-    @property
-    def is_listening(self) -> bool:
-        """Whether the process that runs has begun to listen."""
-        return self.process.state == State.SERVING
-
-    def terminate(self) -> None:
-        """Asks the process to end after its streams."""
-        self.process.stop(math.inf)
-        self.process.look()
-
-    def kill_late(self) -> None:
-        """Kills a process that did not end in time."""
-        log.warning("%s did not stop within %g s and is killed", self._name, STOP_SECONDS)
-        self.process.kill()
-
     def _program(self) -> Program:
         """It inherits a pipe that holds its settings. Raises OSError."""
-        self._on_start()
+        self._shared.share(is_on=True)
         self._failure = ""
         content, (reading, writing) = self.settings.encoded(), os.pipe()
         with open(writing, "wb", buffering=0) as pipe:
@@ -194,30 +158,24 @@ class FrontendProcess:
         if line.startswith(FAILED):
             self._failure = line.removeprefix(FAILED)
         else:
-            log.info("%s: %s", self._name, line)
+            log.info("%s: %s", self.name, line)
         return Heard.WORDS
-
-    def _on_silence(self) -> None:
-        log.warning("%s has been silent for %g s and is killed", self._name, self._silence_seconds)
 
     def _on_change(self, process: Supervisor) -> None:
         if process.state == State.SERVING:
-            self._on_ready()
+            self._shared.announce_when_all_listen()
         elif process.state in (State.PAUSED, State.GIVEN_UP) and process.ended is not None:
             self._on_end(process.ended)
 
     def _on_end(self, ended: Ended) -> None:
         was_started = ended.how != NOT_STARTED_WORDS
         cause = f": {self._failure if was_started else ended.cause}".removesuffix(": ")
+        how = f"ended with code {ended.status}" if was_started else "cannot be started"
         if isinstance(ended.then, GiveUp):
-            how = f"ended with code {ended.status} before it listened" if was_started else "cannot be started"
-            raise FrontendFailed(f"{self._name} {how}{cause}", ended.status)
-        how = (
-            f"ended with code {ended.status} and is restarted"
-            if was_started
-            else "cannot be started; the next attempt is"
-        )
-        log.warning("%s %s in %g s%s", self._name, how, ended.then, cause)
+            before = " before it listened" if was_started else ""
+            raise FrontendFailed(f"{self.name} {how}{before}{cause}", ended.status)
+        next_one = " and is restarted" if was_started else "; the next attempt is"
+        log.warning("%s %s%s in %g s%s", self.name, how, next_one, ended.then, cause)
 
 
 class FrontendProcesses:
@@ -239,7 +197,8 @@ class FrontendProcesses:
 
         A front end that listens and prints nothing for `silence_seconds` is replaced.
         """
-        settings = replace(settings, secret=secrets.token_bytes(SECRET_BYTES))
+        self.secret = secrets.token_bytes(SECRET_BYTES)
+        settings = replace(settings, secret=self.secret)
         self._held: list[HeldAddress] = []
         if (held := hold(settings.listen, num_sharing=count, missing=missing)) is not None:
             self._held.append(held)
@@ -253,16 +212,14 @@ class FrontendProcesses:
             if held is not None:
                 self._held.append(held)
                 settings = replace(settings, health_listen=held.listen)
-        self._settings = settings
-        self._children = [
-            FrontendProcess(
-                f"front end {number} of {count}" if count > 1 else "the front end",
-                replace(settings, name=f"frontend-{number}") if count > 1 else settings,
-                on_start=self._start_sharing,
-                on_ready=self._announce,
-                silence_seconds=silence_seconds,
-            )
+        self._health_listen = settings.health_listen
+        several = [
+            (f"front end {number} of {count}", replace(settings, name=f"frontend-{number}"))
             for number in range(1, count + 1)
+        ]
+        self._children = [
+            _FrontEnd(name, own, self, silence_seconds)
+            for name, own in (several if count > 1 else [("the front end", settings)])
         ]
         self._is_stopping = False
 
@@ -271,21 +228,20 @@ class FrontendProcesses:
         """The address that callers reach, host:port. Outside Linux a port 0 is replaced once a front end listens."""
         return self._children[0].settings.listen
 
-    @property
-    def secret(self) -> bytes:
-        """With which each front end proves itself."""
-        return self._settings.secret
-
-    def _start_sharing(self) -> None:
+    def share(self, *, is_on: bool) -> None:
+        """Lets front ends bind the addresses; off, nobody can."""
         for held in self._held:
-            held.start_sharing()
-
-    def _announce(self) -> None:
-        if all(child.is_listening for child in self._children):
-            for held in self._held:
+            if is_on:
+                held.start_sharing()
+            else:
                 held.stop_sharing()
-            if self._settings.health_listen:
-                announce("health listening on %s", self._settings.health_listen)
+
+    def announce_when_all_listen(self) -> None:
+        """Logs the addresses, unless a front end does not listen yet."""
+        if all(child.process.state == State.SERVING for child in self._children):
+            self.share(is_on=False)
+            if self._health_listen:
+                announce("health listening on %s", self._health_listen)
             announce("%s%s", READY, self.listen)
 
     def wake_with(self, wake: Callable[[], None]) -> None:
@@ -294,9 +250,15 @@ class FrontendProcesses:
             child.process.wake = wake
 
     def watch(self, *, restart: bool) -> None:
-        """Starts, checks and restarts each front end; see `FrontendProcess.watch`."""
+        """Starts front ends that do not run, and kills those that are silent. Call it every turn.
+
+        Raises FrontendFailed if one ended before it listened for the first time. Without `restart`, while the service
+        stops, none that ended is replaced.
+        """
         for child in self._children:
-            child.watch(restart=restart)
+            if not restart:
+                child.process.start_no_more()
+            child.process.look()
 
     def kill(self, frontend: str) -> None:
         """Kills a front end (f-<pid>-…) that the core lost, in case it hangs; `watch` replaces it."""
@@ -315,7 +277,8 @@ class FrontendProcesses:
         if not self._is_stopping:
             self._is_stopping = True
             for child in self._children:
-                child.terminate()
+                child.process.stop(math.inf)
+                child.process.look()
 
     def stop(self) -> None:
         """Asks all front ends to end, kills those that take too long, and frees the address."""
@@ -331,7 +294,8 @@ class FrontendProcesses:
             if seconds <= 0:
                 limit = math.inf
                 for child in running:
-                    child.kill_late()
+                    log.warning("%s did not stop within %g s and is killed", child.name, STOP_SECONDS)
+                    child.process.kill()
             woken.wait(max(0.0, seconds) if limit < math.inf else None)
             woken.clear()
             for child in running:
