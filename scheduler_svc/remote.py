@@ -241,11 +241,9 @@ _ADDRESS = re.compile(r"tcp://(?P<host>[^\s:/]+|\*|\[[0-9A-Fa-f:.%]+\]):(?P<port
 
 def listener_of(endpoint: str, folder: Path | None) -> "RemoteListener | None":
     """Returns the listener of the settings workers_listen and workers_keys, None without one. Raises SettingError."""
-    if endpoint:
-        return RemoteListener(endpoint, folder)
-    if folder is not None:
+    if not endpoint and folder is not None:
         raise SettingError(f"workers_keys is {folder} and workers_listen is not set; set it to tcp://HOST:PORT too")
-    return None
+    return RemoteListener(endpoint, folder) if endpoint else None
 
 
 class RemoteListener:
