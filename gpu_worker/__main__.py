@@ -31,9 +31,8 @@ from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_o
 from gpu_worker.process.starting import at_low_priority, import_transformers, keep_objects, without_collections
 from gpu_worker.settings import BUNDLED_MODEL, PROGRAM, WorkerSettings
 from tandem_contract import logs
-from tandem_contract.cache_dir import cache_dir
-from tandem_contract.parent import die_with_parent
-from tandem_contract.runtime_dir import WORKER_SOCKET, KeyFile, endpoint_of, own_runtime_dir
+from tandem_contract.child import die_with_parent
+from tandem_contract.files import WORKER_SOCKET, KeyFile, cache_dir, endpoint_of, own_runtime_dir
 from tandem_contract.settings import SettingError, refused
 from tandem_contract.version import version
 

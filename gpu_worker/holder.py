@@ -40,9 +40,9 @@ from gpu_worker.shared_pool.messages import (
     pool_id_of,
 )
 from tandem_contract import logs
-from tandem_contract.log_lines import LogFormat
-from tandem_contract.parent import die_with_parent
-from tandem_contract.runtime_dir import default_runtime_dir, own_runtime_dir
+from tandem_contract.child import die_with_parent
+from tandem_contract.files import default_runtime_dir, own_runtime_dir
+from tandem_contract.logs import LogFormat
 from tandem_contract.settings import SHARED, Program, SettingError, Size, file, refused
 
 log = logging.getLogger("gpu_worker.holder")

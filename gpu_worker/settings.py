@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from tandem_contract.runtime_dir import default_runtime_dir
+from tandem_contract.files import default_runtime_dir
 from tandem_contract.settings import SHARED, Program, Size, file, number, setting
 
 BUNDLED_MODEL = Path(__file__).parent / "bundled" / "model"

@@ -1,7 +1,6 @@
 """`python -m scheduler_svc`: the core in this process, the front ends in child processes.
 
-Owns start and stop, and opens the files in which a running service records itself. A failed start ends with one line on
-stderr that has the cause and a remedy, and with exit code 2.
+Owns start and stop. A failed start ends with one line on stderr that has the cause and a remedy, and with exit code 2.
 """
 
 import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -14,9 +13,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from types import FrameType
 
 import zmq
@@ -25,76 +23,27 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, root_name
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.door import tls_files
-from scheduler_svc.door.ready_command import ReadyCommand
-from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
-from scheduler_svc.door.token_file import TokenFileError
-from scheduler_svc.door.watch import TokenFile
+from scheduler_svc.door.tls_files import ReadyCommand, TlsFileError, TlsFiles
+from scheduler_svc.door.token_file import TokenFile, TokenFileError
 from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import OpenedJournal
 from scheduler_svc.metrics.listener import MetricsListener
 from scheduler_svc.processes.address import ListenError, missing_flags
-from scheduler_svc.processes.frontend_process import FrontendFailed
-from scheduler_svc.processes.frontends import FrontendProcesses
+from scheduler_svc.processes.frontends import FrontendFailed, FrontendProcesses, FrontEndSettings
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.workers import WorkerProcesses
-from scheduler_svc.recording.event_log import Recorder
-from scheduler_svc.recording.flight import FlightRecorder
-from scheduler_svc.recording.steps_file import StepsFile
-from scheduler_svc.remote.listener import listener_of
+from scheduler_svc.recording.recordings import Recordings, flight_dir
+from scheduler_svc.remote import listener_of
 from scheduler_svc.settings import PROGRAM, SchedulerSettings
 from scheduler_svc.shell.dispatch import ServedModel
 from scheduler_svc.shell.inbound import Credentials
 from scheduler_svc.shell.links import RouterLink, WorkersLink, with_remote
 from scheduler_svc.shell.loop import Loop
 from tandem_contract import logs
+from tandem_contract.child import die_with_parent
+from tandem_contract.files import KEY_NAME
 from tandem_contract.logs import announce
-from tandem_contract.parent import die_with_parent
-from tandem_contract.runtime_dir import KEY_NAME
 from tandem_contract.settings import SettingError, refused
-
-
-def flight_dir(settings: SchedulerSettings) -> Path | None:
-    """Returns the folder of the flight recorder, None if it is off."""
-    if settings.flight == "off":
-        return None
-    found = settings.runtime_dir / "flight" if settings.flight_dir is None else settings.flight_dir
-    return found.absolute()
-
-
-class Recordings:
-    """Each is None if it is not asked for. `stack` closes them."""
-
-    def __init__(self, settings: SchedulerSettings, config: CoreConfig, stack: ExitStack) -> None:
-        """Raises SettingError if a file cannot be created."""
-        self.events: Recorder | None = None
-        self.steps: StepsFile | None = None
-        self.flight: FlightRecorder | None = None
-        if settings.record is not None:
-            with _creating("record", settings.record):
-                self.events = Recorder(settings.record, config)
-            stack.callback(self.events.close)
-        if settings.steps is not None:
-            with _creating("steps", settings.steps):
-                self.steps = StepsFile(settings.steps)
-            stack.callback(self.steps.close)
-        if (path := flight_dir(settings)) is not None:
-            self.flight = FlightRecorder(path, keep_tokens=settings.flight == "tokens")
-            stack.callback(self.flight.close)
-
-    def guarding(self, *expected: type[Exception]) -> AbstractContextManager[None]:
-        """Writes the last events if the body raises an exception that is not expected, or meets a fatal signal."""
-        return nullcontext() if self.flight is None else self.flight.guarding(*expected)
-
-
-@contextmanager
-def _creating(setting: str, path: Path) -> Generator[None]:
-    """Raises SettingError if the file of the setting cannot be created."""
-    try:
-        yield
-    except OSError as error:
-        hint = "; existing files are not overwritten, choose another name" if isinstance(error, FileExistsError) else ""
-        raise SettingError(f"{setting}: {path} cannot be created: {error.strerror}{hint}") from None
-
 
 log = logging.getLogger("tandem.core")
 
@@ -144,12 +93,11 @@ class _Service:
             self._tokens = None if settings.tokens is None else TokenFile(settings.tokens)
         except (TlsFileError, TokenFileError) as error:
             raise SettingError(str(error)) from None
+        self._ready = ReadyCommand(tls=tls, needs_tokens=settings.tokens is not None)
         self._children = FrontendProcesses(
             settings.frontends,
-            listen=settings.listen,
-            flags=_frontend_flags(settings, self._runtime_dir),
-            missing=missing_flags(has_tls=settings.tls_cert is not None, has_tokens=settings.tokens is not None),
-            health_listen=settings.health_listen,
+            _front_end_settings(settings, self._runtime_dir, tls),
+            missing=missing_flags(has_tls=tls is not None, has_tokens=settings.tokens is not None),
         )
         self._remote = listener_of(settings.workers_listen, settings.workers_keys)
         self._metrics: MetricsListener | None = None
@@ -186,7 +134,7 @@ class _Service:
         workers = self._link(context, runtime_dir.worker_endpoint, _WORKER_FRAME_BYTES)
         frontends = self._link(context, runtime_dir.frontend_endpoint, _FRONTEND_FRAME_BYTES, _TO_FRONTEND_BYTES)
         runtime_dir.sockets_bound(workers.bind_again, frontends.bind_again)
-        num_stop_requests, wake = self._signals()
+        num_stop_requests, wake = self._signals_and_news()
         self._stack.callback(self._children.stop)
         if self._metrics is not None:
             self._metrics.start()
@@ -228,7 +176,7 @@ class _Service:
             tokens=self._tokens,
             grace_seconds=settings.grace_seconds,
             metrics=None if self._metrics is None else self._metrics.meter,
-            ready=ReadyCommand(tls=_tls(settings), needs_tokens=settings.tokens is not None),
+            ready=self._ready,
         )
 
     def _link(
@@ -242,13 +190,21 @@ class _Service:
         self._stack.callback(link.close)
         return link
 
-    def _signals(self) -> tuple[Callable[[], int], socket.socket]:
-        """Returns a function that counts SIGTERM and SIGINT, and a socket that each signal makes readable."""
+    def _signals_and_news(self) -> tuple[Callable[[], int], socket.socket]:
+        """Returns a function that counts SIGTERM and SIGINT, and a socket.
+
+        Each signal makes the socket readable, and so do news of the front ends' processes.
+        """
         num_signals = 0
 
         def on_signal(signum: int, frame: FrameType | None) -> None:
             nonlocal num_signals
             num_signals += 1
+
+        def on_news() -> None:
+            # What the loop has not read yet wakes it too.
+            with suppress(BlockingIOError):
+                woken.send(b"\0")
 
         wake, woken = socket.socketpair()
         wake.setblocking(False)
@@ -259,34 +215,29 @@ class _Service:
             signal.signal(signum, on_signal)
         signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
         self._stack.callback(signal.set_wakeup_fd, -1)
+        self._children.wake_with(on_news)
         return lambda: num_signals, wake
 
 
-def _tls(settings: SchedulerSettings) -> TlsFiles | None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    return TlsFiles(certificate=settings.tls_cert, key=settings.tls_key, client_ca=settings.tls_client_ca)
-
-
-def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> list[str]:
-    flags = {
-        "--endpoint": runtime_dir.frontend_endpoint,
-        "--max-message-bytes": settings.max_message_bytes,
-        "--max-streams": settings.max_streams,
-        "--grace-seconds": settings.grace_seconds,
-        "--log-level": settings.log_level,
-        "--log-format": settings.log_format,
-        "--log-requests": settings.log_requests,
-        "--grpc-tuning": settings.grpc_tuning,
-    }
-    files = {"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key, "--tls-client-ca": settings.tls_client_ca}
-    files["--flight-dir"] = flight_dir(settings)
-    files["--response-template"] = settings.response_template
-    flags |= {flag: str(path) for flag, path in files.items() if path is not None}
-    switches = {"--reflection": settings.reflection, "--needs-tokens": settings.tokens is not None}
-    switches["--metrics"] = bool(settings.metrics_listen)
-    listed = [str(word) for pair in flags.items() for word in pair]
-    return [*listed, *(flag for flag, is_on in switches.items() if is_on)]
+def _front_end_settings(settings: SchedulerSettings, runtime_dir: RuntimeDir, tls: TlsFiles | None) -> FrontEndSettings:
+    return FrontEndSettings(
+        endpoint=runtime_dir.frontend_endpoint,
+        listen=settings.listen,
+        health_listen=settings.health_listen,
+        tls=tls,
+        needs_tokens=settings.tokens is not None,
+        max_message_bytes=settings.max_message_bytes,
+        max_streams=settings.max_streams,
+        grace_seconds=settings.grace_seconds,
+        measures=bool(settings.metrics_listen),
+        reflection=settings.reflection,
+        response_template=settings.response_template,
+        flight_dir=flight_dir(settings),
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+        log_requests=settings.log_requests,
+        grpc_tuning=settings.grpc_tuning,
+    )
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from tandem_contract.log_lines import LogFormat
-from tandem_contract.runtime_dir import default_runtime_dir
+from tandem_contract.files import default_runtime_dir
+from tandem_contract.logs import LogFormat
 from tandem_contract.settings import SHARED, Program, file, number
 
 

@@ -2,7 +2,7 @@
 
 The package imports this module first; else a file such as random.py in that folder would run with the rights of the
 program. The processes that it starts leave the folder out as well. Changes nothing where another program imports the
-package.
+package. Each program has its own, because what programs share could be such a file too.
 """
 
 import os

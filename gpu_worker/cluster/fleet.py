@@ -22,7 +22,7 @@ import gpu_worker
 from gpu_worker.link.remote import HOW_TO_MAKE, check_address
 from gpu_worker.settings import PROGRAM
 from tandem_contract.child import Program, python
-from tandem_contract.log_lines import may_have_cause
+from tandem_contract.logs import may_have_cause
 from tandem_contract.processes import Heard, Policy, State, Supervisor, run
 from tandem_contract.settings import SettingError, number
 

@@ -20,7 +20,7 @@ def load(given: dict[str, Any]) -> Callable[[socket.socket], None]:
     """Returns what serves one worker. Raises what llguidance raises."""
     from gpu_worker.constraints.matchers import Matchers
     from gpu_worker.constraints.server import MaskServer
-    from tandem_contract.grammar_process import constraint_tokenizer, slowness
+    from tandem_contract.grammars import constraint_tokenizer, slowness
 
     sizes, eos = Sizes(**given["sizes"]), given["eos"]
     area, slow = SharedArea(given["memory"], sizes), slowness()

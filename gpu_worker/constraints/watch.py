@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gpu_worker.constraints.frames import PREPARED, WORK, SharedArea, Stage, Work
 from tandem_contract.fork_server import cpu_seconds
-from tandem_contract.grammar_limits import COMPILE_SECONDS, MASK_SECONDS, START_SECONDS, limit_words, shown
+from tandem_contract.grammars import COMPILE_SECONDS, MASK_SECONDS, START_SECONDS, limit_words, shown
 
 # The longest wait between two looks; more of the time between them was not spent waiting.
 SLICE_SECONDS, _MOST_SECONDS = 0.02, 0.05

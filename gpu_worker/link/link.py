@@ -20,8 +20,8 @@ from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection, signals_wake
 from gpu_worker.link.remote import CurveKeys, NoKey
 from gpu_worker.wire.frames import FrameError, Outcome, WeightsLoader, join_frame, parse_frame, result_frame
+from tandem_contract.files import KeyFile
 from tandem_contract.logs import announce, is_worth_a_line
-from tandem_contract.runtime_dir import KeyFile
 
 log = logging.getLogger(__name__)
 # The address that clients use by default.

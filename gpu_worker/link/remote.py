@@ -6,7 +6,7 @@ from pathlib import Path
 
 import zmq
 
-from tandem_contract.curve_keys import (
+from tandem_contract.files import (
     HANDSHAKE_MS,
     HEARTBEAT_MS,
     HEARTBEAT_TIMEOUT_MS,

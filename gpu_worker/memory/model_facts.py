@@ -48,7 +48,7 @@ from gpu_worker.compatibility.check_model import (
 from gpu_worker.compatibility.independence import pin
 from gpu_worker.compatibility.probe import calls_without_masks
 from gpu_worker.memory.costs import Costs, estimate
-from tandem_contract.cache_dir import cache_dir, is_private
+from tandem_contract.files import cache_dir, is_private
 
 log = logging.getLogger(__name__)
 

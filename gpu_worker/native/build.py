@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
 
-from tandem_contract.cache_dir import cache_dir, is_private
+from tandem_contract.files import cache_dir, is_private
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 Each program imports this module first; else a file such as random.py in that folder would run with the rights of the
 service. The processes that it starts, by its libraries too, leave the folder out as well. Does nothing where another
-program imports it.
+program imports it. Each program has its own, because what programs share could be such a file too.
 """
 
 import os

@@ -2,9 +2,11 @@
 
 Owns the process and two threads, of which one reads the output and one waits for the end. They leave what they find for
 `Child.take`, so the user has no state that another thread changes. `processes` decides what follows an end.
+`die_with_parent` is the other side: it ends a process with the one that started it.
 """
 
 import contextlib
+import ctypes
 import errno
 import functools
 import os
@@ -19,8 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from tandem_contract.parent import PARENT
-
+_PR_SET_PDEATHSIG = 1
+# Has the id of the process that started this one. When this one asks the system, that one may be dead already, and
+# another process in its place.
+PARENT = "_TANDEM_PARENT"
 # Of one line; the rest is dropped.
 _MAX_LINE_BYTES = 1 << 16
 # Lines that nobody has taken. Then the process waits at its pipe.
@@ -90,7 +94,7 @@ class Child:
             self._reader.start()
             threading.Thread(target=self._wait, name="end", daemon=True).start()
         except RuntimeError as error:
-            self._kill_group()
+            kill_group(self.pid)
             self._reap()
             if not self._reader.is_alive():
                 output.close()
@@ -120,7 +124,7 @@ class Child:
         """Sends SIGKILL to the process and to those that it started."""
         with self._lock:
             if not self._is_reaped:
-                self._kill_group()
+                kill_group(self.pid)
 
     def how_it_ended(self) -> str:
         """`ended with exit code 3`, `was ended by SIGKILL`: continues a sentence. Call it after the end."""
@@ -164,16 +168,14 @@ class Child:
             is_ours = False
         with self._lock:
             if is_ours:
-                self._kill_group()
+                kill_group(self.pid)
             status = self._reap()
         # Not until the end of the pipe, which a process that left the session may keep open.
         self._reader.join(_LAST_OUTPUT_SECONDS)
         self._status = status
         self._wake()
         # What it started is this process's if orphans are, as they are process 1's.
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                os.waitpid(-self.pid, 0)
+        reap_group(self.pid)
 
     def _reap(self) -> int:
         status = self._process.wait()
@@ -181,9 +183,18 @@ class Child:
         _ours.discard(self.pid)
         return status
 
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+
+def kill_group(group: int) -> None:
+    """Sends SIGKILL to each process of the group, if there is any."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def reap_group(group: int) -> None:
+    """Waits for the end of each process of the group that is a child of this one, as its orphans may be."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-group, 0)
 
 
 def signal_name(number: int) -> str:
@@ -242,3 +253,17 @@ def _reap_orphans() -> None:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(dead, 0)
         seen = dead
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when its parent ends, also if the parent is killed. Linux only.
+
+    Ends the process at once if the parent has ended already. Raises OSError.
+    """
+    parent = int(os.environ.pop(PARENT, os.getppid()))
+    if sys.platform != "linux":
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        sys.exit(1)

@@ -16,10 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem_contract.parent import PARENT, die_with_parent
+from tandem_contract.child import PARENT, die_with_parent, kill_group, reap_group
 
 # Of the sentence with which a process says why it cannot load.
 MAX_WORDS = 1_000
@@ -28,24 +29,19 @@ _FORK = b"fork"
 _CPU_CLOCK, _TICKS = 2, os.sysconf("SC_CLK_TCK")
 
 
+@dataclass(slots=True, eq=False)
 class ForkServer:
-    """The user's end: one process after another. Nothing waits for the process, except `kill`."""
+    """The user's end: one process after another. Nothing waits for the process, except `kill`.
 
-    def __init__(
-        self,
-        module: str,
-        arguments: Mapping[str, Any],
-        *,
-        files: Mapping[str, bytes],
-        descriptors: Mapping[str, int] | None = None,
-    ) -> None:
-        """The program `python -m module` calls `serve_forks`, whose `load` gets all by their names.
+    The program `python -m module` calls `serve_forks`, whose `load` gets the rest by name: the arguments, which are
+    JSON, the contents of the files, and the descriptors, which stay the caller's.
+    """
 
-        The arguments are JSON. Of files it gets the contents. Descriptors stay the caller's.
-        """
-        self._module, self._arguments = module, dict(arguments)
-        self._files, self._descriptors = dict(files), dict(descriptors or {})
-        self._life: _Life | None = None
+    module: str
+    arguments: Mapping[str, Any]
+    files: Mapping[str, bytes] = field(kw_only=True)
+    descriptors: Mapping[str, int] = field(kw_only=True, default_factory=dict[str, int])
+    _life: "_Life | None" = field(init=False, default=None)
 
     @property
     def pid(self) -> int | None:
@@ -91,19 +87,19 @@ class ForkServer:
     def _popen(self, control: int) -> "subprocess.Popen[bytes]":
         with ExitStack() as stack:
             files: dict[str, int] = {}
-            for name, content in self._files.items():
+            for name, content in self.files.items():
                 file = stack.enter_context(open(os.memfd_create(f"tandem-{name}", os.MFD_CLOEXEC), "wb"))
                 file.write(content)
                 file.flush()
                 files[name] = file.fileno()
-            given = {"control": control, "files": files, "arguments": {**self._arguments, **self._descriptors}}
+            given = {"control": control, "files": files, "arguments": {**self.arguments, **self.descriptors}}
             # The user's log is the only writer of stderr; the process says on its socket why it cannot load.
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", self._module, json.dumps(given)],
+                [sys.executable, "-P", "-m", self.module, json.dumps(given)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=(control, *files.values(), *self._descriptors.values()),
+                pass_fds=(control, *files.values(), *self.descriptors.values()),
                 process_group=0,
                 env={**os.environ, PARENT: str(os.getpid())},
             )
@@ -158,7 +154,8 @@ class _Life:
         self.control.close()
         with self._lock:
             self._is_wanted = False
-            self._kill_group()
+            if self.pid:
+                kill_group(self.pid)
         self._thread.join()
 
     def _run(self) -> None:
@@ -174,18 +171,11 @@ class _Life:
             self.pid = process.pid
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
-            self._kill_group()
+            kill_group(self.pid)
             process.wait()
             # Its child is this process's if orphans are, as they are process 1's.
-            with suppress(ChildProcessError):
-                while True:
-                    os.waitpid(-self.pid, 0)
+            reap_group(self.pid)
             self.pid = None
-
-    def _kill_group(self) -> None:
-        if self.pid:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
 
 
 # Loads what the children share; returns what a child does with its socket.

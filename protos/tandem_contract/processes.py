@@ -24,7 +24,7 @@ from enum import Enum, StrEnum
 from typing import Protocol
 
 from tandem_contract.child import Child, Program
-from tandem_contract.log_lines import last_line
+from tandem_contract.logs import last_line
 
 # The exit code of all programs for wrong settings.
 WRONG_SETTINGS = 2

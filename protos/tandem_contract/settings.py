@@ -28,7 +28,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tandem_contract.processes import WRONG_SETTINGS
-from tandem_contract.service_links import service_link_warnings, without_service_links
 from tandem_contract.version import version
 
 _TANDEM = "TANDEM_"
@@ -39,6 +38,13 @@ SHARED = {
 _PREFIXES = ("TANDEM_SCHEDULER_", "TANDEM_WORKER_", "TANDEM_HOLDER_", "TANDEM_GATEWAY_")
 _OF_CLIENT = frozenset({"TANDEM_ADDRESS", "TANDEM_TLS", "TANDEM_TOKEN", "TANDEM_TOKEN_FILE"})
 _TLS_OF_CLIENT = "TANDEM_TLS_"
+
+# What Kubernetes sets in the environment of every container for Services such as tandem-scheduler, as NAME=VALUE: the
+# host of a Service, its ports, and one group for each port.
+_SERVICE_LINK = re.compile(
+    r"TANDEM_(\w+_)?(SERVICE_HOST=[\da-f.:]+|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://\S+"
+    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO=(tcp|udp|sctp)|PORT=\d+|ADDR=[\da-f.:]+))"
+)
 
 Model = TypeVar("Model", bound=BaseModel)
 # What a variable may say for true and false, in any case.
@@ -57,6 +63,11 @@ def refused(program: str, error: Exception) -> int:
         with suppress(OSError):
             print(f"{program}: {line}", file=sys.stderr)
     return WRONG_SETTINGS
+
+
+def without_service_links(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that somebody has set for the program."""
+    return {name: value for name, value in environ.items() if not _SERVICE_LINK.fullmatch(f"{name}={value}")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +102,13 @@ class Program(Generic[Model]):
         if self.prefix:
             given = self._variables(environ, problems) | given
             given = self._file(given.get("config"), problems) | given
+        fields = _fields(self.model)
+        values = {name: _typed(each, fields[name]) for name, each in given.items()}
         try:
-            settings = _checked(self.model, given)
-        except SettingError as error:
-            raise SettingError("\n".join([*problems, str(error)])) from None
+            settings = self.model.model_validate(values, strict=True)
+        except ValidationError as error:
+            problems += [_sentence(problem, fields, given) for problem in error.errors()]
+            raise SettingError("\n".join(problems)) from None
         if problems:
             raise SettingError("\n".join(problems))
         return settings
@@ -103,14 +117,13 @@ class Program(Generic[Model]):
         """Returns a line for the TANDEM_ variables that no program reads, and one for those of Kubernetes."""
         others = (*(prefix for prefix in _PREFIXES if prefix != self.prefix), _TLS_OF_CLIENT)
         known = _OF_CLIENT | {variable for variables in SHARED.values() for variable in variables}
-        ignored = [
-            name
-            for name, value in sorted(without_service_links(environ).items())
-            if value and name.startswith(_TANDEM) and not name.startswith((self.prefix, *others))
-            if name not in known
-        ]
+        given = without_service_links(environ)
+        ours = [name for name in sorted(environ) if name.startswith(_TANDEM) and not name.startswith(others)]
+        ignored = [name for name in ours if given.get(name) and not name.startswith(self.prefix) and name not in known]
+        links = [name for name in ours if name not in given]
         said = f"ignored {', '.join(ignored)}: variables of this program begin with {self.prefix}"
-        return ([said] if ignored else []) + service_link_warnings(environ, _TANDEM, others)
+        of_links = f"ignored what Kubernetes sets for Services: {', '.join(links)}"
+        return [line for line, names in ((said, ignored), (of_links, links)) if names]
 
     def _flags(self, words: deque[str], problems: list[str]) -> dict[str, _Given]:
         if {"-h", "--help"}.intersection(words):
@@ -251,19 +264,6 @@ def _bytes(value: object) -> object:
 
 Size = Annotated[int, Field(ge=0), BeforeValidator(_bytes)]
 """A number of bytes, given as 2GiB, "1.5 GB", 512MiB, or in bytes."""
-
-
-def checked(model: type[Model], values: Mapping[str, object]) -> Model:
-    """Returns the model with these values of flags. Raises SettingError."""
-    return _checked(model, {name: _Given(_flag(name), value, is_text=False) for name, value in values.items()})
-
-
-def _checked(model: type[Model], given: Mapping[str, _Given]) -> Model:
-    fields = _fields(model)
-    try:
-        return model.model_validate({name: _typed(each, fields[name]) for name, each in given.items()}, strict=True)
-    except ValidationError as error:
-        raise SettingError("\n".join(_sentence(problem, fields, given) for problem in error.errors())) from None
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -1,16 +1,22 @@
 """The files of TLS: the server's certificate and key, and the authority of client certificates. Knows no gRPC.
 
 Their owners follow changes without a restart. Files that cannot be used change nothing but the log.
+
+Owns the command too that tries the service when it is pasted into a shell, with the client's flags of TLS. A token is
+never in it: the command takes it from a variable, and the shell says so if the variable is not set.
 """
 
+import ipaddress
 import logging
+import shlex
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
+
+from tandem_contract.certificates import Followed, own_certificate
 
 log = logging.getLogger("tandem.tls")
 
@@ -21,7 +27,7 @@ LOOK_SECONDS = 1.0
 MAX_FILE_BYTES = 1 << 20
 
 
-class TlsFileError(Exception):
+class TlsFileError(ValueError):
     """A file cannot be used. The message names the flag and the file."""
 
 
@@ -42,10 +48,10 @@ class TlsFiles:
     key: Path
     client_ca: Path | None = None
 
-    def state(self) -> tuple[tuple[int, int, int], ...]:
-        """Returns what changes when a file is replaced: inode, size and time of each. Raises OSError."""
-        found = [path.stat() for path in (self.certificate, self.key, self.client_ca) if path is not None]
-        return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
+    @property
+    def paths(self) -> tuple[Path | None, ...]:
+        """All of them."""
+        return self.certificate, self.key, self.client_ca
 
     def read(self) -> TlsContent:
         """Reads and checks the files. Raises TlsFileError."""
@@ -73,46 +79,33 @@ class TlsFiles:
 class FollowedFiles(Generic[_T]):
     """What `make` makes of the files' content, which may change without a restart."""
 
-    def __init__(self, files: TlsFiles, make: Callable[[TlsContent], _T], *, whose: str = "") -> None:
-        """Reads the files. `whose` begins the lines of the log. Raises TlsFileError, and so may `make`."""
-        self._files, self._make, self._whose = files, make, whose
-        self._state = self._look()
+    def __init__(self, files: TlsFiles, make: Callable[[TlsContent], _T]) -> None:
+        """Reads the files. Raises TlsFileError, and so may `make`."""
+        self._files, self._make = files, make
+        self._followed = Followed(files.paths, self._read, log, pause_seconds=LOOK_SECONDS)
+        self._lock = threading.Lock()
         self.value = make(files.read())
         """Of the newest content that could be used."""
-        self._lock = threading.Lock()
-        self._look_at = time.monotonic() + LOOK_SECONDS
 
     def renew(self) -> bool:
-        """Looks at the files, once a second at most, from any thread. Returns whether `value` is a new one.
-
-        Files that cannot be used are reported once.
-        """
-        now = time.monotonic()
-        with self._lock:
-            if now < self._look_at:
-                return False
-            self._look_at = now + LOOK_SECONDS
-            if (state := self._look()) == self._state:
-                return False
-            self._state = state
-        try:
-            self.value = self._make(self._files.read())
-        except TlsFileError as error:
-            log.error("%s%s; the certificate read before stays in force", self._whose, error)
+        """Looks at the files, once a second at most, from any thread. Returns whether `value` is a new one."""
+        if not self._lock.acquire(blocking=False):
+            # Another thread looks.
             return False
-        log.info("%sthe certificate %s was read again", self._whose, self._files.certificate)
-        return True
+        try:
+            before = self.value
+            self._followed.look()
+            return self.value is not before
+        finally:
+            self._lock.release()
 
     def newest(self) -> _T:
         """Returns `value` after a look at the files."""
         self.renew()
         return self.value
 
-    def _look(self) -> tuple[tuple[int, int, int], ...] | None:
-        try:
-            return self._files.state()
-        except OSError:
-            return None
+    def _read(self) -> None:
+        self.value = self._make(self._files.read())
 
 
 def check(certificate: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
@@ -143,3 +136,55 @@ def _read(flag: str, path: Path) -> bytes:
 def _reason(error: Exception) -> str:
     """The reason without the content of the file."""
     return (error.reason if isinstance(error, ssl.SSLError) else "") or "its content is not valid"
+
+
+# The client uses this address by default, so the command needs no --address.
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+_WILDCARDS = ("0.0.0.0", "[::]")
+_TOKEN = "TANDEM_TOKEN=${TANDEM_TOKEN:?is not set} "
+_CERTIFICATE = "TANDEM_TLS_CERT=${TANDEM_TLS_CERT:?is not set} TANDEM_TLS_KEY=${TANDEM_TLS_KEY:?is not set} "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyCommand:
+    """What callers need: TLS if `tls`, a token if `needs_tokens`."""
+
+    tls: TlsFiles | None = None
+    needs_tokens: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the address is all that a caller needs."""
+        return self.tls is None and not self.needs_tokens
+
+    def at(self, address: str) -> str:
+        """The command for a service that listens at `host:port`."""
+        variables = ""
+        if self.tls is not None and self.tls.client_ca is not None:
+            variables = _CERTIFICATE
+        elif self.needs_tokens:
+            variables = _TOKEN
+        flags = self._flags(address)
+        return f'{variables}tandem generate{"".join(f" {each}" for each in flags)} "Return the"'
+
+    def _flags(self, address: str) -> list[str]:
+        host, _, port = address.rpartition(":")
+        if self.tls is None:
+            return [] if address == DEFAULT_ADDRESS else [f"--address {address}"]
+        names, addresses = certificate_names(self.tls)
+        trust = f"--tls-ca {shlex.quote(str(self.tls.certificate.absolute()))}"
+        if host in _WILDCARDS:
+            local = [name for name in ("localhost", "127.0.0.1") if name in (*names, *addresses)]
+            host = local[0] if local else "127.0.0.1"
+        if host.strip("[]") in (*names, *addresses):
+            return [f"--address {host}:{port}", trust]
+        named = [name.replace("*", "tandem", 1) for name in names] + addresses
+        return [f"--address {host}:{port}", trust, *(f"--tls-server-name {shlex.quote(name)}" for name in named[:1])]
+
+
+def certificate_names(tls: TlsFiles) -> tuple[list[str], list[str]]:
+    """Returns the names and the addresses that a certificate is for."""
+    found = own_certificate(tls.certificate, tls.key)
+    pairs = [pair for pair in found.get("subjectAltName", ()) if len(pair) == 2]
+    addresses = [str(ipaddress.ip_address(str(value).strip())) for kind, value in pairs if kind == "IP Address"]
+    return [str(value) for kind, value in pairs if kind == "DNS"], addresses

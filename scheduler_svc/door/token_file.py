@@ -1,23 +1,29 @@
-"""Reads the token file: TOML with tenants, the hashes of their tokens, and their limits.
+"""The token file: TOML with tenants, the hashes of their tokens, and their limits.
 
-Owns the format and its bounds. An error names the file, the line, the tenant, the field, the value and the limit. It
-never contains a hash, because people paste tokens where hashes belong.
+Owns the format and its bounds, and the last good content: the file is read again when it has changed, and one that
+becomes wrong or unreadable changes nothing but the log, so a typing error locks nobody out. An error names the file,
+the line, the tenant, the field, the value and the limit. It never contains a hash, because people paste tokens where
+hashes belong.
 """
 
+import logging
 import math
 import os
 import re
 import stat
+import threading
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, cast
 
 from scheduler_svc.core.messages.operators import TenantLimits
-from scheduler_svc.door.places import TOKEN_PREFIX, line_of, shown
-from scheduler_svc.door.tenant import MAX_PRIORITY, CallerLimits, Certificate, Right, Rights, Tenant, Token
+from scheduler_svc.door.tenant import MAX_PRIORITY, CallerLimits, Certificate, Right, Rights, Table, Tenant, Token
 
+log = logging.getLogger("tandem.core")
+
+TOKEN_PREFIX = "tandem_"
 MAX_FILE_BYTES = 16 << 20
 MAX_TENANTS = 10_000
 # Of all tenants, certificates included.
@@ -233,3 +239,86 @@ def _check_unique(tenants: Iterable[Tenant], path: Path) -> None:
                 owners[key] = tenant.name
     if len(owners) > MAX_TOKENS:
         raise TokenFileError(f"{path} has {len(owners):,} tokens and certificates; the limit is {MAX_TOKENS:,}")
+
+
+def line_of(text: str, tenant: str, field: str) -> str:
+    """Returns `line N` of a tenant's field, as well as the text shows it: of its table if the field is elsewhere."""
+    header = re.compile(rf"\s*\[+\s*tenants\s*\.\s*[\"']?{re.escape(tenant)}[\"']?\s*[\].]")
+    setting = re.compile(rf"\s*(\[\[.*\.\s*)?{field.partition('[')[0] or '$^'}\s*[=\]]")
+    found, is_inside = 0, False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("["):
+            is_inside = header.match(line) is not None
+            found = found or (number if is_inside else 0)
+        if is_inside and setting.match(line):
+            return f"line {number}"
+    return f"line {found or 1}"
+
+
+def shown(value: object) -> str:
+    """The value, cut short. Never a token that was pasted into the wrong place."""
+    text = value.isoformat() if isinstance(value, datetime | date | time) else repr(value)
+    if TOKEN_PREFIX in text:
+        return "a token"
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+# What tells that a file has changed: inode, size, time, mode. None: the file cannot be found.
+_State = tuple[int, int, int, int] | None
+
+
+class TokenFile:
+    """The token file and its last good content."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the file. Raises TokenFileError."""
+        self._path = path
+        self._state = _state_of(path)
+        self.tenants: tuple[Tenant, ...] = read(path)
+        self.table = Table(self.tenants)
+        self._reader: threading.Thread | None = None
+        self._read: tuple[Tenant, ...] | None = None
+
+    def poll(self) -> bool:
+        """Looks at the file; returns whether its content was replaced. Call it about once a second.
+
+        A thread reads the file, because a large one takes seconds, and a later call takes what it has read.
+        """
+        if self._reader is not None:
+            if self._reader.is_alive():
+                return False
+            self._reader = None
+            if self._read is not None:
+                self._take(self._read)
+                self._read = None
+                return True
+        if (state := _state_of(self._path)) != self._state:
+            self._state = state
+            self._reader = threading.Thread(target=self._read_again, daemon=True)
+            self._reader.start()
+        return False
+
+    def _read_again(self) -> None:
+        try:
+            self._read = read(self._path)
+        except TokenFileError as error:
+            log.error("tokens: %s; the tokens read before stay in force", error)
+
+    def _take(self, tenants: tuple[Tenant, ...]) -> None:
+        self.tenants, self.table = tenants, Table(tenants)
+        log.info("%s was read: %s", self._path, summary(tenants))
+
+
+def summary(tenants: tuple[Tenant, ...]) -> str:
+    """Returns how many tenants, tokens and certificates there are."""
+    num_tokens = sum(len(tenant.tokens) for tenant in tenants)
+    num_certificates = sum(len(tenant.certificates) for tenant in tenants)
+    return f"{len(tenants):,} tenants, {num_tokens:,} tokens, {num_certificates:,} certificates"
+
+
+def _state_of(path: Path) -> _State:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode

@@ -13,8 +13,7 @@ from typing import Any
 import grpc
 from tandem.internal.v1 import frontend_pb2
 
-from scheduler_svc.door.table import Table
-from scheduler_svc.door.tenant import EVERYONE, Caller, Rights
+from scheduler_svc.door.tenant import EVERYONE, Caller, Rights, Table
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.wire import tenants as tenants_wire
 

@@ -18,22 +18,24 @@ from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.door.tls_files import FollowedFiles, TlsContent, TlsFileError, TlsFiles
 from scheduler_svc.frontend import methods, model
+from scheduler_svc.frontend.chat.forms import AnswerForm
 from scheduler_svc.frontend.constraints.door import ConstraintDoor
 from scheduler_svc.frontend.control import ControlServicer, CoreQueries, drain_watches, update_watches
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.entrance import Entrance
-from scheduler_svc.frontend.front_end_settings import FrontEndSettings
 from scheduler_svc.frontend.grpc_tuning.event_loop import patient_threads
-from scheduler_svc.frontend.grpc_tuning.tuning import Tuning
+from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
 from scheduler_svc.frontend.readiness import SERVICES, HealthServicer, Readiness
 from scheduler_svc.frontend.request_log import RequestLog
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES, CallLimits, Calls
 from scheduler_svc.frontend.rpc.options import allow_connections, server_options
 from scheduler_svc.frontend.servicer import InferenceServicer
+from scheduler_svc.frontend.streaming.stream import StreamLimits
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes import address
+from scheduler_svc.processes.frontends import FrontEndSettings
 
 logger = logging.getLogger(__name__)
 
@@ -102,22 +104,33 @@ STOP_SECONDS = 0.5
 class FrontEnd:
     """One front end."""
 
-    def __init__(self, settings: FrontEndSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: FrontEndSettings,
+        *,
+        tuning: Tuning = ON,
+        answers: AnswerForm | None = None,
+        stream_limits: StreamLimits | None = None,
+        call_limits: CallLimits | None = None,
+    ) -> None:
+        """`answers`: how those of chats are parsed, instead of as the checkpoint or its template says."""
+        self._settings, self._tuning, self._answers = settings, tuning, answers
+        self._call_limits = call_limits or CallLimits()
         self._link = CoreLink(settings.endpoint, settings.secret)
         self._health = HealthServicer(SERVICES)
         self._entrance = Entrance(needs_tokens=settings.needs_tokens)
         max_connections = allow_connections()
         self._probes: HealthListener | None = None
-        with patient_threads(is_on=settings.tuning.wakeups):
+        with patient_threads(is_on=tuning.wakeups):
             if settings.health_listen:
-                self._probes = HealthListener(
-                    settings.health_listen, share_port=settings.share_port, tuning=settings.tuning
-                )
+                self._probes = HealthListener(settings.health_listen, share_port=settings.share_port, tuning=tuning)
         self._readiness = Readiness(self._health, *([self._probes.health] if self._probes else []))
-        self._calls = Calls(settings.call_limits, is_shared=settings.needs_tokens, tuning=settings.tuning)
+        self._calls = Calls(self._call_limits, is_shared=settings.needs_tokens, tuning=tuning)
         self._streams = StreamTable(
-            self._link.send, settings.stream_limits, self._calls.unread, is_shared=settings.needs_tokens
+            self._link.send,
+            stream_limits or StreamLimits(max_streams=settings.max_streams),
+            self._calls.unread,
+            is_shared=settings.needs_tokens,
         )
         self._queries = CoreQueries(self._link.send)
         self._drains, self._updates = drain_watches(self._link.send), update_watches(self._link.send)
@@ -248,7 +261,7 @@ class FrontEnd:
         while self._next_state is not None:
             state, self._next_state = self._next_state, None
             try:
-                served = await asyncio.to_thread(model.load, state, self._readiness.served, self._settings.answers)
+                served = await asyncio.to_thread(model.load, state, self._readiness.served, self._answers)
             except Exception:
                 logger.exception("the model that the core serves cannot be loaded")
                 continue
@@ -276,7 +289,7 @@ class FrontEnd:
                 self._health.end_revoked(self._entrance.is_revoked)
             if self._probes is not None:
                 self._probes.sweep()
-            self._calls.sweep(self._health.stalled(self._settings.call_limits.answer_seconds))
+            self._calls.sweep(self._health.stalled(self._call_limits.answer_seconds))
 
     def _report(self) -> None:
         """Sends the core what was measured since the start of this process."""
@@ -291,7 +304,7 @@ class FrontEnd:
             share_port=settings.share_port,
             max_connections=max_connections,
         )
-        with patient_threads(is_on=settings.tuning.wakeups):
+        with patient_threads(is_on=self._tuning.wakeups):
             server = grpc.aio.server(options=options)
         limit = settings.max_message_bytes
         inference = InferenceServicer(
@@ -299,7 +312,7 @@ class FrontEnd:
             self._streams,
             self._constraints,
             max_message_bytes=limit,
-            tuning=settings.tuning,
+            tuning=self._tuning,
             meter=self._meter,
         )
         control = ControlServicer(self._readiness, self._queries, self._drains, self._updates, max_message_bytes=limit)

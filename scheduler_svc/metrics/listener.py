@@ -15,7 +15,7 @@ from typing import Any
 
 from scheduler_svc.door.tenant import Right
 from scheduler_svc.door.tls_files import FollowedFiles, TlsContent, TlsFileError, TlsFiles
-from scheduler_svc.door.watch import TokenFile
+from scheduler_svc.door.token_file import TokenFile
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.processes import address
 
@@ -93,7 +93,7 @@ class MetricsListener:
         host, port = address.split(listen, missing=missing)
         self.meter = CoreMeter()
         try:
-            context = None if tls is None else FollowedFiles(tls, partial(_context, tls), whose="metrics: ")
+            context = None if tls is None else FollowedFiles(tls, partial(_context, tls))
         except TlsFileError as error:
             raise address.ListenError(str(error)) from None
         self._tokens = tokens

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from tandem_contract.runtime_dir import SOCKETS, KeyFile, endpoint_of, own_runtime_dir
+from tandem_contract.files import SOCKETS, KeyFile, endpoint_of, own_runtime_dir
 from tandem_contract.settings import SettingError
 
 log = logging.getLogger("tandem.core")

@@ -27,7 +27,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.recording import flight_files
 from scheduler_svc.recording.flight_ring import Entry, Ring, members
-from tandem_contract.log_lines import escaped
+from tandem_contract.logs import escaped
 from tandem_contract.version import version
 
 log = logging.getLogger("tandem.flight")

@@ -17,7 +17,7 @@ from tandem.v1 import control_pb2, inference_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.reports import StepReport
-from scheduler_svc.door.ready_command import ReadyCommand
+from scheduler_svc.door.tls_files import ReadyCommand
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.links import PeerLostError, RouterLink, WorkersLink

@@ -19,9 +19,9 @@ from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.door.watch import TokenFile
+from scheduler_svc.door.token_file import TokenFile
 from scheduler_svc.metrics.core_meter import CoreMeter
-from scheduler_svc.remote.guest import as_guest
+from scheduler_svc.remote import as_guest
 from scheduler_svc.shell.dispatch import EffectDispatcher
 from scheduler_svc.shell.links import RouterLink, WorkersLink
 from scheduler_svc.wire import frontend as frontend_wire

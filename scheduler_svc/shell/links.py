@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import zmq
 import zmq.utils.monitor
 
-from scheduler_svc.remote.listener import RemoteListener
+from scheduler_svc.remote import RemoteListener
 from tandem_contract.logs import announce
 from tandem_contract.settings import SettingError
 

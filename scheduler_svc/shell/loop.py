@@ -17,8 +17,8 @@ from tandem.internal.v1 import record_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.door.ready_command import ReadyCommand
-from scheduler_svc.door.watch import TokenFile
+from scheduler_svc.door.tls_files import ReadyCommand
+from scheduler_svc.door.token_file import TokenFile
 from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.processes.frontends import FrontendProcesses
@@ -78,7 +78,7 @@ class Stop:
 
 
 _IDLE_SECONDS = 0.25
-# How often the front-end processes are checked, which takes a system call for each.
+# How often the front-end processes are checked though nothing came of them: for pauses and silence.
 _WATCH_SECONDS = 0.05
 # How often the loop checks what no socket reports: removed files, counts of dropped frames.
 _CHECK_SECONDS = 1.0
@@ -113,8 +113,8 @@ class Loop:
         metrics: CoreMeter | None = None,
         ready: ReadyCommand | None = None,
     ) -> None:
-        """`wake` becomes readable when a signal arrives, because a signal alone does not end a poll.
-        `watch` is called about once a second.
+        """`wake` becomes readable when a signal arrives, because a signal alone does not end a poll, and when
+        `children` are to be watched. `watch` is called about once a second.
         """
         self._core, self._tokens, self._metrics = core, tokens, metrics
         self._recorder, self._flight, self._journal = recorder, flight, journal
@@ -161,6 +161,8 @@ class Loop:
             readable = self._wait()
             if self._wake.fileno() in readable:
                 self._wake.recv(64)
+                # Perhaps of a front end's process, whose line would otherwise wait for the next event.
+                self._watch_at = 0.0
             now = time.monotonic()
             self._find_lost_peers(readable, now)
             if now >= self._watch_at:

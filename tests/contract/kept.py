@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from tandem_contract.parent import die_with_parent
+from tandem_contract.child import die_with_parent
 
 
 def main() -> None:

@@ -198,17 +198,16 @@ class Gateways(Supervised):
 class FrontEnd(Supervised):
     """The scheduler service and a front end."""
 
-    give_up = r"^it ended with code 1 before it listened$"
+    give_up = r"^the front end ended with code 1 before it listened$"
 
     async def keep(self) -> None:
         """As `Supervised`."""
-        from scheduler_svc.processes.frontend_process import FrontendProcess
+        from scheduler_svc.processes.frontends import FrontendProcesses, FrontEndSettings
 
-        one = FrontendProcess(
-            "it", listen="", flags=[], secret=b"", on_start=lambda: None, on_ready=lambda: None, silence_seconds=1e6
-        )
+        settings = FrontEndSettings(endpoint="", listen="127.0.0.1:0", max_message_bytes=1, grace_seconds=1.0)
+        front_ends = FrontendProcesses(1, settings, silence_seconds=1e6)
         while True:
-            one.watch(restart=True)
+            front_ends.watch(restart=True)
             await asyncio.sleep(0.02)
 
 

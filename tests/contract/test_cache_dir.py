@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_contract.cache_dir import cache_dir, is_private
+from tandem_contract.files import cache_dir, is_private
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tandem_contract.curve_keys import KeyFileError, read_key
+from tandem_contract.files import KeyFileError, read_key
 
 
 def written(path: Path, content: bytes, mode: int = 0o600) -> Path:

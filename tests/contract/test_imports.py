@@ -42,6 +42,6 @@ def test_the_client_loads_only_modules_that_need_the_standard_library_alone() ->
     paths = [*(str(ROOT / each) for each in ("", "client", "protos", ".stubs")), sysconfig.get_path("purelib")]
     at_start, loaded = run(PROBE, names, paths=paths)
     assert at_start == [], "its own programs need them, `import tandem_client` does not"
-    assert {"tandem_contract.parent", "tandem_contract.log_lines", "tandem_contract.version"} <= set(loaded)
+    assert {"tandem_contract.child", "tandem_contract.logs", "tandem_contract.version"} <= set(loaded)
     # Without the folder of installed packages.
     assert run(ALONE, loaded, "-S", paths=[str(ROOT / "protos")]) == ["tandem_contract"]

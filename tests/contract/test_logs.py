@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_contract.log_lines import Formatter, LogFormat, LogLine, as_json, escaped, last_line, parse
-from tandem_contract.logs import QueuedStderr
+from tandem_contract.logs import Formatter, LogFormat, LogLine, QueuedStderr, as_json, escaped, last_line, parse
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 ESCAPES = "\x1b[2J\r\n2026-11-22 core INFO forged\x00\x9b\u2028\u202e\udc80"

@@ -7,13 +7,13 @@ import sys
 import psutil
 import pytest
 
-from tandem_contract.parent import PARENT
+from tandem_contract.child import PARENT
 from tests.rigs.processes import child_environment
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 CHILD = """
 import os, time
-from tandem_contract.parent import PARENT, die_with_parent
+from tandem_contract.child import PARENT, die_with_parent
 die_with_parent()
 print(os.getpid(), PARENT in os.environ, flush=True)
 time.sleep(600)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_contract.runtime_dir import KEY_NAME, WORKER_SOCKET, KeyFile, endpoint_of, own_runtime_dir
+from tandem_contract.files import KEY_NAME, WORKER_SOCKET, KeyFile, endpoint_of, own_runtime_dir
 
 
 def test_the_folder_is_created_private(tmp_path: Path) -> None:
@@ -72,13 +72,13 @@ def test_a_key_that_is_still_being_written_is_waited_for(tmp_path: Path, monkeyp
         pauses.append(seconds)
         path.write_bytes(b"k" * 32)
 
-    monkeypatch.setattr("tandem_contract.runtime_dir.time.sleep", pause)
+    monkeypatch.setattr("tandem_contract.files.time.sleep", pause)
     assert KeyFile(tmp_path).read() == b"k" * 32
     assert len(pauses) == 1
 
 
 def test_a_key_of_another_length_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem_contract.runtime_dir.time.sleep", lambda _: None)
+    monkeypatch.setattr("tandem_contract.files.time.sleep", lambda _: None)
     (tmp_path / KEY_NAME).touch(0o600)
     (tmp_path / KEY_NAME).write_bytes(b"k" * 33)
     with pytest.raises(ValueError, match=rf"{tmp_path}/{KEY_NAME} does not have a key of 32 bytes; remove it"):

@@ -14,8 +14,7 @@ from gpu_worker import holder
 from gpu_worker import settings as worker
 from scheduler_svc import settings as scheduler
 from tandem_client.gateway import settings as gateway
-from tandem_contract.service_links import without_service_links
-from tandem_contract.settings import SHARED, Program, SettingError, Size, file, number
+from tandem_contract.settings import SHARED, Program, SettingError, Size, file, number, without_service_links
 from tandem_contract.version import version
 
 PROGRAMS: dict[str, Program[Any]] = {

@@ -16,8 +16,8 @@ from tandem.internal.v1 import frontend_pb2, worker_pb2
 from gpu_worker.geometry import Geometry
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import FrameError, parse_frame, read_plan
-from scheduler_svc.frontend.front_end_settings import FrontEndSettings
 from scheduler_svc.frontend.server import FrontEnd
+from scheduler_svc.processes.frontends import FrontEndSettings
 from tests.fuzz.messages import MessageMaker
 
 _GEOMETRY = Geometry(

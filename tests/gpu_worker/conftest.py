@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from gpu_worker.native.build import INSTRUCTION_SETS, InstructionSet, built_library, cpu_flags
 from gpu_worker.native.library import NativeLibrary
-from tandem_contract.cache_dir import cache_dir
+from tandem_contract.files import cache_dir
 from tests.gpu_worker.rig import Rig, RigSpec
 from tests.gpu_worker.rig_specs import LONG
 

@@ -15,7 +15,7 @@ from gpu_worker.checkpoint.folder import ModelRefused
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from scheduler_svc.wire.arrays import WireError
 from scheduler_svc.wire.worker import event_of
-from tandem_contract.runtime_dir import KEY_NAME
+from tandem_contract.files import KEY_NAME
 from tandem_contract.settings import SettingError
 from tests.architecture.source import ROOT
 from tests.gpu_worker.saved_model import changed, save_model

@@ -22,7 +22,7 @@ import grpc
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.constraints.trials import TrialProcess
-from tandem_contract.grammar_limits import COMPILE_SECONDS
+from tandem_contract.grammars import COMPILE_SECONDS
 from tests.measure.harness import Bar, Measurement, in_ms, percentiles
 from tests.rigs import byte_tokenizer
 from tests.rigs.processes import Rig

@@ -22,8 +22,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.link.connection import Connection
 from gpu_worker.link.remote import read_keys
-from scheduler_svc.remote.key_files import WORKERS, make
-from scheduler_svc.remote.listener import RemoteListener
+from scheduler_svc.remote import WORKERS, RemoteListener, make
 from scheduler_svc.shell.links import RemoteLink, RouterLink
 from tests.measure.harness import Bar, Measurement
 from tests.rigs.processes import REPOSITORY, child_environment

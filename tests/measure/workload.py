@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tandem_contract.cache_dir import cache_dir
+from tandem_contract.files import cache_dir
 from tests.rigs.byte_tokenizer import byte_characters, byte_level_json
 
 # Small enough for a CPU core, shaped like real models.

@@ -17,8 +17,8 @@ from pathlib import Path
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
-from tandem_contract.parent import die_with_parent
-from tandem_contract.runtime_dir import KeyFile
+from tandem_contract.child import die_with_parent
+from tandem_contract.files import KeyFile
 from tests.rigs import byte_tokenizer
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults

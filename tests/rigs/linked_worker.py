@@ -17,7 +17,7 @@ from gpu_worker.link.link import Link
 from gpu_worker.link.remote import NoKey, read_keys
 from gpu_worker.wire.frames import Outcome
 from tandem_contract import logs
-from tandem_contract.parent import die_with_parent
+from tandem_contract.child import die_with_parent
 from tests.rigs import checking_worker
 from tests.rigs.executor import Executor
 

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from scheduler_svc.remote.key_files import ADMITTED, PUBLIC_SUFFIX, WORKERS, make
+from scheduler_svc.remote import ADMITTED, PUBLIC_SUFFIX, WORKERS, make
 from tests.rigs.processes import Rig, SchedulerProcess
 
 _CONNECT = r"workers of other hosts connect to (tcp://\S+)"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tandem_client.services.pair import ServicePair
-from tandem_contract.log_lines import parse
+from tandem_contract.logs import parse
 from tandem_contract.processes import Policy, ServiceEnded
 
 # A cold start compiles kernels.

@@ -10,7 +10,7 @@ import sys
 from importlib.util import find_spec
 
 from tandem_contract import logs
-from tandem_contract.parent import die_with_parent
+from tandem_contract.child import die_with_parent
 
 log = logging.getLogger("tandem.gateway")
 

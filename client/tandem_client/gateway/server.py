@@ -23,11 +23,12 @@ import uvicorn
 
 from tandem_client.gateway.accepting import SEAT, Acceptor, Seat, Seats
 from tandem_client.gateway.app import App
-from tandem_client.gateway.certificates import Followed, follow, load
+from tandem_client.gateway.certificates import follow, load
 from tandem_client.gateway.metrics import Meter, table_bytes
 from tandem_client.gateway.protocol import Readers, bounded, parser_class
 from tandem_client.gateway.service import Guard, Service
 from tandem_client.gateway.settings import Settings
+from tandem_contract.certificates import Followed
 from tandem_contract.child import Program, python
 from tandem_contract.logs import announce
 from tandem_contract.processes import Heard, Policy, ServiceEnded, State, Supervisor, run_async
@@ -143,10 +144,11 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
 def _files(settings: Settings, service: Service, context: ssl.SSLContext | None) -> list[Followed]:
     """The files of certificates, and who uses them."""
     cert, key = settings.tls_cert, settings.tls_key
-    ours = (
-        [Followed((cert, key), partial(load, context, cert, key))] if context is not None and cert is not None else []
-    )
-    return [*ours, Followed((settings.service_ca, settings.service_cert, settings.service_key), service.connect)]
+    of_service = (settings.service_ca, settings.service_cert, settings.service_key)
+    found = [Followed(of_service, service.connect, log)]
+    if context is not None and cert is not None:
+        found.append(Followed((cert, key), partial(load, context, cert, key), log))
+    return found
 
 
 class _Server(uvicorn.Server):

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tandem_client.connection import DEFAULT_ADDRESS, TlsSettings, dialled, is_local
-from tandem_contract.log_lines import LogFormat
+from tandem_contract.logs import LogFormat
 from tandem_contract.settings import Program, file, number
 
 

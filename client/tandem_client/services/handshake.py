@@ -4,7 +4,6 @@ Owns how a certificate is trusted: as gRPC does, a certificate in the file of au
 call.
 """
 
-import contextlib
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from socket import create_connection, socket
 from typing import Any
 
 from tandem_client.connection import TlsSettings, dialled
+from tandem_contract.certificates import own_certificate
 
 _SECONDS = 5.0
 # How a client of HTTP/2 begins: a fixed text and an empty SETTINGS frame. The server's answer begins with such a frame.
@@ -19,8 +19,6 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _KIND_AT, _SETTINGS = 3, 4
 # Of the alternative names in a certificate.
 _KINDS = ("DNS", "IP Address")
-# A handshake has two round trips, and a third one with client certificates.
-_MAX_TURNS = 4
 
 
 class ClientUnwanted(OSError):
@@ -94,18 +92,5 @@ def names_in(certificate: Mapping[str, Any]) -> list[str]:
 
 
 def own_names(certificate: Path, key: Path) -> list[str]:
-    """The names in a server's certificate, from a handshake with itself; empty if the files cannot be used."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    try:
-        client = nameless(context_of(TlsSettings(ca=certificate)))
-        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        server.load_cert_chain(certificate, key, password="")
-        ends = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
-        for _ in range(_MAX_TURNS):
-            for end in ends:
-                with contextlib.suppress(ssl.SSLWantReadError):
-                    end.do_handshake()
-        return names_in(ends[0].getpeercert() or {})
-    except (OSError, ValueError):
-        # The service and the gateway name what is wrong.
-        return []
+    """The names in a server's certificate; empty if the files cannot be used."""
+    return names_in(own_certificate(certificate, key))

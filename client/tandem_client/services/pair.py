@@ -18,7 +18,7 @@ from tandem_client.services.probe import Gateway, Probe, with_probe
 from tandem_client.services.programs import OPTIONAL, PROGRAMS, RESTARTED, SCHEDULER, OnLine, kept
 from tandem_client.types import Load, ModelInfo, WaitReason, WorkerState
 from tandem_contract.child import Program, python
-from tandem_contract.log_lines import parse
+from tandem_contract.logs import parse
 from tandem_contract.processes import Heard, Policy, Supervisor, run_async
 
 # The name that a worker gives the bundled model.

@@ -39,7 +39,7 @@ from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes import wrong
 from scheduler_svc.metrics.front_meter import FrontMeter
-from tandem_contract.grammar_limits import COMPILE_SECONDS
+from tandem_contract.grammars import COMPILE_SECONDS
 
 # Killed trials of one chat's tools, seconds each. After them the other tools are not tried.
 MAX_KILLED = 2

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from scheduler_svc.constraint_trial.frames import HELLO, MAX_PACKET, packed, unpacked
+from scheduler_svc.constraint_trial import HELLO, MAX_PACKET, packed, unpacked
 from scheduler_svc.frontend.rpc import status
 from tandem_contract.fork_server import ForkServer, cpu_seconds
-from tandem_contract.grammar_limits import COMPILE_SECONDS, START_SECONDS, limit_words
+from tandem_contract.grammars import COMPILE_SECONDS, START_SECONDS, limit_words
 
 # Wall time after which nothing is known about the grammar, because the machine is busy.
 PATIENCE_SECONDS = 10.0

@@ -18,12 +18,12 @@ from tokenizers import Tokenizer
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.frames import Sizes
 from gpu_worker.constraints.rows import Fate
-from scheduler_svc.constraint_trial.trial import Trial
+from scheduler_svc.constraint_trial import Trial
 from scheduler_svc.frontend.chat.answer_grammar import AnswerFormat, answer_grammar
 from scheduler_svc.frontend.chat.conversation import Calls, Choice, Tool
 from scheduler_svc.frontend.chat.forms import CallFormat
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
-from tandem_contract.grammar_process import constraint_tokenizer
+from tandem_contract.grammars import constraint_tokenizer
 from tests.bundled_recipe.evaluate import MODEL_DIR
 from tests.gpu_worker.constraints.rig import hash_of, prepare
 from tests.gpu_worker.constraints.test_schemas import EOS, VOCAB, Sampler

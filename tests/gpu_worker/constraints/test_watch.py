@@ -26,7 +26,7 @@ from gpu_worker.constraints.frames import (
 from gpu_worker.constraints.matchers import MatcherError
 from gpu_worker.constraints.server import MaskServer
 from gpu_worker.constraints.watch import Excess, Limits, Watch, cpu_seconds
-from tandem_contract import grammar_process
+from tandem_contract import grammars
 from tests.gpu_worker.constraints.rig import SIZES
 from tests.rigs.instructions import at_every_instruction
 
@@ -227,8 +227,8 @@ def test_a_refusal_tells_what_was_measured_and_the_limit(excess: Excess, words: 
 
 def test_the_speed_of_a_machine_is_bounded() -> None:
     ratios = {0.2: 1.0, 1.0: 1.0, 1.266: 1.27, 3.999: 4.0, 70.0: 4.0}
-    assert {ratio: grammar_process.bounded(ratio) for ratio in ratios} == ratios
-    assert grammar_process.LEAST <= grammar_process.slowness() <= grammar_process.MOST
+    assert {ratio: grammars.bounded(ratio) for ratio in ratios} == ratios
+    assert grammars.LEAST <= grammars.slowness() <= grammars.MOST
 
 
 def test_the_cpu_clock_is_that_of_one_thread() -> None:

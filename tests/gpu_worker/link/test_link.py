@@ -18,7 +18,7 @@ from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.link.connection import MAX_FRAME_BYTES
 from gpu_worker.link.link import JoinRefused, Link, Reconnects, ready_line
 from gpu_worker.wire.frames import MAX_JOIN_BYTES, Outcome
-from tandem_contract.runtime_dir import KEY_NAME, KeyFile
+from tandem_contract.files import KEY_NAME, KeyFile
 
 WAIT_MS = 10_000
 

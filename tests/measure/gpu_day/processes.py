@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from gpu_worker.__main__ import choose_allocator, keep_compiled_kernels
-from tandem_contract.parent import die_with_parent
+from tandem_contract.child import die_with_parent
 from tests.measure.gpu_day.day import Day
 from tests.measure.gpu_day.part_table import Part
 from tests.measure.gpu_day.record import Record

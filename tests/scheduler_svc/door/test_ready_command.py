@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.door.ready_command import ReadyCommand, certificate_names
-from scheduler_svc.door.tls_files import TlsFiles
+from scheduler_svc.door.tls_files import ReadyCommand, TlsFiles, certificate_names
 from tests.rigs.authorities import Authority
 
 TOKEN = "TANDEM_TOKEN=${TANDEM_TOKEN:?is not set} "

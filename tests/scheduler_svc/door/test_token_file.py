@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.core.messages.operators import TenantLimits
-from scheduler_svc.door import token_file, watch
-from scheduler_svc.door.table import Table
-from scheduler_svc.door.tenant import CallerLimits, Right
-from scheduler_svc.door.token_file import TokenFileError, parse, read
-from scheduler_svc.door.watch import TokenFile
+from scheduler_svc.door import token_file
+from scheduler_svc.door.tenant import CallerLimits, Right, Table
+from scheduler_svc.door.token_file import TokenFile, TokenFileError, parse, read
 from scheduler_svc.wire import tenants as wire
 
 TOKEN = b"tandem_abc"
@@ -214,4 +212,4 @@ def test_changes_are_taken_over_and_mistakes_are_not(
     write(path, "[tenants.a]")
     assert settled(file)
     assert file.table.of_token(TOKEN, 0.0) is None
-    assert watch.summary(file.tenants) == "1 tenants, 0 tokens, 0 certificates"
+    assert token_file.summary(file.tenants) == "1 tenants, 0 tokens, 0 certificates"

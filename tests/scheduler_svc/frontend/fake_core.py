@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from google.protobuf.message import Message
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-from scheduler_svc.frontend.front_end_settings import FrontEndSettings
 from scheduler_svc.frontend.server import FrontEnd
+from scheduler_svc.processes.frontends import FrontEndSettings
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, as_json, byte_level
 
@@ -226,7 +227,9 @@ async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, **ch
         "max_message_bytes": 1 << 20,
         "grace_seconds": 5.0,
     }
-    front_end = FrontEnd(FrontEndSettings(**{**settings, **changes}))
+    names = {each.name for each in fields(FrontEndSettings)}
+    parts = {name: changes.pop(name) for name in changes.keys() - names}
+    front_end = FrontEnd(FrontEndSettings(**{**settings, **changes}), **parts)
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(front_end.run(listening.set_result))
     try:

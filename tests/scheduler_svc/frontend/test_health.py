@@ -5,7 +5,6 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -190,8 +189,7 @@ def test_watches_with_unread_answers_are_cancelled(run: Run, monkeypatch: pytest
         for _ in range(5):
             stalled.call(WATCH, b"")
         await until(lambda: len(s.front_end._health._watches) == 6)
-        settings = s.front_end._settings
-        s.front_end._settings = replace(settings, call_limits=CallLimits(answer_seconds=0.0))
+        s.front_end._call_limits = CallLimits(answer_seconds=0.0)
         await until(lambda: len(s.front_end._health._watches) == 1)
         await check(s)
         assert len(await asyncio.to_thread(stalled.wait_ends, 5)) == 5

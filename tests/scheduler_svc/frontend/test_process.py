@@ -1,6 +1,7 @@
 """The process: its lines on stdout, exit codes, signals and size, and its end with its parent."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -8,14 +9,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from typing import IO, Any
 
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from scheduler_svc.door.tls_files import TlsFiles
 from scheduler_svc.frontend import __main__
 from scheduler_svc.processes.address import ListenError, split
+from scheduler_svc.processes.frontends import FrontEndSettings
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.fake_core import FakeCore, Service, rest
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
@@ -24,17 +29,28 @@ ROOT = Path(__file__).parents[3]
 READY = "frontend listening on "
 
 
-def command(tmp_path: Path, *words: str) -> list[str]:
-    flags = ["--endpoint", f"ipc://{tmp_path}/core.sock", "--grace-seconds", "5", *words]
-    return [sys.executable, "-m", "scheduler_svc.frontend", *flags]
+# Its settings are in its stdin.
+COMMAND = [sys.executable, "-m", "scheduler_svc.frontend", "0"]
 
 
 @contextmanager
-def front_end(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def settings(tmp_path: Path, listen: str = "127.0.0.1:0", *, wrong: str = "", **others: Any) -> Iterator[IO[bytes]]:
+    """A file with the settings of a front end."""
+    made = FrontEndSettings(
+        endpoint=f"ipc://{tmp_path}/core.sock", listen=listen, max_message_bytes=4 << 20, grace_seconds=5.0, **others
+    )
+    (tmp_path / "settings").write_bytes(made.encoded() + wrong.encode())
+    with (tmp_path / "settings").open("rb") as file:
+        yield file
+
+
+@contextmanager
+def front_end(tmp_path: Path, **others: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A front end in its own process, and its address."""
-    with subprocess.Popen(
-        command(tmp_path, "--listen", "127.0.0.1:0", *words), cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with (
+        settings(tmp_path, **others) as file,
+        subprocess.Popen(COMMAND, cwd=ROOT, stdin=file, stdout=subprocess.PIPE, text=True) as process,
+    ):
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -44,16 +60,12 @@ def front_end(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[st
             process.kill()
 
 
-def refused(tmp_path: Path, listen: str) -> str:
+def refused(tmp_path: Path, listen: str = "127.0.0.1:0", *, wrong: str = "") -> str:
     """The line that says why a front end does not start. Nothing else is printed, not even by gRPC."""
-    finished = subprocess.run(
-        command(tmp_path, "--listen", listen),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
+    with settings(tmp_path, listen, wrong=wrong) as file:
+        finished = subprocess.run(
+            COMMAND, cwd=ROOT, stdin=file, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+        )
     assert finished.returncode == 2
     assert finished.stderr == ""
     [line] = finished.stdout.splitlines()
@@ -64,7 +76,7 @@ def refused(tmp_path: Path, listen: str) -> str:
 def test_the_process_serves_a_stream_and_completes_it_after_sigterm(tmp_path: Path):
     async def main() -> None:
         core = FakeCore(f"ipc://{tmp_path}/core.sock")
-        with front_end(tmp_path, "--reflection") as (process, address):
+        with front_end(tmp_path, reflection=True) as (process, address):
             await core.greet()
             s = Service(core, address, None)
             watch = health_pb2_grpc.HealthStub(s.channel).Watch(health_pb2.HealthCheckRequest())
@@ -118,6 +130,37 @@ def test_the_failure_line_ends_with_the_taken_port(tmp_path: Path):
     assert "--listen" in line
 
 
+def test_settings_of_another_version_are_refused(tmp_path: Path):
+    """A newer program may lie where this one was started."""
+    assert "settings are not those of this version" in refused(tmp_path, wrong="}")
+
+
+FULL = FrontEndSettings(
+    endpoint="ipc:///tmp/ä/core.sock", listen="[::1]:1", max_message_bytes=1 << 20, grace_seconds=0.5,
+    name="frontend-2", share_port=True, needs_tokens=True, health_listen="0.0.0.0:2", measures=True, reflection=True,
+    tls=TlsFiles(certificate=Path("c.pem"), key=Path(os.fsdecode(b"/k\xff.pem"))), max_streams=7, log_level="debug",
+    log_format="json", log_requests="address", grpc_tuning="off", flight_dir=Path("/f"),
+    response_template=Path("/r.json"), secret=b"s" * 32,
+)  # fmt: skip
+
+
+def test_settings_come_as_they_were_given():
+    assert FrontEndSettings.decoded(FULL.encoded()) == FULL
+    changed = {each.name for each in fields(FULL) if getattr(FULL, each.name) != each.default}
+    assert changed == {each.name for each in fields(FULL)}, "the test gives each setting another value than its default"
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(FULL)])
+def test_a_setting_of_another_type_or_none_is_refused_and_not_shown(name: str):
+    """Also a truth where a number is due."""
+    given = json.loads(FULL.encoded())
+    wrong = "notatruth" if isinstance(given[name], bool) else True
+    for settings in ({**given, name: wrong}, {each: given[each] for each in given if each != name}):
+        with pytest.raises((ValueError, TypeError), match=name) as caught:
+            FrontEndSettings.decoded(json.dumps(settings).encode())
+        assert "notatruth" not in str(caught.value)
+
+
 @pytest.mark.parametrize("listen", ["0.0.0.0:50051", "[::]:0", "192.0.2.1:1", "example.org:80"])
 def test_only_loopback_addresses_are_accepted(tmp_path: Path, listen: str):
     line = refused(tmp_path, listen)
@@ -132,18 +175,13 @@ def test_malformed_addresses_are_refused(listen: str):
 
 
 def test_the_process_ends_with_its_parent(tmp_path: Path):
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import subprocess, sys; c = subprocess.Popen(sys.argv[1:]); print(c.pid, flush=True); c.wait()",
-            *command(tmp_path, "--listen", "127.0.0.1:0"),
-        ],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with parent:
+    code = "import subprocess, sys; c = subprocess.Popen(sys.argv[1:]); print(c.pid, flush=True); c.wait()"
+    with (
+        settings(tmp_path) as file,
+        subprocess.Popen(
+            [sys.executable, "-c", code, *COMMAND], cwd=ROOT, stdin=file, stdout=subprocess.PIPE, text=True
+        ) as parent,
+    ):
         assert parent.stdout is not None
         lines = sorted([parent.stdout.readline(), parent.stdout.readline()])
         child = psutil.Process(int(lines[0]))

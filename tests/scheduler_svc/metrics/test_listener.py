@@ -18,7 +18,7 @@ import pytest
 
 from scheduler_svc.door import tls_files
 from scheduler_svc.door.tls_files import TlsFiles
-from scheduler_svc.door.watch import TokenFile
+from scheduler_svc.door.token_file import TokenFile
 from scheduler_svc.metrics import http_server
 from scheduler_svc.metrics.listener import MetricsListener, refusal
 from scheduler_svc.processes.address import ListenError

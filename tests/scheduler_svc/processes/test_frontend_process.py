@@ -5,16 +5,18 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from scheduler_svc.processes import frontend_process
+from scheduler_svc.processes import frontends
 from scheduler_svc.processes.address import ListenError
-from scheduler_svc.processes.frontend_process import FrontendFailed
-from scheduler_svc.processes.frontends import FrontendProcesses
+from scheduler_svc.processes.frontends import FrontendFailed, FrontendProcesses, FrontEndSettings
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 READY = "frontend listening on "
@@ -24,13 +26,16 @@ class Bench:
     """Front ends without a core, and the log lines about them."""
 
     def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-        self._flags = ["--endpoint", f"ipc://{folder}/core.sock", "--log-level", "error"]
+        self._settings = FrontEndSettings(
+            endpoint=f"ipc://{folder}/core.sock", listen="127.0.0.1:0", max_message_bytes=4 << 20, grace_seconds=30.0,
+            log_level="error",
+        )  # fmt: skip
         self._caplog = caplog
         self._all: list[FrontendProcesses] = []
 
-    def of(self, count: int, *more_flags: str, silence_seconds: float = 60.0) -> FrontendProcesses:
-        flags = [*self._flags, *more_flags]
-        self._all.append(FrontendProcesses(count, listen="127.0.0.1:0", flags=flags, silence_seconds=silence_seconds))
+    def of(self, count: int, *, silence_seconds: float = 60.0, **changed: Any) -> FrontendProcesses:
+        settings = replace(self._settings, **changed)
+        self._all.append(FrontendProcesses(count, settings, silence_seconds=silence_seconds))
         return self._all[-1]
 
     def ready_lines(self) -> list[str]:
@@ -113,11 +118,11 @@ def test_a_front_end_that_hangs_is_replaced(bench: Bench, tmp_path: Path, monkey
 
 
 class Clock:
-    """Replaces the module `time` in frontend_process."""
+    """Replaces the module `time` in frontends."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(frontend_process, "time", self)
+        monkeypatch.setattr(frontends, "time", self)
 
     def monotonic(self) -> float:
         return self.now
@@ -197,27 +202,54 @@ def test_a_failed_restart_is_repeated_and_a_failed_first_start_ends_the_service(
             bench.of(1).watch(restart=True)
 
 
+def test_news_of_a_front_end_ask_for_a_look(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its address would be announced, and its end be seen, when something else happens."""
+    script(tmp_path, monkeypatch, "exit 3")
+    processes, woken = bench.of(1), threading.Event()
+    processes.wake_with(woken.set)
+    processes.watch(restart=True)
+    while not bench.warnings():
+        assert woken.wait(TIMEOUT_SECONDS)
+        woken.clear()
+        processes.watch(restart=True)
+    assert len(bench.ready_lines()) == 1
+
+
 @pytest.mark.parametrize(("count", "name"), [(1, "the front end"), (2, "front end [12] of 2")])
 def test_a_front_end_that_never_listens_ends_the_service_with_its_cause(bench: Bench, count: int, name: str) -> None:
-    processes = bench.of(count, "--no-such-flag")
-    cause = "unrecognized arguments: --no-such-flag"
+    processes = bench.of(count, response_template=Path("/none.json"))
+    cause = "response_template /none.json cannot be used: .*"
     with pytest.raises(FrontendFailed, match=f"^{name} ended with code 2 before it listened: {cause}$") as caught:
         bench.until(processes, lambda: False)
     assert caught.value.exit_code == 2
 
 
+def test_settings_that_fit_no_pipe_are_refused_at_once(bench: Bench) -> None:
+    before = os.listdir("/dev/fd")
+    with pytest.raises(
+        FrontendFailed, match=r"^the front end cannot be started: [\d,]+ bytes of settings do not fit a pipe$"
+    ):
+        bench.of(1, response_template=Path("x" * (1 << 20))).watch(restart=True)
+    # The held address.
+    assert len(os.listdir("/dev/fd")) == len(before) + 1
+
+
 def test_each_front_end_inherits_the_secret(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard, before = tmp_path / "heard", pids()
-    # The last two arguments are --secret-fd N.
+    # The last argument is the pipe.
     lines = ["for last; do :; done", f"cat /proc/self/fd/$last > {heard}", "exec sleep 60"]
     script(tmp_path, monkeypatch, *lines)
     processes = bench.of(1)
-    bench.until(processes, lambda: heard.exists() and len(heard.read_bytes()) == 32)
-    assert heard.read_bytes() == processes.secret
+    bench.until(processes, lambda: heard.exists() and heard.read_bytes().endswith(b"}"))
+    assert len(processes.secret) == 32
+    assert FrontEndSettings.decoded(heard.read_bytes()).secret == processes.secret
+    started = psutil.Process(*(pids() - before))
+    shown = str([started.cmdline(), started.environ()])
+    assert processes.secret.hex() not in shown and "core.sock" not in shown
     heard.unlink()
     [frontend] = pids() - before
     processes.kill(f"f-{frontend}-0a1b")
-    bench.until(processes, lambda: heard.exists() and heard.read_bytes() == processes.secret)
+    bench.until(processes, lambda: heard.exists() and processes.secret.hex().encode() in heard.read_bytes())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the address is held on Linux only")
@@ -255,5 +287,5 @@ def test_a_taken_address_is_refused_before_a_process_starts(bench: Bench) -> Non
         taken.listen()
         for count in (1, 2):
             with pytest.raises(ListenError, match="the port is taken"):
-                FrontendProcesses(count, listen=f"127.0.0.1:{taken.getsockname()[1]}", flags=[])
+                bench.of(count, listen=f"127.0.0.1:{taken.getsockname()[1]}")
     assert pids() == before

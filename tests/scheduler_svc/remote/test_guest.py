@@ -5,7 +5,7 @@ import logging
 import pytest
 from tandem.internal.v1 import worker_pb2
 
-from scheduler_svc.remote.guest import as_guest
+from scheduler_svc.remote import as_guest
 from tests.scheduler_svc.wire.test_worker import JOIN
 
 

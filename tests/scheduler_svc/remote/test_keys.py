@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from scheduler_svc.remote.__main__ import main
-from scheduler_svc.remote.admitted import AdmittedKeys
-from scheduler_svc.remote.key_files import ADMITTED, make, scheduler_keys
-from scheduler_svc.remote.listener import listener_of
-from tandem_contract.curve_keys import SCHEDULER_SECRET, KeyFileError, read_key
+from scheduler_svc.remote import ADMITTED, AdmittedKeys, listener_of, main, make, scheduler_keys
+from tandem_contract.files import SCHEDULER_SECRET, KeyFileError, read_key
 from tandem_contract.settings import SettingError
 
 

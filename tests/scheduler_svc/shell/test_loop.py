@@ -24,6 +24,7 @@ from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording import event_log
 from scheduler_svc.recording.event_log import Recorder
+from scheduler_svc.shell import loop
 from scheduler_svc.shell.dispatch import ServedModel
 from scheduler_svc.shell.inbound import Credentials
 from scheduler_svc.shell.links import PeerFrameTooLargeError, RouterLink
@@ -41,9 +42,10 @@ class FakeChildren:
         self.killed: list[str] = []
         self.may_end = threading.Event()
         self.asked = threading.Event()
+        self.watched = threading.Event()
 
     def watch(self, *, restart: bool) -> None:
-        pass
+        self.watched.set()
 
     def kill(self, frontend: str) -> None:
         self.killed.append(frontend)
@@ -536,6 +538,20 @@ def test_the_first_served_model_is_announced_once(bench: Bench, caplog: pytest.L
         assert frontend.next_of_frontend().model_state.ready
     ready = [line for line in caplog.messages if line.startswith("ready: ")]
     assert ready == ['ready: tandem generate --address 127.0.0.1:4711 "Return the"']
+
+
+def test_news_of_a_front_ends_process_are_looked_at_in_the_turn_that_they_begin(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it, nothing here would happen at any time."""
+    for name in ("_IDLE_SECONDS", "_WATCH_SECONDS"):
+        monkeypatch.setattr(loop, name, 10 * TIMEOUT_SECONDS)
+    bench.start()
+    for _ in range(2):
+        bench.woken.send(b"\0")
+        assert bench.child.watched.wait(TIMEOUT_SECONDS)
+        bench.child.watched.clear()
+    bench.end()
 
 
 def test_a_connection_that_ends_does_not_flood_other_peers_with_probes(bench: Bench) -> None:

@@ -12,7 +12,7 @@ import zmq
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.shell.inbound import Credentials, DroppedFrames
 from scheduler_svc.shell.links import RouterLink
-from tandem_contract.runtime_dir import KeyFile
+from tandem_contract.files import KeyFile
 from tandem_contract.settings import SettingError
 
 SOCKETS = ("worker.sock", "frontend.sock")

@@ -11,8 +11,7 @@ import pytest
 import zmq
 import zmq.utils.monitor
 
-from scheduler_svc.remote.key_files import ADMITTED, make
-from scheduler_svc.remote.listener import RemoteListener
+from scheduler_svc.remote import ADMITTED, RemoteListener, make
 from scheduler_svc.shell.links import PeerLostError, RemoteLink, RouterLink, WorkerLinks, with_remote
 from tandem_contract.settings import SettingError
 from tests.rigs.waiting import TIMEOUT_SECONDS, until

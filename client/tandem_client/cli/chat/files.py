@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tandem_contract.private_file import MODE, private
+
 MAX_BYTES = 16 * 2**20
-_PRIVATE = 0o600
 
 
 def read_text(path: Path) -> str:
@@ -37,8 +38,7 @@ def parse_conversation(text: str) -> Any:
 
 def save(path: Path, saved: Mapping[str, Any], *, overwrite: bool) -> None:
     """Writes a conversation. Raises FileExistsError unless it may overwrite; OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if overwrite else os.O_EXCL)
-    with os.fdopen(os.open(path, flags, _PRIVATE), "w", encoding="utf-8") as file:
+    with open(path, "w" if overwrite else "x", encoding="utf-8", opener=private) as file:
         json.dump(saved, file, ensure_ascii=False, indent=1)
         file.write("\n")
 
@@ -50,10 +50,7 @@ def history_path(environment: Mapping[str, str]) -> Path | None:
         folder = (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "tandem"
         path = folder / "chat_history"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, _PRIVATE)
-        try:
-            os.fchmod(handle, _PRIVATE)
-        finally:
-            os.close(handle)
+        with open(path, "ab", opener=lambda name, flags: private(name, flags | os.O_NOFOLLOW)) as file:
+            os.fchmod(file.fileno(), MODE)
         return path
     return None

@@ -26,7 +26,7 @@ from tandem_client.errors import TandemError
 from tandem_client.services.pair import READY, TOY_NOTICE, ServicePair, flags, is_toy
 from tandem_client.services.probe import Probe
 from tandem_client.services.programs import PROGRAMS
-from tandem_contract.log_lines import LogFormat, as_json
+from tandem_contract.logs import LogFormat, as_json
 from tandem_contract.processes import ServiceEnded
 
 _MAX_LINES = 4096

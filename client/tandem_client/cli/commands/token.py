@@ -5,7 +5,6 @@ Owns the form of a token. The service stores and compares SHA-256 hashes only.
 
 import base64
 import hashlib
-import os
 import re
 import secrets
 import sys
@@ -16,6 +15,7 @@ from typing import Annotated
 import typer
 
 from tandem_client.cli.flags import option
+from tandem_contract.private_file import private
 
 PREFIX = "tandem_"
 _BYTES = 32
@@ -76,7 +76,7 @@ def new(
     if out is None:
         print(f"token, shown only now: {token}", file=sys.stderr)
     else:
-        with open(out, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        with open(out, "x", opener=private) as file:
             file.write(f"{token}\n")
     chosen = list(dict.fromkeys(rights or [TokenRight.INFERENCE]))
     quoted = ", ".join(f'"{right}"' for right in chosen)

@@ -12,7 +12,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2
 
 from scheduler_svc.frontend.request_log import LINES_EACH
-from tandem_contract.log_lines import Formatter
+from tandem_contract.logs import Formatter
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.fake_core import Service, rest, until
 

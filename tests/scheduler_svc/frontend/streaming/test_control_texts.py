@@ -14,7 +14,7 @@ from scheduler_svc.frontend.chat.forms import choose_form
 from scheduler_svc.frontend.streaming.samples import make_outputs
 from scheduler_svc.frontend.text.output import OutputPiece
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tandem_contract.grammar_process import constraint_tokenizer
+from tandem_contract.grammars import constraint_tokenizer
 from tests.bundled_recipe.evaluate import MODEL_DIR
 
 TOKENIZER_JSON = (MODEL_DIR / "tokenizer.json").read_bytes()

@@ -1,19 +1,38 @@
-"""What the processes of llguidance, a front end's trial and a worker's mask server, load alike: tokenizer and speed.
+"""What the processes of llguidance, a front end's trial and a worker's mask server, have alike: limits and tokenizer.
 
-Only they import this module. llguidance tokenizes forced text with the model's tokenizer, which takes the text of a
-control token for that token. Then a literal with `<|im_end|>` in it would end the output there, or fail. Control tokens
-are here those that llguidance never matches as text (special ones, and those that look like <this>), and the model's
-EOS tokens.
+Limits of CPU time are in seconds of the reference machine, so a machine that is busy or slow refuses nothing that a
+quiet one takes. The unit is the CPU time of one piece of work of the same kind: `_GRAMMAR` is compiled with a tokenizer
+of single bytes, and its first mask is computed. It is measured once, at the start of the process.
 
-Limits of CPU time are in seconds of the reference machine. The unit is the CPU time of one piece of work of the same
-kind: `_GRAMMAR` is compiled with a tokenizer of single bytes, and its first mask is computed. It is measured once, at
-the start of the process.
+llguidance tokenizes forced text with the model's tokenizer, which takes the text of a control token for that token.
+Then a literal with `<|im_end|>` in it would end the output there, or fail. Control tokens are here those that
+llguidance never matches as text (special ones, and those that look like <this>), and the model's EOS tokens. The
+processes alone need llguidance, which is loaded when it is first used.
 """
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher, LLTokenizer
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+# Of a mask, and of compiling a grammar with its first mask; a trial, with 64 masks, may take as long.
+MASK_SECONDS, COMPILE_SECONDS = 0.25, 2.0
+# Wall time for the imports and the largest tokenizers.
+START_SECONDS = 60.0
+
+
+def limit_words(seconds: float, slowness: float) -> str:
+    """The limit on a machine that is `slowness` times as slow as the reference."""
+    limit, of_reference = shown(seconds * slowness), shown(seconds)
+    return f"the limit is {limit} of CPU time ({of_reference} x {slowness:g}, for the speed of this machine)"
+
+
+def shown(seconds: float) -> str:
+    """As people read it."""
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.3g} s"
+
 
 _GRAMMAR = "start: /(x{100}){100}/"
 # Of the reference machine: one core of an AMD EPYC, of which a virtual machine has two.
@@ -30,7 +49,9 @@ class _Ordinary:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, inner: LLTokenizer) -> None:
+    def __init__(self, inner: "LLTokenizer") -> None:
+        from llguidance import LLTokenizer
+
         self._inner = inner
         ids, self.eos_token_id = range(inner.vocab_size), inner.eos_token
         self.special_token_ids = sorted({*filter(inner.is_special_token, ids), *inner.eos_tokens})
@@ -46,13 +67,17 @@ class _Ordinary:
         return tokens if self._control.isdisjoint(tokens) else self.whole.greedy_tokenize(text)
 
 
-def constraint_tokenizer(tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+def constraint_tokenizer(tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
     """The tokenizer of a model; without EOS tokens llguidance takes one itself. Raises what llguidance raises."""
+    from llguidance import LLTokenizer
+
     return _Ordinary(LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)).whole
 
 
 def slowness() -> float:
     """By what limits are multiplied: LEAST to MOST. Takes some 30 ms."""
+    from llguidance import LLTokenizer
+
     tokenizer = LLTokenizer("byte")
     return bounded(min(_seconds(tokenizer) for _ in range(_NUM_TRIES)) * 1e3 / REFERENCE_MS)
 
@@ -62,7 +87,9 @@ def bounded(ratio: float) -> float:
     return round(min(max(ratio, LEAST), MOST), 2)
 
 
-def _seconds(tokenizer: LLTokenizer) -> float:
+def _seconds(tokenizer: "LLTokenizer") -> float:
+    from llguidance import LLMatcher
+
     begun = time.thread_time()
     LLMatcher(tokenizer, _GRAMMAR, log_level=0).compute_bitmask()
     return time.thread_time() - begun

@@ -1,19 +1,55 @@
-"""The runtime folder that scheduler and workers of a machine share: its rules, its sockets, and the workers' key.
+"""Files and folders in which several programs meet: the cache, the runtime folder with its key, and CURVE keys.
 
-Owns `worker.key`, with which workers prove that they belong to the folder. The key protects against a process that
-joins by mistake, not against another program of the same user; other users can neither connect to a socket of the
-folder nor create one in it.
+The cache has what programs can make again: compiled kernels, facts about models. The runtime folder, which scheduler
+and workers of a machine share, has their sockets and `worker.key`, with which workers prove that they belong to it: it
+protects against a process that joins by mistake, not against another program of the same user; other users can neither
+connect to a socket of the folder nor create one in it. CURVE keys are those of workers on other hosts: a file has one,
+40 characters (Z85) in one line. `tandem keys` makes them, everything else reads them. A key never appears in a message
+or in a log, except for public ones.
 """
 
 import contextlib
 import os
 import secrets
 import stat
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tandem_contract import private_file
+
+
+def cache_dir(name: str) -> Path:
+    """Returns the folder of this name in the user's cache: $XDG_CACHE_HOME/tandem/NAME, by default in ~/.cache.
+
+    Without a home folder that can be written, it is in /tmp/tandem-cache-<uid>, or in a new folder if that is another
+    user's. The folder may not exist yet.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    if base:
+        return Path(base) / "tandem" / name
+    try:
+        own = Path.home() / ".cache" / "tandem"
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(own, os.W_OK | os.X_OK):
+            return own / name
+    except (OSError, RuntimeError):
+        pass  # There is no home folder, or it is not this user's.
+    shared = Path(tempfile.gettempdir()) / f"tandem-cache-{os.getuid()}"
+    try:
+        shared.mkdir(mode=0o700, exist_ok=True)
+        return (shared if is_private(shared) else Path(tempfile.mkdtemp(prefix="tandem-cache-"))) / name
+    except OSError:
+        return shared / name
+
+
+def is_private(path: Path) -> bool:
+    """Whether this is a file or folder that only this user can have written. Raises OSError if there is none."""
+    found = path.lstat()
+    is_known = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+    return is_known and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
 
 SOCKETS = WORKER_SOCKET, FRONTEND_SOCKET = "worker.sock", "frontend.sock"
 KEY_NAME, KEY_BYTES = "worker.key", 32
@@ -123,3 +159,54 @@ class KeyFile:
             put(draft, self.path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+SCHEDULER_SECRET, SCHEDULER_PUBLIC, WORKER_SECRET = "scheduler.secret", "scheduler.public", "worker.secret"
+# Milliseconds. Each end asks the other for a sign of life; one whose cable is pulled is given up after 500 + 2,000.
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HANDSHAKE_MS = 500, 2000, 3000
+_Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_KEY_CHARACTERS, _GROUP, _MAX_FILE_BYTES = 40, 5, 4096
+_FORMAT = f"it must have one key: {_KEY_CHARACTERS} characters, Z85"
+
+
+class KeyFileError(Exception):
+    """A file or folder is of no use. The message has its path and what is wrong, never its content."""
+
+
+def read_key(path: Path, *, is_secret: bool) -> bytes:
+    """Returns the key in the file, Z85. Raises KeyFileError if there is none, or others could have written it.
+
+    is_secret: others must not be able to read it either.
+    """
+    try:
+        # Without O_NONBLOCK the open of a pipe would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise KeyFileError(f"{path} is not a file; {_FORMAT}")
+            check_owner(path, status, 0o077 if is_secret else 0o022)
+            key = file.read(_MAX_FILE_BYTES).strip()
+    except OSError as error:
+        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None
+    if not _is_key(key):
+        raise KeyFileError(f"{path} has no key; {_FORMAT}")
+    return key
+
+
+def check_owner(path: Path, status: os.stat_result, forbidden: int) -> None:
+    """Raises KeyFileError unless this user or root owns the file or folder and it has none of the forbidden bits."""
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid not in (os.getuid(), 0) or mode & forbidden:
+        raise KeyFileError(
+            f"{path} belongs to user {status.st_uid} and has mode {mode:04o}; it must belong to user {os.getuid()} and "
+            f"have mode {mode & ~forbidden:04o}"
+        )
+
+
+def _is_key(text: bytes) -> bool:
+    """Whether this is Z85 (ZeroMQ's RFC 32) of 32 bytes: each five characters are a number below 2^32."""
+    if len(text) != _KEY_CHARACTERS or not set(text) <= set(_Z85):
+        return False
+    groups = (text[start : start + _GROUP] for start in range(0, _KEY_CHARACTERS, _GROUP))
+    return all(sum(_Z85.index(each) * 85**i for i, each in enumerate(reversed(group))) < 1 << 32 for group in groups)

@@ -1,0 +1,76 @@
+"""The files of a server's certificate: what is in it, and that they are used again when they have changed."""
+
+import logging
+import ssl
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+# A handshake has two round trips, and a third one with client certificates.
+_MAX_TURNS = 4
+
+
+class Followed:
+    """Some files, and what is done with them. Files that cannot be used are reported once, and change nothing."""
+
+    def __init__(
+        self,
+        paths: Iterable[Path | None],
+        use: Callable[[], object],
+        log: logging.Logger,
+        *,
+        pause_seconds: float = 0.0,
+    ) -> None:
+        """`use` reads the files. It raises OSError (SSLError too) or ValueError, and changes nothing then.
+
+        Between two looks are at least `pause_seconds`.
+        """
+        self._paths = [path for path in paths if path is not None]
+        self._use, self._log, self._pause_seconds = use, log, pause_seconds
+        self._state, self._look_at = self._now(), time.monotonic() + pause_seconds
+
+    def look(self) -> None:
+        """Uses the files again if they have changed. Call it about once a second, or when it matters."""
+        if (now := time.monotonic()) < self._look_at:
+            return
+        self._look_at = now + self._pause_seconds
+        if (state := self._now()) == self._state:
+            return
+        self._state = state
+        names = ", ".join(map(str, self._paths))
+        try:
+            self._use()
+        except (OSError, ValueError) as error:
+            self._log.error("%s cannot be used: %s; what was read before stays in force", names, error)
+        else:
+            self._log.info("%s was read again", names)
+
+    def _now(self) -> list[tuple[int, int, int]] | None:
+        try:
+            found = [path.stat() for path in self._paths]
+        except OSError:
+            return None
+        return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in found]
+
+
+def own_certificate(certificate: Path, key: Path) -> dict[str, Any]:
+    """The certificate as the ssl module gives it, from a handshake with itself; empty if the files cannot be used."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        # An encrypted key would make OpenSSL ask the terminal.
+        server.load_cert_chain(certificate, key, password="")
+        client.load_verify_locations(certificate)
+        ends = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
+        for _ in range(_MAX_TURNS):
+            for end in ends:
+                with suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+        return ends[0].getpeercert() or {}
+    except (OSError, ValueError):
+        # For example, the certificate has expired. Who serves with it names what is wrong.
+        return {}

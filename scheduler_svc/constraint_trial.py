@@ -1,0 +1,153 @@
+"""`python -m scheduler_svc.constraint_trial`: the process that tries grammars, which a front end starts.
+
+llguidance may need minutes for a small grammar and cannot be interrupted, so it runs where it can be killed. The
+process reads the tokenizer once (`tandem_contract/fork_server.py`). Its child takes one packet and sends one back,
+until the front end closes the socket, or kills it (`frontend/constraints/trial_process.py`).
+
+A request is its number and the grammar, an answer the number and why the grammar is refused, empty if it is not. The
+child's first packet has number 0, its process id, and how slow its machine is. A trial compiles the grammar, computes
+the first mask, and walks through 64 masks at random; the walk of one grammar is always the same.
+"""
+
+import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
+import os
+import random
+import resource
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem_contract.fork_server import serve_forks
+from tandem_contract.grammars import MASK_SECONDS, limit_words
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_NUMBER = struct.Struct("<Q")
+HELLO = 0
+MAX_ERROR_CHARS = 1_000
+# A grammar has at most 64 KiB.
+MAX_PACKET = 1 << 17
+
+
+def packed(number: int, text: str) -> bytes:
+    """Encodes a packet."""
+    return _NUMBER.pack(number) + text.encode()
+
+
+def unpacked(packet: bytes) -> tuple[int, str]:
+    """Decodes a packet. Raises ValueError."""
+    if len(packet) < _NUMBER.size:
+        raise ValueError(f"a packet has {len(packet)} bytes; at least {_NUMBER.size} belong to it")
+    return _NUMBER.unpack_from(packet)[0], packet[_NUMBER.size :].decode()
+
+
+NUM_MASKS = 64
+
+
+class Trial:
+    """Tries grammars with one tokenizer."""
+
+    def __init__(self, tokenizer: "LLTokenizer", eos_token_ids: Sequence[int], slowness: float = 1.0) -> None:
+        """`eos_token_ids` are the model's. `slowness` multiplies limits."""
+        self._tokenizer, self.slowness = tokenizer, slowness
+        self._eos = frozenset(eos_token_ids)
+        # What llguidance takes for the end although it is not the model's.
+        self._hidden = [token for token in tokenizer.eos_tokens if token not in self._eos]
+
+    def refusal(self, grammar: str) -> str:
+        """Returns why the grammar is refused, in one sentence; empty if it is not."""
+        try:
+            return self._walk(grammar)
+        # llguidance's panics are no Exceptions.
+        except BaseException as error:
+            return f"llguidance: {type(error).__name__}: {_reason(str(error))}"
+
+    def _walk(self, grammar: str) -> str:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        rng = random.Random(sha256(grammar.encode()).digest())
+        for step in range(NUM_MASKS + 1):
+            if matcher.is_error():
+                return f"llguidance: {_reason(matcher.get_error())}"
+            if matcher.is_stopped():
+                return "" if matcher.is_accepting() else f"llguidance stopped: {matcher.stop_reason()}"
+            begun = time.thread_time()
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+            seconds = time.thread_time() - begun
+            if matcher.is_error():
+                continue
+            if seconds > MASK_SECONDS * self.slowness:
+                took = f"the mask of output token {step + 1} took {seconds * 1e3:.0f} ms of CPU time"
+                return f"{took}; {limit_words(MASK_SECONDS, self.slowness)}"
+            allowed = bits.nonzero()[0]
+            allowed = allowed[~np.isin(allowed, [*self._hidden, *self._too_early(matcher, bits)])]
+            if not len(allowed):
+                return f"no token of the model may come as output token {step + 1}"
+            token = int(allowed[rng.randrange(len(allowed))])
+            if token in self._eos:
+                return ""
+            matcher.consume_token(token)
+        return ""
+
+    def _too_early(self, matcher: "LLMatcher", bits: NDArray[np.uint8]) -> list[int]:
+        """The EOS tokens of a mask that do not complete the output. A grammar may name one where more must follow."""
+        found = [token for token in self._eos if bits[token]]
+        if not found or matcher.is_accepting():
+            return []
+        copies = [(token, matcher.deep_copy()) for token in found]
+        return [token for token, after in copies if not (after.consume_token(token) and after.is_accepting())]
+
+
+def _reason(text: str) -> str:
+    """The first line of llguidance's message, and the cause of a refused pattern; other lines show what was parsed."""
+    text = text.replace("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Write anyOf")
+    first, *others = text.strip().splitlines() or [""]
+    cause = next((line.removeprefix("error:") for line in others if line.startswith("error:")), "")
+    return first.removesuffix(" regex parse error:") + cause
+
+
+# 0.3 GiB of it are used with a tokenizer of 152,000 tokens.
+MAX_ADDRESS_SPACE = 1 << 30
+_NICE = 10
+
+
+def load(given: dict[str, Any]) -> Callable[[socket.socket], None]:
+    """Returns what serves one front end. Raises what llguidance raises."""
+    _give_way()
+    from tandem_contract.grammars import constraint_tokenizer, slowness
+
+    eos = given["eos"]
+    tokenizer = constraint_tokenizer(given["tokenizer"].decode(), given["vocab_size"], eos)
+    return partial(_serve, Trial(tokenizer, eos, slowness()))
+
+
+def _give_way() -> None:
+    """Lets others go first. Trials use only CPU time that nothing else wants."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE, MAX_ADDRESS_SPACE))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # On a busy machine a process under SCHED_IDLE would read the tokenizer for minutes.
+    os.nice(_NICE)
+
+
+def _serve(trial: Trial, connection: socket.socket) -> None:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    connection.send(packed(HELLO, f"{os.getpid()} {trial.slowness}"))
+    while packet := connection.recv(MAX_PACKET):
+        number, grammar = unpacked(packet)
+        connection.send(packed(number, trial.refusal(grammar)[:MAX_ERROR_CHARS]))
+
+
+if __name__ == "__main__":
+    sys.exit(serve_forks(load))
