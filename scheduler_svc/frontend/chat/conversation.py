@@ -152,7 +152,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def read_json(text: str, refusal: Callable[[str], Exception], **hooks: Callable[[Any], object]) -> Any:
+def read_json(text: str, refusal: Callable[[str], Exception], **hooks: Any) -> Any:
     """The JSON value in `text`, with `hooks` of json.loads. Raises what `refusal` makes of the reason."""
     try:
         value = json.loads(text, **hooks)
@@ -179,12 +179,13 @@ def levels(value: object) -> Iterator[list[object]]:
 
 def read_object(field: str, text: str) -> dict[str, Any]:
     """The JSON object in `text`. Raises Refusal."""
-    value = read_json(text, partial(wrong, field), parse_constant=_refuse_constant)
+    value: object = read_json(text, partial(wrong, field), parse_constant=_refuse_constant)
     if not isinstance(value, dict):
         raise wrong(field, f"is a JSON {_kind(value)}; it must be an object")
-    if (depth := sum(any(isinstance(one, dict | list) for one in level) for level in levels(value))) > MAX_DEPTH:
+    found = cast(dict[str, Any], value)
+    if (depth := sum(any(isinstance(one, dict | list) for one in level) for level in levels(found))) > MAX_DEPTH:
         refuse(field, f"is nested {depth} deep", MAX_DEPTH)
-    return cast(dict[str, Any], value)
+    return found
 
 
 def nearest_object(text: str) -> dict[str, Any]:

@@ -179,9 +179,9 @@ def _whole(template: dict[str, Any], reasoning: ReasoningFormat | None) -> dict[
     fields = dict[str, Any](template["fields"])
     for name, field in fields.items():
         if field == _USUAL:
-            is_text = reasoning is None or name not in REASONING_FIELDS
-            marks = {} if is_text else {"open": reasoning.open, "close": reasoning.close}
-            fields[name] = {**marks, "repeats": True, "join": "\n"}
+            fields[name] = {"repeats": True, "join": "\n"}
+            if reasoning is not None and name in REASONING_FIELDS:
+                fields[name] |= {"open": reasoning.open, "close": reasoning.close}
         elif isinstance(field, dict) and cast(dict[str, Any], field).get("transform") == _USUAL:
             fields[name] = {**field, "transform": {"type": "function", "function": _CALL}}
     return {**template, "fields": fields}

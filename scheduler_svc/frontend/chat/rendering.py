@@ -11,9 +11,10 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
 
 from tandem.internal.v1 import worker_pb2
 
@@ -158,13 +159,20 @@ class Renderer:
 
     def _check_keys(self, conversation: Conversation) -> None:
         for field, value in conversation.with_keys():
-            for key in (key for level in levels(value) for one in level if isinstance(one, dict) for key in one):
+            for key in _keys(value):
                 if self._first_chars.isdisjoint(key):
                     continue
                 if found := next((token for token in self._forbidden if token in key), None):
                     shown = f"U+{ord(found):X}" if found in MARKERS else repr(found)
                     what = f"has {shown} in the key {key[:64]!r}; tokens of the model are not allowed in keys"
                     raise wrong(field, what)
+
+
+def _keys(value: object) -> Iterator[str]:
+    """Every key of a JSON value, at any depth."""
+    for one in chain.from_iterable(levels(value)):
+        if isinstance(one, dict):
+            yield from cast(dict[str, object], one)
 
 
 def _check_calls(messages: Sequence[Message], shape: Shape) -> None:

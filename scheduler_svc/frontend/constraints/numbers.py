@@ -127,7 +127,7 @@ def _add(
     if is_exclusive and exact.denominator == 1 and exact >= 0:
         # llguidance takes 2 where more than 2 and at most 2.5 is wanted. The next decimal takes its place.
         step = Fraction(1, 10 ** max(0, _MOST_DIGITS - len(str(int(exact)))))
-        after = plain(float(exact + step) if exact else _LEAST_NUMBER)
+        after: int | float = plain(float(exact + step) if exact else _LEAST_NUMBER)
         found[inclusive] = sign * max(after, sign * found.get(inclusive, sign * after))
         return
     found[name] = sign * int(exact) if exact.denominator == 1 else value
