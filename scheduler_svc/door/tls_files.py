@@ -5,13 +5,20 @@ never in it: the command takes it from a variable, and the shell says so if the 
 """
 
 import ipaddress
+import logging
 import shlex
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from tandem_contract.certificates import own_certificate
+from tandem_contract.certificates import Followed, own_certificate
 
+log = logging.getLogger("tandem.tls")
+
+_T = TypeVar("_T")
+LOOK_SECONDS = 1.0
 # Real chains have some 10 kB.
 MAX_FILE_BYTES = 1 << 20
 
@@ -63,6 +70,29 @@ class TlsFiles:
                 why = f"{self.client_ca} has no certificate of an authority in PEM: {_reason(error)}"
                 raise TlsFileError(f"--tls-client-ca: {why}") from None
         return content
+
+
+class FollowedFiles(Generic[_T]):
+    """What `make` makes of the files' content, which may change without a restart."""
+
+    def __init__(self, files: TlsFiles, make: Callable[[TlsContent], _T], *, whose: str = "") -> None:
+        """Reads the files. `whose` begins the lines of the log. Raises TlsFileError, and so may `make`."""
+        self._files, self._make = files, make
+        self._followed = Followed(files.paths, self._read, log, whose=whose, pause_seconds=LOOK_SECONDS)
+        self._read()
+
+    def renew(self) -> bool:
+        """Looks at the files, once a second at most, from any thread. Returns whether `value` is a new one."""
+        return self._followed.look()
+
+    def newest(self) -> _T:
+        """Returns `value` after a look at the files."""
+        self.renew()
+        return self.value
+
+    def _read(self) -> None:
+        # Of the newest content that could be used.
+        self.value = self._make(self._files.read())
 
 
 def check(certificate: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:

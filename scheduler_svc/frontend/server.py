@@ -17,8 +17,8 @@ from scheduler_svc.frontend.chat.forms import AnswerForm
 from scheduler_svc.frontend.constraints.door import ConstraintDoor
 from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
+from scheduler_svc.frontend.door import tls
 from scheduler_svc.frontend.door.entrance import Entrance
-from scheduler_svc.frontend.door.tls import Certificates
 from scheduler_svc.frontend.grpc_tuning.event_loop import patient_threads
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
 from scheduler_svc.frontend.health import HealthServicer
@@ -189,9 +189,7 @@ class FrontEnd:
             if self._settings.tls is None:
                 bound_port = self._server.add_insecure_port(f"{host}:{port}")
             else:
-                bound_port = self._server.add_secure_port(
-                    f"{host}:{port}", Certificates(self._settings.tls).credentials()
-                )
+                bound_port = self._server.add_secure_port(f"{host}:{port}", tls.credentials(self._settings.tls))
         except RuntimeError:
             raise address.taken(listen) from None
         except TlsFileError as error:

@@ -9,14 +9,15 @@ All failed proofs have the same answer. No token is logged.
 import socket
 import time
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from scheduler_svc.door.tenant import Right
-from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
+from scheduler_svc.door.tls_files import FollowedFiles, TlsFileError, TlsFiles
 from scheduler_svc.door.token_file import TokenFile
 from scheduler_svc.metrics.core_meter import CoreMeter
-from scheduler_svc.metrics.tls_context import TlsContext
+from scheduler_svc.metrics.tls_context import context_of
 from scheduler_svc.processes import address
 
 _SCHEME = b"bearer "
@@ -78,7 +79,7 @@ class MetricsListener:
         host, port = address.split(listen, missing=missing)
         self.meter = CoreMeter()
         try:
-            context = None if tls is None else TlsContext(tls)
+            context = None if tls is None else FollowedFiles(tls, partial(context_of, tls), whose="metrics: ")
         except TlsFileError as error:
             raise address.ListenError(str(error)) from None
         self._tokens = tokens
@@ -93,7 +94,7 @@ class MetricsListener:
             Page(self.meter, self._tenants).text,
             content_type=CONTENT_TYPE,
             refuse=lambda authorizations, certificate: refusal(tokens, authorizations, certificate),
-            context=None if context is None else context.current,
+            context=None if context is None else context.newest,
         )
 
     def start(self) -> None:
