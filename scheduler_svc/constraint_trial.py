@@ -38,6 +38,10 @@ HELLO = 0
 MAX_ERROR_CHARS = 1_000
 # A grammar has at most 64 KiB.
 MAX_PACKET = 1 << 17
+NUM_MASKS = 64
+# 0.3 GiB of it are used with a tokenizer of 152,000 tokens.
+MAX_ADDRESS_SPACE = 1 << 30
+_NICE = 10
 
 
 def packed(number: int, text: str) -> bytes:
@@ -50,9 +54,6 @@ def unpacked(packet: bytes) -> tuple[int, str]:
     if len(packet) < _NUMBER.size:
         raise ValueError(f"a packet has {len(packet)} bytes; at least {_NUMBER.size} belong to it")
     return _NUMBER.unpack_from(packet)[0], packet[_NUMBER.size :].decode()
-
-
-NUM_MASKS = 64
 
 
 class Trial:
@@ -116,11 +117,6 @@ def _reason(text: str) -> str:
     first, *others = text.strip().splitlines() or [""]
     cause = next((line.removeprefix("error:") for line in others if line.startswith("error:")), "")
     return first.removesuffix(" regex parse error:") + cause
-
-
-# 0.3 GiB of it are used with a tokenizer of 152,000 tokens.
-MAX_ADDRESS_SPACE = 1 << 30
-_NICE = 10
 
 
 def load(given: dict[str, Any]) -> Callable[[socket.socket], None]:

@@ -45,6 +45,31 @@ log = logging.getLogger("tandem.core")
 ADMITTED, WORKERS, PUBLIC_SUFFIX = "admitted", "workers", ".public"
 HOW_TO_MAKE = "`tandem keys DIR` makes keys"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MAX_KEYS = 1024
+# What tells that a file has changed: name, inode, size, time, mode.
+_State = tuple[tuple[str, int, int, int, int], ...]
+# Where libzmq asks about keys, and in which version.
+_ENDPOINT, _VERSION = "inproc://zeromq.zap.01", b"1.0"
+_POLL_SECONDS, _REPORT_SECONDS = 1.0, 10.0
+# Keys named in the log between two reports; others are counted.
+_MAX_NAMED = 8
+_ADDRESS = re.compile(r"tcp://(?P<host>[^\s:/]+|\*|\[[0-9A-Fa-f:.%]+\]):(?P<port>\d{1,5})")
+_DESCRIPTION = """\
+Make the CURVE keys with which workers on other hosts prove who they are, and with which both sides encrypt. The
+scheduler's keys are made once; a later call for the same folder adds workers."""
+_EPILOG = """\
+Where each file goes:
+  DIR/scheduler.secret      stays on the scheduler's host: --workers-keys DIR
+  DIR/admitted/NAME.public  stays there too; without this file the worker NAME is shut out, within seconds
+  DIR/workers/NAME/         move this folder to the host of worker NAME: --keys FOLDER; it has worker.secret and
+                            scheduler.public
+
+Files have mode 0600. Both programs refuse a secret that others can read.
+
+Example:
+  tandem keys ~/tandem-keys gpu-1 gpu-2
+  make run-scheduler WORKERS_LISTEN=tcp://0.0.0.0:50060 WORKERS_KEYS=~/tandem-keys
+  make run-worker CONNECT=tcp://scheduler-host:50060 KEYS=~/gpu-1     # on gpu-1, with the folder workers/gpu-1"""
 
 
 def scheduler_keys(folder: Path) -> tuple[bytes, bytes]:
@@ -89,11 +114,6 @@ def make(folder: Path, names: list[str]) -> None:
 def _write(path: Path, key: bytes) -> None:
     with private_file.create(path) as file:
         file.write(key + b"\n")
-
-
-MAX_KEYS = 1024
-# What tells that a file has changed: name, inode, size, time, mode.
-_State = tuple[tuple[str, int, int, int, int], ...]
 
 
 class AdmittedKeys:
@@ -171,13 +191,6 @@ def _listed(names: list[str]) -> str:
     return f"{shown} and {len(names) - 8} others" if len(names) > 8 else shown
 
 
-_ENDPOINT = "inproc://zeromq.zap.01"
-_POLL_SECONDS, _REPORT_SECONDS = 1.0, 10.0
-# Keys named in the log between two reports; others are counted.
-_MAX_NAMED = 8
-_VERSION = b"1.0"
-
-
 class KeyCheck:
     """A thread that serves until the context ends. Without it libzmq would admit every key."""
 
@@ -236,9 +249,6 @@ class KeyCheck:
         self._num_others = 0
 
 
-_ADDRESS = re.compile(r"tcp://(?P<host>[^\s:/]+|\*|\[[0-9A-Fa-f:.%]+\]):(?P<port>\d{1,5})")
-
-
 def listener_of(endpoint: str, folder: Path | None) -> "RemoteListener | None":
     """Returns the listener of the settings workers_listen and workers_keys, None without one. Raises SettingError."""
     if not endpoint and folder is not None:
@@ -295,24 +305,6 @@ def as_guest(join: "worker_pb2.Join", worker: str) -> None:
         log.warning("worker %s shares its KV pool; that is not used, because it runs on another host", worker)
     for field in ("pid", "pool_id", "pool_layout", "pool_bytes", "key"):
         join.ClearField(field)
-
-
-_DESCRIPTION = """\
-Make the CURVE keys with which workers on other hosts prove who they are, and with which both sides encrypt. The
-scheduler's keys are made once; a later call for the same folder adds workers."""
-_EPILOG = """\
-Where each file goes:
-  DIR/scheduler.secret      stays on the scheduler's host: --workers-keys DIR
-  DIR/admitted/NAME.public  stays there too; without this file the worker NAME is shut out, within seconds
-  DIR/workers/NAME/         move this folder to the host of worker NAME: --keys FOLDER; it has worker.secret and
-                            scheduler.public
-
-Files have mode 0600. Both programs refuse a secret that others can read.
-
-Example:
-  tandem keys ~/tandem-keys gpu-1 gpu-2
-  make run-scheduler WORKERS_LISTEN=tcp://0.0.0.0:50060 WORKERS_KEYS=~/tandem-keys
-  make run-worker CONNECT=tcp://scheduler-host:50060 KEYS=~/gpu-1     # on gpu-1, with the folder workers/gpu-1"""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -21,31 +22,41 @@ class Followed:
         use: Callable[[], object],
         log: logging.Logger,
         *,
+        whose: str = "",
         pause_seconds: float = 0.0,
     ) -> None:
         """`use` reads the files. It raises OSError (SSLError too) or ValueError, and changes nothing then.
 
-        Between two looks are at least `pause_seconds`.
+        `whose` begins the lines of the log. Between two looks are at least `pause_seconds`.
         """
         self._paths = [path for path in paths if path is not None]
-        self._use, self._log, self._pause_seconds = use, log, pause_seconds
+        self._use, self._log, self._whose, self._pause_seconds = use, log, whose, pause_seconds
+        self._lock = threading.Lock()
         self._state, self._look_at = self._now(), time.monotonic() + pause_seconds
 
-    def look(self) -> None:
-        """Uses the files again if they have changed. Call it about once a second, or when it matters."""
-        if (now := time.monotonic()) < self._look_at:
-            return
+    def look(self) -> bool:
+        """Uses the files again if they have changed; returns whether it did. For any thread: one at a time looks."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            now = time.monotonic()
+            return now >= self._look_at and self._look(now)
+        finally:
+            self._lock.release()
+
+    def _look(self, now: float) -> bool:
         self._look_at = now + self._pause_seconds
         if (state := self._now()) == self._state:
-            return
+            return False
         self._state = state
-        names = ", ".join(map(str, self._paths))
+        names = self._whose + ", ".join(map(str, self._paths))
         try:
             self._use()
         except (OSError, ValueError) as error:
             self._log.error("%s cannot be used: %s; what was read before stays in force", names, error)
-        else:
-            self._log.info("%s was read again", names)
+            return False
+        self._log.info("%s was read again", names)
+        return True
 
     def _now(self) -> list[tuple[int, int, int]] | None:
         try:

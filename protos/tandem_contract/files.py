@@ -19,6 +19,20 @@ from pathlib import Path
 
 from tandem_contract import private_file
 
+SOCKETS = WORKER_SOCKET, FRONTEND_SOCKET = "worker.sock", "frontend.sock"
+KEY_NAME, KEY_BYTES = "worker.key", 32
+# Linux keeps socket paths in 108 bytes, the closing zero included.
+_MAX_SOCKET_PATH = 107
+_LONGEST_NAME = max(SOCKETS, key=len)
+# Attempts to read a file that another program has created and not written yet.
+_KEY_TRIES, _KEY_PAUSE_SECONDS = 50, 0.02
+SCHEDULER_SECRET, SCHEDULER_PUBLIC, WORKER_SECRET = "scheduler.secret", "scheduler.public", "worker.secret"
+# Milliseconds. Each end asks the other for a sign of life; one whose cable is pulled is given up after 500 + 2,000.
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HANDSHAKE_MS = 500, 2000, 3000
+_Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_KEY_CHARACTERS, _GROUP, _MAX_FILE_BYTES = 40, 5, 4096
+_FORMAT = f"it must have one key: {_KEY_CHARACTERS} characters, Z85"
+
 
 def cache_dir(name: str) -> Path:
     """Returns the folder of this name in the user's cache: $XDG_CACHE_HOME/tandem/NAME, by default in ~/.cache.
@@ -49,15 +63,6 @@ def is_private(path: Path) -> bool:
     found = path.lstat()
     is_known = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
     return is_known and found.st_uid == os.getuid() and not found.st_mode & 0o022
-
-
-SOCKETS = WORKER_SOCKET, FRONTEND_SOCKET = "worker.sock", "frontend.sock"
-KEY_NAME, KEY_BYTES = "worker.key", 32
-# Linux keeps socket paths in 108 bytes, the closing zero included.
-_MAX_SOCKET_PATH = 107
-_LONGEST_NAME = max(SOCKETS, key=len)
-# Attempts to read a file that another program has created and not written yet.
-_KEY_TRIES, _KEY_PAUSE_SECONDS = 50, 0.02
 
 
 def default_runtime_dir() -> Path:
@@ -159,14 +164,6 @@ class KeyFile:
             put(draft, self.path)
         finally:
             draft.unlink(missing_ok=True)
-
-
-SCHEDULER_SECRET, SCHEDULER_PUBLIC, WORKER_SECRET = "scheduler.secret", "scheduler.public", "worker.secret"
-# Milliseconds. Each end asks the other for a sign of life; one whose cable is pulled is given up after 500 + 2,000.
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HANDSHAKE_MS = 500, 2000, 3000
-_Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-_KEY_CHARACTERS, _GROUP, _MAX_FILE_BYTES = 40, 5, 4096
-_FORMAT = f"it must have one key: {_KEY_CHARACTERS} characters, Z85"
 
 
 class KeyFileError(Exception):

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 MASK_SECONDS, COMPILE_SECONDS = 0.25, 2.0
 # Wall time for the imports and the largest tokenizers.
 START_SECONDS = 60.0
+_GRAMMAR = "start: /(x{100}){100}/"
+# Of the reference machine: one core of an AMD EPYC, of which a virtual machine has two.
+REFERENCE_MS = 9.0
+# A limit is never shorter than on the reference machine, and never longer than four times that.
+LEAST, MOST = 1.0, 4.0
+# The shortest time counts; in the others the CPU had other work too.
+_NUM_TRIES = 3
 
 
 def limit_words(seconds: float, slowness: float) -> str:
@@ -32,15 +39,6 @@ def limit_words(seconds: float, slowness: float) -> str:
 def shown(seconds: float) -> str:
     """As people read it."""
     return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-_GRAMMAR = "start: /(x{100}){100}/"
-# Of the reference machine: one core of an AMD EPYC, of which a virtual machine has two.
-REFERENCE_MS = 9.0
-# A limit is never shorter than on the reference machine, and never longer than four times that.
-LEAST, MOST = 1.0, 4.0
-# The shortest time counts; in the others the CPU had other work too.
-_NUM_TRIES = 3
 
 
 class _Ordinary:

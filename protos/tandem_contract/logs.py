@@ -36,6 +36,14 @@ _PLAIN = re.compile(r"[\w.:/@+,-]+", re.ASCII)
 _OF_STACKS = re.compile(r"\s*$|  |(Thread|Current thread) 0x|Extension modules: ")
 # 2026-11-22 02:12:58.026 core INFO message
 _TEXT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (?P<process>\S.*?) (?P<level>[A-Z]+) (?P<message>.*)")
+# Most records that wait for the writer thread.
+_CAPACITY = 1024
+_FLUSH_SECONDS = 1.0
+# The writer thread rests so long between writes: each time it wakes up, it stops the thread that does the work. Fewer
+# lines than the queue holds come in this time.
+_PAUSE_SECONDS = 5e-3
+# Several processes write to one pipe, and only up to 4,096 bytes are never mixed with others.
+_WRITE_CHARS = 2048
 
 
 def escaped(text: str) -> str:
@@ -138,16 +146,6 @@ def as_json(process: str, line: str, *, level: str = "INFO") -> str:
     now = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
     record = {"time": now, "process": process, "pid": os.getpid(), "level": level, "message": line}
     return json.dumps(record)
-
-
-# Most records that wait for the writer thread.
-_CAPACITY = 1024
-_FLUSH_SECONDS = 1.0
-# The writer thread rests so long between writes: each time it wakes up, it stops the thread that does the work. Fewer
-# lines than the queue holds come in this time.
-_PAUSE_SECONDS = 5e-3
-# Several processes write to one pipe, and only up to 4,096 bytes are never mixed with others.
-_WRITE_CHARS = 2048
 
 
 def start(process: str, *, level: str, log_format: LogFormat, package: str = log.name) -> None:

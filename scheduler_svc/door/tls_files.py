@@ -10,7 +10,6 @@ import ipaddress
 import logging
 import shlex
 import ssl
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ log = logging.getLogger("tandem.tls")
 
 _T = TypeVar("_T")
 LOOK_SECONDS = 1.0
-
 # Real chains have some 10 kB.
 MAX_FILE_BYTES = 1 << 20
 
@@ -79,25 +77,15 @@ class TlsFiles:
 class FollowedFiles(Generic[_T]):
     """What `make` makes of the files' content, which may change without a restart."""
 
-    def __init__(self, files: TlsFiles, make: Callable[[TlsContent], _T]) -> None:
-        """Reads the files. Raises TlsFileError, and so may `make`."""
+    def __init__(self, files: TlsFiles, make: Callable[[TlsContent], _T], *, whose: str = "") -> None:
+        """Reads the files. `whose` begins the lines of the log. Raises TlsFileError, and so may `make`."""
         self._files, self._make = files, make
-        self._followed = Followed(files.paths, self._read, log, pause_seconds=LOOK_SECONDS)
-        self._lock = threading.Lock()
-        self.value = make(files.read())
-        """Of the newest content that could be used."""
+        self._followed = Followed(files.paths, self._read, log, whose=whose, pause_seconds=LOOK_SECONDS)
+        self._read()
 
     def renew(self) -> bool:
         """Looks at the files, once a second at most, from any thread. Returns whether `value` is a new one."""
-        if not self._lock.acquire(blocking=False):
-            # Another thread looks.
-            return False
-        try:
-            before = self.value
-            self._followed.look()
-            return self.value is not before
-        finally:
-            self._lock.release()
+        return self._followed.look()
 
     def newest(self) -> _T:
         """Returns `value` after a look at the files."""
@@ -105,6 +93,7 @@ class FollowedFiles(Generic[_T]):
         return self.value
 
     def _read(self) -> None:
+        # Of the newest content that could be used.
         self.value = self._make(self._files.read())
 
 

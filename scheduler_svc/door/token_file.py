@@ -34,6 +34,12 @@ _MAX_CERTIFICATE_CHARS = 256
 # Nobody but the owner may write the file, and nobody but owner and group may read it.
 _FORBIDDEN_MODE = 0o137
 _MAX_COUNT = 1 << 40
+_FIELDS = (
+    "tokens", "certificates", "requests_per_minute", "tokens_per_minute", "queue_share", "row_share", "priority",
+    "max_new_tokens",
+)  # fmt: skip
+# What tells that a file has changed: inode, size, time, mode. None: the file cannot be found.
+_State = tuple[int, int, int, int] | None
 
 
 class TokenFileError(Exception):
@@ -123,12 +129,6 @@ def _tenant(name: str, table: Any) -> Tenant:
             row_share=_share(table, "row_share"),
         ),
     )
-
-
-_FIELDS = (
-    "tokens", "certificates", "requests_per_minute", "tokens_per_minute", "queue_share", "row_share", "priority",
-    "max_new_tokens",
-)  # fmt: skip
 
 
 def _each(field: str, values: Any, read_one: Callable[[str, Any], Any]) -> Iterable[Any]:
@@ -261,10 +261,6 @@ def shown(value: object) -> str:
     if TOKEN_PREFIX in text:
         return "a token"
     return text if len(text) <= 40 else f"{text[:39]}…"
-
-
-# What tells that a file has changed: inode, size, time, mode. None: the file cannot be found.
-_State = tuple[int, int, int, int] | None
 
 
 class TokenFile:

@@ -93,7 +93,7 @@ class MetricsListener:
         host, port = address.split(listen, missing=missing)
         self.meter = CoreMeter()
         try:
-            context = None if tls is None else FollowedFiles(tls, partial(_context, tls))
+            context = None if tls is None else FollowedFiles(tls, partial(_context, tls), whose="metrics: ")
         except TlsFileError as error:
             raise address.ListenError(str(error)) from None
         self._tokens = tokens

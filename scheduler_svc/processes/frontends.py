@@ -37,6 +37,7 @@ _POLICY = Policy(
     first_pause_seconds=0.1, last_pause_seconds=5.0, jitter=False,
     steady_seconds=10.0, steady_at_once=False, on_zero=OnZero.CRASH,
 )  # fmt: skip
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +81,6 @@ class FrontEndSettings:
     def decoded(cls, text: bytes) -> "FrontEndSettings":
         """Raises ValueError, TypeError if a value is missing, unknown, or of another type."""
         return _made(cls, json.loads(text))
-
-
-_Made = TypeVar("_Made")
 
 
 def _made(kind: type[_Made], given: dict[str, Any]) -> _Made:

@@ -54,7 +54,7 @@ async def _admission_ms(s: Service) -> float:
 async def measure(folder: Path, num_calls: int) -> dict[str, Any]:
     """Returns a line for one number of calls."""
     core = FakeCore(f"ipc://{folder}/core.sock")
-    with front_end(folder, "--needs-tokens", "--log-level", "error") as (process, address):
+    with front_end(folder, needs_tokens=True, log_level="error") as (process, address):
         await core.expect("hello")
         await core.send(model_state=model_state())
         await core.send(tenants=frontend_pb2.Tenants(tenants=[_tenant(GREEDY), _tenant(POLITE)]))
