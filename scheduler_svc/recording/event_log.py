@@ -39,7 +39,6 @@ from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
-from scheduler_svc.wire.worker import restored_of
 from tandem_contract import private_file
 
 VERSION = 6
@@ -256,7 +255,8 @@ def event_of(entry: pb.RecordedEvent) -> ev.Event:
         case "tenants_changed":
             return tenants_wire.event_of(entry.tenants_changed)
         case "weights_restored":
-            return restored_of(entry.weights_restored)
+            found = entry.weights_restored
+            return ev.WeightsRestored(weights=worker_wire.weights_of(found.version, found.folder))
         case "tick" | "drain_started" | "drain_ended" as kind:
             return _WITHOUT_FIELDS[kind]
         case _:

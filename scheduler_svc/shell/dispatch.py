@@ -9,7 +9,7 @@ are kept until then. Sizes and defaults come from the core with each ModelServed
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 from tandem.v1 import control_pb2, inference_pb2
@@ -35,20 +35,20 @@ _SAME = (
 )
 
 
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ServedModel:
     """Has no tokenizer until a worker is proven."""
 
-    def __init__(self, *, default_max_new_tokens: int, max_waiting: int, cache_root: bytes) -> None:
-        """`cache_root`: 32 random bytes that only front ends receive and that are never logged."""
-        self._default_max_new_tokens = default_max_new_tokens
-        self._max_waiting = max_waiting
-        self._cache_root = cache_root
-        self._tokenizer_json: bytes | None = None
-        self._chat_template = ""
-        # A serialized ChatFiles.
-        self._chat_files = b""
-        # A tokenizer takes tens of MB, so Joins are kept only until the first worker is proven.
-        self._on_probation: dict[str, worker_pb2.Join] = {}
+    default_max_new_tokens: int
+    max_waiting: int
+    # 32 random bytes that only front ends receive and that are never logged.
+    cache_root: bytes
+    _tokenizer_json: bytes | None = field(default=None, init=False)
+    _chat_template: str = field(default="", init=False)
+    # A serialized ChatFiles.
+    _chat_files: bytes = field(default=b"", init=False)
+    # A tokenizer takes tens of MB, so Joins are kept only until the first worker is proven.
+    _on_probation: dict[str, worker_pb2.Join] = field(default_factory=dict[str, worker_pb2.Join], init=False)
 
     def joined(self, worker: str, join: worker_pb2.Join, workers: Collection[str]) -> None:
         """Keeps the Join of a worker that the core accepted; `workers` are all that have joined, this one included."""
@@ -75,10 +75,10 @@ class ServedModel:
             **fields(served, _SAME),
             num_pages=served.usable_pages,
             sampling_defaults=inference_pb2.SamplingParams(**asdict(served.defaults)),
-            default_max_new_tokens=self._default_max_new_tokens,
-            max_waiting=self._max_waiting,
+            default_max_new_tokens=self.default_max_new_tokens,
+            max_waiting=self.max_waiting,
             has_tokenizer=bool(self._tokenizer_json),
-            max_num_samples=min(MAX_NUM_SAMPLES, self._max_waiting),
+            max_num_samples=min(MAX_NUM_SAMPLES, self.max_waiting),
             max_logprobs=min(MAX_LOGPROBS, served.vocab_size),
         )
         return frontend_pb2.ModelState(
@@ -87,7 +87,7 @@ class ServedModel:
             tokenizer_json=self._tokenizer_json,
             chat_template=self._chat_template,
             chat_files=self._chat_files,
-            cache_root=self._cache_root,
+            cache_root=self.cache_root,
             recent_max_length=effect.recent_max_length,
             constraint_refusal=effect.constraint_refusal,
         )
@@ -96,35 +96,25 @@ class ServedModel:
 log = logging.getLogger("tandem.core")
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class EffectDispatcher:
     """`lost_peers` has (link, peer, reason), the oldest first."""
 
-    def __init__(
-        self,
-        *,
-        workers: WorkersLink,
-        frontends: RouterLink,
-        served_model: ServedModel,
-        worker_processes: WorkerProcesses,
-        steps: StepsFile | None,
-        listen: Callable[[], str],
-        joined: Callable[[], Collection[str]],
-        ready: ReadyCommand,
-    ) -> None:
-        """`listen` returns the address that callers reach, `joined` the workers that the core has accepted.
-
-        `ready` makes the command that tries the service.
-        """
-        self._was_ready = False
-        self._workers = workers
-        self._listen = listen
-        self._ready = ready
-        self._joined = joined
-        self._frontends = frontends
-        self._served_model = served_model
-        self._worker_processes = worker_processes
-        self._steps = steps
-        self.lost_peers: deque[tuple[WorkersLink, str, str]] = deque()
+    workers: WorkersLink
+    frontends: RouterLink
+    served_model: ServedModel
+    worker_processes: WorkerProcesses
+    steps: StepsFile | None
+    # Returns the address that callers reach.
+    listen: Callable[[], str]
+    # Returns the workers that the core has accepted.
+    joined: Callable[[], Collection[str]]
+    # Makes the command that tries the service.
+    ready: ReadyCommand
+    lost_peers: deque[tuple[WorkersLink, str, str]] = field(
+        default_factory=deque[tuple[WorkersLink, str, str]], init=False
+    )
+    _was_ready: bool = field(default=False, init=False)
 
     def answer_worker(self, effects: list[fx.Effect], join: worker_pb2.Join | None = None) -> list[fx.Effect]:
         """Answers a worker's message at once; returns the other effects. `join` is set if the message was a Join.
@@ -137,16 +127,16 @@ class EffectDispatcher:
             match effect:
                 case fx.WorkerAccepted():
                     assert join is not None, "the core accepted a worker that sent no Join"
-                    self._served_model.joined(effect.worker, join, self._joined())
+                    self.served_model.joined(effect.worker, join, self.joined())
                     log.info(
                         "worker %s joined with %s on %s (%s): %d pages of %d, %d rows",
                         effect.worker, join.model, join.device, join.dtype,
                         join.num_pages - 1, join.page_size, join.max_rows,
                     )  # fmt: skip
-                    self._workers.limit_frames(effect.worker, join.max_frame_bytes)
-                    self._worker_processes.joined(effect.worker, join.pid)
+                    self.workers.limit_frames(effect.worker, join.max_frame_bytes)
+                    self.worker_processes.joined(effect.worker, join.pid)
                     self.send(
-                        self._workers, effect.worker, worker_wire.joined_frame(effect, self._address(effect.worker))
+                        self.workers, effect.worker, worker_wire.joined_frame(effect, self._address(effect.worker))
                     )
                 case fx.WorkerProven():
                     self._proven(effect)
@@ -166,19 +156,19 @@ class EffectDispatcher:
         for effect in effects:
             match effect:
                 case fx.SendPlan():
-                    self.send(self._workers, effect.worker, worker_wire.plan_frame(effect.plan))
+                    self.send(self.workers, effect.worker, worker_wire.plan_frame(effect.plan))
                 case fx.PrepareConstraint() | fx.DropConstraint():
-                    self.send(self._workers, effect.worker, order_frame(effect))
+                    self.send(self.workers, effect.worker, order_frame(effect))
                 case fx.WorkerProven():
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
                     self._turn_away(effect)
                 case fx.LoadWeights():
-                    self.send(self._workers, effect.worker, load_frame(effect))
+                    self.send(self.workers, effect.worker, load_frame(effect))
                 case fx.DismissWorker():
-                    self.send(self._workers, effect.worker, worker_wire.dismissed_frame())
+                    self.send(self.workers, effect.worker, worker_wire.frame_of(dismissed=worker_pb2.Dismissed()))
                 case fx.KillWorker():
-                    self._worker_processes.kill(effect.worker)
+                    self.worker_processes.kill(effect.worker)
                 case fx.Note():
                     log.warning("%s", effect.message)
                 case StepReport():
@@ -190,11 +180,11 @@ class EffectDispatcher:
                 case _:
                     later.setdefault(effect.frontend, []).append(effect)
         for frontend, of_frontend in later.items():
-            self.send(self._frontends, frontend, self._frontend_frame(of_frontend))
-        if self._steps is not None:
+            self.send(self.frontends, frontend, self._frontend_frame(of_frontend))
+        if self.steps is not None:
             for report in reports:
-                self._steps.add(report)
-            self._steps.write_due()
+                self.steps.add(report)
+            self.steps.write_due()
 
     def send(self, link: WorkersLink, peer: str, frame: bytes) -> None:
         """Sends a frame, or adds the peer to `lost_peers` if it cannot be reached."""
@@ -204,16 +194,16 @@ class EffectDispatcher:
             self.lost_peers.append((link, peer, str(error)))
 
     def _proven(self, effect: fx.WorkerProven) -> None:
-        self._served_model.proven(effect.worker)
+        self.served_model.proven(effect.worker)
         if effect.was_standby:
-            self.send(self._workers, effect.worker, worker_wire.seated_frame())
+            self.send(self.workers, effect.worker, worker_wire.frame_of(seated=worker_pb2.Seated()))
 
     def _turn_away(self, effect: fx.WorkerRefused | fx.AskRejoin) -> None:
         if isinstance(effect, fx.AskRejoin):
-            frame = worker_wire.rejoin_frame()
+            frame = worker_wire.frame_of(rejoin=worker_pb2.Rejoin())
         else:
-            frame = worker_wire.refused_frame(effect.reason, retry=effect.retry)
-        self.send(self._workers, effect.worker, frame)
+            frame = worker_wire.frame_of(refused=worker_pb2.Refused(reason=effect.reason, retry=effect.retry))
+        self.send(self.workers, effect.worker, frame)
 
     def _frontend_frame(self, effects: Sequence[frontend_wire.FrontendEffect | fx.ModelServed]) -> bytes:
         if len(effects) == 1 and not isinstance(effects[0], fx.ModelServed):
@@ -224,17 +214,17 @@ class EffectDispatcher:
             if isinstance(effect, fx.ModelServed):
                 if effect.info is not None:
                     self._announce_ready()
-                message.model_state.CopyFrom(self._served_model.state(effect))
+                message.model_state.CopyFrom(self.served_model.state(effect))
             else:
                 frontend_wire.fill(message, effect)
         return frame.SerializeToString()
 
     def _address(self, worker: str) -> str:
         """The address for the worker's own line, a command; empty if that needs more, or is for another host."""
-        return self._listen() if self._ready.is_plain and not self._workers.host_of(worker) else ""
+        return self.listen() if self.ready.is_plain and not self.workers.host_of(worker) else ""
 
     def _announce_ready(self) -> None:
         """Logs a command that tries the service, once, when the first model is served."""
         if not self._was_ready:
             self._was_ready = True
-            announce("ready: %s", self._ready.at(self._listen()))
+            announce("ready: %s", self.ready.at(self.listen()))

@@ -71,16 +71,10 @@ class Stop:
             self.deadline = min(self.deadline, drains.stop_at)
         return self._num_seen > 0 and not before
 
-    def is_grace_over(self) -> bool:
-        """Returns whether the live requests must end."""
-        return self._is_past(0.0)
-
-    def is_farewell_over(self) -> bool:
-        """Returns whether the front ends have had time for the last answers."""
-        return self._is_past(self._farewell_seconds)
-
-    def _is_past(self, extra_seconds: float) -> bool:
-        return self.deadline is not None and time.monotonic() >= self.deadline + extra_seconds
+    def is_over(self, *, with_farewell: bool) -> bool:
+        """Returns whether the live requests must end; or whether the front ends have had time for the last answers."""
+        seconds = self._farewell_seconds if with_farewell else 0.0
+        return self.deadline is not None and time.monotonic() >= self.deadline + seconds
 
 
 _IDLE_SECONDS = 0.25
@@ -183,7 +177,7 @@ class Loop:
             effects += self._inbound.receive()
             if self._stop.begins(num_stop_requests()):
                 effects += self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
-            if self._stop.is_grace_over():
+            if self._stop.is_over(with_farewell=False):
                 effects += self._handle(ev.DrainEnded(), drain_ended=record_pb2.DrainEnded())
             effects += self._handle(ev.Tick(), tick=_RECORDED_TICK)
             if self._recorder is not None:
@@ -196,7 +190,8 @@ class Loop:
             self._dispatcher.dispatch(effects)
             if self._metrics is not None:
                 self._metrics.turned(self._core, now)
-            if self._stop.has_begun and not self._has_work() and self._is_over():
+            has_work = len(self._core.queue) or self._dispatcher.lost_peers
+            if self._stop.has_begun and not has_work and self._is_over():
                 return
 
     def _handle(self, event: ev.Event, **entry: Any) -> list[fx.Effect]:
@@ -226,9 +221,6 @@ class Loop:
             return []
         log.warning("the scheduler did not run for %.1f s; its workers get this time in addition", seconds)
         return self._handle(ev.Paused(seconds=seconds), paused=record_pb2.Paused(seconds=seconds))
-
-    def _has_work(self) -> bool:
-        return bool(len(self._core.queue) or self._dispatcher.lost_peers)
 
     def _find_lost_peers(self, readable: Container[int], now: float) -> None:
         """Probes every known peer after any connection ended, because no link reports which peer it belonged to."""
@@ -282,4 +274,4 @@ class Loop:
     def _is_over(self) -> bool:
         """Stops the front ends once the core has no request; the loop refuses new ones until they have ended."""
         self._children.ask_to_stop()
-        return not self._children.is_running or self._stop.is_farewell_over()
+        return not self._children.is_running or self._stop.is_over(with_farewell=True)

@@ -32,13 +32,11 @@ from scheduler_svc.core.messages.reports import (
 )
 from scheduler_svc.core.messages.waits import Wait, WaitReason, WorkerState
 from scheduler_svc.wire.arrays import WireError, fields, packed
-from scheduler_svc.wire.request import TENANT_END, core_id, fill_spans, resume_of, submit_of
+from scheduler_svc.wire.request import TENANT_END, core_id, fill_end, resume_of, submit_of
 from scheduler_svc.wire.worker import weights_of
 
 # The members of these enums have the same names on both sides.
 _REJECT = {code: pb.RejectCode.Value(f"REJECT_CODE_{code.name}") for code in fx.RejectCode}
-_REASON = {reason: inference_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in fx.EndReason}
-_FAILURE = {code: pb.FailureCode.Value(f"FAILURE_CODE_{code.name}") for code in fx.FailureCode}
 _DRAIN = {state: control_pb2.DrainState.Value(f"DRAIN_STATE_{state.name}") for state in DrainState}
 _WAIT = {reason: inference_pb2.WaitReason.Value(f"WAIT_REASON_{reason.name}") for reason in WaitReason}
 _WORKER = {state: control_pb2.WorkerState.Value(f"WORKER_STATE_{state.name}") for state in WorkerState}
@@ -52,8 +50,6 @@ _DRAIN_FIELDS = tuple(name for name in control_pb2.DrainResponse.DESCRIPTOR.fiel
 _PROGRESS = tuple(name for name in control_pb2.UpdateWeightsResponse.DESCRIPTOR.fields_by_name if name != "state")
 _STATUS = tuple(name for name in fx.CoreStatus.__slots__ if name not in ("frontend", "reason"))
 _WAIT_FIELDS = tuple(name for name in Wait.__slots__ if name != "reason")
-_USAGE = tuple(name for name in inference_pb2.Usage.DESCRIPTOR.fields_by_name if name in fx.Stats.__slots__)
-_TIMING = tuple(inference_pb2.Timing.DESCRIPTOR.fields_by_name)
 
 MAX_DRAIN_SECONDS = 86_400
 MAX_WORKER_NAME = 256
@@ -190,8 +186,7 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             load = control_pb2.GetLoadResponse(**fields(effect.load, _LOAD))
             for worker in effect.load.per_worker:
                 load.per_worker.add(state=_WORKER[worker.state], **fields(worker, _WORKER_LOAD))
-            counts = control_pb2.Incidents(**fields(effect.load.incidents, Incidents.__slots__))
-            load.incidents.CopyFrom(counts)
+            load.incidents.CopyFrom(control_pb2.Incidents(**fields(effect.load.incidents, Incidents.__slots__)))
             load.held_pools.CopyFrom(control_pb2.HeldPools(**fields(effect.load.held_pools, HeldPoolsLoad.__slots__)))
             message.load_reply.load.CopyFrom(load)
         case fx.FlushReply():
@@ -207,7 +202,8 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             if effect.reason is not None:
                 message.core_status.reason = _WAIT[effect.reason]
         case fx.Waits():
-            _fill_waits(message.waits, effect)
+            for wait in effect.waits:
+                message.waits.waits.add(reason=_WAIT[wait.reason], **fields(wait, _WAIT_FIELDS))
         case fx.AnnounceDrain():
             message.draining.SetInParent()
         case DrainReport():
@@ -224,11 +220,6 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             _fill_resumed(message.resumed, effect)
         case fx.Replaced():
             message.replaced.stream = effect.stream
-
-
-def _fill_waits(out: pb.Waits, effect: fx.Waits) -> None:
-    for wait in effect.waits:
-        out.waits.add(reason=_WAIT[wait.reason], **fields(wait, _WAIT_FIELDS))
 
 
 def fill_reply(
@@ -264,7 +255,7 @@ def _fill_output(out: pb.StepOutput, effect: fx.StepOutput) -> None:
         item = out.prompt_logprobs.add(stream=piece.stream, start=piece.start)
         _fill_logprobs(item, piece.values)
     for end in effect.ends:
-        _fill_end(out.ends.add(), end)
+        fill_end(out.ends.add(), end)
 
 
 def _fill_resumed(out: pb.Resumed, effect: fx.Resumed) -> None:
@@ -272,19 +263,4 @@ def _fill_resumed(out: pb.Resumed, effect: fx.Resumed) -> None:
     for tokens, end in zip(effect.outputs, effect.ends, strict=True):
         sample = out.samples.add(tokens=packed(tokens))
         if end is not None:
-            _fill_end(sample.end, end)
-
-
-def _fill_end(item: pb.End, end: fx.End) -> None:
-    usage, timing = fields(end.stats, _USAGE), fields(end.stats, _TIMING)
-    item.stream = end.stream
-    item.usage.CopyFrom(inference_pb2.Usage(**usage))
-    item.timing.CopyFrom(inference_pb2.Timing(**timing))
-    fill_spans(item.weights, end.stats.weights)
-    if end.reason is not None:
-        item.reason = _REASON[end.reason]
-    if end.stop_token_id is not None:
-        item.stop_token_id = end.stop_token_id
-    if end.failure is not None:
-        item.failure.code = _FAILURE[end.failure.code]
-        item.failure.message = end.failure.message
+            fill_end(sample.end, end)

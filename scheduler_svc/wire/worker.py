@@ -6,13 +6,13 @@ Owns no state. It checks every length and range before the core sees an event. W
 from collections.abc import Sequence
 
 import numpy as np
-from tandem.internal.v1 import record_pb2
+from google.protobuf.message import Message
 from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.events import ConstraintReady, ConstraintsOfStep
-from scheduler_svc.core.messages.operators import Weights, WeightsLoaded, WeightsRestored
+from scheduler_svc.core.messages.operators import Weights, WeightsLoaded
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, KeptPages, PageLabels, PageMoves, Plan, RowStart
 from scheduler_svc.core.messages.submit import CONSTRAINT_HASH_BYTES
@@ -82,7 +82,8 @@ def _info(join: pb.Join) -> WorkerInfo:
     for name, text in (("identity", join.identity), ("model", join.model)):
         if not 1 <= len(text) <= _MAX_NAME:
             raise WireError(f"{name} has {len(text)} characters; it must have 1 to {_MAX_NAME}")
-    check_join(join)
+    if join.weights_version or join.weights_folder:
+        weights_of(join.weights_version, join.weights_folder)
     for name, data in (("pool_id", join.pool_id), ("pool_layout", join.pool_layout)):
         if len(data) > _MAX_POOL_BYTES:
             raise WireError(f"{name} has {len(data)} bytes; the limit is {_MAX_POOL_BYTES}")
@@ -201,6 +202,11 @@ def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
         out.constraints = b"".join(start.constraint or NONE for start in starts)
 
 
+def frame_of(**answer: Message) -> bytes:
+    """Encodes an answer to a worker by its name in CoreToWorker."""
+    return pb.CoreToWorker(**answer).SerializeToString()
+
+
 def joined_frame(accepted: WorkerAccepted, listen: str) -> bytes:
     """Accepts the worker. `listen` is the address that callers connect to."""
     joined = pb.Joined(
@@ -209,27 +215,7 @@ def joined_frame(accepted: WorkerAccepted, listen: str) -> bytes:
         page_root=bytes.fromhex(accepted.page_root),
         keeps_pages=accepted.keeps_pages,
     )
-    return pb.CoreToWorker(joined=joined).SerializeToString()
-
-
-def refused_frame(reason: str, *, retry: bool) -> bytes:
-    """Refuses the worker, which tries again later if `retry` is set."""
-    return pb.CoreToWorker(refused=pb.Refused(reason=reason, retry=retry)).SerializeToString()
-
-
-def rejoin_frame() -> bytes:
-    """Asks a worker that the core does not know to join again."""
-    return pb.CoreToWorker(rejoin=pb.Rejoin()).SerializeToString()
-
-
-def dismissed_frame() -> bytes:
-    """Tells a drained worker to end."""
-    return pb.CoreToWorker(dismissed=pb.Dismissed()).SerializeToString()
-
-
-def seated_frame() -> bytes:
-    """Tells a standby worker that it gets requests now."""
-    return pb.CoreToWorker(seated=pb.Seated()).SerializeToString()
+    return frame_of(joined=joined)
 
 
 _ROOT_BYTES = 16
@@ -302,12 +288,9 @@ def _indices(data: bytes, name: str) -> Int32Array:
 
 def order_frame(order: PrepareConstraint | DropConstraint) -> bytes:
     """Encodes an order to a worker."""
-    message = pb.CoreToWorker()
     if isinstance(order, PrepareConstraint):
-        message.prepare_constraint.hash, message.prepare_constraint.source = order.hash, order.source
-    else:
-        message.drop_constraint.hash = order.hash
-    return message.SerializeToString()
+        return frame_of(prepare_constraint=pb.PrepareConstraint(hash=order.hash, source=order.source))
+    return frame_of(drop_constraint=pb.DropConstraint(hash=order.hash))
 
 
 def weights_of(version: str, folder: str) -> Weights:
@@ -323,7 +306,7 @@ def load_frame(effect: LoadWeights) -> bytes:
     order = pb.LoadWeights(
         version=effect.weights.version, folder=effect.weights.folder, roots=effect.roots, keep_rows=effect.keep_rows
     )
-    return pb.CoreToWorker(load_weights=order).SerializeToString()
+    return frame_of(load_weights=order)
 
 
 def loaded_of(message: pb.WeightsLoaded, worker: str) -> WeightsLoaded:
@@ -334,14 +317,3 @@ def loaded_of(message: pb.WeightsLoaded, worker: str) -> WeightsLoaded:
         ok=message.ok,
         detail=message.detail[:_MAX_DETAIL],
     )
-
-
-def check_join(join: pb.Join) -> None:
-    """Raises WireError if a Join names a version without a folder, or one that is too long."""
-    if join.weights_version or join.weights_folder:
-        weights_of(join.weights_version, join.weights_folder)
-
-
-def restored_of(entry: record_pb2.WeightsRestored) -> WeightsRestored:
-    """Returns the core's event. Raises WireError."""
-    return WeightsRestored(weights=weights_of(entry.version, entry.folder))
