@@ -1,8 +1,21 @@
-"""The files of TLS: the server's certificate and key, and the authority of client certificates. Knows no gRPC."""
+"""The files of TLS: the server's certificate and key, and the authority of client certificates. Knows no gRPC.
 
+Their owners follow changes without a restart. Files that cannot be used change nothing but the log.
+"""
+
+import logging
 import ssl
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
+
+log = logging.getLogger("tandem.tls")
+
+_T = TypeVar("_T")
+LOOK_SECONDS = 1.0
 
 # Real chains have some 10 kB.
 MAX_FILE_BYTES = 1 << 20
@@ -55,6 +68,51 @@ class TlsFiles:
                 why = f"{self.client_ca} has no certificate of an authority in PEM: {_reason(error)}"
                 raise TlsFileError(f"--tls-client-ca: {why}") from None
         return content
+
+
+class FollowedFiles(Generic[_T]):
+    """What `make` makes of the files' content, which may change without a restart."""
+
+    def __init__(self, files: TlsFiles, make: Callable[[TlsContent], _T], *, whose: str = "") -> None:
+        """Reads the files. `whose` begins the lines of the log. Raises TlsFileError, and so may `make`."""
+        self._files, self._make, self._whose = files, make, whose
+        self._state = self._look()
+        self.value = make(files.read())
+        """Of the newest content that could be used."""
+        self._lock = threading.Lock()
+        self._look_at = time.monotonic() + LOOK_SECONDS
+
+    def renew(self) -> bool:
+        """Looks at the files, once a second at most, from any thread. Returns whether `value` is a new one.
+
+        Files that cannot be used are reported once.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if now < self._look_at:
+                return False
+            self._look_at = now + LOOK_SECONDS
+            if (state := self._look()) == self._state:
+                return False
+            self._state = state
+        try:
+            self.value = self._make(self._files.read())
+        except TlsFileError as error:
+            log.error("%s%s; the certificate read before stays in force", self._whose, error)
+            return False
+        log.info("%sthe certificate %s was read again", self._whose, self._files.certificate)
+        return True
+
+    def newest(self) -> _T:
+        """Returns `value` after a look at the files."""
+        self.renew()
+        return self.value
+
+    def _look(self) -> tuple[tuple[int, int, int], ...] | None:
+        try:
+            return self._files.state()
+        except OSError:
+            return None
 
 
 def check(certificate: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:

@@ -10,7 +10,7 @@ leaves.
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,9 @@ from scheduler_svc.frontend.validate import checks
 
 REPLY_SECONDS = 5.0
 
+# Sends a message to the core; returns False without one.
+Send = Callable[[frontend_pb2.FrontendToCore], bool]
+
 
 @dataclass(slots=True, eq=False)
 class _Watch:
@@ -51,19 +54,11 @@ class Watches:
     """The calls of one method. Replies have `query`, `progress` with a `state`, `refusal` and `message`."""
 
     def __init__(
-        self,
-        send: Callable[[frontend_pb2.FrontendToCore], bool],
-        *,
-        message_of: Callable[[int, Any], frontend_pb2.FrontendToCore],
-        refusal_of: Callable[[Any], status.Refusal],
-        final: frozenset[Any],
+        self, send: Send, name: str, *, refusal_of: Callable[[Any], status.Refusal], final: Collection[Any]
     ) -> None:
-        """`send` sends a message to the core and returns False without one. `final` has the states that end a call.
-
-        `message_of` makes the message of a query, with None in place of the request when the caller has left.
-        """
-        self._send = send
-        self._message_of, self._refusal_of, self._final = message_of, refusal_of, final
+        """`name` is that of the message to the core in FrontendToCore. `final` has the states that end a call."""
+        self._send, self._name = send, name
+        self._refusal_of, self._final = refusal_of, final
         self._ids = itertools.count(1)
         self._watches: dict[int, _Watch] = {}
 
@@ -73,7 +68,7 @@ class Watches:
         watch = self._watches[query] = _Watch()
         is_over = False
         try:
-            if not self._send(self._message_of(query, request)):
+            if not self._ask(query, request):
                 raise _unreachable()
             while not is_over:
                 reply = await self._next(watch)
@@ -84,7 +79,16 @@ class Watches:
         finally:
             del self._watches[query]
             if not is_over:
-                self._send(self._message_of(query, None))
+                self._ask(query, None)
+
+    def _ask(self, query: int, request: Any) -> bool:
+        """Sends the query to the core, or that its caller has left. Returns False without a core."""
+        message = frontend_pb2.FrontendToCore()
+        asked = getattr(message, self._name)
+        asked.query, asked.stop_replies = query, request is None
+        if request is not None:
+            asked.request.CopyFrom(request)
+        return self._send(message)
 
     def answer(self, reply: Any) -> None:
         """Passes a reply to its call. Drops it if the call has ended."""
@@ -118,27 +122,6 @@ def _unreachable() -> status.Refusal:
     return status.not_ready("the scheduler's core cannot be reached")
 
 
-_DRAIN_ENDS = frozenset(
-    (
-        control_pb2.DRAIN_STATE_DONE,
-        control_pb2.DRAIN_STATE_TIME_LIMIT,
-        control_pb2.DRAIN_STATE_WORKER_LOST,
-    )
-)
-
-
-class DrainWatches(Watches):
-    """`send` sends a message to the core and returns False without one."""
-
-    def __init__(self, send: Callable[[frontend_pb2.FrontendToCore], bool]) -> None:
-        super().__init__(send, message_of=_drain_message, refusal_of=_drain_refusal, final=_DRAIN_ENDS)
-
-    async def serve(self, request: control_pb2.DrainRequest, context: Any) -> None:
-        """Handles one call. Raises Refusal."""
-        check_drain(request)
-        await super().serve(request, context)
-
-
 def check_drain(request: control_pb2.DrainRequest) -> None:
     """Raises Refusal if a field is out of bounds."""
     # Also false for NaN.
@@ -150,9 +133,14 @@ def check_drain(request: control_pb2.DrainRequest) -> None:
         raise status.invalid("worker", message)
 
 
-def _drain_message(query: int, request: control_pb2.DrainRequest | None) -> frontend_pb2.FrontendToCore:
-    drain = frontend_pb2.Drain(query=query, request=request, stop_replies=request is None)
-    return frontend_pb2.FrontendToCore(drain=drain)
+def drain_watches(send: Send) -> Watches:
+    """Returns the calls of Drain."""
+    final = (
+        control_pb2.DRAIN_STATE_DONE,
+        control_pb2.DRAIN_STATE_TIME_LIMIT,
+        control_pb2.DRAIN_STATE_WORKER_LOST,
+    )
+    return Watches(send, "drain", refusal_of=_drain_refusal, final=final)
 
 
 def _drain_refusal(reply: frontend_pb2.DrainReply) -> status.Refusal:
@@ -165,28 +153,6 @@ def _drain_refusal(reply: frontend_pb2.DrainReply) -> status.Refusal:
             return status.overloaded(reply.message)
         case _:
             return status.internal(reply.message)
-
-
-_UPDATE_ENDS = frozenset(
-    (
-        control_pb2.UPDATE_STATE_DONE,
-        control_pb2.UPDATE_STATE_REFUSED,
-        control_pb2.UPDATE_STATE_TIME_LIMIT,
-        control_pb2.UPDATE_STATE_INCOMPLETE,
-    )
-)
-
-
-class WeightsWatches(Watches):
-    """`send` sends a message to the core and returns False without one."""
-
-    def __init__(self, send: Callable[[frontend_pb2.FrontendToCore], bool]) -> None:
-        super().__init__(send, message_of=_update_message, refusal_of=_update_refusal, final=_UPDATE_ENDS)
-
-    async def serve(self, request: control_pb2.UpdateWeightsRequest, context: Any) -> None:
-        """Handles one call. Raises Refusal."""
-        check_update(request)
-        await super().serve(request, context)
 
 
 def check_update(request: control_pb2.UpdateWeightsRequest) -> None:
@@ -207,9 +173,15 @@ def check_update(request: control_pb2.UpdateWeightsRequest) -> None:
         raise status.invalid("running", f"running is {request.running}; it must be between 0 and {known}")
 
 
-def _update_message(query: int, request: control_pb2.UpdateWeightsRequest | None) -> frontend_pb2.FrontendToCore:
-    update = frontend_pb2.UpdateWeights(query=query, request=request, stop_replies=request is None)
-    return frontend_pb2.FrontendToCore(update_weights=update)
+def update_watches(send: Send) -> Watches:
+    """Returns the calls of UpdateWeights."""
+    final = (
+        control_pb2.UPDATE_STATE_DONE,
+        control_pb2.UPDATE_STATE_REFUSED,
+        control_pb2.UPDATE_STATE_TIME_LIMIT,
+        control_pb2.UPDATE_STATE_INCOMPLETE,
+    )
+    return Watches(send, "update_weights", refusal_of=_update_refusal, final=final)
 
 
 def _update_refusal(reply: frontend_pb2.UpdateWeightsReply) -> status.Refusal:
@@ -234,7 +206,7 @@ Reply = frontend_pb2.AbortReply | frontend_pb2.LoadReply | frontend_pb2.FlushRep
 class CoreQueries:
     """Queries to the core that wait for their replies. Every query raises Refusal if the core does not reply."""
 
-    def __init__(self, send: Callable[[frontend_pb2.FrontendToCore], bool]) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -287,8 +259,8 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self,
         readiness: Readiness,
         queries: CoreQueries,
-        drains: DrainWatches,
-        updates: WeightsWatches,
+        drains: Watches,
+        updates: Watches,
         *,
         max_message_bytes: int,
     ) -> None:
@@ -372,10 +344,12 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.DrainRequest, context: Any
     ) -> None:
         """Drains a worker or the service, and writes the progress until the end."""
+        check_drain(request)
         await self._drains.serve(request, context)
 
     async def UpdateWeights(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: control_pb2.UpdateWeightsRequest, context: Any
     ) -> None:
         """Lets all workers load new weights, and writes the progress until the end."""
+        check_update(request)
         await self._updates.serve(request, context)

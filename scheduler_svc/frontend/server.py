@@ -2,10 +2,6 @@
 
 Knows nothing of requests. This module connects the parts to each other.
 
-The TLS credentials follow changes of the certificate files without a restart: gRPC asks for the certificates at each
-handshake, in a thread of its own. The files are looked at once a second at most. Files that cannot be used are reported
-once, and the last good ones stay in force.
-
 A front end may have a second address: grpc.health.v1 alone, in plaintext, for probes and proxies. Everyone may call it,
 so it has few connections, watches and calls of its own, and its callers take none of the others'.
 """
@@ -13,8 +9,6 @@ so it has few connections, watches and calls of its own, and its callers take no
 import asyncio
 import logging
 import signal
-import threading
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -22,10 +16,10 @@ import grpc
 import grpc.aio
 from tandem.internal.v1 import frontend_pb2
 
-from scheduler_svc.door.tls_files import TlsContent, TlsFileError, TlsFiles
+from scheduler_svc.door.tls_files import FollowedFiles, TlsContent, TlsFileError, TlsFiles
 from scheduler_svc.frontend import methods, model
 from scheduler_svc.frontend.constraints.door import ConstraintDoor
-from scheduler_svc.frontend.control import ControlServicer, CoreQueries, DrainWatches, WeightsWatches
+from scheduler_svc.frontend.control import ControlServicer, CoreQueries, drain_watches, update_watches
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.front_end_settings import FrontEndSettings
@@ -43,50 +37,17 @@ from scheduler_svc.processes import address
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
 
-_State = tuple[tuple[int, int, int], ...] | None
-
-
-class Certificates:
-    """The newest good content of the files."""
-
-    def __init__(self, files: TlsFiles) -> None:
-        """Reads the files. Raises TlsFileError."""
-        self._files = files
-        self._state = self._look()
-        self._first = _configuration(files.read())
-        self._lock = threading.Lock()
-        self._look_at = time.monotonic() + LOOK_SECONDS
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """The credentials of a server."""
-        make = cast(Any, grpc).dynamic_ssl_server_credentials
-        return make(self._first, self._changed, require_client_authentication=self._files.client_ca is not None)
-
-    def _changed(self) -> Any:
-        """Returns the configuration for this handshake and the next ones; None if it is as before."""
-        now = time.monotonic()
-        with self._lock:
-            if now < self._look_at:
-                return None
-            self._look_at = now + LOOK_SECONDS
-            if (state := self._look()) == self._state:
-                return None
-            self._state = state
-        try:
-            content = self._files.read()
-        except TlsFileError as error:
-            logger.error("%s; the certificate read before stays in force", error)
-            return None
-        logger.info("the certificate %s was read again", self._files.certificate)
-        return _configuration(content)
-
-    def _look(self) -> _State:
-        try:
-            return self._files.state()
-        except OSError:
-            return None
+def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """The credentials of a server. Raises TlsFileError."""
+    followed = FollowedFiles(files, _configuration)
+    make = cast(Any, grpc).dynamic_ssl_server_credentials
+    return make(
+        followed.value,
+        # The configuration for this handshake and the next ones; None if it is as before.
+        lambda: followed.value if followed.renew() else None,
+        require_client_authentication=files.client_ca is not None,
+    )
 
 
 def _configuration(content: TlsContent) -> Any:
@@ -159,7 +120,7 @@ class FrontEnd:
             self._link.send, settings.stream_limits, self._calls.unread, is_shared=settings.needs_tokens
         )
         self._queries = CoreQueries(self._link.send)
-        self._drains, self._updates = DrainWatches(self._link.send), WeightsWatches(self._link.send)
+        self._drains, self._updates = drain_watches(self._link.send), update_watches(self._link.send)
         self._meter = FrontMeter() if settings.measures else None
         self._constraints = ConstraintDoor(self._meter)
         self._request_log = RequestLog(settings.log_requests)
@@ -271,9 +232,7 @@ class FrontEnd:
             if self._settings.tls is None:
                 bound_port = self._server.add_insecure_port(f"{host}:{port}")
             else:
-                bound_port = self._server.add_secure_port(
-                    f"{host}:{port}", Certificates(self._settings.tls).credentials()
-                )
+                bound_port = self._server.add_secure_port(f"{host}:{port}", _credentials(self._settings.tls))
         except RuntimeError:
             raise address.taken(listen) from None
         except TlsFileError as error:

@@ -3,68 +3,25 @@
 Everybody may read the page without a token file, otherwise callers with the right `metrics`, by the rules of gRPC
 callers (`frontend/entrance.py`): a bearer token, or a client's certificate if there is no token. All failed proofs have
 the same answer. No token is logged.
-
-The TLS context follows changes of the certificate files without a restart: they are looked at once a second at most,
-when a connection comes. Files that cannot be used are reported once, and the last good ones stay in force.
 """
 
-import logging
 import socket
 import ssl
 import time
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from scheduler_svc.door.tenant import Right
-from scheduler_svc.door.tls_files import TlsFileError, TlsFiles
+from scheduler_svc.door.tls_files import FollowedFiles, TlsContent, TlsFileError, TlsFiles
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.processes import address
 
-log = logging.getLogger("tandem.core")
 
-_LOOK_SECONDS = 1.0
-
-
-class TlsContext:
-    """The context of the next connection."""
-
-    def __init__(self, files: TlsFiles) -> None:
-        """Reads the files. Raises TlsFileError."""
-        self._files = files
-        self._state = self._look()
-        self._context = _context(files)
-        self._look_at = time.monotonic() + _LOOK_SECONDS
-
-    def current(self) -> ssl.SSLContext:
-        """Returns the newest context whose files could be used."""
-        now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_SECONDS
-            if (state := self._look()) != self._state:
-                self._state = state
-                self._replace()
-        return self._context
-
-    def _replace(self) -> None:
-        try:
-            self._context = _context(self._files)
-        except TlsFileError as error:
-            log.error("metrics: %s; the certificate read before stays in force", error)
-        else:
-            log.info("metrics: the certificate %s was read again", self._files.certificate)
-
-    def _look(self) -> tuple[tuple[int, int, int], ...] | None:
-        try:
-            return self._files.state()
-        except OSError:
-            return None
-
-
-def _context(files: TlsFiles) -> ssl.SSLContext:
+def _context(files: TlsFiles, content: TlsContent) -> ssl.SSLContext:
     """Returns a new context. Raises TlsFileError."""
-    content = files.read()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -136,7 +93,7 @@ class MetricsListener:
         host, port = address.split(listen, missing=missing)
         self.meter = CoreMeter()
         try:
-            context = None if tls is None else TlsContext(tls)
+            context = None if tls is None else FollowedFiles(tls, partial(_context, tls), whose="metrics: ")
         except TlsFileError as error:
             raise address.ListenError(str(error)) from None
         self._tokens = tokens
@@ -151,7 +108,7 @@ class MetricsListener:
             Page(self.meter, self._tenants).text,
             content_type=CONTENT_TYPE,
             refuse=lambda authorizations, certificate: refusal(tokens, authorizations, certificate),
-            context=None if context is None else context.current,
+            context=None if context is None else context.newest,
         )
 
     def start(self) -> None:

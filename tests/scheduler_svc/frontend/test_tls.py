@@ -13,8 +13,8 @@ import grpc.aio
 import pytest
 from tandem.internal.v1 import frontend_pb2
 
+from scheduler_svc.door import tls_files
 from scheduler_svc.door.tls_files import TlsFiles
-from scheduler_svc.frontend import server
 from tests.rigs.authorities import Authority, Pair
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.fake_core import Service
@@ -88,7 +88,7 @@ def test_only_new_versions_of_tls_are_spoken(run: Run, authority: Authority, ser
 def test_a_certificate_is_replaced_without_a_restart(
     run: Run, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(tls_files, "LOOK_SECONDS", 0.0)
     other = Authority(tmp_path, "other")
     first, second = authority.issue("first", "IP:127.0.0.1"), other.issue("second", "IP:127.0.0.1")
     used = Pair(tmp_path / "used.pem", tmp_path / "used.key")

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from scheduler_svc.door import tls_files
 from scheduler_svc.door.tls_files import TlsFiles
 from scheduler_svc.door.watch import TokenFile
 from scheduler_svc.metrics import http_server
-from scheduler_svc.metrics import listener as tls_context
 from scheduler_svc.metrics.listener import MetricsListener, refusal
 from scheduler_svc.processes.address import ListenError
 from tests.rigs.authorities import Authority, Pair
@@ -145,7 +145,7 @@ def client_context(authority: Authority, pair: Pair | None = None) -> ssl.SSLCon
 
 
 def test_tls_follows_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_context, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(tls_files, "LOOK_SECONDS", 0.0)
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     pair = old.issue("service", "IP:127.0.0.1")
     with listening(tokens=token_file(tmp_path), tls=files_of(pair)) as url:
