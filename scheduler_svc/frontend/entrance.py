@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from tandem.internal.v1 import frontend_pb2
@@ -92,7 +92,8 @@ class Entrance:
         else:
             found = self.table.of_certificate(_certificate_names(context.auth_context()))
         if found is None:
-            _refuse("the token is not valid" if headers else "a token or a known certificate is needed")
+            why = "the token is not valid" if headers else "a token or a known certificate is needed"
+            raise status.Refusal(grpc.StatusCode.UNAUTHENTICATED, why)
         return found
 
     def _of_headers(self, headers: list[str | bytes], table: Table) -> Caller | None:
@@ -114,7 +115,3 @@ def _certificate_names(auth: Any) -> Iterable[str]:
     for key in _CERTIFICATE_NAMES:
         for value in auth.get(key, ()):
             yield value.decode("utf-8", "replace")
-
-
-def _refuse(message: str) -> NoReturn:
-    raise status.Refusal(grpc.StatusCode.UNAUTHENTICATED, message)

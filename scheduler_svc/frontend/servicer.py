@@ -11,7 +11,6 @@ the queue is full and while the service drains.
 """
 
 import asyncio
-import dataclasses
 import functools
 import hashlib
 import secrets
@@ -48,6 +47,7 @@ from scheduler_svc.frontend.streaming.sender import (
 )
 from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
+from scheduler_svc.frontend.text.pieces import PiecesOfRequest
 from scheduler_svc.frontend.validate import request as validation
 from scheduler_svc.frontend.validate.prompt import read_prompt, render_chat, text_ids
 from scheduler_svc.frontend.validate.request import check_offsets, check_resume
@@ -56,50 +56,6 @@ from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
 
 # The most bytes of a token id as a varint.
 MAX_ID_BYTES = 5
-
-
-class Conversions(inference_pb2_grpc.InferenceServiceServicer):
-    """Tokenize, Detokenize and RenderChat."""
-
-    def __init__(self, readiness: Readiness, max_message_bytes: int) -> None:
-        self._readiness = readiness
-        self._max_message_bytes = max_message_bytes
-
-    def admit_tokenize(self) -> int:
-        """The size limit of a request in bytes, which fits the longest text. Raises Refusal without a model."""
-        max_chars = self._readiness.model().sizes.text_chars
-        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_CHAR_BYTES * max_chars)
-
-    def admit_detokenize(self) -> int:
-        """The size limit of a request in bytes, which fits the longest list. Raises Refusal without a model."""
-        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_ID_BYTES * self._readiness.model().max_length)
-
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
-        """Returns the ids that Generate would make of the text."""
-        model = self._readiness.model()
-        model.check_name(request.model)
-        token_ids = await text_ids(request, model, caller().tenant)
-        return pb.TokenizeResponse(token_ids=token_ids)
-
-    async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
-        """Returns the prompt that Generate would make of the chat."""
-        model = self._readiness.model()
-        model.check_name(request.model)
-        rendered = (await render_chat(request.chat, model, caller().tenant)).rendered
-        return pb.RenderChatResponse(text=rendered.text, token_ids=rendered.token_ids)
-
-    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
-        """Returns the text of the ids, or of each of them."""
-        model = self._readiness.model()
-        model.check_name(request.model)
-        tokenizer = validation.check_detokenize(request, model)
-        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
-        if request.separately:
-            return pb.DetokenizeResponse(
-                texts=await tokenizer.decode_each(request.token_ids, caller().tenant, skip_special_tokens=skip)
-            )
-        text = await tokenizer.decode(request.token_ids, caller().tenant, skip_special_tokens=skip)
-        return pb.DetokenizeResponse(text=text)
 
 
 _CALLER_LEFT = "CANCELLED"
@@ -131,8 +87,8 @@ SECRET_BYTES = 32
 MAX_WARNING_CHARS = 1024
 
 
-class InferenceServicer(Conversions):
-    """Serves callers that request text or tokens."""
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Serves callers that request text or tokens, or want to convert them."""
 
     def __init__(
         self,
@@ -144,7 +100,7 @@ class InferenceServicer(Conversions):
         tuning: Tuning = ON,
         meter: FrontMeter | None = None,
     ) -> None:
-        super().__init__(readiness, max_message_bytes)
+        self._readiness, self._max_message_bytes = readiness, max_message_bytes
         self._meter = meter
         self._streams, self._constraints = streams, constraints
         self._corks = Corks(is_on=tuning.corks)
@@ -171,6 +127,15 @@ class InferenceServicer(Conversions):
         self._readiness.model()
         self._streams.check_room(caller().tenant, 1)
         return MAX_SMALL_BYTES
+
+    def admit_tokenize(self) -> int:
+        """The size limit of a request in bytes, which fits the longest text. Raises Refusal without a model."""
+        max_chars = self._readiness.model().sizes.text_chars
+        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_CHAR_BYTES * max_chars)
+
+    def admit_detokenize(self) -> int:
+        """The size limit of a request in bytes, which fits the longest list. Raises Refusal without a model."""
+        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_ID_BYTES * self._readiness.model().max_length)
 
     # A coroutine that writes, where the stub expects a generator: a coroutine that stalls in a write can be ended with
     # its own status, while a generator would only be closed.
@@ -280,10 +245,10 @@ class InferenceServicer(Conversions):
             submit.secret_hash = hashlib.sha256(secret).digest()
             submit.description = serialized(description)
             description.accepted.resume_secret = secret
-        if not checked.logprob_pieces or model.tokenizer is None:
-            return submit, _prepared(description, model)
-        pieces = model.tokenizer.pieces(token_ids, skip_special_tokens=checked.skip_special_tokens)
-        return submit, dataclasses.replace(_prepared(description, model), pieces=pieces)
+        pieces = None
+        if checked.logprob_pieces and model.tokenizer is not None:
+            pieces = model.tokenizer.pieces(token_ids, skip_special_tokens=checked.skip_special_tokens)
+        return submit, _prepared(description, model, pieces=pieces)
 
     async def _run(self, prepared: PreparedStream, stream: RequestStream, context: Any, connection: Connection) -> None:
         writer = StreamWriter(stream, context.write, connection.hold, self._run_write)
@@ -300,6 +265,33 @@ class InferenceServicer(Conversions):
             await writer.write(message)
         await sender.run()
 
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        """Returns the ids that Generate would make of the text."""
+        model = self._readiness.model()
+        model.check_name(request.model)
+        token_ids = await text_ids(request, model, caller().tenant)
+        return pb.TokenizeResponse(token_ids=token_ids)
+
+    async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
+        """Returns the prompt that Generate would make of the chat."""
+        model = self._readiness.model()
+        model.check_name(request.model)
+        rendered = (await render_chat(request.chat, model, caller().tenant)).rendered
+        return pb.RenderChatResponse(text=rendered.text, token_ids=rendered.token_ids)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        """Returns the text of the ids, or of each of them."""
+        model = self._readiness.model()
+        model.check_name(request.model)
+        tokenizer = validation.check_detokenize(request, model)
+        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+        if request.separately:
+            return pb.DetokenizeResponse(
+                texts=await tokenizer.decode_each(request.token_ids, caller().tenant, skip_special_tokens=skip)
+            )
+        text = await tokenizer.decode(request.token_ids, caller().tenant, skip_special_tokens=skip)
+        return pb.DetokenizeResponse(text=text)
+
 
 def _metadata(request_id: str, warnings: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """The initial metadata. It must be ASCII, so another request id is only in Accepted, and warnings are escaped."""
@@ -311,7 +303,10 @@ def _metadata(request_id: str, warnings: Sequence[str]) -> tuple[tuple[str, str]
 
 
 def _prepared(
-    description: frontend_pb2.StreamDescription, model: Model, received: Sequence[pb.SampleOffset] = ()
+    description: frontend_pb2.StreamDescription,
+    model: Model,
+    received: Sequence[pb.SampleOffset] = (),
+    pieces: PiecesOfRequest | None = None,
 ) -> PreparedStream:
     return PreparedStream(
         accepted=description.accepted,
@@ -319,4 +314,5 @@ def _prepared(
         want_text=description.want_text,
         want_token_ids=description.want_token_ids,
         received=received,
+        pieces=pieces,
     )

@@ -142,8 +142,8 @@ _COUNTED = {
 }
 
 
-async def wait_for_admission(stream: RequestStream) -> int:
-    """Returns the number of requests that wait before this one. Raises Refusal if the core does not admit it."""
+async def _answer(stream: RequestStream) -> None:
+    """Waits for the core's answer. Raises Refusal if it rejects the request."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             await stream.changed()
@@ -151,6 +151,11 @@ async def wait_for_admission(stream: RequestStream) -> int:
         raise _hung() from None
     if stream.rejected is not None:
         raise status.from_rejected(stream.rejected, stream.request_id)
+
+
+async def wait_for_admission(stream: RequestStream) -> int:
+    """Returns the number of requests that wait before this one. Raises Refusal if the core does not admit it."""
+    await _answer(stream)
     if stream.requests_ahead is None:
         assert stream.failure is not None
         raise stream.failure
@@ -161,13 +166,7 @@ async def wait_for_admission(stream: RequestStream) -> int:
 
 async def wait_for_resumed(stream: RequestStream) -> frontend_pb2.StreamDescription:
     """Returns the description of a resumed stream. Raises Refusal if the core does not give the request."""
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            await stream.changed()
-    except TimeoutError:
-        raise _hung() from None
-    if stream.rejected is not None:
-        raise status.from_rejected(stream.rejected, stream.request_id)
+    await _answer(stream)
     if stream.failure is not None or stream.description is None:
         raise stream.failure or _hung()
     return stream.description

@@ -462,7 +462,7 @@ def test_a_reader_without_a_blocked_write_is_not_dropped(run: Run):
 def test_under_load_tokens_are_merged_but_first_tokens_and_ends_are_not_delayed(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
-        wakeups = s.front_end._streams._output._wakeups
+        wakeups = s.front_end._streams._output
         # Every rate counts as busy.
         wakeups._limits = StreamLimits(merge_seconds=30.0, sort_seconds=30.0, busy_tokens_per_second=-1.0)
         wakeups._rate_since = 0.0
@@ -500,8 +500,8 @@ def test_messages_of_a_batch_are_handled_in_order(run: Run):
 def test_delayed_tokens_are_sent_after_merge_seconds(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
-        s.front_end._streams._output._wakeups._is_busy = True
-        s.front_end._streams._output._wakeups._rate_since = asyncio.get_running_loop().time() + 1e6
+        s.front_end._streams._output._is_busy = True
+        s.front_end._streams._output._rate_since = asyncio.get_running_loop().time() + 1e6
         await s.core.output(submit.stream, spell(b"a"))
         assert (await call.read()).delta.text == "a"
         await s.core.output(submit.stream, spell(b"b"))
