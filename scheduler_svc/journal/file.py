@@ -29,7 +29,7 @@ import stat
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from zlib import crc32
@@ -229,51 +229,49 @@ class Sync(StrEnum):
     STEP = "step"
 
 
+@dataclass(slots=True, eq=False)
 class _File:
     """An open journal file and its size."""
 
-    def __init__(self, descriptor: int, write: Callable[[int, bytes], int]) -> None:
-        self.descriptor = descriptor
-        self.size = 0
-        self._write = write
+    descriptor: int
+    write: Callable[[int, bytes], int]
+    size: int = 0
 
     def append(self, data: bytes) -> None:
         """Writes all of `data`. Raises OSError; the file then ends with a part of it."""
         self.size += len(data)
-        while (written := self._write(self.descriptor, data)) < len(data):
+        while (written := self.write(self.descriptor, data)) < len(data):
             data = data[written:]
 
     def close(self) -> None:
         os.close(self.descriptor)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class JournalWriter:
     """The journal of a running scheduler. No method raises OSError."""
 
-    def __init__(
-        self,
-        folder: JournalFolder,
-        *,
-        snapshot: Snapshot,
-        max_bytes: int,
-        sync: Sync,
-        now: float,
-        write: Callable[[int, bytes], int] = os.write,
-    ) -> None:
-        """Replaces the folder's journal by a snapshot. `write` is os.write, or a test's."""
-        self.suspended = ""
-        """One sentence while nothing is written, otherwise empty."""
-        self._folder = folder
-        self._snapshot = snapshot
-        self._max_bytes = max_bytes
-        self._sync = sync
-        self._write = write
-        self._file: _File | None = None
-        self._next: _File | None = None
-        self._syncing: _Syncing | None = None
-        self._base_bytes = 0
-        self._dead_since: float | None = None
-        self._dirty = False
+    folder: JournalFolder
+    _: KW_ONLY
+    snapshot: Snapshot
+    max_bytes: int
+    sync: Sync
+    now: InitVar[float]
+    # os.write, or a test's.
+    write: Callable[[int, bytes], int] = os.write
+    # One sentence while nothing is written, otherwise empty.
+    suspended: str = field(default="", init=False)
+    _file: _File | None = field(default=None, init=False)
+    _next: _File | None = field(default=None, init=False)
+    _syncing: "_Syncing | None" = field(default=None, init=False)
+    _base_bytes: int = field(default=0, init=False)
+    _dead_since: float | None = field(default=None, init=False)
+    _dirty: bool = field(default=False, init=False)
+    _synced_at: float = field(default=0.0, init=False)
+    _retry_at: float = field(default=0.0, init=False)
+
+    def __post_init__(self, now: float) -> None:
+        """Replaces the folder's journal by a snapshot."""
         self._synced_at = self._retry_at = now
         self._rewrite(now, wait=True)
 
@@ -283,7 +281,7 @@ class JournalWriter:
         return 0 if self._file is None else self._file.size
 
     def _is_too_large(self) -> bool:
-        return self.size > self._max_bytes
+        return self.size > self.max_bytes
 
     def append(self, payloads: Iterable[bytes], now: float, *, drops: bool = False) -> None:
         """Writes the payloads with one system call. `drops`: some content of the file is dead from now on."""
@@ -295,7 +293,7 @@ class JournalWriter:
             data = b"".join(map(frame, payloads))
             for file in filter(None, (self._file, self._next)):
                 file.append(data)
-                if self._sync is Sync.STEP:
+                if self.sync is Sync.STEP:
                     os.fdatasync(file.descriptor)
         except OSError as error:
             self._suspend(f"cannot be written: {error.strerror}", now)
@@ -309,7 +307,7 @@ class JournalWriter:
     def mark_requests(self, has_requests: bool) -> None:
         """Notes whether the file has requests, for the case that it is removed before the next start."""
         if self._file is not None:
-            self._folder.mark_requests(has_requests)
+            self.folder.mark_requests(has_requests)
 
     def maintain(self, now: float) -> None:
         """Called at least about once a second: syncs, rewrites, and ends a suspension."""
@@ -323,7 +321,7 @@ class JournalWriter:
         is_dead = self._dead_since is not None and now >= self._dead_since + _ERASE_SECONDS
         if is_dead or self._file.size > max(_SMALL_BYTES, _GROWTH * self._base_bytes):
             self._rewrite(now, wait=False)
-        elif self._sync is Sync.SECOND and self._dirty and now >= self._synced_at + _SYNC_SECONDS:
+        elif self.sync is Sync.SECOND and self._dirty and now >= self._synced_at + _SYNC_SECONDS:
             self._dirty, self._synced_at = False, now
             self._syncing = _Syncing(self._file.descriptor, data_only=True)
 
@@ -340,16 +338,16 @@ class JournalWriter:
         """Writes the next file and begins to sync it."""
         try:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._folder.aside)
-            self._next = _File(os.open(self._folder.aside, _FLAGS, 0o600), self._write)
-            payloads = list(self._snapshot())
+                os.unlink(self.folder.aside)
+            self._next = _File(os.open(self.folder.aside, _FLAGS, 0o600), self.write)
+            payloads = list(self.snapshot())
             self._next.append(FIRST_LINE + b"".join(map(frame, payloads)))
         except OSError as error:
             self._suspend(f"cannot be written: {error.strerror}", now)
             return
-        if self._next.size > self._max_bytes:
+        if self._next.size > self.max_bytes:
             size = self._next.size
-            self._suspend(f"would need {size:,} bytes for live requests; the limit is {self._max_bytes:,}", now)
+            self._suspend(f"would need {size:,} bytes for live requests; the limit is {self.max_bytes:,}", now)
             return
         self._dead_since = None
         self._base_bytes = self._next.size
@@ -367,9 +365,9 @@ class JournalWriter:
                 raise syncing.error
             if self._next is None:
                 return
-            os.rename(self._folder.aside, self._folder.current)
-            if self._sync is not Sync.OFF:
-                self._folder.sync()
+            os.rename(self.folder.aside, self.folder.current)
+            if self.sync is not Sync.OFF:
+                self.folder.sync()
         except OSError as error:
             self._suspend(f"cannot be written: {error.strerror}", now)
             return
@@ -377,7 +375,7 @@ class JournalWriter:
             self._file.close()
         self._file, self._next = self._next, None
         if self.suspended:
-            log.warning("the journal %s is written again", self._folder.path)
+            log.warning("the journal %s is written again", self.folder.path)
             self.suspended = ""
 
     def _suspend(self, why: str, now: float) -> None:
@@ -395,15 +393,15 @@ class JournalWriter:
             log.error(
                 "the journal %s %s; it was removed%s, and it is tried again every %g s; streams continue, but would "
                 "not survive the death of this process",
-                *(self._folder.path, why, left, _RETRY_SECONDS),
+                *(self.folder.path, why, left, _RETRY_SECONDS),
             )
-        self.suspended = f"the journal {self._folder.path} {why}; streams would not survive the scheduler's death"
+        self.suspended = f"the journal {self.folder.path} {why}; streams would not survive the scheduler's death"
 
     def _remove(self) -> str:
         """Removes both files. Returns a clause for the log if an old journal is still there."""
         left = ""
-        self._folder.mark_requests(False)
-        for path in (self._folder.current, self._folder.aside):
+        self.folder.mark_requests(False)
+        for path in (self.folder.current, self.folder.aside):
             try:
                 os.unlink(path)
             except FileNotFoundError:

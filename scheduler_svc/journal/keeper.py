@@ -380,12 +380,6 @@ class OpenedJournal:
 
     def keeper(self, core: Scheduler, monotonic: Callable[[], float]) -> JournalKeeper:
         """Returns the keeper of the requests that the core will get."""
-
-        def make_writer(snapshot: Snapshot) -> JournalWriter:
-            return JournalWriter(
-                self._folder, snapshot=snapshot, max_bytes=self._max_bytes, sync=self._sync, now=monotonic()
-            )
-
         return JournalKeeper(
             saved=self._saved,
             cache_root=self.cache_root,
@@ -393,7 +387,9 @@ class OpenedJournal:
             outputs_of=core.outputs_of,
             spans_of=core.spans_of,
             suspicion=SuspicionLog(core, self._saved.suspects),
-            make_writer=make_writer,
+            make_writer=lambda snapshot: JournalWriter(
+                self._folder, snapshot=snapshot, max_bytes=self._max_bytes, sync=self._sync, now=monotonic()
+            ),
             on_steady=self._folder.forget_crashes,
             clock=self._clock,
         )

@@ -35,13 +35,15 @@ from scheduler_svc.core.state.lane_weights import OutputWeights
 from scheduler_svc.journal import records
 from scheduler_svc.journal.file import ForeignFileError, Frames, JournalFolder, Tail, check_first_line
 from scheduler_svc.journal.records import SampleEnd, SavedRequest
-from scheduler_svc.wire.arrays import WireError, array, parsed
+from scheduler_svc.wire.arrays import WireError, array, fields, parsed
 from tandem_contract.settings import SettingError
 
 log = logging.getLogger("tandem.core")
 
 # A sample's offsets and tokens, and the indices of their records.
 _Later: TypeAlias = tuple[Int32Array, Int32Array, npt.NDArray[np.int64]]
+# The fields of a SavedCore that stand in a JournalState.
+_STATE = ("cache_root", "identity", "next_generation", "boot_id", "booted_at")
 # If this many schedulers in a row crashed with the same journal, it is taken for the cause.
 _MAX_CRASHES = 2
 
@@ -118,15 +120,15 @@ def _nothing(folder: JournalFolder, what: str) -> SavedCore:
 
 def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> SavedCore:
     frames, collected = Frames(data), _Collected()
-    saved, why = SavedCore(), ""
+    requests, why = list[SavedRequest](), ""
     try:
         for payload in frames:
             collected.add(parsed(journal_pb2.JournalRecord, payload))
-        saved = collected.result()
+        requests = collected.whole()
     except WireError as error:
         why = f"a record cannot be read: {error}"
     extent = frames.extent
-    if folder.num_crashes >= _MAX_CRASHES and collected.num_requests:
+    if folder.num_crashes >= _MAX_CRASHES and collected.requests:
         why = f"{folder.num_crashes} schedulers in a row crashed with it"
         folder.forget_crashes()
     if extent.tail is Tail.DAMAGED:
@@ -137,48 +139,45 @@ def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> Save
         log.error(
             "the journal %s is damaged: %s; its %d requests are not restored; it is kept as %s for you to look at and "
             "remove",
-            *(folder.current, why, collected.num_requests, folder.damaged.name),
+            *(folder.current, why, len(collected.requests), folder.damaged.name),
         )
-        saved = collected.without_requests()
+        requests = []
     elif extent.tail is Tail.TORN:
         log.warning(
             "the last %d bytes of the journal %s are an incomplete record and are dropped; nothing of it had been sent",
             *(len(data) - extent.end, folder.current),
         )
-    saved.written_at = written_at
-    return saved
+    return replace(collected.saved, requests=requests, written_at=written_at)
 
 
 class _Collected:
     """The content of the frames so far."""
 
     def __init__(self) -> None:
-        self._state = journal_pb2.JournalState()
-        self._suspects: frozenset[int] = frozenset()
-        self._quarantine = journal_pb2.JournalQuarantine()
-        self._requests: dict[int, SavedRequest] = {}
+        self.saved = SavedCore()
+        """What belongs to no request."""
+        self.requests: dict[int, SavedRequest] = {}
+        """Those that are not forgotten, without the tokens and ends that came later."""
         self._ends: dict[int, SampleEnd] = {}
-        self._next_number = 1
         self._numbers: list[npt.NDArray[np.uint64]] = []
         self._offsets: list[Int32Array] = []
         self._tokens: list[Int32Array] = []
         # Of the weights that computed each of these entries.
         self._versions: list[str] = []
 
-    @property
-    def num_requests(self) -> int:
-        """Requests that are not forgotten."""
-        return len(self._requests)
-
     def add(self, record: journal_pb2.JournalRecord) -> None:
         """Takes the next record. Raises WireError if it does not follow from those before."""
         match record.WhichOneof("record"):
             case "state":
-                self._state = record.state
+                state = record.state
+                weights = Weights(version=state.weights_version, folder=state.weights_folder)
+                self.saved = replace(
+                    self.saved, **fields(state, _STATE), weights=weights if state.weights_version else None
+                )
             case "request":
                 request = records.request_of(record.request)
-                self._requests[request.number] = request
-                self._next_number = max(self._next_number, request.numbers.stop)
+                self.requests[request.number] = request
+                self.saved.next_number = max(self.saved.next_number, request.numbers.stop)
             case "tokens":
                 numbers = array(record.tokens.numbers, np.uint64, "numbers")
                 offsets = array(record.tokens.offsets, np.int32, "offsets")
@@ -192,34 +191,19 @@ class _Collected:
             case "end":
                 self._ends[record.end.number] = records.end_of(record.end)
             case "forgotten":
-                self._requests.pop(record.forgotten.number, None)
+                self.requests.pop(record.forgotten.number, None)
             case "suspects":
-                self._suspects = frozenset(array(record.suspects.numbers, np.uint64, "numbers").tolist())
+                self.saved.suspects = frozenset(array(record.suspects.numbers, np.uint64, "numbers").tolist())
             case "quarantine":
-                self._quarantine = record.quarantine
+                self.saved.quarantine = record.quarantine
             case None:
                 raise WireError("it is empty")
 
-    def without_requests(self) -> SavedCore:
-        """Returns what belongs to no request."""
-        state = self._state
-        return SavedCore(
-            cache_root=state.cache_root,
-            identity=state.identity,
-            next_generation=state.next_generation,
-            weights=_weights(state),
-            boot_id=state.boot_id,
-            booted_at=state.booted_at,
-            next_number=self._next_number,
-            suspects=self._suspects,
-            quarantine=self._quarantine,
-        )
-
-    def result(self) -> SavedCore:
-        """Returns everything. Raises WireError if a request misses tokens."""
-        saved = self.without_requests()
+    def whole(self) -> list[SavedRequest]:
+        """Returns the requests with all of their tokens and ends. Raises WireError if one misses tokens."""
+        found: list[SavedRequest] = []
         outputs = self._outputs()
-        for request in sorted(self._requests.values(), key=lambda request: request.number):
+        for request in sorted(self.requests.values(), key=lambda request: request.number):
             ends = [end or self._ends.get(number) for number, end in zip(request.numbers, request.ends, strict=True)]
             all_outputs = [
                 _whole_output(first, outputs.get(number), end)
@@ -229,10 +213,8 @@ class _Collected:
                 _whole_weights(first, outputs.get(number), self._versions)
                 for number, first in zip(request.numbers, request.weights, strict=True)
             ]
-            saved.requests.append(
-                replace(request, outputs=tuple(all_outputs), ends=tuple(ends), weights=tuple(weights))
-            )
-        return saved
+            found.append(replace(request, outputs=tuple(all_outputs), ends=tuple(ends), weights=tuple(weights)))
+        return found
 
     def _outputs(self) -> dict[int, _Later]:
         """Returns the tokens of each sample from all records of tokens."""
@@ -246,12 +228,6 @@ class _Collected:
         bounds = [*first.tolist(), len(order)]
         parts = {number: order[bounds[i] : bounds[i + 1]] for i, number in enumerate(found.tolist())}
         return {number: (offsets[part], tokens[part], versions[part]) for number, part in parts.items()}
-
-
-def _weights(state: journal_pb2.JournalState) -> Weights | None:
-    if not state.weights_version:
-        return None
-    return Weights(version=state.weights_version, folder=state.weights_folder)
 
 
 def _whole_weights(
