@@ -7,6 +7,7 @@ import secrets
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
@@ -18,26 +19,23 @@ from scheduler_svc.metrics.catalogue import Histogram, Kind
 _MAX_TENANTS = 256
 
 
+@dataclass(slots=True, eq=False)
 class TenantUse:
     """Tokens of one tenant."""
 
-    __slots__ = ("generation_tokens", "prompt_tokens")
-
-    def __init__(self) -> None:
-        self.prompt_tokens = self.generation_tokens = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class SampleMeter:
     """The tokens of one sample, as they leave in deltas."""
 
-    __slots__ = ("_front", "_last_at", "_num_counted", "_stream")
-
-    def __init__(self, front: "FrontMeter", stream: "StreamMeter") -> None:
-        self._front = front
-        self._stream = stream
-        self._num_counted = 0
-        # When the last delta left; 0 before the first.
-        self._last_at = 0.0
+    _front: "FrontMeter"
+    _stream: "StreamMeter"
+    _num_counted: int = 0
+    # When the last delta left; 0 before the first.
+    _last_at: float = 0.0
 
     def skip(self, num_tokens: int, *, num_received: int) -> None:
         """The sample of a resumed stream has its output so far; its caller has `num_received` tokens of it already."""
@@ -86,7 +84,7 @@ class StreamMeter:
         """The caller gets Accepted. `tenant` is a name of the token file; "" without one."""
         self.is_accepted = True
         if tenant:
-            self.use = self._front.use_of(tenant)
+            self.use = self._front.tenants.setdefault(tenant, TenantUse())
         if self._is_resumed:
             return
         self._front.prompt_tokens += prompt_tokens
@@ -130,7 +128,8 @@ class FrontMeter:
         # Used for every delta.
         self.between_tokens = self._histograms[catalogue.BETWEEN_TOKENS]
         self.first_token = self._histograms[catalogue.FIRST_TOKEN]
-        self._tenants: dict[str, TenantUse] = {}
+        # At most as many as names in the token file.
+        self.tenants: dict[str, TenantUse] = {}
         self._reported: dict[str, tuple[int, int]] = {}
         # The index of the tenant that the next report looks at first.
         self._next_tenant = 0
@@ -138,10 +137,6 @@ class FrontMeter:
     def stream(self, *, is_resumed: bool = False) -> StreamMeter:
         """Returns the meter of a call that begins now."""
         return StreamMeter(self, is_resumed=is_resumed)
-
-    def use_of(self, tenant: str) -> TenantUse:
-        """Returns the counts of a tenant. There are at most as many as names in the token file."""
-        return self._tenants.setdefault(tenant, TenantUse())
 
     def rejected(self, code: str) -> None:
         """A Generate call is refused with this status (UNAVAILABLE)."""
@@ -191,14 +186,14 @@ class FrontMeter:
             values.extend(self._histograms[metric].cells() if metric.buckets else self._counts[metric])
         report = frontend_pb2.MetricsReport(process=self._process, values=values.tobytes(), backlog_bytes=backlog_bytes)
         for tenant in self._changed_tenants():
-            use = self._tenants[tenant]
+            use = self.tenants[tenant]
             self._reported[tenant] = use.prompt_tokens, use.generation_tokens
             report.tenants.add(tenant=tenant, prompt_tokens=use.prompt_tokens, generation_tokens=use.generation_tokens)
         return report
 
     def _changed_tenants(self) -> list[str]:
         """Returns those that the next report has. If more have changed, all of them get their turn."""
-        tenants, at = list(self._tenants.items()), self._next_tenant
+        tenants, at = list(self.tenants.items()), self._next_tenant
         changed: list[str] = []
         for idx, (tenant, use) in enumerate([*tenants[at:], *tenants[:at]], start=at + 1):
             if self._reported.get(tenant) != (use.prompt_tokens, use.generation_tokens):

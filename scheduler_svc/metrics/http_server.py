@@ -13,7 +13,7 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -46,48 +46,42 @@ class HttpLimits:
     max_header_bytes: int = 8192
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HttpServer:
     """Serves in a thread, from `start` to `stop`."""
 
-    def __init__(
-        self,
-        sockets: Sequence[socket.socket],
-        page: Callable[[], bytes],
-        *,
-        content_type: str,
-        refuse: Refuse,
-        context: Callable[[], ssl.SSLContext] | None,
-        limits: HttpLimits | None = None,
-    ) -> None:
-        """`sockets` listen; the server closes them. `context` returns the TLS context of a new connection."""
-        self._sockets = sockets
-        self._page = page
-        self._content_type = content_type
-        self._refuse = refuse
-        self._context = context
-        self._limits = limits or HttpLimits()
-        # Oldest first.
-        self._connections: dict[asyncio.Task[None], None] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._main: asyncio.Task[None] | None = None
-        self._is_running = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+    # They listen; the server closes them.
+    sockets: Sequence[socket.socket]
+    page: Callable[[], bytes]
+    _: KW_ONLY
+    content_type: str
+    refuse: Refuse
+    # Returns the TLS context of a new connection.
+    context: Callable[[], ssl.SSLContext] | None
+    limits: HttpLimits = HttpLimits()
+    # Oldest first.
+    _connections: dict[asyncio.Task[None], None] = field(default_factory=dict["asyncio.Task[None]", None], init=False)
+    _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
+    _main: asyncio.Task[None] | None = field(default=None, init=False)
+    _is_running: threading.Event = field(default_factory=threading.Event, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
 
     def start(self) -> None:
         """Starts the thread and waits until it accepts connections."""
-        for one in self._sockets:
+        for one in self.sockets:
             one.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
         self._is_running.wait()
 
     def stop(self) -> None:
         """Ends all connections and closes the sockets. A second call does nothing."""
-        if self._loop is not None and self._main is not None:
+        if self._thread is not None and self._loop is not None and self._main is not None:
             # It has ended already if it failed.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._main.cancel)
             self._thread.join(_STOP_SECONDS)
-        for one in self._sockets:
+        for one in self.sockets:
             one.close()
 
     def _run(self) -> None:
@@ -104,7 +98,7 @@ class HttpServer:
         self._loop.set_exception_handler(lambda loop, context: None)
         self._is_running.set()
         try:
-            await asyncio.gather(*(self._accept(one) for one in self._sockets))
+            await asyncio.gather(*(self._accept(one) for one in self.sockets))
         finally:
             for task in self._connections:
                 task.cancel()
@@ -112,7 +106,7 @@ class HttpServer:
 
     async def _accept(self, listener: socket.socket) -> None:
         assert self._loop is not None
-        pause = len(self._sockets) / self._limits.per_second
+        pause = len(self.sockets) / self.limits.per_second
         while True:
             next_at = self._loop.time() + pause
             await self._readable(listener)
@@ -124,7 +118,7 @@ class HttpServer:
                 await asyncio.sleep(pause)
                 continue
             connection.setblocking(False)
-            if len(self._connections) >= self._limits.max_connections:
+            if len(self._connections) >= self.limits.max_connections:
                 oldest = next(iter(self._connections))
                 del self._connections[oldest]
                 oldest.cancel()
@@ -152,7 +146,7 @@ class HttpServer:
     async def _serve_connection(self, connection: socket.socket) -> None:
         transport: asyncio.WriteTransport | None = None
         try:
-            async with asyncio.timeout(self._limits.seconds):
+            async with asyncio.timeout(self.limits.seconds):
                 reader, writer = await self._open(connection)
                 transport = writer.transport
                 await self._answer(reader, writer)
@@ -165,16 +159,16 @@ class HttpServer:
 
     async def _open(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=self._limits.max_header_bytes)
+        reader = asyncio.StreamReader(limit=self.limits.max_header_bytes)
         protocol = asyncio.StreamReaderProtocol(reader)
         options: dict[str, Any] = {}
-        if self._context is not None:
-            options = {"ssl": self._context(), "ssl_handshake_timeout": self._limits.handshake_seconds}
+        if self.context is not None:
+            options = {"ssl": self.context(), "ssl_handshake_timeout": self.limits.handshake_seconds}
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, **options)
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.max_header_bytes)
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.max_header_bytes)
         try:
             request = await self._request(parser, reader)
         except h11.RemoteProtocolError as error:
@@ -183,7 +177,7 @@ class HttpServer:
             if request is None:
                 return
             status = self._status(request, writer)
-        body = self._page() if status is HTTPStatus.OK else f"{status.value} {status.phrase}\n".encode()
+        body = self.page() if status is HTTPStatus.OK else f"{status.value} {status.phrase}\n".encode()
         writer.write(self._head(parser, status, len(body)))
         if request is None or request.method != b"HEAD":
             writer.write(body)
@@ -196,7 +190,7 @@ class HttpServer:
 
     async def _request(self, parser: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
         """Returns the request's line and headers, None if the caller sends none. Raises h11.RemoteProtocolError."""
-        limit = num_left = self._limits.max_header_bytes
+        limit = num_left = self.limits.max_header_bytes
         while True:
             event = parser.next_event()
             if isinstance(event, h11.Request):
@@ -212,7 +206,7 @@ class HttpServer:
     def _status(self, request: h11.Request, writer: asyncio.StreamWriter) -> HTTPStatus:
         authorizations = [value for name, value in request.headers if name == b"authorization"]
         tls = writer.get_extra_info("ssl_object")
-        if (refused := self._refuse(authorizations, tls.getpeercert() if tls is not None else None)) is not None:
+        if (refused := self.refuse(authorizations, tls.getpeercert() if tls is not None else None)) is not None:
             return refused
         if request.target.partition(b"?")[0] != _PATH:
             return HTTPStatus.NOT_FOUND
@@ -220,7 +214,7 @@ class HttpServer:
 
     def _head(self, parser: h11.Connection, status: HTTPStatus, num_bytes: int) -> bytes:
         headers = {
-            "Content-Type": self._content_type if status is HTTPStatus.OK else "text/plain; charset=utf-8",
+            "Content-Type": self.content_type if status is HTTPStatus.OK else "text/plain; charset=utf-8",
             "Content-Length": str(num_bytes),
             "Cache-Control": "no-store",
             "Connection": "close",

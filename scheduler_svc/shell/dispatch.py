@@ -16,7 +16,6 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
-from scheduler_svc.core.messages.effects import ModelServed
 from scheduler_svc.core.messages.reports import StepReport
 from scheduler_svc.door.ready_command import ReadyCommand
 from scheduler_svc.processes.workers import WorkerProcesses
@@ -25,7 +24,6 @@ from scheduler_svc.shell.links import PeerLostError, RouterLink, WorkersLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import fields
-from scheduler_svc.wire.worker import load_frame, order_frame
 from tandem_contract.logs import announce
 
 # The fields that callers see as the worker reported them.
@@ -65,7 +63,7 @@ class ServedModel:
             self._chat_files = join.chat.SerializeToString(deterministic=True)
             self._on_probation.clear()
 
-    def state(self, effect: ModelServed) -> frontend_pb2.ModelState:
+    def state(self, effect: fx.ModelServed) -> frontend_pb2.ModelState:
         """Returns the message for a front end."""
         served = effect.info
         if served is None:
@@ -135,9 +133,10 @@ class EffectDispatcher:
                     )  # fmt: skip
                     self.workers.limit_frames(effect.worker, join.max_frame_bytes)
                     self.worker_processes.joined(effect.worker, join.pid)
-                    self.send(
-                        self.workers, effect.worker, worker_wire.joined_frame(effect, self._address(effect.worker))
-                    )
+                    # For the worker's own line, a command; empty if that needs more, or for a worker of another host.
+                    is_here = self.ready.is_plain and not self.workers.host_of(effect.worker)
+                    frame = worker_wire.joined_frame(effect, self.listen() if is_here else "")
+                    self.send(self.workers, effect.worker, frame)
                 case fx.WorkerProven():
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
@@ -158,13 +157,13 @@ class EffectDispatcher:
                 case fx.SendPlan():
                     self.send(self.workers, effect.worker, worker_wire.plan_frame(effect.plan))
                 case fx.PrepareConstraint() | fx.DropConstraint():
-                    self.send(self.workers, effect.worker, order_frame(effect))
+                    self.send(self.workers, effect.worker, worker_wire.order_frame(effect))
                 case fx.WorkerProven():
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
                     self._turn_away(effect)
                 case fx.LoadWeights():
-                    self.send(self.workers, effect.worker, load_frame(effect))
+                    self.send(self.workers, effect.worker, worker_wire.load_frame(effect))
                 case fx.DismissWorker():
                     self.send(self.workers, effect.worker, worker_wire.frame_of(dismissed=worker_pb2.Dismissed()))
                 case fx.KillWorker():
@@ -212,19 +211,11 @@ class EffectDispatcher:
         for effect in effects:
             message = frame.batch.messages.add()
             if isinstance(effect, fx.ModelServed):
-                if effect.info is not None:
-                    self._announce_ready()
+                if effect.info is not None and not self._was_ready:
+                    # A command that tries the service, once, when the first model is served.
+                    self._was_ready = True
+                    announce("ready: %s", self.ready.at(self.listen()))
                 message.model_state.CopyFrom(self.served_model.state(effect))
             else:
                 frontend_wire.fill(message, effect)
         return frame.SerializeToString()
-
-    def _address(self, worker: str) -> str:
-        """The address for the worker's own line, a command; empty if that needs more, or is for another host."""
-        return self.listen() if self.ready.is_plain and not self.workers.host_of(worker) else ""
-
-    def _announce_ready(self) -> None:
-        """Logs a command that tries the service, once, when the first model is served."""
-        if not self._was_ready:
-            self._was_ready = True
-            announce("ready: %s", self.ready.at(self.listen()))

@@ -4,14 +4,13 @@ Owns no state. It checks every length and range before the core sees an event. W
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from google.protobuf.message import Message
 from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
-from scheduler_svc.core.messages.events import ConstraintReady, ConstraintsOfStep
 from scheduler_svc.core.messages.operators import Weights, WeightsLoaded
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, KeptPages, PageLabels, PageMoves, Plan, RowStart
@@ -202,7 +201,7 @@ def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
         out.constraints = b"".join(start.constraint or NONE for start in starts)
 
 
-def frame_of(**answer: Message) -> bytes:
+def frame_of(**answer: Any) -> bytes:
     """Encodes an answer to a worker by its name in CoreToWorker."""
     return pb.CoreToWorker(**answer).SerializeToString()
 
@@ -265,17 +264,17 @@ def _split(data: bytes, size: int, count: int, name: str) -> tuple[bytes, ...]:
 NONE = bytes(CONSTRAINT_HASH_BYTES)
 
 
-def ready_of(message: pb.ConstraintReady, worker: str) -> ConstraintReady:
+def ready_of(message: pb.ConstraintReady, worker: str) -> ev.ConstraintReady:
     if len(message.hash) != CONSTRAINT_HASH_BYTES:
         raise WireError(f"hash has {len(message.hash)} bytes; it must have {CONSTRAINT_HASH_BYTES}")
-    return ConstraintReady(worker=worker, hash=message.hash, error=message.error[:_MAX_DETAIL])
+    return ev.ConstraintReady(worker=worker, hash=message.hash, error=message.error[:_MAX_DETAIL])
 
 
-def of_step(result: pb.StepResult) -> ConstraintsOfStep | None:
+def of_step(result: pb.StepResult) -> ev.ConstraintsOfStep | None:
     """Returns what a result says of constraints; None in the usual case."""
     if not result.constraint_complete and not result.constraint_failed:
         return None
-    return ConstraintsOfStep(
+    return ev.ConstraintsOfStep(
         complete=_indices(result.constraint_complete, "constraint_complete"),
         failed=_indices(result.constraint_failed, "constraint_failed"),
         detail=result.constraint_detail[:_MAX_DETAIL],

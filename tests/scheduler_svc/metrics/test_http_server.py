@@ -163,7 +163,7 @@ def test_a_slow_request_is_cut_off(serve: Serve) -> None:
 
 def test_a_caller_that_reads_nothing_is_cut_off(serve: Serve) -> None:
     served = serve(seconds=0.5, per_second=1000)
-    served.server._page = lambda: bytes(16 << 20)
+    served.server.page = lambda: bytes(16 << 20)
     with served.connect() as connection:
         connection.sendall(get())
         # The server has begun to write, and then it has given up.
