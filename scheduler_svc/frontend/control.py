@@ -252,22 +252,15 @@ class CoreQueries:
                 waiting.set_exception(_unreachable())
 
 
+@dataclass(eq=False)
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     """Serves operators: inspects the service and controls it."""
 
-    def __init__(
-        self,
-        readiness: Readiness,
-        queries: CoreQueries,
-        drains: Watches,
-        updates: Watches,
-        *,
-        max_message_bytes: int,
-    ) -> None:
-        self._readiness = readiness
-        self._queries = queries
-        self._drains, self._updates = drains, updates
-        self._max_message_bytes = max_message_bytes
+    readiness: Readiness
+    queries: CoreQueries
+    drains: Watches
+    updates: Watches
+    max_message_bytes: int = field(kw_only=True)
 
     async def Abort(self, request: control_pb2.AbortRequest, context: Any) -> control_pb2.AbortResponse:
         """Returns for each id whether it was live. The streams themselves end with ABORTED.
@@ -283,7 +276,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             checks.check_request_id(f"request_ids[{idx}]", request_id)
         ids, who = list(dict.fromkeys(request.request_ids)), caller()
         abort = frontend_pb2.Abort(request_ids=ids, tenant=who.tenant, all_tenants=Right.CONTROL in who.rights)
-        reply = await self._queries.ask(frontend_pb2.FrontendToCore(abort=abort))
+        reply = await self.queries.ask(frontend_pb2.FrontendToCore(abort=abort))
         outcomes = {request_id: result.outcome for request_id, result in zip(ids, reply.results, strict=True)}
         results = [control_pb2.AbortResult(request_id=each, outcome=outcomes[each]) for each in request.request_ids]
         return control_pb2.AbortResponse(results=results)
@@ -297,24 +290,24 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.GetModelInfoRequest, context: Any
     ) -> control_pb2.GetModelInfoResponse:
         """Returns the served model, its limits for this caller and its defaults, also while the service drains."""
-        model = self._readiness.model()
+        model = self.readiness.model()
         info = control_pb2.GetModelInfoResponse()
         info.CopyFrom(model.info)
-        limits = told(model.sizes, caller().limits, max_message_bytes=self._max_message_bytes)
+        limits = told(model.sizes, caller().limits, max_message_bytes=self.max_message_bytes)
         info.limits.CopyFrom(limits)
         return info
 
     async def GetLoad(self, request: control_pb2.GetLoadRequest, context: Any) -> control_pb2.GetLoadResponse:
         """Returns the core's load and why no request is computed, also before a worker has joined."""
-        load = (await self._queries.load()).load
-        if (why := self._readiness.not_serving) is not None:
+        load = (await self.queries.load()).load
+        if (why := self.readiness.not_serving) is not None:
             load.not_serving, load.not_serving_reason = why.message, why.reason
-            load.not_serving_since = self._readiness.since
+            load.not_serving_since = self.readiness.since
         return load
 
     async def FlushCache(self, request: control_pb2.FlushCacheRequest, context: Any) -> control_pb2.FlushCacheResponse:
         """Empties the prefix cache and returns how many pages were cached."""
-        reply = await self._queries.ask(frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache()))
+        reply = await self.queries.ask(frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache()))
         return control_pb2.FlushCacheResponse(pages=reply.pages)
 
     async def ListQuarantine(
@@ -322,7 +315,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.ListQuarantineResponse:
         """Returns the requests that are refused, without their content."""
         query = frontend_pb2.FrontendToCore(quarantine_query=frontend_pb2.QuarantineQuery())
-        reply = await self._queries.ask(query)
+        reply = await self.queries.ask(query)
         return control_pb2.ListQuarantineResponse(requests=reply.requests)
 
     async def ClearQuarantine(
@@ -336,7 +329,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
                 message = f"keys[{idx}] has {len(key)} characters; a key has {QUARANTINE_KEY_CHARS}"
                 raise status.invalid(f"keys[{idx}]", message)
         clear = frontend_pb2.ClearQuarantine(keys=request.keys)
-        reply = await self._queries.ask(frontend_pb2.FrontendToCore(clear_quarantine=clear))
+        reply = await self.queries.ask(frontend_pb2.FrontendToCore(clear_quarantine=clear))
         return control_pb2.ClearQuarantineResponse(removed=reply.removed)
 
     # A coroutine that writes, like every streaming method of the front end.
@@ -345,11 +338,11 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     ) -> None:
         """Drains a worker or the service, and writes the progress until the end."""
         check_drain(request)
-        await self._drains.serve(request, context)
+        await self.drains.serve(request, context)
 
     async def UpdateWeights(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: control_pb2.UpdateWeightsRequest, context: Any
     ) -> None:
         """Lets all workers load new weights, and writes the progress until the end."""
         check_update(request)
-        await self._updates.serve(request, context)
+        await self.updates.serve(request, context)

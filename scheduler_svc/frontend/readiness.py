@@ -184,7 +184,8 @@ class Readiness:
 
     def __init__(self, *healths: HealthServicer) -> None:
         self._healths = healths
-        self._model: Model | None = None
+        self.served: Model | None = None
+        """The served model; None without a model."""
         self._why_no_model = NO_WORKER
         self._core_status = frontend_pb2.CoreStatus()
         self._is_draining = False
@@ -197,18 +198,13 @@ class Readiness:
         self._publish()
 
     @property
-    def served(self) -> Model | None:
-        """The served model; None without a model."""
-        return self._model
-
-    @property
     def sizes(self) -> Sizes:
         """The limits of requests that follow from the served model; without a model no list is allowed."""
-        return Sizes() if self._model is None else self._model.sizes
+        return Sizes() if self.served is None else self.served.sizes
 
     def set_model(self, model: Model) -> None:
         """Serves this model from now on."""
-        self._model = model
+        self.served = model
         self._publish()
 
     def set_core_status(self, core_status: frontend_pb2.CoreStatus) -> None:
@@ -221,9 +217,9 @@ class Readiness:
     def lose_core(self) -> None:
         """Forgets the model and the status, because the core is gone."""
         self._why_no_model = NO_CORE
-        if self._model is not None and self._model.tokenizer is not None:
-            self._model.tokenizer.close()
-        self._model = None
+        if self.served is not None and self.served.tokenizer is not None:
+            self.served.tokenizer.close()
+        self.served = None
         self._core_status = frontend_pb2.CoreStatus()
         self._publish()
 
@@ -234,9 +230,9 @@ class Readiness:
 
     def model(self) -> Model:
         """The served model, also while the service drains. Raises Refusal without a model."""
-        if self._model is None:
+        if self.served is None:
             raise status.not_ready((self._of_core() or self._why_no_model).message)
-        return self._model
+        return self.served
 
     def admit(self) -> Model:
         """The served model, for a new request. Raises Refusal if no request is admitted now."""
@@ -255,7 +251,7 @@ class Readiness:
     def _why(self) -> NotServing | None:
         if self._is_draining:
             return DRAINING
-        return self._of_core() or (None if self._model is not None else self._why_no_model)
+        return self._of_core() or (None if self.served is not None else self._why_no_model)
 
     def _publish(self) -> None:
         why, full = self._why(), self._core_status.queue_full
@@ -265,7 +261,7 @@ class Readiness:
             self.since = began if self.not_serving is None else min(began, self.since)
         self.not_serving = why
         seconds = self._core_status.retry_seconds or status.QUEUE_FULL_RETRY_SECONDS
-        refuses = self._is_draining or self._model is None or self._core_status.refuses
+        refuses = self._is_draining or self.served is None or self._core_status.refuses
         if why is not None and refuses:
             self._refusal = status.not_ready(why.message)
         else:

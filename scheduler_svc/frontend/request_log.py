@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -116,7 +116,10 @@ def outcome_of(stream: RequestStream | None, ending: status.Refusal | grpc.Statu
     `ending` is the refusal or code that the call ended with, None if it was served to its end.
     """
     if ending is None:
-        return _finish_reasons(stream), ""
+        # The reasons of all samples, each once: `length`, `eos,length`.
+        reasons = () if stream is None else stream.reasons
+        names = [pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower() for reason in reasons]
+        return ",".join(dict.fromkeys(names)), ""
     if isinstance(ending, grpc.StatusCode):
         is_detached = stream is not None and stream.is_resumable and ending is grpc.StatusCode.CANCELLED
         return ending.name, "detached" if is_detached else ""
@@ -162,13 +165,6 @@ def _numbers(accepted: pb.Accepted, stream: RequestStream) -> Fields:
         "preemptions": timing.preemptions,
         "worker_changes": timing.worker_changes,
     }
-
-
-def _finish_reasons(stream: RequestStream | None) -> str:
-    """The reasons of all samples, each once: `length`, `eos,length`."""
-    reasons: Sequence[pb.FinishReason.ValueType] = () if stream is None else stream.reasons
-    names = [pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower() for reason in reasons]
-    return ",".join(dict.fromkeys(names))
 
 
 def _core_reason(stream: RequestStream | None) -> str:

@@ -149,10 +149,7 @@ class FrontEnd:
                 if task.done():
                     task.result()
         finally:
-            stopping = [self._server.stop(STOP_SECONDS)]
-            if self._probes is not None:
-                stopping.append(self._probes.stop(STOP_SECONDS))
-            await asyncio.gather(*stopping)
+            await asyncio.gather(*(one.stop(STOP_SECONDS) for one in (self._server, self._probes) if one is not None))
             self._report()
             self._readiness.lose_core()
             for task in (link, sweep, stop):

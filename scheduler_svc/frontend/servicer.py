@@ -35,7 +35,6 @@ from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.request_log import current
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES
-from scheduler_svc.frontend.rpc.status import seconds_left
 from scheduler_svc.frontend.sizes.limits import MAX_CHAR_BYTES, Sizes
 from scheduler_svc.frontend.streaming.samples import describe, make_outputs, serialized
 from scheduler_svc.frontend.streaming.sender import (
@@ -50,7 +49,6 @@ from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.text.pieces import PiecesOfRequest
 from scheduler_svc.frontend.validate import request as validation
 from scheduler_svc.frontend.validate.prompt import read_prompt, render_chat, text_ids
-from scheduler_svc.frontend.validate.request import check_offsets, check_resume
 from scheduler_svc.frontend.validate.sampling import without_lists
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
 
@@ -146,7 +144,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         record = current()
         record.named(request.request_id)
         with measured(self._meter, is_resumed=False) as meter:
-            seconds_left(context)
+            status.seconds_left(context)
             model = self._readiness.admit()
             record.model = model.info.model
 
@@ -171,8 +169,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         record = current()
         record.named(request.request_id)
         with measured(self._meter, is_resumed=True) as meter:
-            seconds_left(context)
-            check_resume(request)
+            status.seconds_left(context)
+            validation.check_resume(request)
             model = self._readiness.model()
             record.model = model.info.model
 
@@ -180,7 +178,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 secret_hash = hashlib.sha256(request.resume_secret).digest()
                 self._streams.resume(stream, request.request_id, secret_hash, caller().tenant)
                 description = await wait_for_resumed(stream)
-                check_offsets(list(request.offsets), [sample.num_received for sample in stream.samples])
+                validation.check_offsets(list(request.offsets), [sample.num_received for sample in stream.samples])
                 description.accepted.resume_secret = request.resume_secret
                 return _prepared(description, model, request.offsets)
 
@@ -228,7 +226,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 prompt.parsing.has_constraint = request.HasField("constraint")
         # The queue may have filled while a long text was tokenized.
         self._readiness.admit()
-        token_ids, left = prompt.token_ids, seconds_left(context)
+        token_ids, left = prompt.token_ids, status.seconds_left(context)
         submit = await validation.make_submit(checked, token_ids, model, who, deadline_seconds=left)
         submit.constraint, submit.constraint_hash = constraint.source, constraint.hash
         accepted = pb.Accepted(

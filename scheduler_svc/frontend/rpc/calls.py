@@ -195,14 +195,6 @@ def _check_room(places: Places, who: str, what: str) -> None:
         raise status.overloaded(f"{places.of(who)} {what}; the limit is {places.limit(who)}")
 
 
-def _refusal_of(error: Exception) -> status.Refusal:
-    """What a handler raised, for its caller."""
-    if isinstance(error, status.Refusal):
-        return error
-    logger.exception("a handler failed")
-    return status.internal("the service has an internal error; its log has the details")
-
-
 def _running() -> "asyncio.Task[Any]":
     task = asyncio.current_task()
     assert task is not None
@@ -252,8 +244,11 @@ class Calls:
                 except grpc.aio.AbortError:
                     ending = self._aborted.get(context)
                     raise
-                except Exception as error:
-                    ending = _refusal_of(error)
+                except status.Refusal as error:
+                    ending = error
+                except Exception:
+                    logger.exception("a handler failed")
+                    ending = status.internal("the service has an internal error; its log has the details")
                 if isinstance(ending, status.Refusal):
                     await self.refuse(context, ending, begun)
             finally:

@@ -123,16 +123,13 @@ def from_rejected(rejected: frontend_pb2.Rejected, request_id: str) -> Refusal:
     match rejected.code:
         case frontend_pb2.REJECT_CODE_INVALID:
             return invalid(rejected.field, message)
-        case frontend_pb2.REJECT_CODE_DUPLICATE:
+        case frontend_pb2.REJECT_CODE_DUPLICATE | frontend_pb2.REJECT_CODE_NOT_FOUND:
             resource = error_details_pb2.ResourceInfo(
                 resource_type="request", resource_name=request_id, description=message
             )
-            return Refusal(grpc.StatusCode.ALREADY_EXISTS, message, resource)
-        case frontend_pb2.REJECT_CODE_NOT_FOUND:
-            resource = error_details_pb2.ResourceInfo(
-                resource_type="request", resource_name=request_id, description=message
-            )
-            return Refusal(grpc.StatusCode.NOT_FOUND, message, resource)
+            is_known = rejected.code == frontend_pb2.REJECT_CODE_DUPLICATE
+            code = grpc.StatusCode.ALREADY_EXISTS if is_known else grpc.StatusCode.NOT_FOUND
+            return Refusal(code, message, resource)
         case frontend_pb2.REJECT_CODE_QUEUE_FULL:
             return overloaded(message, _pause(rejected.retry_seconds) or QUEUE_FULL_RETRY_SECONDS)
         case frontend_pb2.REJECT_CODE_RATE_LIMITED:

@@ -9,7 +9,7 @@ samples or of the core.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -25,7 +25,7 @@ from scheduler_svc.frontend.streaming.stream import SampleStream, add_pieces
 from scheduler_svc.frontend.text.detokenize import MAX_CONTEXT_TOKENS, Decode, Detokenizer
 from scheduler_svc.frontend.text.marked import marked, marking
 from scheduler_svc.frontend.text.output import CallPiece, OutputPiece, SampleOutput
-from scheduler_svc.frontend.text.pieces import PiecesOfRequest
+from scheduler_svc.frontend.text.pieces import Pieces, PiecesOfRequest
 from scheduler_svc.frontend.text.stop_strings import StopFinder
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend.validate.prompt import Prompt
@@ -159,55 +159,44 @@ class PreparedStream:
     pieces: PiecesOfRequest | None = None
 
 
+@dataclass(slots=True, eq=False)
 class SampleSender:
     """The messages of one sample: its pending delta and its end."""
 
-    __slots__ = (
-        "_has_text_only",
-        "_idx",
-        "_num_sent",
-        "_pieces",
-        "_request",
-        "_skips",
-        "_unsent_from",
-        "is_ending",
-        "is_over",
-        "meter",
-        "output",
-        "reason",
-        "sample",
-        "stop_string",
-        "to_skip",
-    )
+    _idx: int
+    sample: SampleStream
+    output: SampleOutput
+    _request: PreparedStream
+    # All tokens have been taken; the sample's end may remain to be sent.
+    is_ending: bool = False
+    # The stop string that ended the sample, or "".
+    stop_string: str = ""
+    is_over: bool = False
+    # None without a metrics page, and while a resumed stream is built again.
+    meter: SampleMeter | None = None
+    reason: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED
+    # The caller of a resumed stream has the token ids before `_unsent_from`, and this much of the text that is built
+    # again.
+    to_skip: pb.SampleOffset = field(default_factory=pb.SampleOffset)
+    _unsent_from: int = 0
+    _skips: bool = False
+    _has_text_only: bool = False
+    # The offset of the next delta.
+    _num_sent: int = 0
+    _pieces: Pieces | None = None
 
-    def __init__(self, idx: int, sample: SampleStream, output: SampleOutput, request: PreparedStream) -> None:
-        self.sample = sample
-        self.output = output
-        # All tokens have been taken; the sample's end may remain to be sent.
-        self.is_ending = False
-        # The stop string that ended the sample, or "".
-        self.stop_string = ""
-        self.is_over = False
-        # None without a metrics page, and while a resumed stream is built again.
-        self.meter: SampleMeter | None = None
-        self.reason = pb.FINISH_REASON_UNSPECIFIED
-        self._request = request
-        self._pieces = request.pieces.at(request.accepted.prompt_tokens) if request.pieces is not None else None
-        if self._pieces is not None:
+    def __post_init__(self) -> None:
+        request = self._request
+        if request.pieces is not None:
+            self._pieces = request.pieces.at(request.accepted.prompt_tokens)
             # So that the last token of the text is sent together with its end.
-            output.may_grow = self._pieces.may_grow
-        self._idx = idx
-        received = request.received[idx] if idx < len(request.received) else pb.SampleOffset()
-        # The caller of a resumed stream has the token ids before this one, and this much of the text that is built
-        # again.
-        self._unsent_from = received.token_ids
-        self.to_skip = pb.SampleOffset()
+            self.output.may_grow = self._pieces.may_grow
+        received = request.received[self._idx] if self._idx < len(request.received) else pb.SampleOffset()
+        self._unsent_from = self._num_sent = received.token_ids
         self.to_skip.CopyFrom(received)
         self.to_skip.token_ids = 0
         self._skips = received.ByteSize() > 0
         self._has_text_only = self.to_skip.ByteSize() > 0 and not received.token_ids
-        # The offset of the next delta.
-        self._num_sent = received.token_ids
 
     def next_delta(self, piece: OutputPiece) -> pb.GenerateResponse | None:
         """The message with the delta that `piece` makes. Returns None if the delta would be empty."""

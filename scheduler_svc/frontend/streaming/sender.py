@@ -16,6 +16,7 @@ earliest first token; the time of the last token and the total are those of the 
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.internal.v1 import frontend_pb2
@@ -68,21 +69,19 @@ def summarize(
 Begin = Callable[[Any], Coroutine[Any, Any, None]]
 
 
+@dataclass(slots=True, eq=False)
 class StreamWriter:
-    """Writes the messages of `stream` by `write`, a coroutine function that `run` runs; calls `hold` before each."""
+    """Writes the messages of a stream by a coroutine function that `_run` runs; calls `_hold` before each."""
 
-    __slots__ = ("_error", "_hold", "_is_writing", "_loop", "_run", "_stream", "_waiter", "_write")
-
-    def __init__(self, stream: RequestStream, write: Begin, hold: Callable[[], None], run: Run = run_here) -> None:
-        self._stream = stream
-        self._write = write
-        self._hold = hold
-        self._run = run
-        self._loop = asyncio.get_running_loop()
-        self._is_writing = False
-        # The error of the last write, until it is raised.
-        self._error: BaseException | None = None
-        self._waiter: asyncio.Future[None] | None = None
+    _stream: RequestStream
+    _write: Begin
+    _hold: Callable[[], None]
+    _run: Run = run_here
+    _is_writing: bool = field(default=False, init=False)
+    # The error of the last write, until it is raised.
+    _error: BaseException | None = field(default=None, init=False)
+    _waiter: "asyncio.Future[None] | None" = field(default=None, init=False)
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop, init=False)
 
     @property
     def is_idle(self) -> bool:
@@ -172,20 +171,21 @@ async def wait_for_resumed(stream: RequestStream) -> frontend_pb2.StreamDescript
     return stream.description
 
 
+@dataclass(slots=True, eq=False)
 class StreamSender:
     """Sends one request's messages, from the one after Accepted to the Summary."""
 
-    def __init__(
-        self, request: PreparedStream, stream: RequestStream, streams: StreamTable, writer: StreamWriter
-    ) -> None:
-        self._request = request
-        self._stream = stream
-        self._streams = streams
-        self._writer = writer
-        # Reads the prompt's tokens, from the first one with a logprob on.
-        self._prompt_pieces: Pieces | None = None
-        pairs = zip(stream.samples, request.make_outputs(), strict=True)
-        self._samples = [SampleSender(idx, sample, output, request) for idx, (sample, output) in enumerate(pairs)]
+    _request: PreparedStream
+    _stream: RequestStream
+    _streams: StreamTable
+    _writer: StreamWriter
+    # Reads the prompt's tokens, from the first one with a logprob on.
+    _prompt_pieces: Pieces | None = None
+    _samples: list[SampleSender] = field(init=False)
+
+    def __post_init__(self) -> None:
+        pairs = enumerate(zip(self._stream.samples, self._request.make_outputs(), strict=True))
+        self._samples = [SampleSender(idx, sample, output, self._request) for idx, (sample, output) in pairs]
 
     async def replay(self) -> list[pb.GenerateResponse]:
         """Builds the output of a resumed stream so far. Returns the messages that the caller has not received.

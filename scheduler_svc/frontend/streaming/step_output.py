@@ -16,6 +16,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,17 +36,15 @@ TOKEN_BYTES = 4
 SampleTokens = tuple[int, int, int, bool, bytes]
 
 
+@dataclass(slots=True, eq=False)
 class Arrivals:
     """Tokens of several steps, in order of arrival."""
 
-    __slots__ = ("_offsets", "_streams", "_tokens", "since")
-
-    def __init__(self) -> None:
-        # The time at which the oldest token arrived.
-        self.since = 0.0
-        self._streams: list[NDArray[np.uint64]] = []
-        self._offsets: list[NDArray[np.int32]] = []
-        self._tokens: list[NDArray[np.int32]] = []
+    # The time at which the oldest token arrived.
+    since: float = 0.0
+    _streams: list[NDArray[np.uint64]] = field(default_factory=list[NDArray[np.uint64]])
+    _offsets: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
+    _tokens: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
 
     def __bool__(self) -> bool:
         return bool(self._tokens)
@@ -94,30 +93,25 @@ _EARLY_SECONDS = 0.001
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class StepOutputReader:
-    """`samples` has the samples of all open streams; `fail_broken` ends a stream with the message of an error."""
+    """Has the samples of all open streams, and a function that ends a stream with the message of an error."""
 
-    def __init__(
-        self,
-        samples: Mapping[int, SampleStream],
-        limits: StreamLimits,
-        fail_broken: Callable[[RequestStream, str], None],
-    ) -> None:
-        self._samples = samples
-        self._fail_broken = fail_broken
-        self._limits = limits
-        self._is_busy = False
-        self._rate_since = 0.0
-        self._num_tokens_since = 0
-        # Tokens that are not in their streams yet, and the timer that passes them on.
-        self._arrivals = Arrivals()
-        self._sorting: asyncio.TimerHandle | None = None
-        # Streams with tokens that wait to be merged, and the arrival of the oldest one, oldest first.
-        self._waiting: dict[RequestStream, float] = {}
-        # Streams with tokens that leave in the next turn of the loop: all that arrive in this turn are one message.
-        self._ready: dict[RequestStream, None] = {}
-        # The next call of `_wake_due`.
-        self._waking: asyncio.Handle | None = None
+    _samples: Mapping[int, SampleStream]
+    _limits: StreamLimits
+    _fail_broken: Callable[[RequestStream, str], None]
+    _is_busy: bool = False
+    _rate_since: float = 0.0
+    _num_tokens_since: int = 0
+    # Tokens that are not in their streams yet, and the timer that passes them on.
+    _arrivals: Arrivals = field(default_factory=Arrivals)
+    _sorting: asyncio.TimerHandle | None = None
+    # Streams with tokens that wait to be merged, and the arrival of the oldest one, oldest first.
+    _waiting: dict[RequestStream, float] = field(default_factory=dict[RequestStream, float])
+    # Streams with tokens that leave in the next turn of the loop: all that arrive in this turn are one message.
+    _ready: dict[RequestStream, None] = field(default_factory=dict[RequestStream, None])
+    # The next call of `_wake_due`.
+    _waking: asyncio.Handle | None = None
 
     def forget(self, stream: RequestStream) -> None:
         """Drops a stream that is closed."""

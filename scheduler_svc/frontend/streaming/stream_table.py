@@ -137,6 +137,8 @@ class StreamTable:
         # Samples of the open streams. A request that is not submitted yet counts as one.
         self._reserved = Places(limits.max_streams, is_shared=is_shared)
         self._output = StepOutputReader(self._samples, limits, self._fail_broken)
+        # Passes a step's tokens and ends to their streams. Drops those of closed streams.
+        self.step_output = self._output.read
         self.full_queue = FullQueue()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -246,9 +248,7 @@ class StreamTable:
         for stream in [each for each in self._open if each.failure is None and is_revoked(each.caller)]:
             logger.warning("request %s was ended: its caller's token or certificate was revoked", stream.request_id)
             self.give_up(stream, status.revoked())
-            if stream.blocked_since and stream.task is not None:
-                # The handler is in a write that may never end.
-                stream.task.cancel()
+            _end_write(stream)
 
     def drop_stalled(self) -> None:
         """Frees the requests of readers that stall. The owner calls this about once a second."""
@@ -259,9 +259,7 @@ class StreamTable:
             if message := self._limits.stall(now - stream.blocked_since, stream.num_bytes):
                 logger.warning("request %s was dropped: %s", stream.request_id, message)
                 self.fail(stream, status.Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, reason="stalled"))
-                # The handler is in a write that may never end.
-                if stream.task is not None:
-                    stream.task.cancel()
+                _end_write(stream)
 
     # The core's messages ----------------------------------------------------------------------------------------
 
@@ -302,9 +300,7 @@ class StreamTable:
         # The core has no request of this stream any more.
         stream.is_submitted = False
         self.fail(stream, status.replaced())
-        if stream.blocked_since and stream.task is not None:
-            # The handler is in a write that may never end, because the old connection may be dead.
-            stream.task.cancel()
+        _end_write(stream)
 
     def waits(self, message: frontend_pb2.Waits) -> None:
         """Tells callers why their requests make no progress."""
@@ -314,10 +310,6 @@ class StreamTable:
                 if (sample := self._samples.get(number)) is not None:
                     waiting = pb.Waiting(reason=wait.reason, message=wait.message, since=now - seconds)
                     sample.stream.tell(waiting)
-
-    def step_output(self, output: frontend_pb2.StepOutput) -> None:
-        """Passes a step's tokens and ends to their streams. Drops those of closed streams."""
-        self._output.read(output)
 
     def _reserve(self, tenant: str, num_samples: int) -> None:
         self.check_room(tenant, num_samples)
@@ -338,3 +330,9 @@ class StreamTable:
             for sample_id in live:
                 self._send(frontend_pb2.FrontendToCore(cancel=frontend_pb2.Cancel(stream=sample_id)))
         stream.is_submitted = False
+
+
+def _end_write(stream: RequestStream) -> None:
+    """Ends the handler if it is in a write, which may never end: its connection may be dead."""
+    if stream.blocked_since and stream.task is not None:
+        stream.task.cancel()
