@@ -54,11 +54,14 @@ class Watches:
     """The calls of one method. Replies have `query`, `progress` with a `state`, `refusal` and `message`."""
 
     def __init__(
-        self, send: Send, name: str, *, refusal_of: Callable[[Any], status.Refusal], final: Collection[Any]
+        self, send: Send, name: str, *, final: Collection[Any], not_found: grpc.StatusCode, field: str = ""
     ) -> None:
-        """`name` is that of the message to the core in FrontendToCore. `final` has the states that end a call."""
-        self._send, self._name = send, name
-        self._refusal_of, self._final = refusal_of, final
+        """`name` is that of the message to the core in FrontendToCore. `final` has the states that end a call.
+
+        `not_found`: the status if the core does not find what is meant. `field`: the one at fault if replies name none.
+        """
+        self._send, self._name, self._final = send, name, final
+        self._not_found, self._field = not_found, field
         self._ids = itertools.count(1)
         self._watches: dict[int, _Watch] = {}
 
@@ -74,7 +77,7 @@ class Watches:
                 reply = await self._next(watch)
                 is_over = bool(reply.message) or reply.progress.state in self._final
                 if reply.message:
-                    raise self._refusal_of(reply)
+                    raise self._refusal(reply)
                 await context.write(reply.progress)
         finally:
             del self._watches[query]
@@ -102,6 +105,21 @@ class Watches:
         for watch in self._watches.values():
             watch.is_lost = True
             watch.changed.set()
+
+    def _refusal(self, reply: Any) -> status.Refusal:
+        match reply.refusal:
+            case frontend_pb2.REJECT_CODE_NOT_FOUND:
+                return status.Refusal(self._not_found, reply.message)
+            case frontend_pb2.REJECT_CODE_INVALID:
+                return status.invalid(self._field or reply.field, reply.message)
+            case frontend_pb2.REJECT_CODE_DUPLICATE:
+                return status.Refusal(grpc.StatusCode.ALREADY_EXISTS, reply.message)
+            case frontend_pb2.REJECT_CODE_QUEUE_FULL:
+                return status.overloaded(reply.message)
+            case frontend_pb2.REJECT_CODE_NOT_READY:
+                return status.not_ready(reply.message)
+            case _:
+                return status.internal(reply.message)
 
     async def _next(self, watch: _Watch) -> Any:
         try:
@@ -140,19 +158,7 @@ def drain_watches(send: Send) -> Watches:
         control_pb2.DRAIN_STATE_TIME_LIMIT,
         control_pb2.DRAIN_STATE_WORKER_LOST,
     )
-    return Watches(send, "drain", refusal_of=_drain_refusal, final=final)
-
-
-def _drain_refusal(reply: frontend_pb2.DrainReply) -> status.Refusal:
-    match reply.refusal:
-        case frontend_pb2.REJECT_CODE_NOT_FOUND:
-            return status.Refusal(grpc.StatusCode.NOT_FOUND, reply.message)
-        case frontend_pb2.REJECT_CODE_INVALID:
-            return status.invalid("worker", reply.message)
-        case frontend_pb2.REJECT_CODE_QUEUE_FULL:
-            return status.overloaded(reply.message)
-        case _:
-            return status.internal(reply.message)
+    return Watches(send, "drain", final=final, not_found=grpc.StatusCode.NOT_FOUND, field="worker")
 
 
 def check_update(request: control_pb2.UpdateWeightsRequest) -> None:
@@ -181,22 +187,8 @@ def update_watches(send: Send) -> Watches:
         control_pb2.UPDATE_STATE_TIME_LIMIT,
         control_pb2.UPDATE_STATE_INCOMPLETE,
     )
-    return Watches(send, "update_weights", refusal_of=_update_refusal, final=final)
-
-
-def _update_refusal(reply: frontend_pb2.UpdateWeightsReply) -> status.Refusal:
-    match reply.refusal:
-        case frontend_pb2.REJECT_CODE_INVALID:
-            return status.invalid(reply.field, reply.message)
-        case frontend_pb2.REJECT_CODE_DUPLICATE:
-            return status.Refusal(grpc.StatusCode.ALREADY_EXISTS, reply.message)
-        case frontend_pb2.REJECT_CODE_NOT_FOUND:
-            # The service has no such method unless it was started with it.
-            return status.Refusal(grpc.StatusCode.PERMISSION_DENIED, reply.message)
-        case frontend_pb2.REJECT_CODE_NOT_READY:
-            return status.not_ready(reply.message)
-        case _:
-            return status.internal(reply.message)
+    # NOT_FOUND of the core: the service has no such method unless it was started with it.
+    return Watches(send, "update_weights", final=final, not_found=grpc.StatusCode.PERMISSION_DENIED)
 
 
 MAX_QUERIES = 1024
