@@ -9,6 +9,7 @@ It refers to no array and no message, so its size is bounded by that of ids and 
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -24,89 +25,81 @@ MAX_TEXT = 300
 NAMES: dict[str, tuple[str, ...]] = {
     "plan": ("worker", "generation", "step", "starts", "prefill_tokens", "decode_rows"),
     "result": ("worker", "generation", "step", "status", "compute_us", "tokens", "detail"),
-    "submit": ("frontend", "stream", "request_id", "prompt_tokens", "max_new_tokens", "samples", "traceparent"),
     "rejected": ("code", "field", "count", "until"),
     "end": ("frontend", "stream", "outcome", "output_tokens", "preemptions", "worker_changes", "seconds"),
-    "resume": ("frontend", "stream", "request_id"),
-    "restored": ("request_id",),
-    "cancel": ("frontend", "stream", "detach"),
-    "finish": ("frontend", "stream", "output_tokens"),
-    "abort": ("frontend", "requests"),
-    "flush": ("frontend",),
-    "clear_quarantine": ("frontend", "keys"),
-    "frontend_joined": ("frontend",),
-    "frontend_lost": ("frontend",),
-    "worker_joined": ("worker", "pid", "pages", "rows", "device"),
-    "worker_lost": ("worker", "reason", "is_orderly"),
-    "paused": ("seconds",),
-    "drain_started": (),
-    "drain_ended": (),
-    "tenants": ("count",),
-    "update_weights": ("frontend", "version", "running"),
-    "weights_loaded": ("worker", "version", "ok", "detail"),
-    "weights_restored": ("version",),
-    "constraint_ready": ("worker", "hash", "error"),
-    "prepare_constraint": ("worker", "hash", "bytes"),
-    "drop_constraint": ("worker", "hash"),
-    "load_weights": ("worker", "version", "keep_rows"),
-    "accepted": ("worker", "generation", "keeps_pages"),
-    "proven": ("worker", "was_standby"),
-    "refused": ("worker", "reason", "retry"),
-    "ask_rejoin": ("worker",),
-    "kill": ("worker",),
-    "note": ("message",),
-    "resumed": ("frontend", "stream", "request_id"),
-    "replaced": ("frontend", "stream"),
     "prompt": ("frontend", "stream", "token_ids"),
     "output": ("frontend", "streams", "token_ids"),
 }
-"""The names of each kind's values."""
+"""The names of each kind's values; `_form` adds those of other kinds."""
 
 Short = tuple[Any, ...]
 
+
+def _form(kind: str, names: str, **made: Callable[[Any], Any]) -> Callable[[Any], Short]:
+    """Makes a short form: its values are attributes of these names, or what a function of the name makes."""
+    NAMES[kind] = tuple(names.split())
+    getters = [made.get(name) or attrgetter(name) for name in NAMES[kind]]
+    return lambda one: (kind, *(get(one) for get in getters))
+
+
+def _text(name: str) -> Callable[[Any], str]:
+    return lambda one: getattr(one, name)[:MAX_TEXT]
+
+
+def _size(name: str) -> Callable[[Any], int]:
+    return lambda one: len(getattr(one, name))
+
+
+def _hash(one: Any) -> str:
+    return one.hash.hex()[:16]
+
+
+_SUBMIT = "frontend stream request_id prompt_tokens max_new_tokens samples traceparent"
+_SIZES = {"pid": attrgetter("info.pid"), "pages": attrgetter("info.num_pages"), "rows": attrgetter("info.max_rows")}
+_VERSION = attrgetter("weights.version")
+
 EVENTS: dict[type[Any], Callable[[Any], Short]] = {
-    ev.Submit: lambda one: (
-        "submit", one.frontend, one.stream, one.request_id, len(one.prompt), one.max_new_tokens, one.num_samples,
-        one.traceparent,
+    ev.Submit: _form("submit", _SUBMIT, prompt_tokens=_size("prompt"), samples=attrgetter("num_samples")),
+    ev.Resume: _form("resume", "frontend stream request_id"),
+    ev.Restored: _form("restored", "request_id", request_id=attrgetter("submit.request_id")),
+    ev.Cancel: _form("cancel", "frontend stream detach"),
+    ev.Finish: _form("finish", "frontend stream output_tokens"),
+    ev.Abort: _form("abort", "frontend requests", requests=_size("request_ids")),
+    ev.FlushCache: _form("flush", "frontend"),
+    ev.ClearQuarantine: _form("clear_quarantine", "frontend keys", keys=_size("keys")),
+    ev.FrontendJoined: _form("frontend_joined", "frontend"),
+    ev.FrontendLost: _form("frontend_lost", "frontend"),
+    ev.WorkerJoined: _form(
+        "worker_joined", "worker pid pages rows device", **_SIZES, device=lambda one: one.info.device[:MAX_TEXT]
     ),
-    ev.Resume: lambda one: ("resume", one.frontend, one.stream, one.request_id),
-    ev.Restored: lambda one: ("restored", one.submit.request_id),
-    ev.Cancel: lambda one: ("cancel", one.frontend, one.stream, one.detach),
-    ev.Finish: lambda one: ("finish", one.frontend, one.stream, one.output_tokens),
-    ev.Abort: lambda one: ("abort", one.frontend, len(one.request_ids)),
-    ev.FlushCache: lambda one: ("flush", one.frontend),
-    ev.ClearQuarantine: lambda one: ("clear_quarantine", one.frontend, len(one.keys)),
-    ev.FrontendJoined: lambda one: ("frontend_joined", one.frontend),
-    ev.FrontendLost: lambda one: ("frontend_lost", one.frontend),
-    ev.WorkerJoined: lambda one: (
-        "worker_joined", one.worker, one.info.pid, one.info.num_pages, one.info.max_rows, one.info.device[:MAX_TEXT],
+    ev.WorkerLost: _form("worker_lost", "worker reason is_orderly", reason=_text("reason")),
+    ev.Paused: _form("paused", "seconds"),
+    ev.DrainStarted: _form("drain_started", ""),
+    ev.DrainEnded: _form("drain_ended", ""),
+    ev.TenantsChanged: _form("tenants", "count", count=_size("limits")),
+    ev.UpdateWeights: _form(
+        "update_weights", "frontend version running", version=_VERSION, running=attrgetter("running.value")
     ),
-    ev.WorkerLost: lambda one: ("worker_lost", one.worker, one.reason[:MAX_TEXT], one.is_orderly),
-    ev.Paused: lambda one: ("paused", one.seconds),
-    ev.DrainStarted: lambda one: ("drain_started",),
-    ev.DrainEnded: lambda one: ("drain_ended",),
-    ev.TenantsChanged: lambda one: ("tenants", len(one.limits)),
-    ev.UpdateWeights: lambda one: ("update_weights", one.frontend, one.weights.version, one.running.value),
-    ev.WeightsLoaded: lambda one: ("weights_loaded", one.worker, one.version, one.ok, one.detail[:MAX_TEXT]),
-    ev.ConstraintReady: lambda one: ("constraint_ready", one.worker, one.hash.hex()[:16], one.error[:MAX_TEXT]),
-    ev.WeightsRestored: lambda one: ("weights_restored", one.weights.version),
-}  # fmt: skip
-"""The short forms of events. Those of steps are in `ring`; heartbeats, ticks and queries are not kept."""
+    ev.WeightsLoaded: _form("weights_loaded", "worker version ok detail", detail=_text("detail")),
+    ev.ConstraintReady: _form("constraint_ready", "worker hash error", hash=_hash, error=_text("error")),
+    ev.WeightsRestored: _form("weights_restored", "version", version=_VERSION),
+}
+"""The short forms of events. Those of steps are in `Ring`; heartbeats, ticks and queries are not kept."""
 
 EFFECTS: dict[type[Any], Callable[[Any], Short]] = {
-    fx.WorkerAccepted: lambda one: ("accepted", one.worker, one.generation, one.keeps_pages),
-    fx.WorkerProven: lambda one: ("proven", one.worker, one.was_standby),
-    fx.WorkerRefused: lambda one: ("refused", one.worker, one.reason[:MAX_TEXT], one.retry),
-    fx.AskRejoin: lambda one: ("ask_rejoin", one.worker),
-    fx.KillWorker: lambda one: ("kill", one.worker),
-    fx.LoadWeights: lambda one: ("load_weights", one.worker, one.weights.version, one.keep_rows),
-    fx.PrepareConstraint: lambda one: ("prepare_constraint", one.worker, one.hash.hex()[:16], len(one.source)),
-    fx.DropConstraint: lambda one: ("drop_constraint", one.worker, one.hash.hex()[:16]),
-    fx.Note: lambda one: ("note", one.message[:MAX_TEXT]),
-    Resumed: lambda one: ("resumed", one.frontend, one.stream, one.request_id),
-    fx.Replaced: lambda one: ("replaced", one.frontend, one.stream),
+    fx.WorkerAccepted: _form("accepted", "worker generation keeps_pages"),
+    fx.WorkerProven: _form("proven", "worker was_standby"),
+    fx.WorkerRefused: _form("refused", "worker reason retry", reason=_text("reason")),
+    fx.AskRejoin: _form("ask_rejoin", "worker"),
+    fx.KillWorker: _form("kill", "worker"),
+    fx.LoadWeights: _form("load_weights", "worker version keep_rows", version=_VERSION),
+    fx.PrepareConstraint: _form("prepare_constraint", "worker hash bytes", hash=_hash, bytes=_size("source")),
+    fx.DropConstraint: _form("drop_constraint", "worker hash", hash=_hash),
+    fx.Note: _form("note", "message", message=_text("message")),
+    Resumed: _form("resumed", "frontend stream request_id"),
+    fx.Replaced: _form("replaced", "frontend stream"),
 }
-"""The short forms of effects, except plans, rejections and ends (`ring`)."""
+"""The short forms of effects, except plans, rejections and ends (`Ring`)."""
 
 
 def end_of(frontend: str, end: fx.End) -> Short:
