@@ -22,7 +22,6 @@ _SCHEME = "bearer "
 # `tandem_` and 32 bytes in base64 are 50 characters.
 MAX_HEADER_CHARS = 512
 _CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")
-_CHALLENGE = (("www-authenticate", "Bearer"),)
 
 _caller: ContextVar[Caller] = ContextVar("caller")
 

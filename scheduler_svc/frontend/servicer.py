@@ -16,6 +16,7 @@ import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
 import grpc
@@ -85,55 +86,52 @@ SECRET_BYTES = 32
 MAX_WARNING_CHARS = 1024
 
 
+@dataclass(eq=False)
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Serves callers that request text or tokens, or want to convert them."""
 
-    def __init__(
-        self,
-        readiness: Readiness,
-        streams: StreamTable,
-        constraints: ConstraintDoor,
-        *,
-        max_message_bytes: int,
-        tuning: Tuning = ON,
-        meter: FrontMeter | None = None,
-    ) -> None:
-        self._readiness, self._max_message_bytes = readiness, max_message_bytes
-        self._meter = meter
-        self._streams, self._constraints = streams, constraints
+    readiness: Readiness
+    streams: StreamTable
+    constraints: ConstraintDoor
+    _: KW_ONLY
+    max_message_bytes: int
+    tuning: InitVar[Tuning] = ON
+    meter: FrontMeter | None = None
+
+    def __post_init__(self, tuning: Tuning) -> None:
         self._corks = Corks(is_on=tuning.corks)
         self._run_write = run_here if tuning.writes else run_as_task
 
     def count_refusal(self, code: grpc.StatusCode) -> None:
         """Counts a Generate call that is refused before its message is here."""
-        if self._meter is not None:
-            self._meter.rejected(code.name)
+        if self.meter is not None:
+            self.meter.rejected(code.name)
 
     def admit_generate(self) -> int:
         """The size limit of a request in bytes. Raises Refusal if no request is admitted now."""
-        self._readiness.admit()
-        self._streams.full_queue.check(caller().tenant)
-        self._streams.check_room(caller().tenant, 1)
-        return self._max_message_bytes
+        self.readiness.admit()
+        self.streams.full_queue.check(caller().tenant)
+        self.streams.check_room(caller().tenant, 1)
+        return self.max_message_bytes
 
     def sizes(self) -> Sizes:
         """The limits of requests that follow from the served model."""
-        return self._readiness.sizes
+        return self.readiness.sizes
 
     def admit_resume(self) -> int:
         """The size limit of a Resume in bytes. Raises Refusal without a model, or if too many streams are open."""
-        self._readiness.model()
-        self._streams.check_room(caller().tenant, 1)
+        self.readiness.model()
+        self.streams.check_room(caller().tenant, 1)
         return MAX_SMALL_BYTES
 
     def admit_tokenize(self) -> int:
         """The size limit of a request in bytes, which fits the longest text. Raises Refusal without a model."""
-        max_chars = self._readiness.model().sizes.text_chars
-        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_CHAR_BYTES * max_chars)
+        max_chars = self.readiness.model().sizes.text_chars
+        return min(self.max_message_bytes, MAX_SMALL_BYTES + MAX_CHAR_BYTES * max_chars)
 
     def admit_detokenize(self) -> int:
         """The size limit of a request in bytes, which fits the longest list. Raises Refusal without a model."""
-        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_ID_BYTES * self._readiness.model().max_length)
+        return min(self.max_message_bytes, MAX_SMALL_BYTES + MAX_ID_BYTES * self.readiness.model().max_length)
 
     # A coroutine that writes, where the stub expects a generator: a coroutine that stalls in a write can be ended with
     # its own status, while a generator would only be closed.
@@ -143,9 +141,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Streams one completion."""
         record = current()
         record.named(request.request_id)
-        with measured(self._meter, is_resumed=False) as meter:
+        with measured(self.meter, is_resumed=False) as meter:
             status.seconds_left(context)
-            model = self._readiness.admit()
+            model = self.readiness.admit()
             record.model = model.info.model
 
             async def begin(stream: RequestStream) -> PreparedStream:
@@ -155,7 +153,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 record.named(submit.request_id)
                 if record.traceparent is not None:
                     submit.traceparent = str(record.traceparent)
-                self._streams.submit(stream, submit)
+                self.streams.submit(stream, submit)
                 submit.Clear()
                 prepared.accepted.requests_ahead = await wait_for_admission(stream)
                 return prepared
@@ -168,15 +166,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Streams the rest of a completion whose stream was lost. A full queue and a drain do not refuse it."""
         record = current()
         record.named(request.request_id)
-        with measured(self._meter, is_resumed=True) as meter:
+        with measured(self.meter, is_resumed=True) as meter:
             status.seconds_left(context)
             validate.check_resume(request)
-            model = self._readiness.model()
+            model = self.readiness.model()
             record.model = model.info.model
 
             async def begin(stream: RequestStream) -> PreparedStream:
                 secret_hash = hashlib.sha256(request.resume_secret).digest()
-                self._streams.resume(stream, request.request_id, secret_hash, caller().tenant)
+                self.streams.resume(stream, request.request_id, secret_hash, caller().tenant)
                 description = await wait_for_resumed(stream)
                 validate.check_offsets(list(request.offsets), [sample.num_received for sample in stream.samples])
                 description.accepted.resume_secret = request.resume_secret
@@ -188,7 +186,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, begin: Callable[[RequestStream], Awaitable[PreparedStream]], context: Any, meter: StreamMeter | None
     ) -> None:
         """Runs one stream from its opening to its end. `begin` gets the core's consent."""
-        stream = self._streams.open(caller())
+        stream = self.streams.open(caller())
         stream.meter = meter
         record = current()
         record.stream = stream
@@ -207,25 +205,25 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             failure.ends_answer = record.accepted is not None
             raise failure from None
         finally:
-            self._streams.close(stream)
+            self.streams.close(stream)
 
     async def _prepare(
         self, request: pb.GenerateRequest, context: Any, model: Model, who: Caller
     ) -> tuple[frontend_pb2.Submit, PreparedStream]:
         checked = validate.check_request(request, model, who.limits)
         is_chat = request.HasField("chat")
-        constraint = NO_CONSTRAINT if is_chat else await self._constraints.accept(request, model, who.tenant)
+        constraint = NO_CONSTRAINT if is_chat else await self.constraints.accept(request, model, who.tenant)
         prompt = await read_prompt(request, model, who.tenant)
         if (chat := prompt.chat) is not None:
             # The grammar of its answer depends on what the template wrote.
-            constraint = await self._constraints.accept_chat(
+            constraint = await self.constraints.accept_chat(
                 request, chat.conversation, chat.rendered, model, who.tenant
             )
             if prompt.parsing is not None:
                 prompt.parsing.marks_are_tokens = bool(constraint.source)
                 prompt.parsing.has_constraint = request.HasField("constraint")
         # The queue may have filled while a long text was tokenized.
-        self._readiness.admit()
+        self.readiness.admit()
         token_ids, left = prompt.token_ids, status.seconds_left(context)
         submit = await validate.make_submit(checked, token_ids, model, who, deadline_seconds=left)
         submit.constraint, submit.constraint_hash = constraint.source, constraint.hash
@@ -250,7 +248,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _run(self, prepared: PreparedStream, stream: RequestStream, context: Any, connection: Connection) -> None:
         writer = StreamWriter(stream, context.write, connection.hold, self._run_write)
-        sender = StreamSender(prepared, stream, self._streams, writer)
+        sender = StreamSender(prepared, stream, self.streams, writer)
         missed = await sender.replay() if stream.description is not None else ()
         # After the initial metadata the caller's gRPC does not retry on its own.
         await context.send_initial_metadata(_metadata(stream.request_id, prepared.accepted.warnings))
@@ -265,21 +263,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         """Returns the ids that Generate would make of the text."""
-        model = self._readiness.model()
+        model = self.readiness.model()
         model.check_name(request.model)
         token_ids = await text_ids(request, model, caller().tenant)
         return pb.TokenizeResponse(token_ids=token_ids)
 
     async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
         """Returns the prompt that Generate would make of the chat."""
-        model = self._readiness.model()
+        model = self.readiness.model()
         model.check_name(request.model)
         rendered = (await render_chat(request.chat, model, caller().tenant)).rendered
         return pb.RenderChatResponse(text=rendered.text, token_ids=rendered.token_ids)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
         """Returns the text of the ids, or of each of them."""
-        model = self._readiness.model()
+        model = self.readiness.model()
         model.check_name(request.model)
         tokenizer = validate.check_detokenize(request, model)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens

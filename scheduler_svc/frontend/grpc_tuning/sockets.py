@@ -61,7 +61,7 @@ def sockets_to(peers: Collection[str], max_files: int = MAX_FILES) -> dict[str, 
         # gRPC listens on IPv6 sockets and writes an IPv4 peer without this prefix.
         with contextlib.suppress(OSError):
             host, port = one.getpeername()[:2]
-            # Other files of the connection are duplicates, such as those of `corks`.
+            # Other files of the connection are duplicates, such as those of `Corks`.
             if (peer := wanted.pop((host.removeprefix("::ffff:"), str(port)), None)) is not None:
                 found[peer] = one
                 if not wanted:
