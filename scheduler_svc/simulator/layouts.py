@@ -1,5 +1,4 @@
-"""The sequences of a comparison, and four layouts of the KV cache in one memory: a fixed reservation, a growing extent,
-pages, shared pages.
+"""Four layouts of the KV cache in one memory: a reservation, a growing extent, pages, shared pages; what they hold.
 
 Memory is counted in token slots. One slot holds the K/V of one token, in all layers. At all times `reserved + free +
 overhead = total` and `used <= reserved`.
@@ -11,6 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from itertools import takewhile
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -20,8 +20,10 @@ from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
 from scheduler_svc.core.pages.page_pool import PagePool
 from scheduler_svc.simulator.hardware import MODELS
-from tandem_contract.settings import number, one_of
+from tandem_contract.settings import file, number, one_of
 
+_NAMES = ("contiguous", "growing", "paged", "shared")
+_ROOT = prefix_root(bytes(8), "")
 _VOCABULARY = 32_000
 _MAX_LENGTH = 1_048_576
 # Of all sequences of one run. Each of them is a call into the layout.
@@ -48,6 +50,10 @@ class Settings(BaseModel):
     seed: int = number(0, 0, 2**63 - 1, "N", "seed of all random draws")
     model: Annotated[str, one_of(MODELS)] = Field("llama-3.1-8b", title="NAME", description=", ".join(MODELS))
     element_bytes: int = number(2, 1, 16, "N", "bytes per number of the K/V")
+    memory: Annotated[str, one_of([*_NAMES, "all"])] = Field(
+        "all", title="LAYOUT", description=f"memory layout: {', '.join(_NAMES)} or all"
+    )
+    png: Path | None = file("draw the memory of each layout over time")
 
     @property
     def token_bytes(self) -> int:
@@ -56,18 +62,15 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> "Settings":
+        # One page besides the padding page.
+        least, total = 2 * self.page_size, self.sequences * self.lives * self.max_length
         if self.min_length > self.max_length:
             raise ValueError(f"--min-length is {self.min_length}; it must be at most --max-length {self.max_length}")
-        # One page besides the padding page.
-        if self.memory_tokens < 2 * self.page_size:
-            raise ValueError(
-                f"--memory-tokens is {self.memory_tokens}; it must be at least {2 * self.page_size} (two pages)"
-            )
-        total = self.sequences * self.lives * self.max_length
+        if self.memory_tokens < least:
+            raise ValueError(f"--memory-tokens is {self.memory_tokens}; it must be at least {least} (two pages)")
         if total > _MAX_TOTAL_TOKENS:
-            raise ValueError(
-                f"--sequences × --lives × --max-length is {total:,} tokens; it must be at most {_MAX_TOTAL_TOKENS:,}"
-            )
+            what = f"--sequences × --lives × --max-length is {total:,} tokens"
+            raise ValueError(f"{what}; it must be at most {_MAX_TOTAL_TOKENS:,}")
         return self
 
 
@@ -106,9 +109,6 @@ def draw(settings: Settings) -> tuple[list[list[Sequence]], list[int]]:
     return clients, arrivals
 
 
-_ROOT = prefix_root(bytes(8), "")
-
-
 @dataclass(slots=True)
 class Held:
     """What one sequence holds: `capacity` slots, from `start` on or in `pages`, for `length` tokens."""
@@ -131,10 +131,8 @@ class Layout(ABC):
         self.overhead = 0
         # Tokens of the longest sequence that fits into the empty memory.
         self.longest = min(settings.reserve, self.total)
-        # How often tokens were copied to other slots, and how many.
-        self.moves = self.moved = 0
-        # How often enough slots were free, but not in one run.
-        self.refused_by_fragmentation = 0
+        # How often tokens were copied to other slots, and how many; how often enough slots were free, but not in a row.
+        self.moves = self.moved = self.refused_by_fragmentation = 0
 
     @property
     @abstractmethod
@@ -181,11 +179,9 @@ class Growing(Layout):
     holds both places.
     """
 
-    name = "growing"
-
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._growth = settings.growth
+        self._growth, self._reserve = settings.growth, 0
         # Byte 1 is a free slot.
         self._slots = bytearray(b"\1" * self.total)
 
@@ -194,7 +190,7 @@ class Growing(Layout):
         return self._slots.count(1)
 
     def admit(self, sequence: Sequence, length: int) -> int | None:
-        capacity = self._new_capacity(length)
+        capacity = self._reserve or length
         start = self._take_first(capacity)
         if start < 0:
             self.refused_by_fragmentation += self.free >= capacity
@@ -215,10 +211,6 @@ class Growing(Layout):
     def largest_hole(self) -> int:
         return max(map(len, re.findall(b"\1+", self._slots)), default=0)
 
-    def _new_capacity(self, length: int) -> int:
-        """Returns the slots of a new extent for `length` tokens."""
-        return length
-
     def _take_first(self, count: int) -> int:
         """Takes the lowest `count` slots in a row. Returns their start, or -1 if no run is so long."""
         start = self._slots.find(b"\1" * count)
@@ -237,8 +229,7 @@ class Growing(Layout):
             extent.capacity += behind
             return True
         for capacity in (target, least):
-            start = self._take_first(capacity)
-            if start >= 0:
+            if (start := self._take_first(capacity)) >= 0:
                 self._give(extent)
                 extent.start, extent.capacity = start, capacity
                 self.moves += 1
@@ -252,17 +243,12 @@ class Growing(Layout):
 class Contiguous(Growing):
     """A fixed reservation for every sequence, with the slots of the longest one."""
 
-    name = "contiguous"
-
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._reserve = settings.reserve
         self.overhead = self.total % self._reserve
         del self._slots[self.total - self.overhead :]
         self.longest = self._reserve if self._slots else 0
-
-    def _new_capacity(self, length: int) -> int:
-        return self._reserve
 
     def largest_hole(self) -> int:
         return self.free
@@ -274,7 +260,10 @@ class Paged(Layout):
     Page 0, the pool's padding page, is overhead, as is the memory behind the last whole page.
     """
 
-    name = "paged"
+    shares: ClassVar[bool] = False
+    """Whether sequences share pages. Hashes, index and eviction are the core's own: a full page is cached by the hash
+    of all tokens up to its end. At least one token of a sequence is computed, in a page that only it holds, so a cached
+    page is never written again."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -282,13 +271,16 @@ class Paged(Layout):
         self._pool = PagePool(self.total // self._size)
         self.overhead = self.total - (self._pool.num_pages - 1) * self._size
         self.longest = min(self.longest, self.total - self.overhead)
+        # By sequence: its pages' hashes, and its tokens as int32.
+        self._hashed: dict[int, tuple[bytes, bytes]] = {}
 
     @property
     def free(self) -> int:
         return self.total - self.overhead - self._pool.num_used * self._size
 
     def admit(self, sequence: Sequence, length: int) -> int | None:
-        size, hits = self._size, self._find(sequence, length)
+        size, cached = self._size, range((length - 1) // self._size if self.shares else 0)
+        hits = list(takewhile(bool, (self._pool.find(*self._key(sequence, i)) for i in cached)))
         # Held before the allocation, which could otherwise evict a hit.
         for page in hits:
             self._pool.share(page)
@@ -304,8 +296,7 @@ class Paged(Layout):
     def grow(self, sequence: Sequence) -> bool:
         table = self.held[sequence.index]
         if table.length % self._size == 0:
-            page = self._pool.allocate(1)
-            if page is None:
+            if (page := self._pool.allocate(1)) is None:
                 return False
             table.pages += page
             table.capacity += self._size
@@ -317,34 +308,10 @@ class Paged(Layout):
     def release(self, sequence: Sequence) -> None:
         self._pool.release(self.held.pop(sequence.index).pages)
 
-    def _find(self, sequence: Sequence, length: int) -> list[int]:
-        """Returns the pages from the sequence's start on that hold its first tokens already."""
-        return []
-
     def _filled(self, sequence: Sequence, index: int, page: int) -> None:
         """The page has the last of its tokens."""
-
-
-class Shared(Paged):
-    """Pages that sequences share; hashes, index and eviction are the core's own.
-
-    A full page is cached by the hash of all tokens up to its end, until it is evicted. At least one token of a sequence
-    is computed, in a page that only this sequence holds, so a cached page is never written again.
-    """
-
-    name = "shared"
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        # By sequence: its pages' hashes, and its tokens as int32.
-        self._hashed: dict[int, tuple[bytes, bytes]] = {}
-
-    def _find(self, sequence: Sequence, length: int) -> list[int]:
-        pages = (self._pool.find(*self._key(sequence, i)) for i in range((length - 1) // self._size))
-        return list(takewhile(bool, pages))
-
-    def _filled(self, sequence: Sequence, index: int, page: int) -> None:
-        self._pool.cache(page, *self._key(sequence, index))
+        if self.shares:
+            self._pool.cache(page, *self._key(sequence, index))
 
     def _key(self, sequence: Sequence, index: int) -> tuple[bytes, bytes]:
         """Returns the hash and the tokens of a full page."""
@@ -355,5 +322,13 @@ class Shared(Paged):
         return chain[index * HASH_BYTES : (index + 1) * HASH_BYTES], tokens[index * size : (index + 1) * size]
 
 
-LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (Contiguous, Growing, Paged, Shared)}
+class Shared(Paged):
+    """The same, with equal beginnings of sequences held once."""
+
+    shares = True
+
+
+LAYOUTS: dict[str, type[Layout]] = dict(zip(_NAMES, (Contiguous, Growing, Paged, Shared), strict=True))
 """In the order of the report."""
+for _name, _layout in LAYOUTS.items():
+    _layout.name = _name

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
 from scheduler_svc.simulator.layouts import LAYOUTS, Layout, Sequence, Settings, draw
-from tandem_contract.settings import Program, file, one_of
+from tandem_contract.settings import Program
 
+_OUTPUT = ["memory", "png"]
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -53,10 +53,8 @@ class Run:
         heapify(self._due)
         self._waiting: deque[_Entry] = deque()
         self._running: list[_Entry] = []
-        # A sequence was preempted and none has ended since.
-        self._is_full = False
-        # A client's last sequence has ended.
-        self._is_ending = False
+        # Whether a sequence was preempted and none has ended since; whether a client's last sequence has ended.
+        self._is_full = self._is_ending = False
 
     def to_end(self) -> "Run":
         """Runs until the last sequence has ended."""
@@ -192,49 +190,38 @@ def figures(run: Run, fits: int, token_bytes: int) -> dict[str, str]:
     }
 
 
-_DESCRIPTION = """\
-Runs the same sequences through four layouts of the KV cache in the same memory. --png draws the memory of each layout
-over time."""
-
-
-class Options(Settings):
-    """Every option of the comparison."""
-
-    memory: Annotated[str, one_of([*LAYOUTS, "all"])] = Field(
-        "all", title="LAYOUT", description=f"memory layout: {', '.join(LAYOUTS)} or all"
-    )
-    png: Path | None = file("draw the memory of each layout over time")
+_DESCRIPTION = "Runs the same sequences through four layouts of the KV cache in one memory. --png draws them over time."
 
 
 def run(program: str, arguments: abc.Sequence[str]) -> int:
     """Returns the exit code, 1 if the picture cannot be drawn or written. Raises SettingError."""
-    groups = {"output": ["memory", "png"], "sequences and layouts": Settings.model_fields}
-    reader = Program(command=program, model=Options, description=_DESCRIPTION, groups=groups)
-    options = reader.read(arguments, {})
-    picture = None
+    names = [name for name in Settings.model_fields if name not in _OUTPUT]
+    groups = {"output": _OUTPUT, "sequences and layouts": names}
+    options = Program(command=program, model=Settings, description=_DESCRIPTION, groups=groups).read(arguments, {})
     if options.png is not None:
         # Checked before the run, which may be long.
         if not options.png.parent.is_dir():
             return _fail(f"--png {options.png}: there is no folder {options.png.parent}")
         try:
-            from scheduler_svc.simulator import picture
+            import matplotlib.figure  # noqa: F401  # pyright: ignore[reportUnusedImport]
         except ModuleNotFoundError as error:
             # This program is part of a checkout, never of the wheel.
             return _fail(f"{error.name} is missing: make install")
     clients, arrivals = draw(options)
-    names = list(LAYOUTS) if options.memory == "all" else [options.memory]
-    runs = [Run(LAYOUTS[name](options), clients, arrivals).to_end() for name in names]
-    fits = [count_that_fit(clients, LAYOUTS[name](options)) for name in names]
-    columns = [figures(each, count, options.token_bytes) for each, count in zip(runs, fits, strict=True)]
-    rows = [["memory layout", *names], *([label, *(column[label] for column in columns)] for label in columns[0])]
-    print(
-        "\n".join(
-            [*_heading(options), "", *(f"{row[0]:36}" + "".join(f"{cell:>23}" for cell in row[1:]) for row in rows)]
-        )
-    )
-    if picture is not None and options.png is not None:
+    chosen = LAYOUTS if options.memory == "all" else {options.memory: LAYOUTS[options.memory]}
+    runs = {name: Run(layout(options), clients, arrivals).to_end() for name, layout in chosen.items()}
+    fits = {name: count_that_fit(clients, layout(options)) for name, layout in chosen.items()}
+    token = options.token_bytes
+    columns = [{"memory layout": name, **figures(run, fits[name], token)} for name, run in runs.items()]
+    lines = [f"{label:36}" + "".join(f"{column[label]:>23}" for column in columns) for label in columns[0]]
+    asked = ", ".join(f"{name} {value}" for name, value in options.model_dump(exclude=set(_OUTPUT)).items())
+    # Lines that a page is wide enough for.
+    memory = f"{size(options.memory_tokens * token)} of K/V, {size(token)} per token"
+    heading = textwrap.wrap(f"{memory}; {asked}", 120)
+    print("\n".join([*heading, "", *lines]))
+    if options.png is not None:
         try:
-            picture.draw(options.png, _heading(options), runs)
+            draw_picture(options.png, heading, runs)
         except OSError as error:
             # An error of write() carries no file name.
             return _fail(f"{error.filename or options.png}: {error.strerror}")
@@ -242,13 +229,37 @@ def run(program: str, arguments: abc.Sequence[str]) -> int:
     return 0
 
 
-def _heading(options: Options) -> list[str]:
-    """Returns what was asked for, as lines that a page is wide enough for."""
-    asked = options.model_dump(include=set(Settings.model_fields))
-    memory = f"{size(options.memory_tokens * options.token_bytes)} of K/V, {size(options.token_bytes)} per token"
-    return textwrap.wrap(f"{memory}; {', '.join(f'{name} {value}' for name, value in asked.items())}", 120)
-
-
 def _fail(words: str) -> int:
     print(f"error: {words}", file=sys.stderr)
     return 1
+
+
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
+_COLOURS = {"contiguous": "#D55E00", "growing": "#E69F00", "paged": "#56B4E9", "shared": "#009E73"}
+
+
+def draw_picture(path: Path, heading: list[str], runs: dict[str, Run]) -> Any:
+    """Draws one strip per layout, over the same steps; returns the Figure. Raises OSError if it cannot be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import StrMethodFormatter
+
+    # matplotlib types its keyword arguments as unknown.
+    figure: Any = Figure(figsize=(10.0, 9.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    strips = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (name, run) in zip(strips, runs.items(), strict=True):
+        rows, total = np.array(run.rows), run.layout.total
+        x, used, reserved = np.arange(len(rows)), *(100 * rows[:, :2].T / total)
+        axes.fill_between(x, used, color=_COLOURS[name], linewidth=0, label="used")
+        axes.fill_between(x, used, reserved, color=_COLOURS[name], alpha=0.3, linewidth=0, label="reserved and empty")
+        mean = percent(rows[: run.last_demand + 1, 0].mean() / total)
+        axes.set_title(f"{name}: {mean} used, {len(rows):,} steps in all", fontsize=10, loc="left")
+        axes.set(ylim=(0, 104), yticks=range(0, 101, 25), ylabel="% of the memory")
+        axes.grid(color="#DDDDDD", linewidth=0.6)
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=8, frameon=False, borderaxespad=0.1)
+    strips[-1].set(xlim=0, xlabel="step (one token for every running sequence)")
+    strips[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    figure.suptitle("\n".join(heading), fontsize=8.5, x=0.01, ha="left")
+    figure.savefig(path, format="png")
+    return figure

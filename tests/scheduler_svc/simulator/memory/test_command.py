@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from scheduler_svc.simulator import picture
+from scheduler_svc.simulator import memory
 from scheduler_svc.simulator.layouts import LAYOUTS
 from scheduler_svc.simulator.memory import run
 from tandem_contract.settings import SettingError
@@ -60,15 +60,15 @@ def test_a_memory_too_small_for_any_sequence_rejects_all(capsys: pytest.CaptureF
     assert re.search(r"^would fit at full length +0$", out, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("memory", "names"), [("all", list(LAYOUTS)), ("paged", ["paged"])])
+@pytest.mark.parametrize(("layout", "names"), [("all", list(LAYOUTS)), ("paged", ["paged"])])
 def test_png_draws_a_strip_per_layout(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str, names: list[str]
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, names: list[str]
 ):
     drawn: list[Figure] = []
-    draw = picture.draw
-    monkeypatch.setattr(picture, "draw", lambda *args: drawn.append(draw(*args)))
+    draw = memory.draw_picture
+    monkeypatch.setattr(memory, "draw_picture", lambda *args: drawn.append(draw(*args)))
     file = tmp_path / "lab.png"
-    assert main("--png", str(file), "--memory", memory) == 0
+    assert main("--png", str(file), "--memory", layout) == 0
     assert file.read_bytes().startswith(b"\x89PNG\r\n")
     assert capsys.readouterr().out.splitlines()[-1] == str(file)
     assert [axes.get_title(loc="left").split(":")[0] for axes in drawn[0].axes] == names
@@ -105,8 +105,6 @@ def test_without_matplotlib_the_error_names_what_to_install(
 ):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "scheduler_svc.simulator.picture")
-    monkeypatch.delattr("scheduler_svc.simulator.picture")
     assert main("--png", str(tmp_path / "lab.png")) == 1
     printed = capsys.readouterr()
     assert printed.out == "" and re.fullmatch(r"error: matplotlib\S* is missing: make install\n", printed.err)
