@@ -11,7 +11,6 @@ can hold, or has room for, stays and runs.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from scheduler_svc.core.held_pools import fits
 from scheduler_svc.core.lanes import Lanes, Leaving, first_proven
@@ -21,6 +20,7 @@ from scheduler_svc.core.messages.config import Admission, CoreConfig
 from scheduler_svc.core.messages.reports import DrainReport, DrainState, ResetCause
 from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.schedule.endings import End
 from scheduler_svc.core.schedule.policy import headroom
 from scheduler_svc.core.state.lane import Lane, holds
 from scheduler_svc.core.state.request import Move, Phase, Request
@@ -162,12 +162,6 @@ MAX_WATCHERS = 64
 _FINAL = (DrainState.DONE, DrainState.TIME_LIMIT, DrainState.WORKER_LOST)
 
 
-class _End(Protocol):
-    """Ends a live request with a failure."""
-
-    def __call__(self, request: Request, now: float, *, failure: fx.Failure | None = None) -> None: ...
-
-
 @dataclass(slots=True, kw_only=True)
 class _Drain:
     """One drain. `worker` has the lane's number too, because a worker that joins again has another lane."""
@@ -187,22 +181,23 @@ class _Drain:
     reported: DrainState | None = None
 
 
+@dataclass(slots=True)
 class Drains:
-    """`frontends` has the connected front ends, `end` ends a live request."""
+    """`_frontends` has the connected front ends, `_end` ends a live request."""
 
-    def __init__(
-        self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, frontends: Mapping[str, int], end: _End
-    ) -> None:
-        self._config, self._queue, self._lanes = config, queue, lanes
-        self._frontends, self._end = frontends, end
-        # By worker; the service's has the empty name.
-        self._drains: dict[str, _Drain] = {}
-        self.is_stopping = False
-        """Whether the service takes no more requests, because it stops."""
-        self.is_stop_wanted = False
-        """Whether an operator has drained the service, so that the shell must stop it."""
-        self.stop_at: float | None = None
-        """When the requests of the service end, if an operator has set a time."""
+    _config: CoreConfig
+    _queue: RequestQueue
+    _lanes: Lanes
+    _frontends: Mapping[str, int]
+    _end: End
+    # By worker; the service's has the empty name.
+    _drains: dict[str, _Drain] = field(default_factory=dict[str, _Drain])
+    is_stopping: bool = False
+    """Whether the service takes no more requests, because it stops."""
+    is_stop_wanted: bool = False
+    """Whether an operator has drained the service, so that the shell must stop it."""
+    stop_at: float | None = None
+    """When the requests of the service end, if an operator has set a time."""
 
     @property
     def leaving(self) -> Collection[str]:
@@ -221,7 +216,7 @@ class Drains:
             return [_refused(event, fx.RejectCode.QUEUE_FULL, message)]
         ends_at = now + event.max_seconds if event.max_seconds else None
         if not event.worker:
-            effects, self.is_stop_wanted = self._stop(now), True
+            effects, self.is_stop_wanted = self.stop(now), True
             if ends_at is not None:
                 self.stop_at = ends_at if self.stop_at is None else min(ends_at, self.stop_at)
             self._drains[""].watchers.add(watcher)
@@ -247,9 +242,14 @@ class Drains:
         drain.watchers.add(watcher)
         return []
 
-    def started(self, event: ev.DrainStarted, now: float) -> list[fx.Effect]:
+    def stop(self, now: float) -> list[fx.Effect]:
         """Stops the service: new requests are rejected."""
-        return self._stop(now)
+        if self.is_stopping:
+            return []
+        self.is_stopping = True
+        detail = "new requests are refused, the others may end"
+        self._drains[""] = _Drain(worker="", lane_number=0, began_at=now, ends_at=None, detail=detail)
+        return [fx.AnnounceDrain(frontend=frontend) for frontend in self._frontends]
 
     def ended(self, event: ev.DrainEnded, now: float) -> list[fx.Effect]:
         """Ends all live requests, because the time for the stop is over."""
@@ -281,14 +281,6 @@ class Drains:
         times = [drain.ends_at for drain in self._drains.values() if drain.worker and drain.ends_at is not None]
         times += [drain.reports_at for drain in self._drains.values() if drain.watchers]
         return min(times, default=None)
-
-    def _stop(self, now: float) -> list[fx.Effect]:
-        if self.is_stopping:
-            return []
-        self.is_stopping = True
-        detail = "new requests are refused, the others may end"
-        self._drains[""] = _Drain(worker="", lane_number=0, began_at=now, ends_at=None, detail=detail)
-        return [fx.AnnounceDrain(frontend=frontend) for frontend in self._frontends]
 
     def _find(self, worker: str) -> Lane | None:
         """Returns the lane of the worker with this name or process id."""

@@ -150,7 +150,9 @@ def accept(lane: Lane, kept: KeptPages | None, config: CoreConfig) -> list[fx.Ef
     if not config.page_root:
         return [fx.WorkerAccepted(worker=lane.worker, generation=lane.generation)]
     lane.pages.labels.turn_on()
-    keeps_pages = kept is not None and _agrees(lane, kept, config)
+    # The labels were made by this core or by one that it continues, and are not older than the pages: a copy of the
+    # journal may be older than the worker's newest plan.
+    keeps_pages = kept is not None and kept.page_root == config.page_root and kept.generation < lane.generation
     accepted = fx.WorkerAccepted(
         worker=lane.worker, generation=lane.generation, page_root=config.page_root, keeps_pages=keeps_pages
     )
@@ -159,9 +161,3 @@ def accept(lane: Lane, kept: KeptPages | None, config: CoreConfig) -> list[fx.Ef
     labels = kept.labels
     lane.pool.restore(labels.pages.tolist(), labels.hashes, labels.tokens)
     return [accepted, fx.Note(message=f"worker {lane.worker} has kept {lane.pool.num_cached} pages")]
-
-
-def _agrees(lane: Lane, kept: KeptPages, config: CoreConfig) -> bool:
-    """Whether the labels were made by this core or by one that it continues, and are not older than the pages."""
-    # A copy of the journal may be older than the worker's newest plan.
-    return kept.page_root == config.page_root and kept.generation < lane.generation

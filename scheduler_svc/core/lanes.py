@@ -30,7 +30,7 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.plan_builder import largest_plan_bytes
-from scheduler_svc.core.state.counters import Counters, Totals, step_report
+from scheduler_svc.core.state.counters import Counters, step_report
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.suspects import Suspects
@@ -92,18 +92,6 @@ def first_proven(lanes: Iterable[Lane], leaving: Container[str]) -> Lane | None:
         if not lane.is_seated and lane.proven_at is not None and lane.worker not in leaving
     ]
     return min(waiting)[3] if waiting else None
-
-
-def seat_due_at(lanes: Iterable[Lane], leaving: Container[str], *, was_seated: bool) -> float | None:
-    """Returns when a standby worker is to be seated if only standby workers are there; None if none is proven.
-
-    `was_seated`: a worker has been seated since the core's start; then a
-    standby worker is due as soon as it is proven.
-    """
-    first = first_proven(lanes, leaving)
-    if first is None or first.proven_at is None:
-        return None
-    return first.proven_at if was_seated else first.proven_at + PATIENCE_SECONDS
 
 
 def plan_bytes(config: CoreConfig, info: WorkerInfo) -> int:
@@ -209,8 +197,8 @@ class Lanes:
         """Returns the report of one event of the lane, if the config asks for reports."""
         if not self._config.report_steps:
             return []
-        totals = Totals(self.counters.steps, self.counters.preemptions, self._queue.num_waiting)
-        return [step_report(totals, self.seated, lane, now, plans, cause, output_tokens, compute_us)]
+        waiting = self._queue.num_waiting
+        return [step_report(self.counters, waiting, self.seated, lane, now, plans, cause, output_tokens, compute_us)]
 
     # Workers -------------------------------------------------------------------------------------------------
 
@@ -263,9 +251,14 @@ class Lanes:
         self.serving = [lane for lane in self.seated if lane.serves and lane.worker not in self.leaving]
 
     def next_seating(self) -> float | None:
-        """Returns the time at which a standby worker is seated because no other worker has come, or None."""
-        lanes, leaving = self.by_worker.values(), self.leaving
-        return None if self.seated else seat_due_at(lanes, leaving, was_seated=self._was_seated)
+        """Returns when a standby worker is seated because no other worker has come; None if none is to be.
+
+        Once a worker has been seated since the core's start, a standby worker is due as soon as it is proven.
+        """
+        first = None if self.seated else first_proven(self.by_worker.values(), self.leaving)
+        if first is None or first.proven_at is None:
+            return None
+        return first.proven_at if self._was_seated else first.proven_at + PATIENCE_SECONDS
 
     def seat_due(self, now: float) -> list[fx.Effect]:
         """Seats a standby worker if no worker is seated and none is expected to come."""

@@ -4,12 +4,13 @@ Owns the sources, and never reads one. The states of a lane are in its `LaneCons
 """
 
 from collections import Counter
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.events import ConstraintReady, Submit
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.schedule.endings import End
 from scheduler_svc.core.state.lane import Lane, prepared
 from scheduler_svc.core.state.lane_constraints import ANSWER_SECONDS
 from scheduler_svc.core.state.request import Phase, Request
@@ -87,22 +88,16 @@ class Sources:
         return True
 
 
-class End(Protocol):
-    """Ends a live request with a failure."""
-
-    def __call__(self, request: Request, now: float, *, failure: fx.Failure) -> None: ...
-
-
+@dataclass(slots=True)
 class Preparations:
-    """`end` ends a live request."""
+    """`_end` ends a live request."""
 
-    def __init__(self, queue: RequestQueue, lanes: Lanes, end: End) -> None:
-        self._queue = queue
-        self._lanes = lanes
-        self._end = end
-        self.sources = Sources()
-        # Whether a request has had a constraint. Without one, nothing here costs time.
-        self._is_used = False
+    _queue: RequestQueue
+    _lanes: Lanes
+    _end: End
+    sources: Sources = field(default_factory=Sources)
+    # Whether a request has had a constraint. Without one, nothing here costs time.
+    _is_used: bool = False
 
     # Requests ------------------------------------------------------------------------------------------------------
 

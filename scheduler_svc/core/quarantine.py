@@ -150,13 +150,8 @@ class Convictions:
             )
         return []
 
-    def answer_query(self, event: QuarantineQuery, now: float) -> list[fx.Effect]:
-        """Lists the entries."""
-        entries = self.quarantine.report(now)
-        return [QuarantineReply(frontend=event.frontend, query=event.query, entries=entries)]
-
-    def clear(self, event: ClearQuarantine, now: float) -> list[fx.Effect]:
-        """Removes entries and returns those that are left."""
-        removed = self.quarantine.clear(event.keys)
+    def answer(self, event: QuarantineQuery | ClearQuarantine, now: float) -> list[fx.Effect]:
+        """Lists the entries; for a ClearQuarantine those that are left."""
+        removed = self.quarantine.clear(event.keys) if isinstance(event, ClearQuarantine) else 0
         entries = self.quarantine.report(now)
         return [QuarantineReply(frontend=event.frontend, query=event.query, entries=entries, removed=removed)]

@@ -13,9 +13,8 @@ answer, Rejected or End, unless its front end cancels it or disconnects.
 from collections.abc import Callable
 from typing import Any
 
+from scheduler_svc.core import faults
 from scheduler_svc.core.drains import Drains
-from scheduler_svc.core.faults import HungWorkers, LostFrames
-from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.lanes import Lanes, flush
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -24,18 +23,14 @@ from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineQue
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.quarantine import Convictions
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.requests.acceptance import Acceptance, Deadlines
-from scheduler_svc.core.requests.kept_requests import KeptRequests
+from scheduler_svc.core.requests.acceptance import Acceptance
 from scheduler_svc.core.requests.lingering import Lingering
 from scheduler_svc.core.requests.refusals import Refusals
 from scheduler_svc.core.schedule.endings import Ending, stats_of
 from scheduler_svc.core.schedule.results import OutputCollector
-from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.status import Announcer, Availability, load_of
 from scheduler_svc.core.steps import Steps
-from scheduler_svc.core.suspects import Suspects
 from scheduler_svc.core.waits import Waits
 from scheduler_svc.core.weights import Updates
 
@@ -46,27 +41,29 @@ class Scheduler:
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
         self.queue = RequestQueue()
-        self._lanes = Lanes(config, self.queue)
-        self._hung = HungWorkers(config, self._lanes)
-        self._steps = Steps(config, self.queue, self._lanes, self._end)
+        self._lanes = lanes = Lanes(config, self.queue)
+        self.lanes = lanes.by_worker
+        """Lanes by the worker's name, the longest joined first; those of standby workers too."""
+        self.suspects, self.held_pools, self.counters = lanes.suspects, lanes.held_pools, lanes.counters
+        self._steps = Steps(config, self.queue, lanes, self._end)
         self.preparations = self._steps.preparations
-        self.convictions = Convictions(config, self._lanes)
+        self.convictions = Convictions(config, lanes)
         self.frontends: dict[str, int] = {}
         """Index of each connected front end, by name; an index is never used twice."""
         self.output_tokens = 0
         self._next_frontend = 1
-        self.availability = Availability(self._lanes)
-        self._waits = Waits(self.queue, self._lanes, self.availability)
-        self._announcer = Announcer(config, self.queue, self._lanes, self.availability)
-        self._seen_revision = self._lanes.worker_infos.revision
+        self.availability = availability = Availability(lanes)
+        self._waits = Waits(self.queue, lanes, availability)
+        self._announcer = Announcer(config, self.queue, lanes, availability)
+        self._seen_revision = lanes.worker_infos.revision
         self._output = OutputCollector(report_detached=config.report_detached)
-        self._deadlines = Deadlines(config, self.queue, self._lanes, self._waits, self._end)
-        self._acceptance = Acceptance(config, self.queue, self._lanes, self._deadlines, self.preparations)
-        sources, availability = self.preparations.sources, self.availability
-        self._refusals = Refusals(config, self.queue, self._lanes, availability, self.convictions, sources)
-        self._lingering = Lingering(config, self.queue, self._lanes, availability, self._remove)
-        self.drains = Drains(config, self.queue, self._lanes, self.frontends, self._end)
-        self.weights = Updates(config, self.queue, self._lanes, self.frontends, self._end)
+        self._acceptance = Acceptance(config, self.queue, lanes, self._waits, self.preparations, self._end)
+        sources = self.preparations.sources
+        self._refusals = Refusals(config, self.queue, lanes, availability, self.convictions, sources)
+        self._lingering = Lingering(config, self.queue, lanes, availability, self._remove)
+        self.kept = self._lingering.kept
+        self.drains = Drains(config, self.queue, lanes, self.frontends, self._end)
+        self.weights = Updates(config, self.queue, lanes, self.frontends, self._end)
         self.outputs_of = self._lingering.outputs_of
         self.spans_of = self._lingering.spans_of
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
@@ -78,51 +75,26 @@ class Scheduler:
             ev.Abort: self._on_abort,
             ev.LoadQuery: self._on_load_query,
             ev.FlushCache: self._on_flush_cache,
-            QuarantineQuery: self.convictions.answer_query,
-            ClearQuarantine: self.convictions.clear,
+            QuarantineQuery: self.convictions.answer,
+            ClearQuarantine: self.convictions.answer,
             QuarantineRestored: self.convictions.restore,
             ev.FrontendJoined: self._on_frontend_joined,
-            ev.FrontendLost: self._on_frontend_lost,
+            ev.FrontendLost: lambda event, now: self._drop_frontend(event.frontend, now),
             ev.WorkerJoined: self._lanes.join,
             ev.WorkerLost: self._on_worker_lost,
-            ev.WorkerAlive: LostFrames(self._lanes).heard,
+            ev.WorkerAlive: lambda event, now: faults.heard(self._lanes, event, now),
             ev.StepDone: self._on_step_done,
             ev.ConstraintReady: self.preparations.answered,
             ev.TenantsChanged: self._on_tenants_changed,
             ev.Tick: self._on_tick,
             ev.Paused: self._on_paused,
             ev.Drain: self.drains.begin,
-            ev.DrainStarted: self.drains.started,
+            ev.DrainStarted: lambda event, now: self.drains.stop(now),
             ev.DrainEnded: self.drains.ended,
             ev.UpdateWeights: self.weights.asked,
             ev.WeightsLoaded: self.weights.loaded,
             ev.WeightsRestored: self.weights.restored,
         }
-
-    @property
-    def lanes(self) -> dict[str, Lane]:
-        """Lanes by the worker's name, the longest joined first; those of standby workers too."""
-        return self._lanes.by_worker
-
-    @property
-    def suspects(self) -> Suspects:
-        """The live requests that may have killed a worker or made a step fail."""
-        return self._lanes.suspects
-
-    @property
-    def held_pools(self) -> HeldPools:
-        """The page pools of lost workers that another worker may take over."""
-        return self._lanes.held_pools
-
-    @property
-    def kept(self) -> KeptRequests:
-        """The requests that linger."""
-        return self._lingering.kept
-
-    @property
-    def counters(self) -> Counters:
-        """Counts since the start."""
-        return self._lanes.counters
 
     @property
     def info(self) -> WorkerInfo | None:
@@ -142,7 +114,7 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """Time of the next Tick if no event arrives before it; None if nothing is due."""
-        lanes, first = self._lanes, self._hung.next_timeout()
+        lanes, first = self._lanes, faults.next_timeout(self._lanes, self.config)
         of_lanes = (
             self.weights.next_wake(),
             lanes.next_seating(),
@@ -150,7 +122,7 @@ class Scheduler:
             lanes.suspects.waits_until,
             self._waits.next_wake(),
         )
-        for at in (self.queue.next_deadline(), self._lingering.next_expiry(), self.drains.next_wake(), *of_lanes):
+        for at in (self.queue.next_deadline(), self.kept.next_expiry(), self.drains.next_wake(), *of_lanes):
             if at is not None and (first is None or at < first):
                 first = at
         return first
@@ -252,9 +224,6 @@ class Scheduler:
         self.availability.look(now, is_stopping=self.drains.is_stopping)
         return self._announcer.changed_status(self.frontends, now)
 
-    def _on_frontend_lost(self, event: ev.FrontendLost, now: float) -> list[fx.Effect]:
-        return self._drop_frontend(event.frontend, now)
-
     def _drop_frontend(self, frontend: str, now: float) -> list[fx.Effect]:
         """Frees the requests of a front end that is gone, except for those that linger."""
         if self.frontends.pop(frontend, None) is None:
@@ -286,7 +255,7 @@ class Scheduler:
             for ending in self._acceptance.restore(self._lingering.take_restored(), now):
                 self._apply_ending(ending, now)
         for request in self.queue:
-            self._deadlines.update_worker_wait(request, now)
+            self._acceptance.update_worker_wait(request, now)
         return self._announcer.changed_model(self.frontends)
 
     def _on_step_done(self, event: ev.StepDone, now: float) -> list[fx.Effect]:
@@ -310,9 +279,9 @@ class Scheduler:
     # Time ----------------------------------------------------------------------------------------------------
 
     def _on_tick(self, event: ev.Tick, now: float) -> list[fx.Effect]:
-        effects = [*self._deadlines.expire(now), *self._lingering.expire(now)]
+        effects = [*self._acceptance.expire(now), *self._lingering.expire(now)]
         self._lanes.worker_infos.expire(now)
-        effects += self._hung.give_up(now)
+        effects += faults.give_up_hung(self._lanes, self.config, now)
         effects += self._lanes.seat_due(now)
         effects += self.drains.advance(now)
         effects += self.weights.advance(now)
@@ -324,5 +293,5 @@ class Scheduler:
         return effects
 
     def _on_paused(self, event: ev.Paused, now: float) -> list[fx.Effect]:
-        self._hung.paused(event.seconds)
+        faults.excuse(self._lanes, event.seconds)
         return []

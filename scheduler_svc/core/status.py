@@ -8,6 +8,7 @@ requests before they parse them, because under overload a refusal must be cheap.
 """
 
 from collections.abc import Container, Iterable
+from dataclasses import dataclass
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages.config import CoreConfig
@@ -32,17 +33,17 @@ _MAX_REASON = 500
 NOBODY = "no worker has joined yet"
 
 
+@dataclass(slots=True)
 class Availability:
-    """`look` updates the values, `lanes` are all lanes."""
+    """`look` updates the values, `_lanes` are all lanes."""
 
-    def __init__(self, lanes: Lanes) -> None:
-        self._lanes = lanes
-        self.blocked: NotServing | None = None
-        """Why no worker computes anything for a request that waits; None if one does."""
-        self.value: NotServing | None = None
-        """Why a request that arrives now is not computed: `blocked`, or it is refused. None while requests are."""
-        self.num_workers = 0
-        """Workers that take requests."""
+    _lanes: Lanes
+    blocked: NotServing | None = None
+    """Why no worker computes anything for a request that waits; None if one does."""
+    value: NotServing | None = None
+    """Why a request that arrives now is not computed: `blocked`, or it is refused. None while requests are."""
+    num_workers: int = 0
+    """Workers that take requests."""
 
     def look(self, now: float, *, is_stopping: bool) -> None:
         """Reads the state. `is_stopping`: the service is drained."""
@@ -111,17 +112,18 @@ _REFUSING = (WaitReason.CRASH_LOOP, WaitReason.SHUTTING_DOWN)
 """If no request is computed for these reasons, new ones are refused. Otherwise they wait."""
 
 
+@dataclass(slots=True)
 class Announcer:
     """Makes announcements from the queue, the lanes and the availability, and does not change them."""
 
-    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, availability: Availability) -> None:
-        self._config = config
-        self._queue = queue
-        self._lanes, self._availability = lanes, availability
-        self._sent_served: Served | None = None
-        # Why the queue is full (empty if it is not), why no request is computed, number of workers, and when a request
-        # that is refused because the queue is full may be sent again.
-        self._sent_status: tuple[str, NotServing | None, int, float] = ("", None, 0, 0.0)
+    _config: CoreConfig
+    _queue: RequestQueue
+    _lanes: Lanes
+    _availability: Availability
+    _sent_served: Served | None = None
+    # Why the queue is full (empty if it is not), why no request is computed, number of workers, and when a request that
+    # is refused because the queue is full may be sent again.
+    _sent_status: tuple[str, NotServing | None, int, float] = ("", None, 0, 0.0)
 
     def greeting(self, frontend: str, now: float) -> list[Effect]:
         """Returns the announcements for a front end that joins."""

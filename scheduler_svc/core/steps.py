@@ -9,16 +9,16 @@ from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
-from scheduler_svc.core.faults import OutOfMemory
+from scheduler_svc.core.faults import ran_out_of_memory
 from scheduler_svc.core.lanes import Lanes, plan_bytes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import ResetCause
-from scheduler_svc.core.preparations import End, Preparations
+from scheduler_svc.core.preparations import Preparations
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.schedule.endings import Ending
+from scheduler_svc.core.schedule.endings import End, Ending
 from scheduler_svc.core.schedule.placement import Placement, by_backlog
 from scheduler_svc.core.schedule.planner import plan_step, probation_plan
 from scheduler_svc.core.schedule.results import DETACHED, StepTokens, is_valid, read_result
@@ -40,7 +40,6 @@ class Steps:
         self._queue = queue
         self._lanes = lanes
         self.preparations = Preparations(queue, lanes, end)
-        self._out_of_memory = OutOfMemory(queue, lanes)
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     @property
@@ -142,7 +141,7 @@ class Steps:
         self._lanes.held_pools.found_damaged(event.damaged_pages)
         if event.status is not ev.StepStatus.OK:
             if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.serves:
-                effects, endings = self._out_of_memory.handle(lane, record, event, now)
+                effects, endings = ran_out_of_memory(self._lanes, self._queue, lane, event, now)
                 return effects, None, endings
             what = f"step {event.step} {event.status}: {event.detail}"
             return self._lanes.reset_or_refuse(lane, what, now, _CAUSES[event.status], event.compute_us), None, []

@@ -35,7 +35,6 @@ not count as a worker then, and health has its words.
 from collections import deque
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
@@ -43,14 +42,8 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights, WeightsLoaded, WeightsRestored
 from scheduler_svc.core.messages.reports import Load, ResetCause, UpdateState, WeightsReport
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.schedule.endings import End
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request import Request
-
-
-class End(Protocol):
-    """Ends a live request."""
-
-    def __call__(self, request: Request, now: float, *, reason: fx.EndReason | None = None) -> None: ...
 
 
 def swapped(lane: Lane, lanes: Lanes, weights: Weights, end: End, now: float) -> list[fx.Effect]:
@@ -146,19 +139,21 @@ MAX_WATCHERS = 64
 MAX_VERSIONS = 1024
 
 
+@dataclass(slots=True)
 class Updates:
-    """`frontends` has the connected front ends, `end` ends a live request."""
+    """`_frontends` has the connected front ends, `_end` ends a live request."""
 
-    def __init__(
-        self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, frontends: Mapping[str, int], end: End
-    ) -> None:
-        self._config, self._queue, self._lanes, self._frontends, self._end = config, queue, lanes, frontends, end
-        self.current: Weights | None = None
-        """The newest weights that a worker has loaded; None for those that workers are started with."""
-        self._update: Update | None = None
-        self._used: deque[str] = deque(maxlen=MAX_VERSIONS)
-        # Whether a lane may have other weights than the service, or a mark.
-        self._is_uneven = False
+    _config: CoreConfig
+    _queue: RequestQueue
+    _lanes: Lanes
+    _frontends: Mapping[str, int]
+    _end: End
+    current: Weights | None = None
+    """The newest weights that a worker has loaded; None for those that workers are started with."""
+    _update: Update | None = None
+    _used: deque[str] = field(default_factory=lambda: deque[str](maxlen=MAX_VERSIONS))
+    # Whether a lane may have other weights than the service, or a mark.
+    _is_uneven: bool = False
 
     # Events ----------------------------------------------------------------------------------------------------------
 

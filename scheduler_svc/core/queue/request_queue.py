@@ -73,12 +73,15 @@ class RequestQueue:
         self._by_handle: dict[int, Request] = {}
         self._by_stream: dict[tuple[str, int], Request] = {}
         self._by_id: dict[str, list[Request]] = {}
-        self._turns = Turns()
+        self.by_handle = self._by_handle.get
+        """Returns the live request with a handle, or None."""
+        self.turns = Turns()
+        """The queues and turns of the tenants; others read them."""
         self._set_aside: dict[int, Request] = {}
         # Handles of the requests that are held, and those of them that wait.
         self._held: set[int] = set()
         self._held_waiting: dict[int, Request] = {}
-        self._deadlines = DeadlineHeap(self._by_handle.get)
+        self._deadlines = DeadlineHeap(self.by_handle)
         self.accounts = Accounts()
         self.drain = DrainRate()
         self.num_waiting = 0
@@ -91,15 +94,6 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._by_handle.values())
-
-    @property
-    def turns(self) -> Turns:
-        """The queues and turns of the tenants, to read."""
-        return self._turns
-
-    def by_handle(self, handle: int) -> Request | None:
-        """Returns the live request with this handle, or None."""
-        return self._by_handle.get(handle)
 
     def by_stream(self, frontend: str, stream: int) -> Request | None:
         """Returns the live request of this stream, or None."""
@@ -129,29 +123,29 @@ class RequestQueue:
     def remove(self, request: Request) -> None:
         """Removes a request that has ended."""
         self._held.discard(request.handle)
-        self._turns.ended(request)
+        self.turns.ended(request)
         del self._by_handle[request.handle]
         del self._by_stream[request.frontend, request.stream]
         samples = self._by_id[request.request_id]
         samples.remove(request)
         if not samples:
             del self._by_id[request.request_id]
-        self._turns.of(request.tenant).fair_share.prune(len(self))
+        self.turns.of(request.tenant).fair_share.prune(len(self))
 
     # The queue -----------------------------------------------------------------------------------------------
 
     def virtual_start(self, tenant: str, share: bytes, cost: int) -> int:
         """Returns the virtual start time of a new request among its tenant's: `share` is its part, by salt."""
-        return self._turns.of(tenant).fair_share.enter(share, cost)
+        return self.turns.of(tenant).fair_share.enter(share, cost)
 
     def enqueue(self, request: Request) -> None:
         """Inserts a waiting request at its place in the order, unless it is held."""
         assert request.phase is Phase.WAITING
-        self._turns.left_row(request)
+        self.turns.left_row(request)
         if request.handle in self._held:
             self._held_waiting[request.handle] = request
         else:
-            self._turns.insert(request)
+            self.turns.insert(request)
         self._count(request, 1, request.known)
 
     def _count(self, request: Request, count: int, tokens: int) -> None:
@@ -162,23 +156,23 @@ class RequestQueue:
 
     def first(self, count: int = WINDOW) -> list[Entry]:
         """Returns the first `count` waiting requests in order. The list is valid until the queue changes."""
-        return self._turns.first(count)
+        return self.turns.first(count)
 
     def head(self) -> Request | None:
         """Returns the first waiting request, or None if no request waits in the queue."""
-        return self._turns.head() if self.num_waiting else None
+        return self.turns.head() if self.num_waiting else None
 
     def take(self, request: Request, now: float) -> None:
         """Removes a waiting request that is about to be admitted: one of the `first`, or one that is held."""
         if request.handle in self._held:
             self._held_waiting.pop(request.handle, None)
         else:
-            self._turns.take(request)
+            self.turns.take(request)
         # A request that priority moved forward has a later start time than the requests it overtook. The virtual time
         # must not pass theirs, so it advances only to this request's queue key.
-        fair_share = self._turns.of(request.tenant).fair_share
+        fair_share = self.turns.of(request.tenant).fair_share
         fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
-        self._turns.seated(request)
+        self.turns.seated(request)
         self.drain.record(now, request.known)
         if request.tenant:
             self.accounts.of(request.tenant).drain.record(now, request.known)
@@ -186,12 +180,12 @@ class RequestQueue:
 
     def park(self, tenant: str) -> None:
         """Leaves a tenant out until one of its rows is free, or `unpark_all` is called."""
-        self._turns.park(tenant)
+        self.turns.park(tenant)
 
     def unpark_all(self) -> None:
         """Considers all tenants again, because rows or limits changed."""
-        for queue in self._turns.queues.values():
-            self._turns.unpark(queue)
+        for queue in self.turns.queues.values():
+            self.turns.unpark(queue)
 
     def account_of(self, request: Request) -> Account | None:
         """Returns the account of the request's tenant; None without a token file."""
@@ -199,24 +193,24 @@ class RequestQueue:
 
     def num_running(self, tenant: str) -> int:
         """Returns the number of rows that the tenant has on all lanes."""
-        return len(self._turns.of(tenant).running)
+        return len(self.turns.of(tenant).running)
 
     def withdraw(self, request: Request) -> None:
         """Counts a request as no longer waiting. Its entry may stay in the queue until it reaches the front."""
         is_elsewhere = self._set_aside.pop(request.handle, None) or self._held_waiting.pop(request.handle, None)
         if is_elsewhere is None:
-            self._turns.left(request)
+            self.turns.left(request)
         self._count(request, -1, -request.known)
 
     def set_aside(self, request: Request) -> None:
         """Takes one of the `first` waiting requests out of the queue. It still counts as waiting."""
-        self._turns.take(request)
+        self.turns.take(request)
         self._set_aside[request.handle] = request
 
     def restore_set_aside(self) -> None:
         """Puts all requests that were set aside back into the queue."""
         for request in self._set_aside.values():
-            self._turns.insert(request)
+            self.turns.insert(request)
         self._set_aside.clear()
 
     def hold(self, request: Request) -> None:
@@ -225,14 +219,14 @@ class RequestQueue:
         self._held.add(request.handle)
         if is_queued:
             if self._set_aside.pop(request.handle, None) is None:
-                self._turns.discard(request)
+                self.turns.discard(request)
             self._held_waiting[request.handle] = request
 
     def release(self, request: Request) -> None:
         """Puts a held request back into the queue if it waits."""
         self._held.discard(request.handle)
         if self._held_waiting.pop(request.handle, None) is not None:
-            self._turns.insert(request)
+            self.turns.insert(request)
 
     def is_held(self, request: Request) -> bool:
         """Returns whether only a trial may run the request."""
@@ -248,7 +242,7 @@ class RequestQueue:
 
         It takes O(n log n), so only audits and rare operations call it.
         """
-        return [*self._turns.all(), *self._set_aside.values(), *self._held_waiting.values()]
+        return [*self.turns.all(), *self._set_aside.values(), *self._held_waiting.values()]
 
     # Deadlines -----------------------------------------------------------------------------------------------
 

@@ -133,12 +133,12 @@ class TenantQueue:
         """Gives a turn to the request at a place of the order. Those between it and the turn's place move by one."""
         order = self._order
         while at + 1 < len(order) and order[at + 1][1].turn < turn:
-            order[at][1].take_turn(order[at + 1][1].turn)
+            order[at][1].turn = order[at + 1][1].turn
             at += 1
         while at > 0 and order[at - 1][1].turn > turn:
-            order[at][1].take_turn(order[at - 1][1].turn)
+            order[at][1].turn = order[at - 1][1].turn
             at -= 1
-        order[at][1].take_turn(turn)
+        order[at][1].turn = turn
 
     def left_row(self, request: Request) -> bool:
         """Frees the turn of a request that lost its row. Returns False if it had none."""

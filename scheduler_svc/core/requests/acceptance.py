@@ -5,38 +5,133 @@ present worker can hold ends after `max_worker_wait_seconds`. Also takes up requ
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.events import Restored, Submit
+from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.preparations import Preparations
 from scheduler_svc.core.queue.request_queue import DeadlineKind, RequestQueue
-from scheduler_svc.core.requests.refusals import new_requests, tokens_to_charge
-from scheduler_svc.core.schedule.endings import Ending, restore_output, restored_ending
+from scheduler_svc.core.requests.refusals import tokens_to_charge, total_tokens
+from scheduler_svc.core.schedule.endings import End, Ending, restore_output, restored_ending
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.waits import Waits
 
 
-class _End(Protocol):
-    """Ends a live request with a reason or a failure."""
+@dataclass(slots=True)
+class Acceptance:
+    """Queues new requests, for which a worker must have been proven, and ends them at their deadlines."""
 
-    def __call__(
-        self, request: Request, now: float, *, reason: fx.EndReason | None = None, failure: fx.Failure | None = None
-    ) -> None: ...
+    _config: CoreConfig
+    _queue: RequestQueue
+    _lanes: Lanes
+    _waits: Waits
+    _preparations: Preparations
+    _end: End
+    _next_handle: int = 1
 
+    def take_handles(self, count: int) -> int:
+        """Returns the first of `count` new handles."""
+        first, self._next_handle = self._next_handle, self._next_handle + count
+        return first
 
-class Deadlines:
-    """`end` ends a live request."""
+    def accept(self, submit: Submit, now: float) -> int:
+        """Queues the samples of a request. Returns the handle of the first one."""
+        first_handle = self.take_handles(submit.num_samples)
+        if submit.tenant:
+            charge = tokens_to_charge(submit, self._lanes.worker_infos)
+            self._queue.accounts.of(submit.tenant, now).charge(charge, now)
+        self._preparations.accepted(submit, submit.num_samples)
+        for request in self._new_requests(submit, first_handle, now):
+            self._queue.add(request)
+            self._add_deadlines(request, submit, now)
+        return first_handle
 
-    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, waits: Waits, end: _End) -> None:
-        self._config = config
-        self._queue = queue
-        self._lanes, self._waits = lanes, waits
-        self._end = end
+    def restore(self, restored: Sequence[tuple[int, float, Restored]], now: float) -> list[Ending]:
+        """Queues the live samples of restored requests: first handle, time of arrival, event.
 
-    def begin(self, request: Request, submit: Submit, now: float) -> None:
+        Those that were suspects form one group of suspects. Returns the endings of those that must end at once.
+        """
+        endings: list[Ending] = []
+        suspects: list[Request] = []
+        for first_handle, arrived_at, event in restored:
+            for request in self._new_requests(event.submit, first_handle, arrived_at):
+                if event.ends[request.sample_idx] is not None:
+                    continue
+                restore_output(request, event.outputs[request.sample_idx])
+                request.weights.restore(event.weights[request.sample_idx] if event.weights else ())
+                self._preparations.accepted(event.submit, 1)
+                self._queue.add(request)
+                if (account := self._queue.account_of(request)) is not None:
+                    # What it may still make: its end gives the rest back.
+                    account.charge(request.total_length - request.known, now, requests=0)
+                self._add_deadlines(request, event.submit, now)
+                if (ending := restored_ending(request, self._lanes.worker_infos.known, event.identity)) is not None:
+                    endings.append(ending)
+                elif request.sample_idx in event.suspects:
+                    suspects.append(request)
+        if suspects:
+            self._lanes.suspects.restore(suspects)
+        return endings
+
+    def _new_requests(self, submit: Submit, first_handle: int, arrived_at: float) -> list[Request]:
+        """Returns one request for each sample. Its handle is also its number in the order of arrival.
+
+        The samples share the prompt and all settings. Only the first one returns prompt logprobs.
+        """
+        # All workers have the same model identity, which covers the page size and the EOS token ids.
+        infos = self._lanes.worker_infos
+        info = infos.known[0]
+        page_size, eos_token_ids = info.page_size, info.eos_token_ids
+        wanted = len(submit.prompt) + submit.max_new_tokens
+        total = total_tokens(infos, len(submit.prompt), submit.max_new_tokens)
+        hashes = _page_hashes(submit, page_size)
+        # Of a tenant's own share, each salt gets its part.
+        share = submit.prefix_root if self._config.policy.fair_share else b""
+        banned: tuple[int, ...] = ()
+        if submit.min_new_tokens > 0:
+            own = () if submit.ignore_eos else eos_token_ids
+            banned = tuple(dict.fromkeys((*own, *submit.stop_token_ids)))
+        stops, options = frozenset(submit.stop_token_ids), submit.options
+        prompt_logprobs_from = submit.prompt_logprobs_from if submit.prompt_logprobs_from < len(submit.prompt) else 0
+        return [
+            Request(
+                handle=first_handle + i,
+                frontend=submit.frontend,
+                stream=stream,
+                request_id=submit.request_id,
+                prompt=submit.prompt,
+                sampling=submit.sampling,
+                sample_idx=i,
+                total_length=total,
+                is_cut=total < wanted,
+                min_new_tokens=submit.min_new_tokens,
+                stop_token_ids=stops,
+                banned=banned,
+                ignore_eos=submit.ignore_eos,
+                num_logprobs=submit.num_logprobs,
+                priority=submit.priority,
+                arrival=first_handle + i,
+                arrived_at=arrived_at,
+                virtual_start=self._queue.virtual_start(submit.tenant, share, total),
+                tenant=submit.tenant,
+                prefix_root=submit.prefix_root,
+                constraint=submit.constraint_hash,
+                options=options,
+                page_hashes=hashes.copy(),
+                cache_read=submit.cache_read,
+                cache_write=submit.cache_write,
+                lingers=submit.linger_seconds > 0,
+                prompt_logprobs_from=0 if i else prompt_logprobs_from,
+            )
+            for i, stream in enumerate(submit.streams)
+        ]
+
+    # Deadlines -----------------------------------------------------------------------------------------------
+
+    def _add_deadlines(self, request: Request, submit: Submit, now: float) -> None:
         """Adds the deadlines of a new request. Its time limits count from its arrival."""
         if submit.max_time_seconds > 0:
             self._queue.add_deadline(request.arrived_at + submit.max_time_seconds, request, DeadlineKind.TIME_LIMIT)
@@ -104,74 +199,9 @@ class Deadlines:
         self._end(request, now, failure=fx.Failure(code=fx.FailureCode.NO_WORKER, message=message))
 
 
-class Acceptance:
-    """Queues new requests. A worker must have been proven."""
-
-    def __init__(
-        self,
-        config: CoreConfig,
-        queue: RequestQueue,
-        lanes: Lanes,
-        deadlines: Deadlines,
-        preparations: Preparations,
-    ) -> None:
-        self._config = config
-        self._queue = queue
-        self._lanes = lanes
-        self._deadlines = deadlines
-        self._preparations = preparations
-        self._next_handle = 1
-
-    def take_handles(self, count: int) -> int:
-        """Returns the first of `count` new handles."""
-        first, self._next_handle = self._next_handle, self._next_handle + count
-        return first
-
-    def accept(self, submit: Submit, now: float) -> int:
-        """Queues the samples of a request. Returns the handle of the first one."""
-        first_handle = self.take_handles(submit.num_samples)
-        if submit.tenant:
-            charge = tokens_to_charge(submit, self._lanes.worker_infos)
-            self._queue.accounts.of(submit.tenant, now).charge(charge, now)
-        self._preparations.accepted(submit, submit.num_samples)
-        for request in self._new_requests(submit, first_handle, now):
-            self._queue.add(request)
-            self._deadlines.begin(request, submit, now)
-        return first_handle
-
-    def restore(self, restored: Sequence[tuple[int, float, Restored]], now: float) -> list[Ending]:
-        """Queues the live samples of restored requests: first handle, time of arrival, event.
-
-        Those that were suspects form one group of suspects. Returns the endings of those that must end at once.
-        """
-        endings: list[Ending] = []
-        suspects: list[Request] = []
-        for first_handle, arrived_at, event in restored:
-            for request in self._new_requests(event.submit, first_handle, arrived_at):
-                if event.ends[request.sample_idx] is not None:
-                    continue
-                restore_output(request, event.outputs[request.sample_idx])
-                request.weights.restore(event.weights[request.sample_idx] if event.weights else ())
-                self._preparations.accepted(event.submit, 1)
-                self._queue.add(request)
-                if (account := self._queue.account_of(request)) is not None:
-                    # What it may still make: its end gives the rest back.
-                    account.charge(request.total_length - request.known, now, requests=0)
-                self._deadlines.begin(request, event.submit, now)
-                if (ending := restored_ending(request, self._lanes.worker_infos.known, event.identity)) is not None:
-                    endings.append(ending)
-                elif request.sample_idx in event.suspects:
-                    suspects.append(request)
-        if suspects:
-            self._lanes.suspects.restore(suspects)
-        return endings
-
-    def _new_requests(self, submit: Submit, first_handle: int, arrived_at: float) -> list[Request]:
-        return new_requests(
-            submit,
-            first_handle=first_handle,
-            worker_infos=self._lanes.worker_infos,
-            queue=self._queue,
-            fair=self._config.policy.fair_share,
-            now=arrived_at,
-        )
+def _page_hashes(submit: Submit, page_size: int) -> list[bytes]:
+    """Returns the hashes of the prompt's full pages that came with the request; others are computed when needed."""
+    if not submit.prefix_root:
+        return []
+    count = min(len(submit.page_hashes) // HASH_BYTES, len(submit.prompt) // page_size)
+    return [submit.page_hashes[i * HASH_BYTES : (i + 1) * HASH_BYTES] for i in range(count)]

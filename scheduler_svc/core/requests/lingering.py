@@ -38,15 +38,9 @@ class Lingering:
         availability: Availability,
         remove: Callable[[Request, float], object],
     ) -> None:
-        self._queue = queue
-        self._lanes, self._availability = lanes, availability
-        self._remove = remove
+        self._queue, self._lanes, self._availability, self._remove = queue, lanes, availability, remove
         self.kept = KeptRequests(max_ended=config.max_kept_requests, max_bytes=config.max_kept_bytes)
         self._restored: list[tuple[int, float, ev.Restored]] = []
-
-    def next_expiry(self) -> float | None:
-        """Returns the time at which the first entry expires, None if none does. The entry may be gone."""
-        return self.kept.next_expiry()
 
     # Requests ------------------------------------------------------------------------------------------------
 

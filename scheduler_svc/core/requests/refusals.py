@@ -4,16 +4,16 @@ Nothing here changes state. A request that can never run is refused here, so an 
 or positions that cannot exist. A request is accepted with all its samples or not at all.
 """
 
+from dataclasses import dataclass
+
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages.arrays import is_within
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode, Rejected
 from scheduler_svc.core.messages.events import Submit
-from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.preparations import Sources
 from scheduler_svc.core.quarantine import Convictions
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.status import Availability
 
@@ -137,86 +137,16 @@ def tokens_to_charge(event: Submit, worker_infos: WorkerInfos) -> int:
     return prompt + event.num_samples * (total_tokens(worker_infos, prompt, event.max_new_tokens) - prompt)
 
 
-def new_requests(
-    event: Submit, *, first_handle: int, worker_infos: WorkerInfos, queue: RequestQueue, fair: bool, now: float
-) -> list[Request]:
-    """Returns one request for each sample. Its handle is also its number in the order of arrival.
-
-    The samples share the prompt and all settings. Only the first one returns prompt logprobs.
-    """
-    # All workers have the same model identity, which covers the page size and the EOS token ids.
-    info = worker_infos.known[0]
-    page_size, eos_token_ids = info.page_size, info.eos_token_ids
-    wanted = len(event.prompt) + event.max_new_tokens
-    total = total_tokens(worker_infos, len(event.prompt), event.max_new_tokens)
-    hashes = _page_hashes(event, page_size)
-    # Of a tenant's own share, each salt gets its part.
-    share = event.prefix_root if fair else b""
-    banned: tuple[int, ...] = ()
-    if event.min_new_tokens > 0:
-        own = () if event.ignore_eos else eos_token_ids
-        banned = tuple(dict.fromkeys((*own, *event.stop_token_ids)))
-    stops, options = frozenset(event.stop_token_ids), event.options
-    prompt_logprobs_from = event.prompt_logprobs_from if event.prompt_logprobs_from < len(event.prompt) else 0
-    return [
-        Request(
-            handle=first_handle + i,
-            frontend=event.frontend,
-            stream=stream,
-            request_id=event.request_id,
-            prompt=event.prompt,
-            sampling=event.sampling,
-            sample_idx=i,
-            total_length=total,
-            is_cut=total < wanted,
-            min_new_tokens=event.min_new_tokens,
-            stop_token_ids=stops,
-            banned=banned,
-            ignore_eos=event.ignore_eos,
-            num_logprobs=event.num_logprobs,
-            priority=event.priority,
-            arrival=first_handle + i,
-            arrived_at=now,
-            virtual_start=queue.virtual_start(event.tenant, share, total),
-            tenant=event.tenant,
-            prefix_root=event.prefix_root,
-            constraint=event.constraint_hash,
-            options=options,
-            page_hashes=hashes.copy(),
-            cache_read=event.cache_read,
-            cache_write=event.cache_write,
-            lingers=event.linger_seconds > 0,
-            prompt_logprobs_from=0 if i else prompt_logprobs_from,
-        )
-        for i, stream in enumerate(event.streams)
-    ]
-
-
-def _page_hashes(event: Submit, page_size: int) -> list[bytes]:
-    """Returns the hashes of the prompt's full pages that came with the request; others are computed when needed."""
-    if not event.prefix_root:
-        return []
-    count = min(len(event.page_hashes) // HASH_BYTES, len(event.prompt) // page_size)
-    return [event.page_hashes[i * HASH_BYTES : (i + 1) * HASH_BYTES] for i in range(count)]
-
-
+@dataclass(slots=True)
 class Refusals:
     """Decides whether a Submit is accepted. It changes nothing."""
 
-    def __init__(
-        self,
-        config: CoreConfig,
-        queue: RequestQueue,
-        lanes: Lanes,
-        availability: Availability,
-        convictions: Convictions,
-        sources: Sources,
-    ) -> None:
-        self._config = config
-        self._queue = queue
-        self._lanes, self._availability = lanes, availability
-        self._convictions = convictions
-        self._sources = sources
+    _config: CoreConfig
+    _queue: RequestQueue
+    _lanes: Lanes
+    _availability: Availability
+    _convictions: Convictions
+    _sources: Sources
 
     def rejected(self, event: Submit, now: float, *, is_registered: bool, is_draining: bool) -> Rejected | None:
         """Returns the answer to a request that is refused, None if it is accepted.

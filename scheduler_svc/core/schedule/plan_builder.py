@@ -253,7 +253,8 @@ class PlanBuilder:
         self.prefill_tokens += count
         self.budget -= -(-count // align) * align
         if start + count == lane.rows.known[row]:
-            self._end_soon()
+            # What may still join this step is limited, because a prompt ends in it and its caller waits for a token.
+            self.budget = min(self.budget, ending_budget(lane.info, self.prefill_tokens))
         request, page_size = lane.rows.request_at(row), lane.info.page_size
         if not request.cache_write or request.weights.keeps_pages:
             return
@@ -264,10 +265,6 @@ class PlanBuilder:
                 continue
             if pool.cache(page, page_hash, request.page_tokens(page_idx, page_size)):
                 self.cached.append((page, page_hash))
-
-    def _end_soon(self) -> None:
-        """Limits what may still join this step, because a prompt ends in it and its caller waits for a token."""
-        self.budget = min(self.budget, ending_budget(self.lane.info, self.prefill_tokens))
 
     def charge_decode(self, rows: npt.NDArray[np.int64]) -> None:
         """Takes one token of the budget for each of the decode rows."""

@@ -33,7 +33,7 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.admit import admit, admit_suspects, set_aside_misfits
 from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder, wanted_by_chunk
-from scheduler_svc.core.schedule.policy import before_sampling, chunk_tokens, victim_key
+from scheduler_svc.core.schedule.policy import before_sampling, chunk_tokens
 from scheduler_svc.core.schedule.trials import EVERYBODY, Turn
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane, free_behind_windows, holds
@@ -85,8 +85,9 @@ def plan_step(
             for _, _, page_hash in builder.swap_outs:
                 lane.host.evict(page_hash)  # no plan copies the page there
             return None
-        # Every row is in the middle of its prompt and waits for pages that another row holds.
-        builder.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=victim_key))
+        # Every row is in the middle of its prompt and waits for pages that another row holds. The last one in the order
+        # is preempted, so the first one always keeps its pages and makes progress.
+        builder.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=running_key))
         builder.restart(lane.memory.token_budget)
 
 
@@ -154,7 +155,7 @@ def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.N
         return decode
     for request in requests:
         while request.row and not builder.grow(request.row, int(rows.planned[request.row]) + 1):
-            builder.preempt(max(rows.requests_at(rows.seated()), key=victim_key))
+            builder.preempt(max(rows.requests_at(rows.seated()), key=running_key))
     return decode[rows.handle[decode] != 0] if builder.has_preempted else decode
 
 

@@ -8,8 +8,6 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.config import Admission
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.queue.order import running_key
-from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.rows import Rows
 
 MAX_PASSED_OVER = 32
@@ -23,14 +21,6 @@ whole page of 128 tokens for each row would leave a tenth of a tight pool idle."
 ENDING_SECONDS, ENDING_TOKENS = 0.05, 128
 """Once a prompt ends in a step, chunks of others join it only until the step's chunks take this time or have this many
 tokens, whichever is more. See `ending_budget`."""
-
-
-def victim_key(request: Request) -> tuple[int, int, int]:
-    """Returns the key of a running request; the request with the largest key is preempted first.
-
-    It is the last one in queue order, so the first one always keeps its pages and makes progress.
-    """
-    return running_key(request)
 
 
 def chunk_tokens(*, remaining: int, budget: int, align: int) -> int:

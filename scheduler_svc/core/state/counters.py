@@ -5,7 +5,6 @@ result is read, before the requests that it ends leave their rows.
 """
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
@@ -62,16 +61,9 @@ class Counters:
         self.cached_prompt_tokens += cached_tokens
 
 
-class Totals(NamedTuple):
-    """Steps (this one included) and preemptions since the core's start, and the requests that wait now."""
-
-    steps: int
-    preemptions: int
-    waiting: int
-
-
 def step_report(
-    totals: Totals,
+    counters: Counters,
+    waiting: int,
     lanes: Collection[Lane],
     lane: Lane,
     now: float,
@@ -91,18 +83,18 @@ def step_report(
         kind=_kind(cause, plans, prefill, decode),
         cause=cause,
         at=now,
-        step=totals.steps,
+        step=counters.steps,
         lane=lane.number,
         generation=lane.generation,
         running=lane.rows.num_seated,
-        waiting=totals.waiting,
+        waiting=waiting,
         prefill_tokens=prefill,
         decode_tokens=decode,
         output_tokens=output_tokens,
         pages_used=lane.pool.num_used,
         pages_cached=lane.pool.num_evictable,
         pages_total=lane.info.usable_pages,
-        preemptions=totals.preemptions,
+        preemptions=counters.preemptions,
         compute_us=compute_us,
         span_seconds=now - plans[0].sent_at if plans else 0.0,
         workers=len(lanes),

@@ -192,10 +192,6 @@ class Request:
         self.cached_prompt_tokens = min(first_position, self.prompt_tokens)
         return True
 
-    def take_turn(self, turn: int) -> None:
-        """Changes the turn."""
-        self.turn = turn
-
     def pass_over(self) -> None:
         """Counts a request behind this one that was admitted first."""
         self.passed_over += 1

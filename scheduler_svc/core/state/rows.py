@@ -92,14 +92,11 @@ class Rows:
         # Tokens that are in the row's request. The later ones are in `_tail`, at their position modulo `_width`.
         self._flushed = np.zeros(n, np.int32)
         self._weight = row_weights(n)
-        self._page_sum, self._checksum = np.zeros(n, np.uint64), 0
+        self._page_sum = np.zeros(n, np.uint64)
+        self.checksum = 0
+        """Checksum of the worker's row tables after all changes so far."""
         self.ones = np.ones(n, np.int32)
         """A one for each row: the numbers of positions of decode rows. Nobody changes it."""
-
-    @property
-    def checksum(self) -> int:
-        """Checksum of the worker's row tables after all changes so far."""
-        return self._checksum
 
     @property
     def num_free(self) -> int:
@@ -197,7 +194,7 @@ class Rows:
         pages.append(page)
         self.num_pages[row] += 1
         self._page_sum[row] = (int(self._page_sum[row]) + term) & MASK_64
-        self._checksum = (self._checksum + term) & MASK_64
+        self.checksum = (self.checksum + term) & MASK_64
 
     def append_pages(self, rows: list[int], pages: list[int]) -> None:
         """Appends `pages[i]` to the page list of `rows[i]`. The rows are distinct."""
@@ -210,7 +207,7 @@ class Rows:
         terms = mix(index.astype(np.uint64) << np.uint64(40) ^ page_idx << np.uint64(20) ^ np.array(pages, np.uint64))
         self.num_pages[index] += 1
         self._page_sum[index] += terms
-        self._checksum = (self._checksum + int(terms.sum())) & MASK_64
+        self.checksum = (self.checksum + int(terms.sum())) & MASK_64
         tables = self.pages
         for row, page in zip(rows, pages, strict=True):
             tables[row].append(page)
@@ -222,7 +219,7 @@ class Rows:
         self.plans_in_flight[rows] += 1
         self.tokens_in_flight[rows if len(sampled) == len(rows) else rows[sampled]] += 1
         moved = np.dot(self._weight[rows], counts.astype(np.uint64))
-        self._checksum = (self._checksum + int(moved)) & MASK_64
+        self.checksum = (self.checksum + int(moved)) & MASK_64
         return planned
 
     def confirm(self, rows: npt.NDArray[np.int64], ends: Int32Array) -> None:
@@ -281,5 +278,5 @@ class Rows:
             page_sum = int(mix(words).sum()) & MASK_64
         self._page_sum[row] = page_sum
         new = first_position * weight + page_sum
-        self._checksum = (self._checksum - old + new) & MASK_64
+        self.checksum = (self.checksum - old + new) & MASK_64
         self.planned[row] = first_position
