@@ -234,8 +234,8 @@ class Scheduler:
         return effects
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:
-        load = load_of(self._lanes, self.queue, self._steps.step_ms, self.output_tokens, len(self.suspects), now)
-        load = self.weights.described(load)
+        version = "" if self.weights.current is None else self.weights.current.version
+        load = load_of(self._lanes, self.queue, self._steps.step_ms, self.output_tokens, version, now)
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 
     def _on_flush_cache(self, event: ev.FlushCache, now: float) -> list[fx.Effect]:

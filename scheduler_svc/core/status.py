@@ -15,7 +15,6 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.effects import CoreStatus, Effect, ModelServed, Note
 from scheduler_svc.core.messages.reports import Incidents, Load, NotServing, WaitReason, WorkerLoad, WorkerState
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.memory_limit import Reduction
 from scheduler_svc.core.state.worker_infos import Served
@@ -202,11 +201,13 @@ def _model(frontend: str, served: Served | None) -> ModelServed:
     )
 
 
-def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: int, suspects: int, now: float) -> Load:
+def load_of(
+    lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: int, weights_version: str, now: float
+) -> Load:
     """Returns the load at `now`. `output_tokens` is the number of tokens emitted since the start."""
     lost_at, lost_reason = lanes.last_loss or (None, "")
-    counters, seated = lanes.counters, lanes.seated
-    leaving = lanes.leaving
+    counters, seated, leaving = lanes.counters, lanes.seated, lanes.leaving
+    reductions = counters.memory_reductions
     each = [_of_lane(lane, leaving) for lane in seated]
     on_standby = [_of_lane(lane, leaving) for lane in lanes.by_worker.values() if not lane.is_seated]
     return Load(
@@ -230,22 +231,18 @@ def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: in
         per_worker=(*each, *on_standby),
         worker_lost_seconds=None if lost_at is None else now - lost_at,
         worker_lost_reason=lost_reason,
-        suspects=suspects,
+        suspects=len(lanes.suspects),
         standby_workers=sum(one.state is WorkerState.STANDBY for one in on_standby),
-        incidents=_incidents(counters),
+        incidents=Incidents(
+            hung_workers=counters.hung_workers,
+            smaller_steps=reductions[Reduction.SMALLER_STEP],
+            fewer_rows=reductions[Reduction.FEWER_ROWS],
+            alone=reductions[Reduction.ALONE],
+            ended_for_memory=reductions[Reduction.ENDED],
+            workers_refused_for_memory=reductions[Reduction.REFUSED],
+        ),
         held_pools=lanes.held_pools.load(now),
-    )
-
-
-def _incidents(counters: Counters) -> Incidents:
-    reductions = counters.memory_reductions
-    return Incidents(
-        hung_workers=counters.hung_workers,
-        smaller_steps=reductions[Reduction.SMALLER_STEP],
-        fewer_rows=reductions[Reduction.FEWER_ROWS],
-        alone=reductions[Reduction.ALONE],
-        ended_for_memory=reductions[Reduction.ENDED],
-        workers_refused_for_memory=reductions[Reduction.REFUSED],
+        weights_version=weights_version,
     )
 
 

@@ -5,6 +5,7 @@ told at most once a second, and steps cost nothing. A reason that usually lasts 
 """
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler_svc.core.lanes import Lanes
@@ -39,20 +40,22 @@ class _Known(NamedTuple):
     """Its known tokens when it was told."""
 
 
+@dataclass(slots=True)
 class Waits:
     """Reads the queue and the lanes, and changes neither."""
 
-    def __init__(self, queue: RequestQueue, lanes: Lanes, availability: Availability) -> None:
-        self._queue, self._lanes, self._availability = queue, lanes, availability
-        # By the id of the request: those that wait, or were told so within the last second.
-        self._known: dict[str, _Known] = {}
-        self._look_at = float("-inf")
-        self._seen: NotServing | None = None
-        # Told to most requests that wait, with the numbers of the last look.
-        self._queued: Why = WaitReason.QUEUE, "other requests have the rows"
-        self._preempted: Why = WaitReason.PREEMPTED, "other requests have the room"
-        # Waiting requests of which nothing new is to be told as long as only time passes.
-        self._num_settled = 0
+    _queue: RequestQueue
+    _lanes: Lanes
+    _availability: Availability
+    # By the id of the request: those that wait, or were told so within the last second.
+    _known: dict[str, _Known] = field(default_factory=dict[str, _Known])
+    _look_at: float = float("-inf")
+    _seen: NotServing | None = None
+    # Told to most requests that wait, with the numbers of the last look.
+    _queued: Why = (WaitReason.QUEUE, "other requests have the rows")
+    _preempted: Why = (WaitReason.PREEMPTED, "other requests have the room")
+    # Waiting requests of which nothing new is to be told as long as only time passes.
+    _num_settled: int = 0
 
     def next_wake(self) -> float | None:
         """Returns when `tell` must be called at the latest, None if nothing is due."""

@@ -34,13 +34,13 @@ not count as a worker then, and health has its words.
 
 from collections import deque
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights, WeightsLoaded, WeightsRestored
-from scheduler_svc.core.messages.reports import Load, ResetCause, UpdateState, WeightsReport
+from scheduler_svc.core.messages.reports import ResetCause, UpdateState, WeightsReport
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.endings import End
 from scheduler_svc.core.state.lane import Lane
@@ -247,10 +247,6 @@ class Updates:
             if update.is_over:
                 self._update, self._is_uneven = None, True
         return effects
-
-    def described(self, load: Load) -> Load:
-        """Returns the load with the version of the service's weights."""
-        return load if self.current is None else replace(load, weights_version=self.current.version)
 
     def next_wake(self) -> float | None:
         """Returns when `advance` must be called at the latest, None if nothing is due."""

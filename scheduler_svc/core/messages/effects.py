@@ -287,6 +287,14 @@ class Logprobs:
     top_logprobs: Float32Array
     """float32[m, k]: their logprobs."""
 
+    def at(self, lines: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | slice, top_k: int | None = None) -> "Logprobs":
+        """Returns those of some tokens, with at most `top_k` alternatives."""
+        return Logprobs(
+            logprobs=self.logprobs[lines],
+            top_token_ids=self.top_token_ids[lines, :top_k],
+            top_logprobs=self.top_logprobs[lines, :top_k],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenLogprobs:

@@ -109,7 +109,8 @@ class LanePages:
         self.index = PageIndex() if index is None else index
         self.bit = self.index.open()
         """The lane in the index."""
-        self._pending: TakeOver | None = None
+        self.pending: TakeOver | None = None
+        """The pool that the worker has not been told to take over yet."""
         self._zero_pages: list[int] = []
         self._enter_index()
 
@@ -147,26 +148,21 @@ class LanePages:
 
     # The pool of a lost worker -------------------------------------------------------------------------------------
 
-    @property
-    def pending(self) -> TakeOver | None:
-        """The pool that the worker has not been told to take over yet."""
-        return self._pending
-
     def take_over(self, pool: PagePool, take_over: TakeOver) -> None:
         """Replaces the page pool, which no row uses, by that of a lost worker. The next plan tells the worker."""
         assert not self.pool.num_used and not self._zero_pages, "pages of the pool that is replaced are in use"
         self.pool.move_to(Place.alone())
-        self.pool, self.pool_id, self._pending = pool, take_over.pool_id, take_over
+        self.pool, self.pool_id, self.pending = pool, take_over.pool_id, take_over
         self._enter_index()
 
     def told(self) -> TakeOver | None:
         """Returns the pool that the plan being made tells the worker to take over, and clears it."""
-        take_over, self._pending = self._pending, None
+        take_over, self.pending = self.pending, None
         return take_over
 
     def drop_take_over(self) -> None:
         """Leaves the worker, which was not told of another pool, its own; no page of it is cached."""
-        self._pending = None
+        self.pending = None
         self.pool_id = self.own_pool_id
         self.pool.evict_all()
 

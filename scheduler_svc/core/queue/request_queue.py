@@ -117,7 +117,7 @@ class RequestQueue:
     def attach(self, request: Request, frontend: str, stream: int) -> None:
         """Gives a live request another reader."""
         del self._by_stream[request.frontend, request.stream]
-        request.attach(frontend, stream)
+        request.frontend, request.stream = frontend, stream
         self._by_stream[frontend, stream] = request
 
     def remove(self, request: Request) -> None:

@@ -15,7 +15,7 @@ from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.preparations import Preparations
 from scheduler_svc.core.queue.request_queue import DeadlineKind, RequestQueue
 from scheduler_svc.core.requests.refusals import tokens_to_charge, total_tokens
-from scheduler_svc.core.schedule.endings import End, Ending, restore_output, restored_ending
+from scheduler_svc.core.schedule.endings import End, Ending, restored_ending
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.waits import Waits
 
@@ -60,7 +60,7 @@ class Acceptance:
             for request in self._new_requests(event.submit, first_handle, arrived_at):
                 if event.ends[request.sample_idx] is not None:
                     continue
-                restore_output(request, event.outputs[request.sample_idx])
+                request.restore(event.outputs[request.sample_idx])
                 request.weights.restore(event.weights[request.sample_idx] if event.weights else ())
                 self._preparations.accepted(event.submit, 1)
                 self._queue.add(request)

@@ -84,7 +84,8 @@ class KeptRequests:
         self._by_reader: dict[tuple[str, int], KeptRequest] = {}
         # Entries without live samples, the first one that ended first.
         self._ended: dict[str, KeptRequest] = {}
-        self._ended_bytes = 0
+        self.ended_bytes = 0
+        """Size of the entries without live samples."""
         # A heap of time, number and entry; the entry is stale if its `expires_at` is another time.
         self._expiries: list[tuple[float, int, KeptRequest]] = []
         self._next_number = 0
@@ -96,11 +97,6 @@ class KeptRequests:
     def all(self) -> list[KeptRequest]:
         """All entries, in the order in which their requests arrived."""
         return list(self._by_id.values())
-
-    @property
-    def ended_bytes(self) -> int:
-        """Size of the entries without live samples."""
-        return self._ended_bytes
 
     def by_id(self, request_id: str) -> KeptRequest | None:
         """Returns the entry with this id, or None."""
@@ -170,11 +166,11 @@ class KeptRequests:
         del self._by_id[entry.request_id]
         entry.expire_at(None)
         if self._ended.pop(entry.request_id, None) is not None:
-            self._ended_bytes -= entry.num_bytes
+            self.ended_bytes -= entry.num_bytes
 
     def surplus(self) -> KeptRequest | None:
         """Returns the entry that must be forgotten because more are kept than the bounds allow, or None."""
-        if len(self._ended) <= self._max_ended and self._ended_bytes <= self._max_bytes:
+        if len(self._ended) <= self._max_ended and self.ended_bytes <= self._max_bytes:
             return None
         return next(iter(self._ended.values()))
 
@@ -201,7 +197,7 @@ class KeptRequests:
         if entry.num_live:
             return
         self._ended[entry.request_id] = entry
-        self._ended_bytes += entry.num_bytes
+        self.ended_bytes += entry.num_bytes
         if entry.reader is not None:
             self._expire_at(entry, now + entry.linger_seconds)
 

@@ -205,8 +205,8 @@ class Refusals:
         return refused or (self._of_constraint(event) if event.constraint else None)
 
     def _of_constraint(self, event: Submit) -> Refusal | None:
-        infos, name = self._lanes.worker_infos, event.constraint_hash
-        if why := infos.constraint_refusal:
+        served, name = self._lanes.worker_infos.served, event.constraint_hash
+        if served is not None and (why := served.constraint_refusal):
             return RejectCode.INVALID, "constraint", why
         if self._sources.is_other(name, event.constraint):
             return RejectCode.INVALID, "constraint", "the constraint's hash is that of another constraint"

@@ -36,20 +36,16 @@ class AdmissionOrder:
         # The first requests for this lane, and those of them to consider. None: the queue has changed since then.
         self._first: list[Request] | None = None
         self._waiting: list[Request] = []
-        self._skipped: set[int] = set()
+        self.skipped: set[int] = set()
+        """Handles of requests that may be admitted to the next plan."""
         self._cached_pages: dict[int, int] = {}
         self._may_overtake = cache_aware
-
-    @property
-    def has_skipped(self) -> bool:
-        """Whether a request was skipped. It may be admitted to the next plan."""
-        return bool(self._skipped)
 
     def next(self) -> Request | None:
         """Returns the request to consider now, or None if none is left among the first that wait."""
         if self._first is None:
             self._first = self._placement.first_of(self._lane, self._queue, WINDOW)
-            self._waiting = [request for request in self._first if request.handle not in self._skipped]
+            self._waiting = [request for request in self._first if request.handle not in self.skipped]
         waiting = self._waiting
         if not waiting:
             return None
@@ -63,7 +59,7 @@ class AdmissionOrder:
 
     def skip(self, request: Request) -> None:
         """Leaves the request out of this plan, so that the next one is considered."""
-        self._skipped.add(request.handle)
+        self.skipped.add(request.handle)
         self._waiting.remove(request)
 
     def queue_changed(self) -> None:
@@ -84,7 +80,7 @@ class AdmissionOrder:
         for other in first:
             if other is request:
                 return
-            if other.prefix_root == request.prefix_root and other.handle not in self._skipped:
+            if other.prefix_root == request.prefix_root and other.handle not in self.skipped:
                 other.pass_over()
 
     def _may_go_before(self, request: Request, head: Request) -> bool:
@@ -158,7 +154,7 @@ def admit(builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy
                 continue
             # If a request was skipped, block with handle 0: other lanes see this lane as blocked, but its next plan
             # checks the queue again, because the skipped request may be ready then.
-            handle = 0 if order.has_skipped else head.handle
+            handle = 0 if order.skipped else head.handle
             lane.schedule.block(handle, lane.pool.num_releases)
             return
         else:
@@ -177,7 +173,7 @@ def _judge(
         return _Refusal.STOP if lane.awaits(request) else _Refusal.SKIP
     if not holds(lane, request):
         return _Refusal.SKIP
-    if request.prompt_logprobs_from and not builder.logit_budget.has(lane.info.chunk_align):
+    if request.prompt_logprobs_from and builder.logit_rows_left() < lane.info.chunk_align:
         return _Refusal.SKIP
     siblings = builder.queue.by_request_id(request.request_id)
     newly_seated = [start.row for start in builder.starts] if len(siblings) > 1 else ()
@@ -220,7 +216,7 @@ def admit_suspects(builder: PlanBuilder, turn: Turn, policy: Policy) -> None:
             return
         if request.pending_plans or not holds(lane, request):
             continue
-        if request.prompt_logprobs_from and not builder.logit_budget.has(lane.info.chunk_align):
+        if request.prompt_logprobs_from and builder.logit_rows_left() < lane.info.chunk_align:
             continue
         matched = match_prefix(lane, request) if turn.uses_cache else NO_MATCH
         assert matched is not None, "match_prefix returns None only if siblings are passed"
@@ -265,7 +261,7 @@ def _first_chunk(builder: PlanBuilder, request: Request, matched: PrefixMatch, p
         headroom_pages = headroom(policy.admission, lane.rows, lane.info, lane.schedule.expected_share)
     count = _chunk_with_pages(lane, request, matched, builder.budget, headroom_pages=headroom_pages)
     if count and request.prompt_logprobs_from:
-        count = builder.logit_budget.take(request, matched.first_position, count, lane.info.chunk_align)
+        count = builder.take_logit_rows(request, matched.first_position, count)
     return count
 
 

@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import MAX_COUNT, EndReason, Failure, FailureCode, Stats
 from scheduler_svc.core.messages.events import StepDone
 from scheduler_svc.core.messages.worker_info import WorkerInfo
@@ -112,14 +111,6 @@ def stats_of(request: Request, *, now: float, output_tokens: int, discarded_toke
         worker_changes=min(request.worker_changes, MAX_COUNT),
         weights=request.weights.of(output_tokens),
     )
-
-
-def restore_output(request: Request, tokens: Int32Array) -> None:
-    """Gives a new request the output that it had in an earlier process."""
-    request.restore(tokens)
-    if len(tokens):
-        request.emitted_first_token(request.arrived_at)
-        request.emitted_last_token(request.arrived_at)
 
 
 def restored_ending(request: Request, infos: Sequence[WorkerInfo], identity: str) -> Ending | None:

@@ -55,36 +55,6 @@ def largest_plan_bytes(info: WorkerInfo, max_plan_bytes: int) -> int:
     return _PLAN_BYTES + max(max_plan_bytes, longest_row) + _BYTES_PER_ROW * info.max_rows + pages
 
 
-class LogitBudget:
-    """Number of logit rows that one step has left for prompt logprobs.
-
-    One logit row is reserved for each of `rows_that_may_sample`.
-    """
-
-    __slots__ = ("_left",)
-
-    def __init__(self, *, logit_rows: int, rows_that_may_sample: int) -> None:
-        self._left = logit_rows - rows_that_may_sample
-
-    def has(self, count: int) -> bool:
-        """Returns whether `count` logit rows are left; with `chunk_align` left, a chunk of any prompt fits."""
-        return self._left >= count
-
-    def take(self, request: Request, start: int, count: int, align: int) -> int:
-        """Takes the logit rows for a chunk of up to `count` positions from `start` on.
-
-        Returns the number of positions for which they suffice: `count`, or a smaller multiple of `align`.
-        """
-        wanted = wanted_positions(request.prompt_logprobs_from, request.prompt_tokens, start, start + count)
-        if len(wanted) > self._left:
-            # The chunk ends at the position whose logprob takes the last logit row.
-            end = wanted.start + self._left - 1
-            count = (end - start) // align * align
-            wanted = wanted_positions(request.prompt_logprobs_from, request.prompt_tokens, start, start + count)
-        self._left -= len(wanted)
-        return count
-
-
 def wanted_positions(first: int, prompt_tokens: int, start: int, end: int) -> range:
     """Returns the positions whose logprobs a chunk of `start` to `end - 1` gives. `first` is the first wanted, or 0."""
     if not first:
@@ -133,20 +103,32 @@ class PlanBuilder:
     """Host page, page."""
     cached: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
     """Page, hash: pages that this plan fills and that are in the prefix cache from now on."""
-    _logit_budget: LogitBudget | None = None
+    _logit_rows: int | None = None
 
-    @property
-    def logit_budget(self) -> LogitBudget:
-        """The logit rows that the step has for prompt logprobs. Most plans do without it.
+    def logit_rows_left(self) -> int:
+        """Returns how many logit rows the step has left for prompt logprobs. Most plans do without them.
 
-        It reserves a logit row for each running or waiting request that may sample. Admission and preemption do not
-        change their sum.
+        One is reserved for each running or waiting request that may sample. Admission and preemption do not change
+        their sum. With `chunk_align` left, a chunk of any prompt fits.
         """
-        if self._logit_budget is None:
-            info = self.lane.info
-            may_sample = min(info.max_rows, self.lane.rows.num_seated + self.queue.num_waiting)
-            self._logit_budget = LogitBudget(logit_rows=info.logit_rows, rows_that_may_sample=may_sample)
-        return self._logit_budget
+        if self._logit_rows is None:
+            info, rows = self.lane.info, self.lane.rows
+            self._logit_rows = info.logit_rows - min(info.max_rows, rows.num_seated + self.queue.num_waiting)
+        return self._logit_rows
+
+    def take_logit_rows(self, request: Request, start: int, count: int) -> int:
+        """Takes the logit rows for a chunk of up to `count` positions from `start` on.
+
+        Returns the number of positions for which they suffice: `count`, or a smaller multiple of `chunk_align`.
+        """
+        left, align, end = self.logit_rows_left(), self.lane.info.chunk_align, start + count
+        wanted = wanted_positions(request.prompt_logprobs_from, request.prompt_tokens, start, end)
+        if len(wanted) > left:
+            # The chunk ends at the position whose logprob takes the last logit row.
+            count = (wanted.start + left - 1 - start) // align * align
+            wanted = wanted_positions(request.prompt_logprobs_from, request.prompt_tokens, start, start + count)
+        self._logit_rows = left - len(wanted)
+        return count
 
     # Rows ----------------------------------------------------------------------------------------------------------
 
@@ -237,7 +219,7 @@ class PlanBuilder:
     def restart(self, token_budget: int) -> None:
         """Resets the budgets after a preemption freed pages. Until now the plan contains only preemptions."""
         assert not (self.chunks or self.starts or self.appends or self.fresh), "the plan is not empty"
-        self.budget, self._logit_budget, self.has_preempted = token_budget, None, False
+        self.budget, self._logit_rows, self.has_preempted = token_budget, None, False
 
     # Work ----------------------------------------------------------------------------------------------------------
 

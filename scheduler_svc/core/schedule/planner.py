@@ -176,7 +176,7 @@ def _continue_chunks(builder: PlanBuilder, chunking: Sequence[Request]) -> bool:
             builder.admit_no_more()
             return False
         if request.prompt_logprobs_from:
-            count = builder.logit_budget.take(request, planned, count, align)
+            count = builder.take_logit_rows(request, planned, count)
         if count and not builder.grow(row, planned + count):
             # With a window, pages are allocated chunk by chunk, and other rows may have taken them.
             room = (int(lane.rows.num_pages[row]) + lane.pool.num_unused) * lane.info.page_size - planned

@@ -296,21 +296,12 @@ def entry_logprobs(record: SentPlan, raw: RawLogprobs, sampled: npt.NDArray[np.i
     if not len(entries):
         return None
     lines = (np.cumsum(is_wanted) - 1)[sampled[entries]]
-    table = _table(raw)
-    values = Logprobs(
-        logprobs=table.logprobs[lines], top_token_ids=table.top_token_ids[lines], top_logprobs=table.top_logprobs[lines]
-    )
-    return TokenLogprobs(entries=entries.astype(np.int32), values=values)
+    return TokenLogprobs(entries=entries.astype(np.int32), values=_table(raw).at(lines))
 
 
 def prompt_piece(wanted: WantedPromptLogprobs, request: Request, raw: RawLogprobs, line: int) -> PromptLogprobs:
     """Returns the logprobs of a request's prompt positions, which begin at index `line` of `raw`."""
-    table, span = _table(raw), slice(line, line + wanted.count)
-    values = Logprobs(
-        logprobs=table.logprobs[span],
-        top_token_ids=table.top_token_ids[span, : wanted.top_k],
-        top_logprobs=table.top_logprobs[span, : wanted.top_k],
-    )
+    values = _table(raw).at(slice(line, line + wanted.count), wanted.top_k)
     return PromptLogprobs(frontend=request.frontend, stream=request.stream, start=wanted.start, values=values)
 
 
@@ -395,10 +386,7 @@ def _of_some(all_logprobs: TokenLogprobs, chosen: npt.NDArray[np.bool_]) -> Toke
     mine = chosen[all_logprobs.entries]
     if not mine.any():
         return None
-    values = Logprobs(
-        logprobs=all_logprobs.values.logprobs[mine],
-        top_token_ids=all_logprobs.values.top_token_ids[mine],
-        top_logprobs=all_logprobs.values.top_logprobs[mine],
-    )
     places = np.cumsum(chosen) - 1
-    return TokenLogprobs(entries=places[all_logprobs.entries[mine]].astype(np.int32), values=values)
+    return TokenLogprobs(
+        entries=places[all_logprobs.entries[mine]].astype(np.int32), values=all_logprobs.values.at(mine)
+    )

@@ -169,10 +169,6 @@ class Request:
         self.worker_changes += move is Move.RESET
         self.weights.keeps_pages = False
 
-    def attach(self, frontend: str, stream: int) -> None:
-        """Changes the reader of the output."""
-        self.frontend, self.stream = frontend, stream
-
     @property
     def prompt_tokens(self) -> int:
         """Number of tokens in the prompt."""
@@ -304,7 +300,9 @@ class Request:
     def restore(self, tokens: Int32Array) -> None:
         """Takes up the output of an earlier process, which computed all positions before the last token."""
         self.add_outputs(tokens)
-        self.computed = self.known - 1 if len(tokens) else 0
+        if len(tokens):
+            self.computed = self.known - 1
+            self.first_token_at = self.last_token_at = self.arrived_at
 
     def add_outputs(self, tokens: Int32Array) -> None:
         """Appends output tokens."""

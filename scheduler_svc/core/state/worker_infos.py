@@ -57,11 +57,6 @@ class WorkerInfos:
         if len(self._departed) > _MAX_DEPARTED:
             del self._departed[next(iter(self._departed))]
 
-    @property
-    def constraint_refusal(self) -> str:
-        """Why no known worker takes constraints, in one sentence; empty if one does."""
-        return "" if self.served is None else self.served.constraint_refusal
-
     def expire(self, now: float) -> None:
         """Drops workers that left at least `max_worker_wait_seconds` ago."""
         if not self._departed:
