@@ -35,14 +35,6 @@ def _is_last(lane: Lane, lanes: Lanes) -> bool:
     return lane.serves and not others and _heir(lanes) is None
 
 
-def _begin_leaving(lane: Lane, lanes: Lanes, now: float) -> None:
-    """Lets no further request start on the lane. Callers see the sizes of the other workers from now on."""
-    lanes.leaving[lane.worker] = Leaving()
-    if lane.serves:
-        lanes.worker_infos.worker_left(lane.info, now)
-        lanes.serving_changed()
-
-
 def _advance_rows(
     lane: Lane, lanes: Lanes, queue: RequestQueue, moving: list[Request], admission: Admission, now: float
 ) -> tuple[list[fx.Effect], list[Request]]:
@@ -52,7 +44,9 @@ def _advance_rows(
     """
     leaving, effects, moved = lanes.leaving[lane.worker], list[fx.Effect](), list[Request]()
     heir = _heir(lanes) if lane.serves and not leaving.has_heir else None
-    leaving.is_paused = heir is not None and _can_hand_over(lane, heir)
+    # Whether the standby worker can continue from the pages of this one.
+    has_pages = bool(lane.pages.pool_id) and lane.pool.num_cached > 0
+    leaving.is_paused = heir is not None and has_pages and fits(lane.info, heir.info)
     if leaving.is_paused:
         if lane.in_flight:
             return [], []
@@ -65,12 +59,6 @@ def _advance_rows(
             return effects, moved
     leaving.is_dismissed = leaving.is_paused = True
     return [*effects, fx.DismissWorker(worker=lane.worker)], moved
-
-
-def _dismiss_at_once(lane: Lane, lanes: Lanes, now: float) -> list[fx.Effect]:
-    """Closes the lane although requests run on it. They go back to the queue."""
-    dismissed = fx.DismissWorker(worker=lane.worker)
-    return [dismissed, *lanes.close(lane.worker, "its drain took too long", now, ResetCause.DRAINED, is_death=False)]
 
 
 def _detail_of(lane: Lane, lanes: Lanes) -> str:
@@ -98,11 +86,6 @@ def _tokens_left(lane: Lane) -> int:
 def _heir(lanes: Lanes) -> Lane | None:
     """Returns the standby worker that would be seated next."""
     return first_proven(lanes.by_worker.values(), lanes.leaving)
-
-
-def _can_hand_over(lane: Lane, heir: Lane) -> bool:
-    """Returns whether the standby worker can continue from the pages of this one."""
-    return bool(lane.pages.pool_id) and lane.pool.num_cached > 0 and fits(lane.info, heir.info)
 
 
 def _move_rows(
@@ -236,7 +219,11 @@ class Drains:
                 return [_refused(event, fx.RejectCode.INVALID, message)]
             drain = _Drain(worker=lane.worker, lane_number=lane.number, began_at=now, ends_at=None)
             self._drains[lane.worker] = drain
-            _begin_leaving(lane, self._lanes, now)
+            # No further request starts on the lane. Callers see the sizes of the other workers from now on.
+            self._lanes.leaving[lane.worker] = Leaving()
+            if lane.serves:
+                self._lanes.worker_infos.worker_left(lane.info, now)
+                self._lanes.serving_changed()
         if ends_at is not None and (drain.ends_at is None or ends_at < drain.ends_at):
             drain.ends_at = ends_at
         drain.watchers.add(watcher)
@@ -309,7 +296,8 @@ class Drains:
             rows = lane.rows.num_seated
             drain.state = DrainState.TIME_LIMIT
             drain.detail = f"the time was over; {rows} requests wait for another worker"
-            return _dismiss_at_once(lane, self._lanes, now)
+            closed = self._lanes.close(lane.worker, "its drain took too long", now, ResetCause.DRAINED, is_death=False)
+            return [fx.DismissWorker(worker=lane.worker), *closed]
         drain.moving = [request for request in drain.moving if request.phase is Phase.WAITING]
         effects, moved = _advance_rows(lane, self._lanes, self._queue, drain.moving, self._config.policy.admission, now)
         drain.moving += moved

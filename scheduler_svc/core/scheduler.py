@@ -229,7 +229,7 @@ class Scheduler:
         if self.frontends.pop(frontend, None) is None:
             return []
         effects = self._lingering.frontend_lost(frontend, now)
-        for request in self.queue.by_frontend(frontend):
+        for request in [request for request in self.queue if request.frontend == frontend]:
             self._remove(request, now)
         return effects
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane, holds
-from scheduler_svc.core.state.request import Phase, Request
+from scheduler_svc.core.state.request import Request
 
 LONE_DEATHS = 2
 MAX_DOUBTS = 3
@@ -300,10 +300,6 @@ class Suspects:
         if self.trial is None:
             return []
         return [self._by_handle[handle].request for handle in self.trial.handles if handle in self._by_handle]
-
-    def waiting_members(self) -> list[Request]:
-        """Returns those of them that have no row."""
-        return [request for request in self.members() if request.phase is Phase.WAITING]
 
     def is_repeated(self) -> bool:
         """Returns whether a member of the trial has been in more than one death, so that a culprit is likely."""

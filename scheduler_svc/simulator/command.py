@@ -198,7 +198,8 @@ def _run(options: Options, setup: Setup, workload: Workload) -> Figures:
     simulation = Simulation(setup, arrivals, tally, concurrency=options.concurrency or 0)
     steps = StepsFile(options.steps, clock=lambda: simulation.now) if options.steps else None
     if steps is not None:
-        simulation.watch_steps(steps.add)
+        for cell in simulation.cells:
+            cell.on_step = steps.add
     simulation.run(Progress(workload.num_requests))
     if steps is not None:
         steps.close()

@@ -4,7 +4,9 @@ Owns the names and units of the figures. Setup, workload and seed alone decide t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import reduce
+from operator import getitem
+from typing import Any, cast
 
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.tally import Histogram, Latencies, Point
@@ -226,8 +228,9 @@ def comparison_table(columns: Sequence[tuple[str, Figures]]) -> str:
     """Returns a line per figure and a column per variant, with the change against the first variant."""
     lines = [" " * _LABEL + "".join(f"{name:>{_COLUMN}}{'':8}" for name, _ in columns)]
     for label, path, shown in _rows(columns[0][1]):
-        values = [_figure(figures, path) for _, figures in columns]
-        cells = [f"{shown(each):>{_COLUMN}}{_change(values[0], each) if i else '':>8}" for i, each in enumerate(values)]
+        values = [float(reduce(getitem, path, cast(Any, figures))) for _, figures in columns]
+        changes = ["", *(f"{each / values[0] - 1:+.0%}" if values[0] else "" for each in values[1:])]
+        cells = [f"{shown(each):>{_COLUMN}}{change:>8}" for each, change in zip(values, changes, strict=True)]
         lines.append(f"{label:{_LABEL}}" + "".join(cells))
     return "\n".join(line.rstrip() for line in lines)
 
@@ -250,14 +253,3 @@ def _rows(figures: Figures) -> list[_Row]:
             label = group.split("_")[0]
             rows += [(f"{label} TTFT {key}", (group, "ttft_seconds", key), duration) for key in ("p50", "p90", "p99")]
     return rows
-
-
-def _figure(figures: Figures, path: Sequence[str]) -> float:
-    value: Any = figures
-    for key in path:
-        value = value[key]
-    return float(value)
-
-
-def _change(base: float, value: float) -> str:
-    return f"{value / base - 1:+.0%}" if base else ""

@@ -11,7 +11,7 @@ from functools import cache
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
-from scheduler_svc.core.messages.reports import Load, StepReport
+from scheduler_svc.core.messages.reports import Load
 from scheduler_svc.simulator.cell import FRONTEND, Cell
 from scheduler_svc.simulator.tally import Tally
 from scheduler_svc.simulator.worker import SLOT_MASK, Setup
@@ -44,11 +44,6 @@ class Simulation:
         self.num_submitted = [0] * setup.cells
         """Requests, by cell."""
         self.workers = {name: worker for cell in self.cells for name, worker in cell.workers.items()}
-
-    def watch_steps(self, on_step: Callable[[StepReport], None]) -> None:
-        """`on_step` receives the report of every step, if the core's config asks for reports."""
-        for cell in self.cells:
-            cell.on_step = on_step
 
     @property
     def load(self) -> Load | None:

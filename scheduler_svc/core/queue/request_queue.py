@@ -14,6 +14,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from scheduler_svc.core.queue.order import WINDOW, Entry, queue_key
 from scheduler_svc.core.queue.quotas import Account, Accounts, DrainRate
 from scheduler_svc.core.queue.turns import Turns
 from scheduler_svc.core.state.request import Phase, Request
+
+What = TypeVar("What")
 
 
 class DeadlineKind(StrEnum):
@@ -32,37 +35,31 @@ class DeadlineKind(StrEnum):
     QUEUE_TIME = "queue time"
 
 
-class DeadlineHeap:
-    """The times at which requests end: a heap of time, handle and kind.
+class ExpiryHeap(Generic[What]):
+    """A heap of time, number and what is due then. An entry that is not live is dropped when it is the earliest."""
 
-    The entry of a request that has ended is dropped when it is the earliest.
+    def __init__(self, is_live: Callable[[tuple[float, int, What]], bool]) -> None:
+        self._is_live = is_live
+        self._heap: list[tuple[float, int, What]] = []
 
-    `live` returns the live request with a handle, or None.
-    """
+    def add(self, at: float, number: int, what: What) -> None:
+        """Adds what is due at a time. Numbers decide between equal times."""
+        heapq.heappush(self._heap, (at, number, what))
 
-    def __init__(self, live: Callable[[int], Request | None]) -> None:
-        self._live = live
-        self._heap: list[tuple[float, int, DeadlineKind]] = []
-
-    def add(self, at: float, request: Request, kind: DeadlineKind) -> None:
-        """Adds a time at which the request ends."""
-        heapq.heappush(self._heap, (at, request.handle, kind))
-
-    def pop(self, now: float, num_live: int) -> tuple[Request, DeadlineKind, float] | None:
-        """Removes and returns the earliest deadline, with its time, if it has passed. Otherwise returns None."""
+    def pop(self, now: float, num_live: int) -> tuple[float, int, What] | None:
+        """Removes and returns the earliest live entry if its time has passed. Otherwise returns None."""
         heap = self._heap
-        while heap and (heap[0][0] <= now or self._live(heap[0][1]) is None):
-            at, handle, kind = heapq.heappop(heap)
-            request = self._live(handle)
-            if request is not None:
-                return request, kind, at
+        while heap and (heap[0][0] <= now or not self._is_live(heap[0])):
+            entry = heapq.heappop(heap)
+            if self._is_live(entry):
+                return entry
         if len(heap) > 2 * num_live + 64:
-            self._heap = [entry for entry in heap if self._live(entry[1]) is not None]
+            self._heap = list(filter(self._is_live, heap))
             heapq.heapify(self._heap)
         return None
 
     def next(self) -> float | None:
-        """Returns the earliest deadline, or None. It may belong to a request that has ended."""
+        """Returns the earliest time, or None. Its entry may be dropped."""
         return self._heap[0][0] if self._heap else None
 
 
@@ -81,7 +78,7 @@ class RequestQueue:
         # Handles of the requests that are held, and those of them that wait.
         self._held: set[int] = set()
         self._held_waiting: dict[int, Request] = {}
-        self._deadlines = DeadlineHeap(self.by_handle)
+        self._deadlines = ExpiryHeap[DeadlineKind](lambda due: due[1] in self._by_handle)
         self.accounts = Accounts()
         self.drain = DrainRate()
         self.num_waiting = 0
@@ -102,10 +99,6 @@ class RequestQueue:
     def by_request_id(self, request_id: str) -> tuple[Request, ...]:
         """Returns the live samples of the submitted request with this id, in order."""
         return tuple(self._by_id.get(request_id, ()))
-
-    def by_frontend(self, frontend: str) -> list[Request]:
-        """Returns the live requests of one front end in the order of arrival."""
-        return [request for request in self if request.frontend == frontend]
 
     def add(self, request: Request) -> None:
         """Adds a new request and queues it."""
@@ -248,11 +241,12 @@ class RequestQueue:
 
     def add_deadline(self, at: float, request: Request, kind: DeadlineKind) -> None:
         """Adds a time at which the request ends."""
-        self._deadlines.add(at, request, kind)
+        self._deadlines.add(at, request.handle, kind)
 
     def pop_deadline(self, now: float) -> tuple[Request, DeadlineKind, float] | None:
         """Removes and returns the earliest deadline, with its time, if it has passed. Otherwise returns None."""
-        return self._deadlines.pop(now, len(self))
+        due = self._deadlines.pop(now, len(self))
+        return None if due is None else (self._by_handle[due[1]], due[2], due[0])
 
     def next_deadline(self) -> float | None:
         """Returns the earliest deadline, or None. It may belong to a request that has ended."""

@@ -10,13 +10,13 @@ last before the caller was back. An entry with a reader and a live sample does n
 the one that ended first is dropped first.
 """
 
-import heapq
 import hmac
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import End
 from scheduler_svc.core.messages.events import Submit
+from scheduler_svc.core.queue.request_queue import ExpiryHeap
 
 # What an entry takes besides its tokens and its description, as counted in `max_bytes`.
 ENTRY_BYTES = 1024
@@ -47,15 +47,11 @@ class KeptRequest:
     num_bytes: int = 0
     """Size of the description and the answers."""
 
-    def attach(self, frontend: str, stream: int) -> None:
-        """Makes the front end the reader."""
-        self.reader = frontend, stream
-        if self.num_live:
+    def attach(self, reader: tuple[str, int] | None) -> None:
+        """Sets the reader."""
+        self.reader = reader
+        if reader is not None and self.num_live:
             self.expires_at = None
-
-    def detach(self) -> None:
-        """Records that nobody reads the output."""
-        self.reader = None
 
     def expire_at(self, at: float | None) -> None:
         """Sets the time at which the entry is dropped."""
@@ -81,13 +77,14 @@ class KeptRequests:
         self._max_ended = max_ended
         self._max_bytes = max_bytes
         self._by_id: dict[str, KeptRequest] = {}
+        self.by_id = self._by_id.get
+        """Returns the entry with an id, or None."""
         self._by_reader: dict[tuple[str, int], KeptRequest] = {}
         # Entries without live samples, the first one that ended first.
         self._ended: dict[str, KeptRequest] = {}
         self.ended_bytes = 0
         """Size of the entries without live samples."""
-        # A heap of time, number and entry; the entry is stale if its `expires_at` is another time.
-        self._expiries: list[tuple[float, int, KeptRequest]] = []
+        self._expiries = ExpiryHeap[KeptRequest](lambda due: due[2].expires_at == due[0])
         self._next_number = 0
 
     def __len__(self) -> int:
@@ -97,10 +94,6 @@ class KeptRequests:
     def all(self) -> list[KeptRequest]:
         """All entries, in the order in which their requests arrived."""
         return list(self._by_id.values())
-
-    def by_id(self, request_id: str) -> KeptRequest | None:
-        """Returns the entry with this id, or None."""
-        return self._by_id.get(request_id)
 
     def by_reader(self, frontend: str, stream: int) -> KeptRequest | None:
         """Returns the entry whose reader has this front end and first stream, or None."""
@@ -138,7 +131,7 @@ class KeptRequests:
     def attach(self, entry: KeptRequest, frontend: str, stream: int) -> None:
         """Makes the front end the entry's reader."""
         self._drop_reader(entry)
-        entry.attach(frontend, stream)
+        entry.attach((frontend, stream))
         self._by_reader[frontend, stream] = entry
 
     def detach(self, entry: KeptRequest, now: float, linger_seconds: float | None = None) -> None:
@@ -150,15 +143,17 @@ class KeptRequests:
         """Begins the linger time of an ended request again, because a reader came back."""
         self._expire_at(entry, now + entry.linger_seconds)
 
-    def keep_answer(self, entry: KeptRequest, sample_idx: int, tokens: Int32Array, end: End, now: float) -> None:
-        """Keeps the answer of a sample that has ended."""
-        entry.sample_ended(sample_idx, (tokens, end))
-        self._sample_ended(entry, now)
-
-    def cancel_sample(self, entry: KeptRequest, sample_idx: int, now: float) -> None:
-        """Records that a sample was freed without an answer."""
-        entry.sample_ended(sample_idx, None)
-        self._sample_ended(entry, now)
+    def sample_ended(
+        self, entry: KeptRequest, sample_idx: int, answer: tuple[Int32Array, End] | None, now: float
+    ) -> None:
+        """Keeps the answer of a sample that has ended; None if it was freed without one."""
+        entry.sample_ended(sample_idx, answer)
+        if entry.num_live:
+            return
+        self._ended[entry.request_id] = entry
+        self.ended_bytes += entry.num_bytes
+        if entry.reader is not None:
+            self._expire_at(entry, now + entry.linger_seconds)
 
     def forget(self, entry: KeptRequest) -> None:
         """Drops an entry. Its request must not be live any more."""
@@ -176,37 +171,19 @@ class KeptRequests:
 
     def pop_expired(self, now: float) -> KeptRequest | None:
         """Removes and returns an entry's expiry that has passed, or None. The caller must forget the entry."""
-        heap = self._expiries
-        while heap and (heap[0][0] <= now or self._is_stale(heap[0])):
-            at, _, entry = heapq.heappop(heap)
-            if self._by_id.get(entry.request_id) is entry and entry.expires_at == at:
-                return entry
-        if len(heap) > 2 * len(self) + 64:
-            self._expiries = [item for item in heap if not self._is_stale(item)]
-            heapq.heapify(self._expiries)
-        return None
+        due = self._expiries.pop(now, len(self))
+        return None if due is None else due[2]
 
     def next_expiry(self) -> float | None:
         """Returns the earliest expiry, or None. It may be stale."""
-        return self._expiries[0][0] if self._expiries else None
-
-    def _is_stale(self, item: tuple[float, int, KeptRequest]) -> bool:
-        return item[2].expires_at != item[0]
-
-    def _sample_ended(self, entry: KeptRequest, now: float) -> None:
-        if entry.num_live:
-            return
-        self._ended[entry.request_id] = entry
-        self.ended_bytes += entry.num_bytes
-        if entry.reader is not None:
-            self._expire_at(entry, now + entry.linger_seconds)
+        return self._expiries.next()
 
     def _expire_at(self, entry: KeptRequest, at: float) -> None:
         entry.expire_at(at)
         self._next_number += 1
-        heapq.heappush(self._expiries, (at, self._next_number, entry))
+        self._expiries.add(at, self._next_number, entry)
 
     def _drop_reader(self, entry: KeptRequest) -> None:
         if entry.reader is not None:
             del self._by_reader[entry.reader]
-            entry.detach()
+            entry.attach(None)

@@ -56,14 +56,14 @@ class Lingering:
         entry = self.kept.by_id(request.request_id) if request.lingers else None
         if entry is not None:
             tokens = np.concatenate([NO_IDS, *request.outputs])[:num_tokens]
-            self.kept.keep_answer(entry, request.sample_idx, tokens, end, now)
+            self.kept.sample_ended(entry, request.sample_idx, (tokens, end), now)
 
     def canceled(self, request: Request, now: float) -> list[fx.Effect]:
         """Handles a sample that was freed without an answer. Forgets its request if no answer can be complete."""
         entry = self.kept.by_id(request.request_id) if request.lingers else None
         if entry is None:
             return []
-        self.kept.cancel_sample(entry, request.sample_idx, now)
+        self.kept.sample_ended(entry, request.sample_idx, None, now)
         # A failed sample ends the stream, so nothing is missing without the others.
         if entry.num_live or any(end.failure for _, end in entry.answers.values()):
             return []
@@ -179,7 +179,7 @@ class Lingering:
         entry = self.kept.add(submit, first_handle)
         for sample_idx, (tokens, end) in enumerate(zip(event.outputs, event.ends, strict=True)):
             if end is not None:
-                self.kept.keep_answer(entry, sample_idx, tokens, end, now)
+                self.kept.sample_ended(entry, sample_idx, (tokens, end), now)
         self.kept.detach(entry, now, event.linger_seconds)
         if entry.num_live:
             entry.await_worker(True)

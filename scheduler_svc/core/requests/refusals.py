@@ -81,7 +81,7 @@ def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> R
 def _invalid(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Refusal | None:
     """Returns the refusal of a request that would be invalid even with an empty queue."""
     prompt, samples, info = len(event.prompt), event.num_samples, worker_infos.known[0]
-    limit = most_samples(config)
+    limit = min(MAX_NUM_SAMPLES, config.max_waiting)
     if samples > limit:
         return RejectCode.INVALID, "sampling.num_samples", f"num_samples is {samples}; the limit is {limit}"
     if samples * prompt > config.max_waiting_tokens:
@@ -93,11 +93,6 @@ def _invalid(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Re
     if not is_within(event.prompt, info.vocab_size):
         return RejectCode.INVALID, "token_ids", f"a token id is outside 0 to {info.vocab_size - 1}"
     return None
-
-
-def most_samples(config: CoreConfig) -> int:
-    """The largest number of samples that one request may have."""
-    return min(MAX_NUM_SAMPLES, config.max_waiting)
 
 
 def _queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refusal | None:

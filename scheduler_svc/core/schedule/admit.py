@@ -54,7 +54,10 @@ class AdmissionOrder:
             return head
         if head.pending_plans:
             return head  # it is never overtaken
-        candidates = takewhile(lambda request: self._may_go_before(request, head), waiting[1:])
+        peer = head.priority, head.prefix_root
+        candidates = takewhile(
+            lambda one: (one.priority, one.prefix_root) == peer and not one.pending_plans, waiting[1:]
+        )
         return max([head, *candidates], key=self._num_cached_pages)  # the first of several with the most
 
     def skip(self, request: Request) -> None:
@@ -82,10 +85,6 @@ class AdmissionOrder:
                 return
             if other.prefix_root == request.prefix_root and other.handle not in self.skipped:
                 other.pass_over()
-
-    def _may_go_before(self, request: Request, head: Request) -> bool:
-        is_peer = request.priority == head.priority and request.prefix_root == head.prefix_root
-        return is_peer and not request.pending_plans
 
     def _num_cached_pages(self, request: Request) -> int:
         """Returns how many leading pages of the request the lane has cached."""

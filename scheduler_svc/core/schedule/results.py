@@ -121,8 +121,10 @@ def read_result(
     all_mine = np.count_nonzero(mine) == len(mine)  # a fraction of the time of `mine.all()`
     seated = named if all_mine else named[mine]
     rows.confirm(seated, record.ends if all_mine else record.ends[mine])
-    if not all_mine:
-        _confirm_pending_plans(queue, record.handles[~mine])
+    # Live requests that lost their row after the plan was made have one pending plan less.
+    for handle in () if all_mine else record.handles[~mine].tolist():
+        if (request := queue.by_handle(handle)) is not None:
+            request.pending_plan_answered()
 
     is_usual = not len(event.nonfinite) and event.constraints is None
     if all_mine and not record.prefill_tokens and is_usual and record.num_logprobs is None:
@@ -154,14 +156,6 @@ def read_result(
         sampled = np.concatenate([np.flatnonzero(good), np.array(pending_sampled, np.int64)])
         logprobs = entry_logprobs(record, event.logprobs, sampled)
     return replace(step_tokens, endings=endings, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-
-
-def _confirm_pending_plans(queue: RequestQueue, handles: npt.NDArray[np.int64]) -> None:
-    """Lowers `pending_plans` of live requests that lost their row after the plan was made."""
-    for handle in handles.tolist():
-        request = queue.by_handle(handle)
-        if request is not None:
-            request.pending_plan_answered()
 
 
 def _seated(

@@ -18,7 +18,7 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.placement import backlog
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane, holds, may_sample
-from scheduler_svc.core.state.request import Move, Request
+from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.suspects import Suspects
 
 
@@ -102,8 +102,8 @@ def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[T
     trial = suspects.trial
     if trial is None:
         return [EVERYBODY]
-    may_start = suspects.waiting_members() if lane.weights.admits else []
-    waiting = [request for request in may_start if holds(lane, request)]
+    may_start = suspects.members() if lane.weights.admits else []
+    waiting = [request for request in may_start if request.phase is Phase.WAITING and holds(lane, request)]
     own = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
     rest = Turn(
         is_trial=False,
