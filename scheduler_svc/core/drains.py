@@ -9,7 +9,7 @@ a few at a time, and other workers compute their tokens again while the remainin
 can hold, or has room for, stays and runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.held_pools import fits
@@ -24,6 +24,7 @@ from scheduler_svc.core.schedule.endings import End
 from scheduler_svc.core.schedule.policy import headroom
 from scheduler_svc.core.state.lane import Lane, holds
 from scheduler_svc.core.state.request import Move, Phase, Request
+from scheduler_svc.core.status import Watchers
 
 LEAVE_SECONDS = 5.0
 """A worker that was told to end ends within this time, or its lane is closed."""
@@ -140,7 +141,6 @@ def _uncomputed(lane: Lane) -> int:
     return int(left[lane.rows.seated()].clip(0).sum())
 
 
-REPORT_SECONDS = 1.0
 MAX_WATCHERS = 64
 _FINAL = (DrainState.DONE, DrainState.TIME_LIMIT, DrainState.WORKER_LOST)
 
@@ -158,10 +158,7 @@ class _Drain:
     moving: list[Request] = field(default_factory=list[Request])
     """Requests that were moved and have no row yet."""
     moved: int = 0
-    watchers: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
-    """Front end and query of each operator."""
-    reports_at: float = 0.0
-    reported: DrainState | None = None
+    watchers: Watchers = field(default_factory=Watchers)
 
 
 @dataclass(slots=True)
@@ -182,14 +179,19 @@ class Drains:
     stop_at: float | None = None
     """When the requests of the service end, if an operator has set a time."""
 
+    @property
+    def leaving(self) -> Collection[str]:
+        """The workers that are drained."""
+        return self._lanes.leaving
+
     def begin(self, event: ev.Drain, now: float) -> list[fx.Effect]:
         """Begins a drain, or lets the operator watch one that has begun. The next Tick answers."""
         watcher = event.frontend, event.query
         if event.stop_replies:
             for drain in self._drains.values():
-                drain.watchers.discard(watcher)
+                drain.watchers.each.discard(watcher)
             return []
-        if sum(len(drain.watchers) for drain in self._drains.values()) >= MAX_WATCHERS:
+        if sum(len(drain.watchers.each) for drain in self._drains.values()) >= MAX_WATCHERS:
             message = f"{MAX_WATCHERS} callers watch drains; this is the limit"
             return [_refused(event, fx.RejectCode.QUEUE_FULL, message)]
         ends_at = now + event.max_seconds if event.max_seconds else None
@@ -197,7 +199,7 @@ class Drains:
             effects, self.is_stop_wanted = self.stop(now), True
             if ends_at is not None:
                 self.stop_at = ends_at if self.stop_at is None else min(ends_at, self.stop_at)
-            self._drains[""].watchers.add(watcher)
+            self._drains[""].watchers.each.add(watcher)
             return effects
         lane = self._find(event.worker)
         if lane is None:
@@ -221,7 +223,7 @@ class Drains:
                 self._lanes.serving_changed()
         if ends_at is not None and (drain.ends_at is None or ends_at < drain.ends_at):
             drain.ends_at = ends_at
-        drain.watchers.add(watcher)
+        drain.watchers.each.add(watcher)
         return []
 
     def stop(self, now: float) -> list[fx.Effect]:
@@ -255,13 +257,13 @@ class Drains:
             if drain.state in _FINAL:
                 if drain.worker:
                     del self._drains[drain.worker]
-                drain.watchers.clear()
+                drain.watchers.each.clear()
         return effects
 
     def next_wake(self) -> float | None:
         """Returns when `advance` must be called at the latest, None if no drain goes on."""
         times = [drain.ends_at for drain in self._drains.values() if drain.worker and drain.ends_at is not None]
-        times += [drain.reports_at for drain in self._drains.values() if drain.watchers]
+        times += [drain.watchers.reports_at for drain in self._drains.values() if drain.watchers.each]
         return min(times, default=None)
 
     def _find(self, worker: str) -> Lane | None:
@@ -305,10 +307,9 @@ class Drains:
         return effects
 
     def _report(self, drain: _Drain, now: float) -> list[fx.Effect]:
-        drain.watchers = {watcher for watcher in drain.watchers if watcher[0] in self._frontends}
-        if not drain.watchers or (now < drain.reports_at and drain.state is drain.reported):
+        watchers = drain.watchers.due(drain.state, self._frontends, now)
+        if not watchers:
             return []
-        drain.reports_at, drain.reported = now + REPORT_SECONDS, drain.state
         lane = self._lanes.by_worker.get(drain.worker)
         live = len(self._queue)
         waiting = self._queue.num_waiting
@@ -330,7 +331,7 @@ class Drains:
                 seconds=now - drain.began_at,
                 detail=drain.detail,
             )
-            for frontend, query in sorted(drain.watchers)
+            for frontend, query in watchers
         ]
 
 

@@ -42,8 +42,8 @@ class Scheduler:
         self.config = config
         self.queue = RequestQueue()
         self._lanes = lanes = Lanes(config, self.queue)
-        self.lanes, self.leaving = lanes.by_worker, lanes.leaving
-        """Lanes by the worker's name, the longest joined first, those of standby workers too; the drained workers."""
+        self.lanes = lanes.by_worker
+        """Lanes by the worker's name, the longest joined first; those of standby workers too."""
         self.suspects, self.held_pools, self.counters = lanes.suspects, lanes.held_pools, lanes.counters
         self._steps = Steps(config, self.queue, lanes, self._end)
         self.preparations = self._steps.preparations

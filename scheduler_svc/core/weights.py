@@ -44,6 +44,7 @@ from scheduler_svc.core.messages.reports import ResetCause, UpdateState, Weights
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.endings import End
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.status import Watchers
 
 
 def swapped(lane: Lane, lanes: Lanes, weights: Weights, end: End, now: float) -> list[fx.Effect]:
@@ -70,7 +71,6 @@ def swapped(lane: Lane, lanes: Lanes, weights: Weights, end: End, now: float) ->
     return lanes.reset(lane, what, now, ResetCause.NEW_WEIGHTS, 0, keep_pages=False)
 
 
-REPORT_SECONDS = 1.0
 MAX_LOSSES = 2
 
 
@@ -91,10 +91,7 @@ class Update:
     """Workers that were lost while they loaded before another one had."""
     first: int = 0
     """Number of the lane that loads first."""
-    watchers: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
-    """Front end and query of each operator."""
-    reports_at: float = 0.0
-    reported: tuple[UpdateState, int] | None = None
+    watchers: Watchers = field(default_factory=Watchers)
 
     @property
     def is_over(self) -> bool:
@@ -109,11 +106,7 @@ class Update:
         self, lanes: Collection[Lane], queue: RequestQueue, frontends: Collection[str], now: float
     ) -> list[WeightsReport]:
         """Returns a report for each watcher, once a second and at each change."""
-        self.watchers = {watcher for watcher in self.watchers if watcher[0] in frontends}
         updated = sum(lane.info.weights_version == self.weights.version for lane in lanes)
-        if not self.watchers or (now < self.reports_at and self.reported == (self.state, updated)):
-            return []
-        self.reports_at, self.reported = now + REPORT_SECONDS, (self.state, updated)
         return [
             WeightsReport(
                 frontend=frontend,
@@ -127,7 +120,7 @@ class Update:
                 seconds=now - self.began_at,
                 detail=self.detail,
             )
-            for frontend, query in sorted(self.watchers)
+            for frontend, query in self.watchers.due((self.state, updated), frontends, now)
         ]
 
 
@@ -135,7 +128,6 @@ RETRY_SECONDS = 5.0
 """A worker that could not load the service's weights is asked again after this time."""
 LOAD_SECONDS = 600.0
 """A worker that has not answered by then is given up."""
-MAX_WATCHERS = 64
 MAX_VERSIONS = 1024
 
 
@@ -162,7 +154,7 @@ class Updates:
         watcher, update = (event.frontend, event.query), self._update
         if event.stop_replies:
             if update is not None:
-                update.watchers.discard(watcher)
+                update.watchers.each.discard(watcher)
             return []
         refusal = refusal_of(
             event,
@@ -181,7 +173,7 @@ class Updates:
             in_turn=event.in_turn,
             began_at=now,
             ends_at=now + event.max_seconds,
-            watchers={watcher},
+            watchers=Watchers({watcher}),
         )
         return []
 
@@ -250,7 +242,7 @@ class Updates:
 
     def next_wake(self) -> float | None:
         """Returns when `advance` must be called at the latest, None if nothing is due."""
-        times = [self._update.ends_at, self._update.reports_at] if self._update is not None else []
+        times = [self._update.ends_at, self._update.watchers.reports_at] if self._update is not None else []
         if self._is_uneven:
             times += [lane.weights.retry_at for lane in self._lanes.by_worker.values() if lane.weights.refusal]
         return min(times, default=None)

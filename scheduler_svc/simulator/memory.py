@@ -244,7 +244,8 @@ def draw_picture(path: Path, heading: list[str], runs: dict[str, Run]) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.ticker import StrMethodFormatter
 
-    figure = Figure(figsize=(10.0, 9.0), layout="constrained")
+    # matplotlib types its keyword arguments as unknown.
+    figure: Any = Figure(figsize=(10.0, 9.0), layout="constrained")
     FigureCanvasAgg(figure)
     strips = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (name, run) in zip(strips, runs.items(), strict=True):

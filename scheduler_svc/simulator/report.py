@@ -6,7 +6,7 @@ Owns the names and units of the figures. Setup, workload and seed alone decide t
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import getitem
-from typing import Any
+from typing import Any, cast
 
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.tally import Histogram, Latencies, Point
@@ -228,7 +228,7 @@ def comparison_table(columns: Sequence[tuple[str, Figures]]) -> str:
     """Returns a line per figure and a column per variant, with the change against the first variant."""
     lines = [" " * _LABEL + "".join(f"{name:>{_COLUMN}}{'':8}" for name, _ in columns)]
     for label, path, shown in _rows(columns[0][1]):
-        values = [float(reduce(getitem, path, figures)) for _, figures in columns]
+        values = [float(reduce(getitem, path, cast(Any, figures))) for _, figures in columns]
         changes = ["", *(f"{each / values[0] - 1:+.0%}" if values[0] else "" for each in values[1:])]
         cells = [f"{shown(each):>{_COLUMN}}{change:>8}" for each, change in zip(values, changes, strict=True)]
         lines.append(f"{label:{_LABEL}}" + "".join(cells))

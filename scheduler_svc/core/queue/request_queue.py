@@ -67,18 +67,18 @@ class RequestQueue:
     """All live requests. Iteration and `len` include the running ones."""
 
     def __init__(self) -> None:
-        self._by_handle: dict[int, Request] = {}
+        by_handle: dict[int, Request] = {}
+        self._by_handle, self.by_handle = by_handle, by_handle.get
+        """`by_handle` returns the live request with a handle, or None."""
         self._by_stream: dict[tuple[str, int], Request] = {}
         self._by_id: dict[str, list[Request]] = {}
-        self.by_handle = self._by_handle.get
-        """Returns the live request with a handle, or None."""
         self.turns = Turns()
         """The queues and turns of the tenants; others read them."""
         self._set_aside: dict[int, Request] = {}
         # Handles of the requests that are held, and those of them that wait.
         self._held: set[int] = set()
         self._held_waiting: dict[int, Request] = {}
-        self._deadlines = ExpiryHeap[DeadlineKind](lambda due: due[1] in self._by_handle)
+        self._deadlines = ExpiryHeap[DeadlineKind](lambda due: due[1] in by_handle)
         self.accounts = Accounts()
         self.drain = DrainRate()
         self.num_waiting = 0
