@@ -16,18 +16,19 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, Field
 
 from gpu_worker.process.machine import CGROUPS, PROC, memory_groups
-from gpu_worker.shared_pool.holder_pools import PoolRefused, Pools, User
+from gpu_worker.shared_pool.holder_pools import Pools, User
 from gpu_worker.shared_pool.messages import (
     MAX_BYTES,
     MAX_DESCRIPTORS,
     MAX_POOL_BYTES,
+    HolderError,
     MessageError,
     close_all,
     decode,
@@ -62,10 +63,9 @@ class HolderRuns(RuntimeError):
 class Holder:
     """Serves one runtime folder until `stop`."""
 
-    def __init__(self, folder: Path, pools: Pools, *, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, pools: Pools) -> None:
         """Listens. Raises HolderRuns, or OSError."""
-        self._pools, self._say = pools, say
-        self._path = holder_socket(folder)
+        self._pools, self._path = pools, holder_socket(folder)
         self._users: dict[socket.socket, User] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = _listen(self._path)
@@ -107,13 +107,13 @@ class Holder:
         except (OSError, ValueError, HolderRuns) as error:
             if self._problem != str(error):
                 self._problem = str(error)
-                self._say(f"{self._path} was removed or replaced, and cannot be made again: {error}")
+                log.info("%s was removed or replaced, and cannot be made again: %s", self._path, error)
             return
         self._selector.unregister(self._listener)
         self._listener.close()
         self._listener, self._mark, self._problem = listener, _mark(self._path), ""
         self._selector.register(listener, selectors.EVENT_READ)
-        self._say(f"{self._path} was removed or replaced, and was made again")
+        log.info("%s was removed or replaced, and was made again", self._path)
 
     def _accept(self) -> None:
         try:
@@ -125,7 +125,7 @@ class Holder:
         if len(self._users) < _MAX_CONNECTIONS:
             user = _user_of(connection)
         if user is None:
-            self._say("refused a connection: it is of another user, its process has ended, or there are too many")
+            log.info("refused a connection: it is of another user, its process has ended, or there are too many")
             connection.close()
             return
         self._users[connection] = user
@@ -146,10 +146,10 @@ class Holder:
         try:
             # What it keeps of `given`, it removes.
             answer, memories = self._handle(decode(packet), self._users[connection], given)
-        except PoolRefused as refusal:
+        except HolderError as refusal:
             answer = {"error": str(refusal), "is_busy": refusal.is_busy}
         except (MessageError, OSError) as error:
-            self._say(f"refused a request of process {self._users[connection].pid}: {error}")
+            log.info("refused a request of process %s: %s", self._users[connection].pid, error)
             answer = {"error": str(error), "is_busy": False}
         close_all(given)
         try:
@@ -167,7 +167,7 @@ class Holder:
                 device = device_of(message)
                 pages = number(message, "pages", 1, _MAX_POOL_PAGES) if device else 0
                 created, memory = self._pools.create(num_bytes, user, now, device=device, num_pages=pages)
-                self._say(f"process {user.pid} has pool {created.hex()[:8]} of {num_bytes >> 20} MiB")
+                log.info("process %s has pool %s of %s MiB", user.pid, created.hex()[:8], num_bytes >> 20)
                 return {"pool_id": created.hex(), "bytes": num_bytes}, [memory]
             case "attach":
                 attached, num_bytes = pool_id_of(message), number(message, "bytes", 1, MAX_POOL_BYTES)
@@ -175,12 +175,12 @@ class Holder:
                     raise MessageError(f"{len(given)} descriptors came with attach; it needs 1")
                 self._pools.attach(attached, user, given[0], num_bytes)
                 given.clear()
-                self._say(f"pool {attached.hex()[:8]} has {num_bytes >> 20} MiB on its device")
+                log.info("pool %s has %s MiB on its device", attached.hex()[:8], num_bytes >> 20)
                 return {}, []
             case "take":
                 wanted = pool_id_of(message)
                 memories, sizes = self._pools.take(wanted, user, now)
-                self._say(f"process {user.pid} takes pool {wanted.hex()[:8]} over")
+                log.info("process %s takes pool %s over", user.pid, wanted.hex()[:8])
                 return {"pool_id": wanted.hex(), **sizes}, memories
             case "give back":
                 self._pools.give_back(pool_id_of(message), user)
@@ -195,7 +195,9 @@ class Holder:
                 self._pools.collect(now)
                 if not (device := device_of(message)):
                     raise MessageError("device is empty; pools in host memory are freed when others need their room")
-                self._say(f"process {user.pid} needs memory: {self._pools.free_unused(device)} unused pools are freed")
+                log.info(
+                    "process %s needs memory: %s unused pools are freed", user.pid, self._pools.free_unused(device)
+                )
                 return {}, []
             case _:
                 raise MessageError("want must be create, attach, take, give back, unused or free")
@@ -278,7 +280,7 @@ def _serve(settings: "HolderSettings") -> int:
     waker.setblocking(False)
     try:
         own_runtime_dir(settings.runtime_dir)
-        holder = Holder(settings.runtime_dir, Pools(settings.max_bytes), say=lambda line: log.info("%s", line))
+        holder = Holder(settings.runtime_dir, Pools(settings.max_bytes))
     except (HolderRuns, ValueError, OSError) as error:
         log.error("%s", error)
         return 1

@@ -74,11 +74,11 @@ def _status(name: str) -> int:
 
 def machine_of(settings: WorkerSettings, device: torch.device) -> Machine:
     """The device as it is now. Raises ValueError if shared_pool is on and cannot be."""
-    is_gpu, unused = device.type == "cuda", unused_pools(settings, device)
+    is_gpu, (unused, pages) = device.type == "cuda", unused_pools(settings, device)
     return Machine(
         place=str(device),
-        free=free_bytes(device) + unused.num_bytes,
+        free=free_bytes(device) + unused,
         free_host=free_host_bytes() if is_gpu else 0,
         shares_pool=is_gpu and shares_pool(settings, device),
-        held_pages=unused.pages,
+        held_pages=pages,
     )

@@ -16,9 +16,9 @@ from gpu_worker.wire.frames import Plan
 
 
 class PageGuard:
-    """`checksum` returns that of a page's present content. Set before the first step."""
+    """`checksums_of` returns those of pages' present content. Set before the first step."""
 
-    checksum: Callable[[int], int]
+    checksums_of: Callable[[Sequence[int]], Iterable[int]]
 
     def __init__(self, header: Header, num_pages: int) -> None:
         self._header = header
@@ -66,7 +66,7 @@ class PageGuard:
     def end_step(self, step: int) -> Callable[[], None] | None:
         """Records the checksums of the pages that the last step filled; it has ended, so nothing is left to do then."""
         if self._filled:
-            self._record(zip(self._filled, self._checksums_of(self._filled), strict=True), step)
+            self._record(zip(self._filled, self.checksums_of(self._filled), strict=True), step)
             self._filled = []
         return None
 
@@ -81,16 +81,13 @@ class PageGuard:
         for page in pages:
             if not self._header.filled_by[page]:
                 raise PageDamaged(f"page {page} of the pool that was taken over is not whole")
-        for page, checksum in zip(pages, self._checksums_of(pages), strict=True):
+        for page, checksum in zip(pages, self.checksums_of(pages), strict=True):
             if checksum != int(self._header.checksums[page]):
                 step = int(self._header.filled_by[page])
                 raise PageDamaged(
                     f"page {page} of the pool that was taken over has changed since step {step} filled it"
                 )
             self._is_unchecked[page] = 0
-
-    def _checksums_of(self, pages: Sequence[int]) -> Iterable[int]:
-        return map(self.checksum, pages)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -101,7 +98,7 @@ class _Filled:
 
 
 class DeviceGuard(PageGuard):
-    """`checksums` are set before the first step."""
+    """`checksums` are set before the first step, too."""
 
     checksums: DeviceChecksums
 
@@ -145,9 +142,6 @@ class DeviceGuard(PageGuard):
                 self._record(((page, checksum) for page, checksum in found if page in filled.pages), step)
 
         return record
-
-    def _checksums_of(self, pages: Sequence[int]) -> Iterable[int]:
-        return self.checksums.of(pages)
 
 
 def _pages_read(plan: Plan, page_size: int) -> set[int]:

@@ -12,20 +12,12 @@ import secrets
 import select
 from dataclasses import dataclass
 
-from gpu_worker.shared_pool.messages import POOL_ID_BYTES
+from gpu_worker.shared_pool.messages import POOL_ID_BYTES, HolderError
 
 HOLD_SECONDS = 600.0
 """An unused pool is freed after this time. The scheduler forgets it earlier."""
 MAX_UNUSED = 8
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-class PoolRefused(Exception):
-    """The pool cannot be granted; the message says why. If `is_busy`, its user still lives."""
-
-    def __init__(self, message: str, *, is_busy: bool = False) -> None:
-        super().__init__(message)
-        self.is_busy = is_busy
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,14 +64,14 @@ class Pools:
     ) -> tuple[bytes, int]:
         """Returns the id and the descriptor of a new pool of zeros. Frees unused pools if they are in the way.
 
-        device: the GPU that has its pages; the memory is their header. Raises PoolRefused if it would exceed the limit,
+        device: the GPU that has its pages; the memory is their header. Raises HolderError if it would exceed the limit,
         which is one of host memory.
         """
         self.collect(now)
         while self._total() + num_bytes > self._max_bytes and (unused := self._unused()):
             self._free(unused[0])
         if self._total() + num_bytes > self._max_bytes:
-            raise PoolRefused(
+            raise HolderError(
                 f"a pool of {num_bytes} bytes does not fit: pools in use have {self._total()} bytes, and the limit is "
                 f"{self._max_bytes} (max_bytes)"
             )
@@ -99,12 +91,12 @@ class Pools:
         return pool_id, memory
 
     def attach(self, pool_id: bytes, user: User, memory: int, num_bytes: int) -> None:
-        """Keeps a descriptor of the device memory of a pool; it is the holder's from now on. Raises PoolRefused."""
+        """Keeps a descriptor of the device memory of a pool; it is the holder's from now on. Raises HolderError."""
         pool = self._pools.get(pool_id)
         if pool is None or pool.user is None or pool.user.pid != user.pid:
-            raise PoolRefused("only its user can attach memory to a pool")
+            raise HolderError("only its user can attach memory to a pool")
         if not pool.device:
-            raise PoolRefused("the pool is in host memory")
+            raise HolderError("the pool is in host memory")
         if pool.device_memory is not None:
             os.close(pool.device_memory)
         pool.device_memory, pool.device_bytes = memory, num_bytes
@@ -112,28 +104,28 @@ class Pools:
     def take(self, pool_id: bytes, user: User, now: float) -> tuple[list[int], dict[str, int]]:
         """Returns descriptors and bytes of a pool whose last user is dead: of its memory, and on a GPU of its pages'.
 
-        Raises PoolRefused.
+        Raises HolderError.
         """
         self.collect(now)
         pool = self._pools.get(pool_id)
         if pool is None:
-            raise PoolRefused("the holder has no such pool")
+            raise HolderError("the holder has no such pool")
         if pool.user is not None and pool.user.pid != user.pid:
-            raise PoolRefused(f"process {pool.user.pid} still uses the pool", is_busy=True)
+            raise HolderError(f"process {pool.user.pid} still uses the pool", is_busy=True)
         sizes = {"bytes": pool.num_bytes}
         if not pool.device:
             pool.user = user
             return [pool.memory], sizes
         if pool.device_memory is None:
-            raise PoolRefused("the pool has no memory on a device: its worker died before it served")
+            raise HolderError("the pool has no memory on a device: its worker died before it served")
         pool.user = user
         return [pool.memory, pool.device_memory], {**sizes, "device_bytes": pool.device_bytes}
 
     def give_back(self, pool_id: bytes, user: User) -> None:
-        """Frees a pool that its user needs no longer. Raises PoolRefused for anybody else."""
+        """Frees a pool that its user needs no longer. Raises HolderError for anybody else."""
         pool = self._pools.get(pool_id)
         if pool is None or pool.user is None or pool.user.pid != user.pid:
-            raise PoolRefused("only its user can give a pool back")
+            raise HolderError("only its user can give a pool back")
         self._free(pool_id)
 
     def collect(self, now: float) -> None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-SOCKET_NAME = "holder.sock"
 MAX_BYTES = 4096
 POOL_ID_BYTES = 16
 # With a packet: the memory of a pool, or its header and its device memory.
@@ -51,7 +50,7 @@ class MessageError(ValueError):
 
 def holder_socket(folder: Path) -> Path:
     """The path of the holder's socket in the runtime folder."""
-    return folder / SOCKET_NAME
+    return folder / "holder.sock"
 
 
 def new_socket() -> socket.socket:
@@ -159,19 +158,19 @@ class HolderClient:
 
     def unused_bytes(self) -> int:
         """Host memory of pools without a user. Raises HolderError."""
-        return self._unused("")[0]
+        return self.unused_on("")[0]
 
     def unused_on(self, device: str) -> tuple[int, int]:
-        """Device memory of pools without a user on a GPU, and the pages of the newest of them. Raises HolderError."""
-        return self._unused(device)
+        """Memory of pools without a user on a GPU, and the pages of the newest of them; of host memory for no device.
+
+        Raises HolderError.
+        """
+        answer, _ = self._ask({"want": "unused", "device": device})
+        return number(answer, "bytes", 0, MAX_POOL_BYTES), number(answer, "pages", 0, MAX_POOL_BYTES)
 
     def free_unused(self, device: str) -> None:
         """Lets the holder free the pools without a user on a GPU. Raises HolderError."""
         self._ask({"want": "free", "device": device})
-
-    def _unused(self, device: str) -> tuple[int, int]:
-        answer, _ = self._ask({"want": "unused", "device": device})
-        return number(answer, "bytes", 0, MAX_POOL_BYTES), number(answer, "pages", 0, MAX_POOL_BYTES)
 
     def _ask(self, message: dict[str, object], sent: Sequence[int] = ()) -> tuple[dict[str, object], list[int]]:
         """Sends descriptors with the message; returns the answer and those that came with it."""

@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
@@ -17,111 +16,86 @@ from torch import Tensor
 
 from gpu_worker.attention.kv_cache import PoolMemory, tensor_shape
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.geometry import Geometry
+from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.shared_pool.checksum import PageChecksums
+from gpu_worker.shared_pool.cuda_region import bytes_at
 from gpu_worker.shared_pool.guard import PageGuard
-from gpu_worker.shared_pool.messages import HolderClient, HolderError, PoolDiffers, PoolError
+from gpu_worker.shared_pool.messages import HolderClient, HolderError, PoolDiffers, PoolError, close_all
 from gpu_worker.shared_pool.region import HUGE_PAGE_BYTES, VERSION, Header, Region, header_bytes, identity_hash
 from gpu_worker.wire.frames import Plan
 
 
-class WorkerPool(PoolMemory, Protocol):
+class WorkerPool(PoolMemory):
     """A worker's pool in memory that outlives it, on a CPU (`SharedPool`) or a GPU (`DevicePool`)."""
 
-    pool_id: bytes
-    layout: bytes
-    num_bytes: int
-
-    def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
-        """Lets the checksums of pages be those of these tensors, which `zeros` returned."""
-        ...
-
-    def begin_generation(self, generation: int) -> None:
-        """Plans of this generation follow."""
-        ...
-
-    def begin_step(self, plan: Plan, tables: RowTables) -> None:
-        """Called before a step, with its rows and pages in the tables, positions as before it. Raises PoolError."""
-        ...
-
-    def end_step(self, step: int) -> Callable[[], None] | None:
-        """Called when the step is computed, or enqueued. What it returns is called when the step has ended."""
-        ...
-
-    def take_over(self, order: pb.TakeOver) -> None:
-        """Replaces the own pool by that of a dead worker. Raises PoolError."""
-        ...
-
-
-class SharedPool:
-    """The pool of one worker on a CPU."""
+    # K and V of each layer follow each other: where the next one begins, and of what number each takes a multiple.
+    _address: int
+    _alignment: int
 
     def __init__(
-        self, holder: HolderClient, layers: LayerMap, geometry: Geometry, dtype: torch.dtype, *, identity: str
+        self,
+        holder: HolderClient,
+        geometry: Geometry,
+        guard: type[PageGuard],
+        *,
+        layout: bytes,
+        identity: str,
+        num_bytes: int,
+        device: str = "",
     ) -> None:
-        """Gets and maps a new pool. Raises HolderError, or OSError."""
+        """Gets `num_bytes` of host memory, which begins with the header, and maps it. Raises HolderError, or OSError.
+
+        device: names the GPU that has the pages.
+        """
         self._holder, self._num_pages = holder, geometry.num_pages
-        shapes = [
-            tensor_shape(layer.kind, num_pages=geometry.num_pages, page_size=geometry.page_size)
-            for layer in layers.layers
-        ]
-        self._sizes = [_aligned(math.prod(shape) * dtype.itemsize) for shape in shapes for _ in range(2)]
-        self.layout = layout_of(layers, geometry, dtype)
-        self._identity = identity_hash(identity)
-        self.num_bytes = num_bytes = header_bytes(geometry.num_pages) + sum(self._sizes)
-        self.pool_id, memory = holder.create(num_bytes)
+        self.layout, self._identity, self.num_bytes = layout, identity_hash(identity), num_bytes
+        self.pool_id, memory = holder.create(num_bytes, device=device, pages=geometry.num_pages if device else 0)
         try:
-            self._region = Region(memory, num_bytes)
+            self._host = Region(memory, num_bytes)
         finally:
             os.close(memory)
-        self._free_at = header_bytes(geometry.num_pages)
-        self._header = Header(self._region.bytes_at(0, header_bytes(geometry.num_pages)), geometry.num_pages)
-        self._guard = PageGuard(self._header, geometry.num_pages)
-        self._describe()
+        self._header_bytes = header_bytes(geometry.num_pages)
+        self._header = Header(self._host.bytes_at(0, self._header_bytes), geometry.num_pages)
+        self._guard = guard(self._header, geometry.num_pages)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """The next tensor of the pool. Called for K and V of each layer, in order."""
-        num_items = math.prod(shape)
-        buffer = self._region.bytes_at(self._free_at, num_items * dtype.itemsize)
-        self._free_at += _aligned(num_items * dtype.itemsize)
-        return torch.frombuffer(buffer, dtype=dtype, count=num_items).view(shape)
-
-    def zero(self) -> None:
-        """Makes every page zero, and frees its memory until it is written."""
-        self._region.zero()
-        self._describe()
-        self._guard.forget()
+        num_bytes = math.prod(shape) * dtype.itemsize
+        found = bytes_at(self._address, num_bytes, device)
+        self._address += align_up(num_bytes, self._alignment)
+        return found.view(dtype).view(shape)
 
     def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
         """Lets the checksums of pages be those of these tensors, which `zeros` returned."""
-        self._guard.checksum = PageChecksums(pools, page_size).of
+        raise NotImplementedError
 
     def begin_generation(self, generation: int) -> None:
         """Plans of this generation follow."""
         self._guard.begin_generation(generation)
 
     def begin_step(self, plan: Plan, tables: RowTables) -> None:
-        """Called before a step, with its rows and pages in the tables, positions as before it. Raises PageDamaged."""
+        """Called before a step, with its rows and pages in the tables, positions as before it. Raises PoolError."""
         self._guard.begin_step(plan, tables)
 
     def end_step(self, step: int) -> Callable[[], None] | None:
-        """Called when the step has ended well."""
+        """Called when the step is computed, or enqueued. What it returns is called when the step has ended."""
         return self._guard.end_step(step)
 
     def take_over(self, order: pb.TakeOver) -> None:
         """Replaces the own pool by that of a dead worker, if it is the pool that the order describes.
 
-        Raises PoolError; this pool is unchanged then.
+        On a GPU it waits for the device. Raises PoolError; this pool is unchanged then.
         """
-        memory = self._holder.take(order.pool_id, self._region.num_bytes)
+        memories = self._take(order.pool_id)
         try:
-            self._check(memory, order)
-            self._region.replace(memory)
+            found = Header(bytearray(os.pread(memories[0], self._header_bytes, 0)), self._num_pages)
+            found.check(pool_id=order.pool_id, layout=self.layout, identity=self._identity, generation=order.generation)
+            self._map(memories)
         except OSError as error:
             raise PoolError(f"the pool of a dead worker cannot be mapped: {error}") from error
         finally:
-            os.close(memory)
+            close_all(memories)
         self._guard.taken_over()
         own, self.pool_id = self.pool_id, order.pool_id
         if own != order.pool_id:
@@ -129,17 +103,49 @@ class SharedPool:
             with suppress(HolderError):
                 self._holder.give_back(own)
 
-    def _check(self, memory: int, order: pb.TakeOver) -> None:
-        data = os.pread(memory, header_bytes(self._num_pages), 0)
-        found = Header(bytearray(data), self._num_pages)
-        found.check(pool_id=order.pool_id, layout=self.layout, identity=self._identity, generation=order.generation)
+    def _take(self, pool_id: bytes) -> Sequence[int]:
+        """Descriptors of the pool's memory, the one with the header first. Raises HolderError."""
+        return [self._holder.take(pool_id, self.num_bytes)]
+
+    def _map(self, memories: Sequence[int]) -> None:
+        """Puts the memory in place of the own one. Raises PoolError or OSError."""
+        self._host.replace(memories[0])
 
     def _describe(self) -> None:
+        """Notes that the pool is zeroed: no page is whole."""
         self._header.write(pool_id=self.pool_id, layout=self.layout, identity=self._identity)
+        self._guard.forget()
 
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+class SharedPool(WorkerPool):
+    """The pool of one worker on a CPU."""
+
+    def __init__(
+        self, holder: HolderClient, layers: LayerMap, geometry: Geometry, dtype: torch.dtype, *, identity: str
+    ) -> None:
+        """Gets and maps a new pool. Raises HolderError, or OSError."""
+        self._alignment = HUGE_PAGE_BYTES
+        sizes = [align_up(math.prod(shape) * dtype.itemsize, HUGE_PAGE_BYTES) for shape in shapes_of(layers, geometry)]
+        num_bytes = header_bytes(geometry.num_pages) + sum(sizes)
+        layout = layout_of(layers, geometry, dtype)
+        super().__init__(holder, geometry, PageGuard, layout=layout, identity=identity, num_bytes=num_bytes)
+        self._address = self._host.address + self._header_bytes
+        self._describe()
+
+    def zero(self) -> None:
+        """Makes every page zero, and frees its memory until it is written."""
+        self._host.zero()
+        self._describe()
+
+    def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
+        checksum = PageChecksums(pools, page_size).of
+        self._guard.checksums_of = lambda pages: map(checksum, pages)
+
+
+def shapes_of(layers: LayerMap, geometry: Geometry) -> list[tuple[int, int, int]]:
+    """The shapes of a pool's tensors: K and V of each layer."""
+    sizes = {"num_pages": geometry.num_pages, "page_size": geometry.page_size}
+    return [shape for layer in layers.layers for shape in [tensor_shape(layer.kind, **sizes)] * 2]
 
 
 def layout_of(layers: LayerMap, geometry: Geometry, dtype: torch.dtype) -> bytes:

@@ -1,7 +1,6 @@
 """Decides at a worker's start whether its KV pool is in shared memory."""
 
 import logging
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -19,15 +18,6 @@ from gpu_worker.shared_pool.pool import SharedPool, WorkerPool
 log = logging.getLogger(__name__)
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unused:
-    """Memory of pools without a user. It counts as free, because the worker takes one over or none is kept."""
-
-    num_bytes: int = 0
-    # Of the newest pool on a GPU.
-    pages: int = 0
 
 
 def open_pool(
@@ -48,7 +38,7 @@ def open_pool(
     try:
         if device.type == "cuda":
             # Beside the pool of a worker that serves, or has died, there is no room for another one.
-            is_whole = not settings.standby and not unused_pools(settings, device).num_bytes
+            is_whole = not settings.standby and not unused_pools(settings, device)[0]
             driver = _driver(device)
             pool: WorkerPool = DevicePool(
                 holder, driver, layers, geometry, dtype, identity=identity, device=device, is_whole=is_whole
@@ -91,18 +81,18 @@ def shares_pool(settings: WorkerSettings, device: torch.device) -> bool:
     return True
 
 
-def unused_pools(settings: WorkerSettings, device: torch.device) -> Unused:
-    """Pools without a user on this device, if the pool will be shared."""
+def unused_pools(settings: WorkerSettings, device: torch.device) -> tuple[int, int]:
+    """Bytes of pools without a user on this device, and on a GPU the pages of the newest; 0 if the pool is not shared.
+
+    They count as free, because the worker takes one of these pools over or none is kept.
+    """
     if not shares_pool(settings, device):
-        return Unused()
+        return 0, 0
     holder = HolderClient(settings.runtime_dir)
     try:
-        if device.type == "cuda":
-            num_bytes, pages = holder.unused_on(_driver(device).uuid())
-            return Unused(num_bytes=num_bytes, pages=pages)
-        return Unused(num_bytes=holder.unused_bytes())
+        return holder.unused_on(_driver(device).uuid() if device.type == "cuda" else "")
     except HolderError:
-        return Unused()
+        return 0, 0
     finally:
         holder.close()
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.shared_pool import device_pool
+from gpu_worker.shared_pool import device_pool, pool
 from gpu_worker.shared_pool.cuda_driver import Driver
 from gpu_worker.shared_pool.device_pool import DevicePool
 from tests.gpu_worker.cuda_memory.fake_libcuda import FakeCard, FakeLibcuda
@@ -49,7 +49,11 @@ def rig() -> Iterator[FakeRig]:
             is_whole=True,
         )
 
-    with patch.object(device_pool, "bytes_at", no_bytes), patch.object(device_pool, "words_of", words_of):
+    with (
+        patch.object(pool, "bytes_at", no_bytes),
+        patch.object(device_pool, "bytes_at", no_bytes),
+        patch.object(device_pool, "words_of", words_of),
+    ):
         yield FakeRig(FakeCuda(), pool_of)
     holder.close()
     library.end()
