@@ -187,10 +187,8 @@ class Holder:
                 return {}, []
             case "unused":
                 self._pools.collect(now)
-                if device := device_of(message):
-                    num_bytes, pages = self._pools.unused_on(device)
-                    return {"bytes": num_bytes, "pages": pages}, []
-                return {"bytes": self._pools.unused_bytes(), "pages": 0}, []
+                num_bytes, pages = self._pools.unused_on(device_of(message))
+                return {"bytes": num_bytes, "pages": pages}, []
             case "free":
                 self._pools.collect(now)
                 if not (device := device_of(message)):

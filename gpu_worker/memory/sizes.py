@@ -93,40 +93,31 @@ class Measured:
 
 def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = None) -> list[str]:
     """One line per item, with a second column if there are measured figures."""
-    geometry = sizes.geometry
+    geometry, on_cpu = sizes.geometry, place == "cpu"
     left = sizes.free - sizes.weights - sizes.step - sizes.graphs - sizes.tables - sizes.pool - sizes.beside_pool
-    saved: list[tuple[str, int, int | None]] = []
-    if geometry.host_pages:
-        where = "" if place == "cpu" else ", in host memory"
-        saved = [(f"saved KV, {geometry.host_pages} pages{where}", sizes.host_pool, measured and measured.host_pool)]
-        left -= sizes.host_pool if place == "cpu" else 0
-    standbys: list[tuple[str, int, int | None]] = []
-    if sizes.standbys:
-        standbys = [("for standby workers", sizes.standbys, None)]
-        left -= sizes.standbys
-    beside: list[tuple[str, int, int | None]] = []
-    if sizes.beside_pool:
-        beside = [("beside the shared pool, for a takeover", sizes.beside_pool, None)]
-    graphs: list[tuple[str, int, int | None]] = []
-    if sizes.graphs or (measured and measured.num_graphs):
-        number = f"at most {MAX_GRAPHS}" if measured is None else f"{measured.num_graphs} of at most {MAX_GRAPHS}"
-        graphs = [(f"graphs, {number}", sizes.graphs, measured and measured.graphs)]
-    pages = f"KV, {geometry.num_pages - 1} pages of {geometry.page_size} tokens"
-    items: list[tuple[str, int, int | None]] = [
-        (f"weights, {dtype}", sizes.weights, measured and measured.weights),
-        (f"step, {geometry.token_budget} tokens, {geometry.max_rows} rows", sizes.step, measured and measured.step),
-        *graphs,
-        ("tables and buffers", sizes.tables, measured and measured.tables),
-        (f"{pages}{', capped' if sizes.is_capped else ''}", sizes.pool, measured and measured.pool),
-        *beside,
-        *saved,
-        *standbys,
-        (f"free, {readable(sizes.reserve)} of it kept", left, measured and measured.free),
+    left -= sizes.standbys + (sizes.host_pool if on_cpu else 0)
+    number = f"at most {MAX_GRAPHS}" if measured is None else f"{measured.num_graphs} of at most {MAX_GRAPHS}"
+    has_graphs = sizes.graphs or (measured and measured.num_graphs)
+    step = f"step, {geometry.token_budget} tokens, {geometry.max_rows} rows"
+    pages = f"KV, {geometry.num_pages - 1} pages of {geometry.page_size} tokens{', capped' if sizes.is_capped else ''}"
+    saved = f"saved KV, {geometry.host_pages} pages{'' if on_cpu else ', in host memory'}"
+    # Whether the line is shown, its name, and bytes planned and measured.
+    items: list[tuple[object, str, int, int | None]] = [
+        (True, f"weights, {dtype}", sizes.weights, measured and measured.weights),
+        (True, step, sizes.step, measured and measured.step),
+        (has_graphs, f"graphs, {number}", sizes.graphs, measured and measured.graphs),
+        (True, "tables and buffers", sizes.tables, measured and measured.tables),
+        (True, pages, sizes.pool, measured and measured.pool),
+        (sizes.beside_pool, "beside the shared pool, for a takeover", sizes.beside_pool, None),
+        (geometry.host_pages, saved, sizes.host_pool, measured and measured.host_pool),
+        (sizes.standbys, "for standby workers", sizes.standbys, None),
+        (True, f"free, {readable(sizes.reserve)} of it kept", left, measured and measured.free),
     ]
     lines = [_line(f"memory on {place}", "planned", "" if measured is None else "measured")]
-    for name, planned, found in items:
-        second = "" if measured is None else "-" if found is None else readable(found)
-        lines.append(_line(f"  {name}", readable(planned), second))
+    for is_shown, name, planned, found in items:
+        if is_shown:
+            second = "" if measured is None else "-" if found is None else readable(found)
+            lines.append(_line(f"  {name}", readable(planned), second))
     if measured and (measured.graphs > sizes.graphs or measured.num_graphs > MAX_GRAPHS):
         lines.append("  graphs: more than planned; the difference comes from the memory that is kept free")
     if sizes.beside_pool:

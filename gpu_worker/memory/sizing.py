@@ -12,7 +12,7 @@ memory for its first pages (`num_first_pages`); that memory stays free while it 
 after it needs it. Checksums need sums of a few pages.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 from gpu_worker.attention.passing import Passing
@@ -41,95 +41,6 @@ class DoesNotFit(ValueError):
     """The configured size does not fit; the message names the value that would fit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
-    """Pools of one model at one page size."""
-
-    costs: Costs
-    page_size: int
-    on_cpu: bool
-
-    @property
-    def page_bytes(self) -> int:
-        """K and V of all layers in one page."""
-        return self.page_size * self.costs.kv_per_token
-
-    @property
-    def max_pages(self) -> int:
-        """The most pages that plans can name and, on a GPU, that kernels can address."""
-        return MAX_PAGE_IDS if self.on_cpu else min(MAX_PAGE_IDS, self.costs.addressable_pages(self.page_size))
-
-    def num_bytes(self, num_pages: int) -> int:
-        """Bytes of a pool of `num_pages`, with the additional pages of learned sinks."""
-        return self.page_size * self.costs.learned_sinks_per_token + num_pages * self.page_bytes
-
-    def fitting(self, num_bytes: int) -> int:
-        """Pages of the largest pool that fits `num_bytes`."""
-        return max(0, (num_bytes - self.num_bytes(0)) // self.page_bytes)
-
-
-def configured_pages(num_pages: int | None, pool_bytes: int | None, pool: Pool, *, room: int, breakdown: str) -> int:
-    """Pages of a pool with the size of one of the two settings. Raises DoesNotFit if it is too large, else ValueError.
-
-    room: bytes available for the pool; breakdown: a sentence about the other bytes.
-    """
-    asked = f"num_pages is {num_pages}"
-    if num_pages is None:
-        assert pool_bytes is not None
-        num_pages = pool.fitting(pool_bytes)
-        asked = f"pool_bytes is {pool_bytes} ({num_pages} pages)"
-        if num_pages < 2:
-            raise ValueError(
-                f"pool_bytes is {pool_bytes}, which is too small; the minimum is two pages of {pool.page_bytes} bytes: "
-                f"pool_bytes {settable(pool.num_bytes(2), at_least=True)} would fit"
-            )
-        if pool.on_cpu:
-            num_pages = min(num_pages, pool.max_pages)
-    most = min(pool.max_pages, pool.fitting(room))
-    would = f"pool_bytes {settable(pool.num_bytes(most))} or num_pages {most} would fit"
-    if num_pages > pool.max_pages and not pool.on_cpu:
-        raise DoesNotFit(f"{asked}; {WHY_CAPPED}: {would}")
-    if pool.num_bytes(num_pages) > room:
-        raise DoesNotFit(f"{asked}, which does not fit ({readable(pool.num_bytes(num_pages))}): {breakdown}; {would}")
-    return num_pages
-
-
-def passing_bytes(num_pages: int, pool: Pool) -> int:
-    """Bytes of the buffers on the device through which `num_pages` host pages pass."""
-    page = pool.page_bytes
-    return Passing.of(page, num_pages, on_cpu=pool.on_cpu).num_bytes(page) if num_pages else 0
-
-
-def configured_host_pages(asked: int, pool: Pool, *, room: int, free_host: int, breakdown: str) -> int:
-    """Pages of host memory for host_pool_bytes. Raises DoesNotFit, or ValueError for less than a page.
-
-    room: bytes on the device beside the smallest pool; free_host: bytes of host memory if the device is a GPU;
-    breakdown: a sentence about the other bytes on the device.
-    """
-    page = pool.page_bytes
-    if asked < page:
-        would = settable(page, at_least=True)
-        raise ValueError(
-            f"host_pool_bytes is {asked}, less than a page of {page} bytes; "
-            f"set host_pool_bytes to {would} at least, or to 0"
-        )
-    num_pages = min(MAX_HOST_PAGES, asked // page)
-    buffers = passing_bytes(num_pages, pool)
-    if pool.on_cpu:
-        fits, because = room - buffers, breakdown
-    else:
-        fits = free_host - CPU_RESERVE_BYTES
-        because = f"of {readable(free_host)} free in host memory, {readable(CPU_RESERVE_BYTES)} are kept free"
-        if buffers > room:
-            fits, because = 0, f"its buffers take {readable(buffers)}, and {breakdown}"
-    if num_pages * page > fits:
-        raise DoesNotFit(
-            f"host_pool_bytes {readable(asked)} does not fit: {because}; "
-            f"host_pool_bytes {settable(fits if fits >= page else 0)} would fit"
-        )
-    return num_pages
-
-
 def check_host_memory(costs: Costs, free_host: int) -> None:
     """Raises DoesNotFit if the weights exceed free host memory, through which weights for a GPU may have to pass."""
     if costs.weights > free_host:
@@ -156,20 +67,22 @@ def choose_sizes(
 
 
 class _Choice:
-    """One choice, checked in this order: limits, weights, step, host memory, pool, length."""
+    """One choice, checked in this order: limits, weights, standby workers, step, host memory, pool, length."""
 
     def __init__(
         self, settings: WorkerSettings, costs: Costs, machine: Machine, reach: tuple[int, int], *, captures: bool
     ) -> None:
-        self.settings, self.costs, self.machine, self.reach = settings, costs, machine, reach
-        self.free, self.place, on_cpu = machine.free, machine.place, machine.on_cpu
-        self.on_cpu, self.host_pool, self.buffers, self.is_capped = on_cpu, 0, 0, False
-        self.captures = captures
+        self.settings, self.costs, self.machine, self.reach, self.captures = settings, costs, machine, reach, captures
+        self.free, self.place, self.on_cpu, on_cpu = machine.free, machine.place, machine.on_cpu, machine.on_cpu
+        self.host_pool, self.buffers, self.is_capped = 0, 0, False
         # On a CPU pages of 64 and 128 tokens are equally fast and 256 is slower; smaller pages waste less.
         self.page_size = settings.page_size or (64 if on_cpu else 128)
         self.max_rows = settings.max_rows or default_max_rows(on_cpu=on_cpu)
         self.chunk_align = default_chunk_align(on_cpu=on_cpu)
-        self.pool = Pool(costs=costs, page_size=self.page_size, on_cpu=on_cpu)
+        # K and V of all layers in one page.
+        self.page_bytes = self.page_size * costs.kv_per_token
+        # The most pages that plans can name and, on a GPU, that kernels can address.
+        self.max_pages = MAX_PAGE_IDS if on_cpu else min(MAX_PAGE_IDS, costs.addressable_pages(self.page_size))
         self.token_budget = settings.token_budget or max(self.max_rows + self.chunk_align, 512 if on_cpu else 4096)
         self.length = settings.max_length or costs.default_length
         default = CPU_RESERVE_BYTES if on_cpu else GPU_RESERVE_BYTES
@@ -190,14 +103,11 @@ class _Choice:
         self.step, self.graphs, self.tables = self._beside(widest)
         self.beside_pool = bytes_beside_pool(costs, widest) if self.machine.shares_pool else 0
         own = costs.weights + self.step + self.graphs + self.tables + self.beside_pool
-        self.standbys = Standbys(
-            count=self.settings.standbys,
-            each=own + (0 if self.on_cpu else GPU_CONTEXT_BYTES),
-            has_own_pool=not (self.on_cpu or self.machine.shares_pool),
-        )
-        self.room = self.free - own - self.standbys.num_bytes - self.reserve
-        self.standbys.check_room(self.room, self.pool, self._breakdown())
-        if self.room < (0 if self.waits else self.pool.num_bytes(2)):
+        self.of_standby = own + (0 if self.on_cpu else GPU_CONTEXT_BYTES)
+        self.standbys = self.settings.standbys * self.of_standby
+        self.room = self.free - own - self.standbys - self.reserve
+        self._check_standbys()
+        if self.room < (0 if self.waits else self._pool_bytes(2)):
             self._refuse_step()
         host_pages = self._host_pages()
         num_pages = self._num_pages()
@@ -212,10 +122,10 @@ class _Choice:
             step=step,
             graphs=graphs,
             tables=tables + self.buffers,
-            pool=self.pool.num_bytes(num_pages),
+            pool=self._pool_bytes(num_pages),
             host_pool=self.host_pool,
             reserve=self.reserve,
-            standbys=self.standbys.num_bytes,
+            standbys=self.standbys,
             beside_pool=self.beside_pool,
             free=self.free,
             is_capped=self.is_capped,
@@ -239,32 +149,83 @@ class _Choice:
         graphs = self.costs.graphs(geometry, on_cpu=self.on_cpu) if self.captures else 0
         return self.costs.step(geometry), graphs, self.costs.tables(geometry)
 
+    def _pool_bytes(self, num_pages: int) -> int:
+        """Bytes of a pool of `num_pages`, with the additional pages of learned sinks."""
+        return self.page_size * self.costs.learned_sinks_per_token + num_pages * self.page_bytes
+
+    def _fitting(self, num_bytes: int) -> int:
+        """Pages of the largest pool that fits `num_bytes`."""
+        return max(0, (num_bytes - self._pool_bytes(0)) // self.page_bytes)
+
     def _num_pages(self) -> int:
-        asked, breakdown = (self.settings.num_pages, self.settings.pool_bytes), self._breakdown()
+        num_pages, pool_bytes = self.settings.num_pages, self.settings.pool_bytes
         if (of_serving := self.settings.standby_pages) is not None:
             if self.on_cpu or self.waits:
-                return min(of_serving, self.pool.max_pages)
-            return configured_pages(of_serving, None, self.pool, room=self.room, breakdown=breakdown)
-        if asked != (None, None):
-            return configured_pages(*asked, self.pool, room=self.room, breakdown=breakdown)
-        automatic = self.standbys.share_of(self.room)
+                return min(of_serving, self.max_pages)
+            return self._configured_pages(of_serving, None)
+        if num_pages is not None or pool_bytes is not None:
+            return self._configured_pages(num_pages, pool_bytes)
+        automatic = self.room
+        if not (self.on_cpu or self.machine.shares_pool):
+            # Each standby worker has a pool of its own from its start.
+            automatic //= 1 + self.settings.standbys
         if self.on_cpu and self.settings.keep_free_bytes is None:
-            automatic = min(self.room, max(DEFAULT_CPU_POOL_BYTES, self.pool.num_bytes(2)))
+            automatic = min(self.room, max(DEFAULT_CPU_POOL_BYTES, self._pool_bytes(2)))
         # By default no more pages than all rows need at full length.
-        num_pages = min(self.max_rows * self._pages() + 1, self.pool.fitting(automatic))
-        self.is_capped = not self.on_cpu and num_pages > self.pool.max_pages
-        num_pages, held = min(num_pages, self.pool.max_pages), self.machine.held_pages
+        num_pages = min(self.max_rows * self._pages() + 1, self._fitting(automatic))
+        self.is_capped = not self.on_cpu and num_pages > self.max_pages
+        num_pages, held = min(num_pages, self.max_pages), self.machine.held_pages
         # The same number as the dead worker had, so that its pool can be taken over.
         return held if abs(held - num_pages) <= _HELD_SHARE * num_pages else num_pages
 
+    def _configured_pages(self, num_pages: int | None, pool_bytes: int | None) -> int:
+        """Pages of a pool with the size of one of the two settings."""
+        asked = f"num_pages is {num_pages}"
+        if num_pages is None:
+            assert pool_bytes is not None
+            num_pages = self._fitting(pool_bytes)
+            asked = f"pool_bytes is {pool_bytes} ({num_pages} pages)"
+            if num_pages < 2:
+                raise ValueError(
+                    f"pool_bytes is {pool_bytes}, which is too small; the minimum is two pages of {self.page_bytes} "
+                    f"bytes: pool_bytes {settable(self._pool_bytes(2), at_least=True)} would fit"
+                )
+            if self.on_cpu:
+                num_pages = min(num_pages, self.max_pages)
+        most, need = min(self.max_pages, self._fitting(self.room)), self._pool_bytes(num_pages)
+        would = f"pool_bytes {settable(self._pool_bytes(most))} or num_pages {most} would fit"
+        if num_pages > self.max_pages and not self.on_cpu:
+            raise DoesNotFit(f"{asked}; {WHY_CAPPED}: {would}")
+        if need > self.room:
+            raise DoesNotFit(f"{asked}, which does not fit ({readable(need)}): {self._breakdown()}; {would}")
+        return num_pages
+
     def _host_pages(self) -> int:
         """Pages of host memory. Their buffers, and on a CPU the pages themselves, reduce the room for the pool."""
-        asked = self.settings.host_pool_bytes
+        asked, page = self.settings.host_pool_bytes, self.page_bytes
         if not asked:
             return 0
-        room, free_host = self.room - self.pool.num_bytes(2), self.machine.free_host
-        num_pages = configured_host_pages(asked, self.pool, room=room, free_host=free_host, breakdown=self._breakdown())
-        self.host_pool, self.buffers = num_pages * self.pool.page_bytes, passing_bytes(num_pages, self.pool)
+        if asked < page:
+            raise ValueError(
+                f"host_pool_bytes is {asked}, less than a page of {page} bytes; "
+                f"set host_pool_bytes to {settable(page, at_least=True)} at least, or to 0"
+            )
+        num_pages = min(MAX_HOST_PAGES, asked // page)
+        buffers = Passing.of(page, num_pages, on_cpu=self.on_cpu).num_bytes(page)
+        room, free_host = self.room - self._pool_bytes(2), self.machine.free_host
+        if self.on_cpu:
+            fits, because = room - buffers, self._breakdown()
+        else:
+            fits = free_host - CPU_RESERVE_BYTES
+            because = f"of {readable(free_host)} free in host memory, {readable(CPU_RESERVE_BYTES)} are kept free"
+            if buffers > room:
+                fits, because = 0, f"its buffers take {readable(buffers)}, and {self._breakdown()}"
+        if num_pages * page > fits:
+            raise DoesNotFit(
+                f"host_pool_bytes {readable(asked)} does not fit: {because}; "
+                f"host_pool_bytes {settable(fits if fits >= page else 0)} would fit"
+            )
+        self.host_pool, self.buffers = num_pages * page, buffers
         self.room -= self.buffers + (self.host_pool if self.on_cpu else 0)
         return num_pages
 
@@ -282,11 +243,21 @@ class _Choice:
     def _breakdown(self) -> str:
         host = f", swapped-out pages {readable(self.host_pool)}" if self.host_pool and self.on_cpu else ""
         graphs = f", captured graphs {readable(self.graphs)}" if self.graphs else ""
+        standbys = f", standby workers {readable(self.standbys)}" if self.settings.standbys else ""
         return (
             f"of {readable(self.free)} free on {self.place}, weights take {readable(self.costs.weights)}, a step "
-            f"{readable(self.step)}{graphs}, tables {readable(self.tables + self.buffers)}{host}{self.standbys}, and "
+            f"{readable(self.step)}{graphs}, tables {readable(self.tables + self.buffers)}{host}{standbys}, and "
             f"{readable(self.reserve)} are kept free"
         )
+
+    def _check_standbys(self) -> None:
+        """Raises DoesNotFit if the smallest pool would fit without standby workers."""
+        least, with_theirs = self._pool_bytes(2), self.room + self.standbys
+        if self.room < least <= with_theirs:
+            raise DoesNotFit(
+                f"standbys is {self.settings.standbys}, and each standby worker takes {readable(self.of_standby)} "
+                f"beside its pool: {self._breakdown()}; standbys {(with_theirs - least) // self.of_standby} would fit"
+            )
 
     def _refuse_weights(self) -> NoReturn:
         smaller = self._smaller_dtype(self.free)
@@ -302,7 +273,7 @@ class _Choice:
 
     def _fits(self, max_rows: int, token_budget: int) -> bool:
         smaller = self._geometry(2, self.length, max_rows=max_rows, token_budget=token_budget)
-        return self.free >= self.costs.weights + sum(self._beside(smaller)) + self.reserve + self.pool.num_bytes(2)
+        return self.free >= self.costs.weights + sum(self._beside(smaller)) + self.reserve + self._pool_bytes(2)
 
     def _refuse_step(self) -> NoReturn:
         """Two pages do not fit beside a step; proposes fewer tokens or rows, less kept free, or smaller weights."""
@@ -314,10 +285,10 @@ class _Choice:
             would = f"token_budget {budget} would fit"
         elif fewer is not None:
             would = f"max_rows {fewer} with token_budget {fewer + self.chunk_align} would fit"
-        elif self.room + self.reserve >= self.pool.num_bytes(2):
-            would = f"keep_free_bytes {settable(self.room + self.reserve - self.pool.num_bytes(2))} would fit"
+        elif self.room + self.reserve >= self._pool_bytes(2):
+            would = f"keep_free_bytes {settable(self.room + self.reserve - self._pool_bytes(2))} would fit"
         else:
-            smaller = self._smaller_dtype(self.room + self.costs.weights - self.pool.num_bytes(2))
+            smaller = self._smaller_dtype(self.room + self.costs.weights - self._pool_bytes(2))
             would = smaller or "use a smaller model, or more memory"
         raise DoesNotFit(
             f"two pages of {self.page_size} tokens do not fit beside a step of token_budget {self.token_budget} "
@@ -326,10 +297,10 @@ class _Choice:
 
     def _refuse_length(self, num_pages: int) -> NoReturn:
         pages = self._held_pages() + 1
-        need, fits = self.pool.num_bytes(pages), (num_pages - 1) * self.page_size
+        need, fits = self._pool_bytes(pages), (num_pages - 1) * self.page_size
         asked = f"max_length is {self.length}, which needs num_pages {pages} or pool_bytes "
         asked += f"{settable(need, at_least=True)}; the pool has {num_pages} pages"
-        if pages > self.pool.max_pages:
+        if pages > self.max_pages:
             raise DoesNotFit(f"{asked} and {WHY_CAPPED}; max_length {self._longest()} would fit")
         if need <= self.room:
             raise ValueError(f"{asked}; a larger pool, or max_length {fits}, would fit")
@@ -337,40 +308,7 @@ class _Choice:
 
     def _longest(self) -> int:
         """The length of one sequence that fills the largest pool."""
-        return (min(self.pool.max_pages, self.pool.fitting(self.room)) - 1) * self.page_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standbys:
-    """The standby workers that start later, and the bytes that each takes beside its pool."""
-
-    count: int
-    each: int
-    # Whether each has a pool of its own from its start.
-    has_own_pool: bool
-
-    def __str__(self) -> str:
-        """A part of a list of what takes memory; empty without standby workers."""
-        return f", standby workers {readable(self.num_bytes)}" if self.count else ""
-
-    @property
-    def num_bytes(self) -> int:
-        """What all of them take beside their pools."""
-        return self.count * self.each
-
-    def check_room(self, room: int, pool: Pool, breakdown: str) -> None:
-        """Raises DoesNotFit if the smallest pool would fit without them. room: bytes for this worker's pool."""
-        least = pool.num_bytes(2)
-        if room < least <= room + self.num_bytes:
-            fits = (room + self.num_bytes - least) // self.each
-            raise DoesNotFit(
-                f"standbys is {self.count}, and each standby worker takes {readable(self.each)} beside its pool: "
-                f"{breakdown}; standbys {fits} would fit"
-            )
-
-    def share_of(self, room: int) -> int:
-        """The bytes of `room` for this worker's own pool."""
-        return room // (1 + self.count) if self.has_own_pool else room
+        return (min(self.max_pages, self._fitting(self.room)) - 1) * self.page_size
 
 
 # The granularity of memory of GPUs, so far of all of them.

@@ -92,9 +92,7 @@ class Pools:
 
     def attach(self, pool_id: bytes, user: User, memory: int, num_bytes: int) -> None:
         """Keeps a descriptor of the device memory of a pool; it is the holder's from now on. Raises HolderError."""
-        pool = self._pools.get(pool_id)
-        if pool is None or pool.user is None or pool.user.pid != user.pid:
-            raise HolderError("only its user can attach memory to a pool")
+        pool = self._own(pool_id, user, "attach memory to a pool")
         if not pool.device:
             raise HolderError("the pool is in host memory")
         if pool.device_memory is not None:
@@ -123,9 +121,7 @@ class Pools:
 
     def give_back(self, pool_id: bytes, user: User) -> None:
         """Frees a pool that its user needs no longer. Raises HolderError for anybody else."""
-        pool = self._pools.get(pool_id)
-        if pool is None or pool.user is None or pool.user.pid != user.pid:
-            raise HolderError("only its user can give a pool back")
+        self._own(pool_id, user, "give a pool back")
         self._free(pool_id)
 
     def collect(self, now: float) -> None:
@@ -138,12 +134,13 @@ class Pools:
         for pool_id in dict.fromkeys([*late, *unused[:-MAX_UNUSED]]):
             self._free(pool_id)
 
-    def unused_bytes(self) -> int:
-        """Host memory that the unused pools occupy. Pages that were never touched take none."""
-        return sum(512 * os.fstat(self._pools[pool_id].memory).st_blocks for pool_id in self._unused())
-
     def unused_on(self, device: str) -> tuple[int, int]:
-        """Memory of a GPU that unused pools occupy, and the number of pages of the newest of them."""
+        """Memory of a GPU that unused pools occupy, and the number of pages of the newest of them.
+
+        Without a device, host memory and 0. Pages there that were never touched take none.
+        """
+        if not device:
+            return sum(512 * os.fstat(self._pools[pool_id].memory).st_blocks for pool_id in self._unused()), 0
         pools = [self._pools[pool_id] for pool_id in self._unused_on(device)]
         return sum(pool.device_bytes for pool in pools), pools[-1].num_pages if pools else 0
 
@@ -162,6 +159,12 @@ class Pools:
         """Frees all pools. Processes that have one mapped keep it until they end."""
         for pool_id in list(self._pools):
             self._free(pool_id)
+
+    def _own(self, pool_id: bytes, user: User, wish: str) -> _Pool:
+        pool = self._pools.get(pool_id)
+        if pool is None or pool.user is None or pool.user.pid != user.pid:
+            raise HolderError(f"only its user can {wish}")
+        return pool
 
     def _unused(self) -> list[bytes]:
         """Pools without a user, the longest unused first."""

@@ -29,7 +29,7 @@ class PoolError(Exception):
 
 
 class HolderError(PoolError):
-    """The holder is gone, or refuses. If `is_busy`, the pool's last user still lives."""
+    """The holder is gone, or refuses for the reason in the message. If `is_busy`, the pool's last user still lives."""
 
     def __init__(self, message: str, *, is_busy: bool = False) -> None:
         super().__init__(message)
