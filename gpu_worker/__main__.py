@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -153,20 +154,20 @@ def _check_numbers(settings: WorkerSettings) -> None:
 
 
 def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = SINGLE) -> None:
-    """Starts and serves until a signal. Passes on fatal exceptions.
+    """Starts and serves until a signal, or carries out the plans of the group's leader. Passes on fatal exceptions.
 
     A standby worker leaves the CPU to the serving one while it starts; then this thread serves at the normal priority.
     """
-
-    def prepare() -> "tuple[PlanRunner, Join, Together]":
-        return prepared(settings, folder, begun, ranks)
-
+    prepare = partial(prepared, settings, folder, begun, ranks)
     runner, join, together = at_low_priority(prepare) if settings.standby else prepare()
+    from gpu_worker.step.runner import MAX_IN_FLIGHT
+
     if not ranks.is_leader:
-        follow(runner, ranks, wires_of(ranks, together, settings, join))
+        from gpu_worker.group.follower import Follower
+
+        Follower(runner, ranks, wires_of(ranks, together, settings, join), max_in_flight=MAX_IN_FLIGHT).serve()
         return
     from gpu_worker.link.link import Link
-    from gpu_worker.step.runner import MAX_IN_FLIGHT
 
     endpoint = settings.connect or endpoint_of(settings.runtime_dir, WORKER_SOCKET)
     curve = read_keys(settings.keys, endpoint) if settings.connect else None
@@ -201,14 +202,6 @@ def wires_of(ranks: Ranks, together: "Together", settings: WorkerSettings, join:
 
     keys = read_keys(settings.keys, settings.connect) if ranks.spans_hosts else None
     return Wires(ranks, together, settings.runtime_dir, group_name(), identity=join.identity, keys=keys)
-
-
-def follow(runner: "PlanRunner", ranks: Ranks, wires: "Wires") -> None:
-    """Carries out the leader's plans until the group ends."""
-    from gpu_worker.group.follower import Follower
-    from gpu_worker.step.runner import MAX_IN_FLIGHT
-
-    Follower(runner, ranks, wires, max_in_flight=MAX_IN_FLIGHT).serve()
 
 
 def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks) -> "tuple[PlanRunner, Join, Together]":

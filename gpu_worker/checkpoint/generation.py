@@ -21,25 +21,15 @@ _MAX_TOP_K = (1 << 32) - 1
 _RANGES = {"temperature": (1.0, 0.0, 100.0), "min_p": (0.0, 0.0, 1.0), "repetition_penalty": (1.0, 0.01, 100.0)}
 _GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 # Options that change tokens and are not supported, with their values for "off".
-_UNSUPPORTED = {
-    "bad_words_ids": None,
-    "begin_suppress_tokens": None,
-    "encoder_repetition_penalty": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "exponential_decay_length_penalty": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "guidance_scale": 1.0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
-    "num_beams": 1,
-    "penalty_alpha": 0.0,
-    "sequence_bias": None,
-    "stop_strings": None,
-    "suppress_tokens": None,
-    "typical_p": 1.0,
+_UNSUPPORTED: dict[str, int | None] = {
+    name: off
+    for off, names in (
+        (None, "bad_words_ids begin_suppress_tokens exponential_decay_length_penalty forced_bos_token_id"),
+        (None, "forced_eos_token_id sequence_bias stop_strings suppress_tokens"),
+        (0, "epsilon_cutoff eta_cutoff min_length min_new_tokens no_repeat_ngram_size penalty_alpha"),
+        (1, "encoder_repetition_penalty guidance_scale num_beams typical_p"),
+    )
+    for name in names.split()
 }
 
 
@@ -73,7 +63,7 @@ def generation_of(given: Mapping[str, Any], path: Path) -> Generation:
         defaults |= _sampled(given, path, notes)
     else:
         defaults |= _GREEDY
-    asked = {name: given.get(name) for name in _UNSUPPORTED}
+    asked = {name: given.get(name) for name in sorted(_UNSUPPORTED)}
     unsupported = (f"{name} {value}" for name, value in asked.items() if value not in (None, _UNSUPPORTED[name]))
     return Generation(eos_token_ids=eos, defaults=defaults, unsupported=tuple(unsupported), notes=tuple(notes))
 

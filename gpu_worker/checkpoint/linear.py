@@ -11,7 +11,7 @@ embedding keeps the original. Knows nothing of models.
 """
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeGuard
 
@@ -28,15 +28,15 @@ _WORD_BYTES = 4
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
+@dataclass(slots=True, eq=False)
 class _Product:
     """The product of a merged weight with one input, while its parts are read."""
 
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-        # The group's first layer, which has the merged weight.
-        self.first: MergedLinear
-        self.input: Tensor | None = None
-        self.output: Tensor | None = None
+    sizes: list[int]
+    # The group's first layer, which has the merged weight.
+    first: "MergedLinear" = field(init=False)
+    input: Tensor | None = None
+    output: Tensor | None = None
 
 
 class MergedLinear(nn.Module):
@@ -46,7 +46,8 @@ class MergedLinear(nn.Module):
         super().__init__()
         self._product = product
         self._is_first, self._is_last = idx == 0, idx == len(product.sizes) - 1
-        self._begin = sum(product.sizes[:idx])
+        # The first row of W that is this layer's.
+        self.begin = sum(product.sizes[:idx])
         self.in_features, self.out_features = merged.in_features, product.sizes[idx]
         if self._is_first:
             # Casts, parameters and packing find the merged layer here, and may replace it.
@@ -59,21 +60,16 @@ class MergedLinear(nn.Module):
         return self._product.first.merged
 
     @property
-    def begin(self) -> int:
-        """The first row of W that is this layer's."""
-        return self._begin
-
-    @property
     def weight(self) -> Tensor:
         """This layer's part of W."""
         weight: Tensor = self._product.first.merged.weight
-        return weight[self._begin : self._begin + self.out_features]
+        return weight[self.begin : self.begin + self.out_features]
 
     @property
     def bias(self) -> Tensor | None:
         """This layer's part of b."""
         bias: Tensor | None = self._product.first.merged.bias
-        return None if bias is None else bias[self._begin : self._begin + self.out_features]
+        return None if bias is None else bias[self.begin : self.begin + self.out_features]
 
     def forward(self, x: Tensor) -> Tensor:
         product = self._product
@@ -85,7 +81,7 @@ class MergedLinear(nn.Module):
         assert output is not None
         if self._is_last:
             product.input = product.output = None
-        return output[..., self._begin : self._begin + self.out_features]
+        return output[..., self.begin : self.begin + self.out_features]
 
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -103,7 +99,9 @@ def merge_linears(model: nn.Module, groups: Groups) -> int:
     for names in groups:
         linears = [module for name in names if is_plain_linear(module := model.get_submodule(name))]
         if len(linears) == len(names):
-            merged, product = _merged(linears), _Product([linear.out_features for linear in linears])
+            bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+            merged = linear_of(torch.cat([linear.weight for linear in linears]), bias)
+            product = _Product([linear.out_features for linear in linears])
             for idx, name in enumerate(names):
                 parent, _, child = name.rpartition(".")
                 setattr(model.get_submodule(parent), child, MergedLinear(product, idx, merged))
@@ -111,14 +109,12 @@ def merge_linears(model: nn.Module, groups: Groups) -> int:
     return count
 
 
-def _merged(linears: list[nn.Linear]) -> nn.Linear:
-    """One layer with the weights of all, one after another."""
-    weights = [linear.weight for linear in linears]
-    out = nn.Linear(1, 1, bias=linears[0].bias is not None, device="meta")
-    out.in_features, out.out_features = weights[0].shape[1], sum(weight.shape[0] for weight in weights)
-    out.weight = nn.Parameter(torch.cat(weights), requires_grad=False)
-    if linears[0].bias is not None:
-        out.bias = nn.Parameter(torch.cat([linear.bias for linear in linears]), requires_grad=False)
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A layer with these parameters, for inference."""
+    out = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    out.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        out.bias = nn.Parameter(bias, requires_grad=False)
     return out.eval()
 
 
@@ -225,6 +221,7 @@ class PackedLinear(nn.Module):
         # Tensors are hidden from state dicts and casts, because only this module's forward understands the layout.
         self.bias = self._bias = None if linear.bias is None else linear.bias.detach()
         self._kernel = linear_kernel(weight.dtype)
+        self.is_native = self._kernel is not None
         if self._kernel is None:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
             self._multiply = _multiply_onednn
@@ -233,11 +230,6 @@ class PackedLinear(nn.Module):
             self._multiply = self._kernel.multiply
             if self.bias is not None:
                 self._bias = self._kernel.pack_bias(self.bias)
-
-    @property
-    def is_native(self) -> bool:
-        """Whether the C++ kernel computes this layer."""
-        return self._kernel is not None
 
     @property
     def weight(self) -> Tensor:

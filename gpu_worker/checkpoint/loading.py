@@ -182,11 +182,7 @@ def without_warning_of_padding(model: PreTrainedModel) -> None:
     """Removes a comparison of each step's tokens with pad_token_id, which branches on data only to warn of padding."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
-            part.warn_if_padding_and_no_attention_mask = _ignore  # type: ignore[method-assign]
-
-
-def _ignore(*_: object) -> None:
-    """Takes the arguments of a warning."""
+            part.warn_if_padding_and_no_attention_mask = lambda *_: None  # type: ignore[method-assign]
 
 
 def prepare(

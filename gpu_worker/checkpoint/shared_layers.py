@@ -9,12 +9,13 @@ Shape legend: T tokens, I and O features of input and output, n ranks.
 """
 
 import re
-from collections.abc import Callable
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
+
+from gpu_worker.checkpoint.linear import linear_of
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # The name of the call since torch 2.13, and before.
@@ -22,21 +23,27 @@ _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tenso
 _ROWS, _COLUMNS, _WHOLE = (Shard(0),), (Shard(1),), (Replicate(),)
 
 
-class SummedLinear(nn.Module):
-    """y [.., T, O] = sum over the ranks of x W^T, plus b; x [.., T, I / n] and W [O, I / n] are this rank's parts."""
+class _OfRank(nn.Module):
+    """A layer of which `part` is this rank's."""
 
-    def __init__(self, part: nn.Linear, bias: Tensor | None, ranks: dist.ProcessGroup) -> None:
+    def __init__(self, part: nn.Linear, out_features: int, ranks: dist.ProcessGroup) -> None:
         super().__init__()
         # Packing finds the layer here, and may replace it.
         self.part: nn.Module = part
-        self.in_features, self.out_features = part.in_features, part.out_features
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self._ranks = ranks
+        self.in_features, self.out_features, self._ranks = part.in_features, out_features, ranks
 
     @property
     def weight(self) -> Tensor:
         """This rank's part of W."""
         return self.part.weight  # type: ignore[return-value]
+
+
+class SummedLinear(_OfRank):
+    """y [.., T, O] = sum over the ranks of x W^T, plus b; x [.., T, I / n] and W [O, I / n] are this rank's parts."""
+
+    def __init__(self, part: nn.Linear, bias: Tensor | None, ranks: dist.ProcessGroup) -> None:
+        super().__init__(part, part.out_features, ranks)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.part(x)
@@ -44,20 +51,13 @@ class SummedLinear(nn.Module):
         return y if self.bias is None else y.add_(self.bias)
 
 
-class GatheredLinear(nn.Module):
+class GatheredLinear(_OfRank):
     """y [.., T, O] = x W^T + b; W [P, I] and b are this rank's parts, P = ceil(O / n) or less on the last ranks."""
 
     def __init__(self, part: nn.Linear, out_features: int, ranks: dist.ProcessGroup) -> None:
-        super().__init__()
-        self.part: nn.Module = part
-        self._ranks, self._num_ranks = ranks, dist.get_world_size(ranks)
-        self.in_features, self.out_features = part.in_features, out_features
+        super().__init__(part, out_features, ranks)
+        self._num_ranks = dist.get_world_size(ranks)
         self._width = -(-out_features // self._num_ranks)
-
-    @property
-    def weight(self) -> Tensor:
-        """This rank's part of W."""
-        return self.part.weight  # type: ignore[return-value]
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.part(x)
@@ -92,22 +92,13 @@ class SummedLookup:
 
 def plain_layers(model: PreTrainedModel) -> int:
     """Replaces the layers whose style is known, one by one. Returns their number."""
-    makers: dict[str, Callable[[nn.Linear], nn.Module | None]] = {
-        "colwise": _column_part,
-        "rowwise": _summed,
-        "colwise_gather_output": _gathered,
-        "replicate": _whole,
-    }
     styles: dict[str, str] = dict(getattr(model, "tp_plan", None) or {})
     count = 0
     for name, module in list(model.named_modules()):
         style = styles.get(_NUMBER.sub("*", name), "")
         if style == "embedding_rowwise" and isinstance(module, nn.Embedding):
             count += _look_up_rows(module)
-        make = makers.get(style)
-        if make is None or type(module) is not nn.Linear:
-            continue
-        plain = make(module)
+        plain = _plain_layer(module, style) if type(module) is nn.Linear else None
         if plain is not None:
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, plain)
@@ -129,25 +120,19 @@ def _look_up_rows(embedding: nn.Embedding) -> bool:
     return True
 
 
-def _column_part(linear: nn.Linear) -> nn.Linear | None:
-    return _plain(linear) if _lies(linear.weight, _ROWS) and _lies(linear.bias, _ROWS) else None
-
-
-def _whole(linear: nn.Linear) -> nn.Linear | None:
-    return None if isinstance(linear.weight, DTensor) else _plain(linear)
-
-
-def _summed(linear: nn.Linear) -> SummedLinear | None:
-    if not _lies(linear.weight, _COLUMNS) or not _lies(linear.bias, _WHOLE):
-        return None
-    bias = None if linear.bias is None else _local(linear.bias)
-    return SummedLinear(_plain(linear, has_bias=False), bias, _ranks_of(linear))
-
-
-def _gathered(linear: nn.Linear) -> GatheredLinear | None:
-    if not _lies(linear.weight, _ROWS) or not _lies(linear.bias, _ROWS):
-        return None
-    return GatheredLinear(_plain(linear), linear.weight.shape[0], _ranks_of(linear))
+def _plain_layer(linear: nn.Linear, style: str) -> nn.Module | None:
+    """The plain layer of a style; None for an unknown one, and if the parameters lie otherwise."""
+    is_by_rows = _lies(linear.weight, _ROWS) and _lies(linear.bias, _ROWS)
+    if style == "colwise" and is_by_rows:
+        return _part(linear)
+    if style == "colwise_gather_output" and is_by_rows:
+        return GatheredLinear(_part(linear), linear.weight.shape[0], _ranks_of(linear))
+    if style == "rowwise" and _lies(linear.weight, _COLUMNS) and _lies(linear.bias, _WHOLE):
+        bias = None if linear.bias is None else _local(linear.bias)
+        return SummedLinear(linear_of(_local(linear.weight), None), bias, _ranks_of(linear))
+    if style == "replicate" and not isinstance(linear.weight, DTensor):
+        return _part(linear)
+    return None
 
 
 def _lies(parameter: Tensor | None, placements: tuple[Shard | Replicate, ...]) -> bool:
@@ -155,15 +140,9 @@ def _lies(parameter: Tensor | None, placements: tuple[Shard | Replicate, ...]) -
     return parameter is None or (isinstance(parameter, DTensor) and tuple(parameter.placements) == placements)
 
 
-def _plain(linear: nn.Linear, *, has_bias: bool = True) -> nn.Linear:
+def _part(linear: nn.Linear) -> nn.Linear:
     """A layer with this rank's part of the parameters, which it shares with `linear`."""
-    weight = _local(linear.weight)
-    bias = _local(linear.bias) if has_bias and linear.bias is not None else None
-    out = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    out.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        out.bias = nn.Parameter(bias, requires_grad=False)
-    return out.eval()
+    return linear_of(_local(linear.weight), None if linear.bias is None else _local(linear.bias))
 
 
 def _local(parameter: Tensor) -> Tensor:

@@ -42,19 +42,8 @@ _NUM_TOKENS = 13
 # Arguments that models pass to attention and that change no score, or that the mask expresses more exactly.
 _HARMLESS_KEYWORDS = frozenset(
     {
-        "cache_position",
-        "dropout",
-        "is_causal",
-        "logits_to_keep",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "position_ids",
-        "return_dict",
-        "scaling",
-        "sliding_window",
-        "step",
-        "use_cache",
+        *("cache_position", "dropout", "is_causal", "logits_to_keep", "output_attentions", "output_hidden_states"),
+        *("output_router_logits", "position_ids", "return_dict", "scaling", "sliding_window", "step", "use_cache"),
     }
 )
 _READ_KEYWORDS = frozenset({"softcap", "s_aux"})

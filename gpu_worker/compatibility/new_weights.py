@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelFiles, ModelRefused, check_described, read_described
 from gpu_worker.checkpoint.folder import WeightFiles, opened_weights
 from gpu_worker.checkpoint.linear import MergedLinear, PackedLinear
-from gpu_worker.checkpoint.loading import load_plain
+from gpu_worker.checkpoint.loading import load_plain, own_part
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.cpu_operators.norms import NativeNorm
 from gpu_worker.failures import first_line
@@ -95,11 +95,9 @@ def _tied(model: nn.Module, names: Iterable[str]) -> Iterator[list[str]]:
     by_memory: dict[int, list[str]] = {}
     for name in names:
         module, leaf = _place(model, name)
-        if not isinstance(module, (PackedLinear, MergedLinear)):
-            target = getattr(module, leaf)
-            target = target.to_local() if hasattr(target, "to_local") else target
-            if target.numel():
-                by_memory.setdefault(target.data_ptr(), []).append(name)
+        has_own = isinstance(module, (PackedLinear, MergedLinear))
+        if not has_own and (target := own_part(getattr(module, leaf))).numel():
+            by_memory.setdefault(target.data_ptr(), []).append(name)
     return (each for each in by_memory.values() if len(each) > 1)
 
 
@@ -130,9 +128,7 @@ def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 def _target(model: nn.Module, name: str) -> Tensor:
     module, leaf = _place(model, name)
-    if isinstance(module, PackedLinear) and leaf == "weight":
-        return torch.empty(module.out_features, module.in_features, device="meta")
-    if isinstance(module, MergedLinear) and leaf == "weight":
+    if isinstance(module, (PackedLinear, MergedLinear)) and leaf == "weight":
         return torch.empty(module.out_features, module.in_features, device="meta")
     target = getattr(module, leaf, None)
     if not isinstance(target, Tensor):
@@ -166,8 +162,9 @@ def replace_weights(model: nn.Module, weights: NewWeights, ranks: Ranks = SINGLE
                 whole.replace(leaf, merged)
             else:
                 getattr(whole, leaf).copy_(merged)
-    for norm in _norms(model):
-        norm.refresh()
+    for module in model.modules():
+        if isinstance(forward := module.__dict__.get("forward"), NativeNorm):
+            forward.refresh()
     if weights.has_changed():
         raise RuntimeError("files of the new weights changed while they were copied; the worker has a mixture and ends")
 
@@ -183,58 +180,43 @@ def _local(target: Any, tensor: Tensor) -> tuple[Tensor, Tensor]:
     return target.to_local(), shared.to_local()
 
 
-def _norms(model: nn.Module) -> Iterator[NativeNorm]:
-    for module in model.modules():
-        forward = module.__dict__.get("forward")
-        if isinstance(forward, NativeNorm):
-            yield forward
-
-
+@dataclass(slots=True, eq=False)
 class WeightsLoader:
     """Loads weights into one served model, or into a rank's part of it."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        files: ModelFiles,
-        runner: Runner,
-        *,
-        dtype: torch.dtype,
-        layers: LayerMap,
-        check_config: Callable[[PreTrainedConfig], None],
-        ranks: Ranks = SINGLE,
-        agree: Callable[[bool], bool] = bool,
-    ) -> None:
-        """files: those that the worker started with. layers: as the model has them (`check_runner`).
-
-        check_config: raises ModelRefused for a config that computes something else than the model's.
-        agree: whether all ranks of a group say yes; each calls it once per order.
-        """
-        self._model, self._files, self._runner = model, files, runner
-        self._dtype, self._layers = dtype, layers
-        self._ranks, self._agree, self._check_config = ranks, agree, check_config
+    model: PreTrainedModel
+    # Those that the worker started with.
+    files: ModelFiles
+    runner: Runner
+    _: KW_ONLY
+    dtype: torch.dtype
+    # As the model has them (`check_runner`).
+    layers: LayerMap
+    # Raises ModelRefused for a config that computes something else than the model's.
+    check_config: Callable[[PreTrainedConfig], None]
+    ranks: Ranks = SINGLE
+    # Whether all ranks of a group say yes; each calls it once per order.
+    agree: Callable[[bool], bool] = bool
 
     def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
         """Loads, and returns the answer. Raises an error of the machine or ModelRefused after a byte was written."""
         with ExitStack() as opened:
-            return self._load(order, opened)
-
-    def _load(self, order: pb.LoadWeights, opened: ExitStack) -> pb.WeightsLoaded:
-        begun = time.perf_counter()
-        weights, refusal = self._checked(order, opened)
-        if not self._agree(weights is not None):
-            detail = refusal or "another rank of the group refuses them, as its log shows"
-            log.warning("weights %r are refused: %s", order.version, detail)
-            return pb.WeightsLoaded(version=order.version, ok=False, detail=detail)
-        assert weights is not None
-        checked = time.perf_counter()
-        replace_weights(self._model, weights, self._ranks)
-        self._synchronize()
-        copied = time.perf_counter()
-        self._runner.labels.forget()
-        if not order.keep_rows:
-            # It uses rows and pages of its own, so it is left out where they must stay.
-            check_runner(self._model, self._runner, self._dtype, own=self._layers)
+            begun = time.perf_counter()
+            weights, refusal = self._checked(order, opened)
+            if not self.agree(weights is not None):
+                detail = refusal or "another rank of the group refuses them, as its log shows"
+                log.warning("weights %r are refused: %s", order.version, detail)
+                return pb.WeightsLoaded(version=order.version, ok=False, detail=detail)
+            assert weights is not None
+            checked = time.perf_counter()
+            replace_weights(self.model, weights, self.ranks)
+            if self.runner.device.type == "cuda":
+                torch.cuda.synchronize(self.runner.device)
+            copied = time.perf_counter()
+            self.runner.labels.forget()
+            if not order.keep_rows:
+                # It uses rows and pages of its own, so it is left out where they must stay.
+                check_runner(self.model, self.runner, self.dtype, own=self.layers)
         log.info(
             "weights %r from %s: checked in %.3f s, copied in %.3f s, self-check in %.3f s",
             *(order.version, order.folder, checked - begun, copied - checked, time.perf_counter() - copied),
@@ -247,17 +229,13 @@ class WeightsLoader:
         try:
             folder = opened.enter_context(opened_weights(order.folder, order.roots))
             view = str(folder)
-            files = read_described(folder, self._files)
-            self._check_config(files.config)
-            check_described(self._files, files)
-            weights = read_weights(files, self._dtype)
-            check_targets(self._model, weights, self._ranks)
+            files = read_described(folder, self.files)
+            self.check_config(files.config)
+            check_described(self.files, files)
+            weights = read_weights(files, self.dtype)
+            check_targets(self.model, weights, self.ranks)
         except Exception as error:  # also any error of Transformers, which a start would end with
             is_plain = isinstance(error, (ValueError, OSError, MemoryError, RuntimeError))
             why = first_line(error) if is_plain else f"{type(error).__name__}: {first_line(error)}"
             return None, why.replace(view, order.folder) if view else why
         return weights, ""
-
-    def _synchronize(self) -> None:
-        if self._runner.device.type == "cuda":
-            torch.cuda.synchronize(self._runner.device)

@@ -48,7 +48,9 @@ def resident_growth(device: torch.device) -> Iterator[list[int]]:
         torch.cuda.synchronize(device)
         grown.append(torch.cuda.max_memory_allocated(device) - before)
         return
-    _trim_freed_memory()
+    # The C library keeps freed memory, which would hide growth.
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
     try:
         # Resets the peak to the present resident size.
         (PROC / "self" / "clear_refs").write_text("5")
@@ -58,13 +60,6 @@ def resident_growth(device: torch.device) -> Iterator[list[int]]:
     before = _status("VmRSS")
     yield grown
     grown.append(max(0, _status("VmHWM") - before))
-
-
-def _trim_freed_memory() -> None:
-    """Returns freed memory that the C library keeps, because it would hide growth."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _status(name: str) -> int:
