@@ -293,7 +293,7 @@ def _serve(settings: "HolderSettings") -> int:
 def default_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Returns the limit of a holder that was given none."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(_SHARE_OF_MEMORY * min([machine, *(group.limit for group in memory_groups(proc, cgroups))]))
+    return int(_SHARE_OF_MEMORY * min([machine, *(limit for limit, _ in memory_groups(proc, cgroups))]))
 
 
 class HolderSettings(BaseModel):

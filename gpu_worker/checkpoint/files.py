@@ -12,7 +12,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +57,20 @@ class ModelFiles:
     tokenizer: ModelTokenizer
 
 
-def read_files(folder: Path) -> ModelFiles:
-    """Reads the folder, and only the headers of weights. Raises ModelRefused, or OSError with the file's name."""
-    config = read_config(folder)
-    generation = read_generation(folder)
+def read_files(folder: Path, own: ModelFiles | None = None) -> ModelFiles:
+    """Reads the folder, and only the headers of weights; own: of the served model, which has what the folder lacks.
+
+    Raises ModelRefused, or OSError with the file's name.
+    """
+    config = copy.deepcopy(own.config) if own and not (folder / "config.json").is_file() else read_config(folder)
+    generation = own.generation if own and not (folder / GENERATION_FILE).is_file() else read_generation(folder)
+    weights, ids = find_weights(folder), stop_ids(config, generation, folder)
+    if own and not tokenizer_files(folder):
+        tokenizer = own.tokenizer
+    else:
+        tokenizer = read_tokenizer(folder, config.get_text_config().vocab_size, config)
     return ModelFiles(
-        folder=folder,
-        config=config,
-        weights=find_weights(folder),
-        eos_token_ids=stop_ids(config, generation, folder),
-        generation=generation,
-        tokenizer=read_tokenizer(folder, config.get_text_config().vocab_size, config),
+        folder=folder, config=config, weights=weights, eos_token_ids=ids, generation=generation, tokenizer=tokenizer
     )
 
 
@@ -202,24 +205,6 @@ def _fingerprint(path: Path, num_samples: int) -> Iterator[bytes]:
         for offset in range(start, size, stride):
             file.seek(offset)
             yield file.read(_SAMPLE_BYTES)
-
-
-def read_described(folder: Path, own: ModelFiles) -> ModelFiles:
-    """The folder as `read_files` reads it, with what it lacks from `own`. Raises ModelRefused, and OSError."""
-    has_config, has_options = ((folder / name).is_file() for name in ("config.json", GENERATION_FILE))
-    config = read_config(folder) if has_config else copy.deepcopy(own.config)
-    generation = read_generation(folder) if has_options else own.generation
-    found = replace(
-        own,
-        folder=folder,
-        config=config,
-        weights=find_weights(folder),
-        eos_token_ids=stop_ids(config, generation, folder),
-        generation=generation,
-    )
-    if tokenizer_files(folder):
-        found = replace(found, tokenizer=read_tokenizer(folder, config.get_text_config().vocab_size, config))
-    return found
 
 
 def check_described(own: ModelFiles, new: ModelFiles) -> None:

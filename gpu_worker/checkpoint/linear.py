@@ -266,16 +266,16 @@ def _multiply_native(x: Tensor, packed: Tensor, bias: Tensor | None, out_feature
     return kernel.multiply(x, packed, bias, out_features)
 
 
-def _shape_of_packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-    return x.new_empty(*x.shape[:-1], out_features)
-
-
 # Inductor does not know this operator: its own lowering of oneDNN's requires static shapes.
 _library = torch.library.Library("tandem", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor")
 _library.impl("packed_linear", _multiply_onednn, "MkldnnCPU")
 _library.impl("packed_linear", _multiply_native, "CPU")
-torch.library.register_fake("tandem::packed_linear", _shape_of_packed_linear, lib=_library)
+torch.library.register_fake(
+    "tandem::packed_linear",
+    lambda x, packed, bias, out_features: x.new_empty(*x.shape[:-1], out_features),
+    lib=_library,
+)
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.checkpoint.files import ModelFiles, ModelRefused, check_described, read_described
+from gpu_worker.checkpoint.files import ModelFiles, ModelRefused, check_described, read_files
 from gpu_worker.checkpoint.folder import WeightFiles, opened_weights
 from gpu_worker.checkpoint.linear import MergedLinear, PackedLinear
 from gpu_worker.checkpoint.loading import load_plain, own_part
@@ -229,7 +229,7 @@ class WeightsLoader:
         try:
             folder = opened.enter_context(opened_weights(order.folder, order.roots))
             view = str(folder)
-            files = read_described(folder, self.files)
+            files = read_files(folder, self.files)
             self.check_config(files.config)
             check_described(self.files, files)
             weights = read_weights(files, self.dtype)

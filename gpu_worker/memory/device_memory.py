@@ -33,7 +33,7 @@ def free_host_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
         free = int(figures["MemAvailable"]) << 10
     else:
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(0, min([free, *(group.left for group in memory_groups(proc, cgroups))]))
+    return max(0, min([free, *(left for _, left in memory_groups(proc, cgroups))]))
 
 
 @contextmanager

@@ -12,16 +12,8 @@ PROC, SYSTEM = Path("/proc"), Path("/sys")
 CGROUPS = SYSTEM / "fs" / "cgroup"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMemory:
-    """Bytes that the processes of a control group may have, and those of them that are left."""
-
-    limit: int
-    left: int
-
-
-def memory_groups(proc: Path = PROC, cgroups: Path = CGROUPS) -> Iterator[GroupMemory]:
-    """Yields the memory of each group of this process with a limit; reclaimable file pages count as left.
+def memory_groups(proc: Path = PROC, cgroups: Path = CGROUPS) -> Iterator[tuple[int, int]]:
+    """Yields bytes for each group of this process with a limit: the limit, and what is left with reclaimable pages.
 
     Above `memory.high` the kernel slows a group down until it hardly runs, so that is a limit, too.
     """
@@ -36,7 +28,7 @@ def memory_groups(proc: Path = PROC, cgroups: Path = CGROUPS) -> Iterator[GroupM
         found = [int(text) for name in limits if (text := text_of(folder / name).strip()).isdigit()]
         if found and used.isdigit():
             stat = dict(line.split() for line in text_of(folder / "memory.stat").splitlines())
-            yield GroupMemory(limit=min(found), left=min(found) - int(used) + int(stat.get(reclaimable, 0)))
+            yield min(found), min(found) - int(used) + int(stat.get(reclaimable, 0))
 
 
 def groups_of(controller: str, proc: Path, cgroups: Path) -> Iterator[tuple[Path, bool]]:

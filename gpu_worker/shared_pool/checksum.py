@@ -30,14 +30,10 @@ class PageChecksums:
     """Checksums of the pages of `pools`, each [heads, tokens, dimension]."""
 
     def __init__(self, pools: Sequence[Tensor], page_size: int) -> None:
-        # Pools of one shape at equal distances in memory are read by one call.
-        sizes = {(pool.shape, pool.element_size()) for pool in pools}
-        steps = {after.data_ptr() - before.data_ptr() for before, after in pairwise(pools)}
-        groups = [list(pools)] if len(sizes) == 1 and len(steps) == 1 and min(steps) > 0 else [[pool] for pool in pools]
         of_pools = iter(odd(len(pools)))
         self._groups = [
-            _Group(words, odd(words.shape[3]), np.array([next(of_pools) for _ in group], np.uint64))
-            for group, words in ((group, _words_of(group, page_size)) for group in groups)
+            _Group(words, odd(words.shape[3]), np.array([next(of_pools) for _ in words], np.uint64))
+            for words in (group.numpy().view(np.uint64) for group in words_of(pools, page_size))
         ]
         library = native_library()
         self._calls: list[_PageWords] = []
@@ -91,20 +87,6 @@ class _Group:
         return _PageWords(*addresses, num_pools, pool_distance, num_heads, head_distance, num_words)
 
 
-def _words_of(pools: Sequence[Tensor], page_size: int) -> NDArray[np.uint64]:
-    first = pools[0]
-    num_bytes = page_size * first.shape[2] * first.element_size()
-    assert num_bytes % 8 == 0, "a page has at least 16 tokens"
-    distance = pools[1].data_ptr() - first.data_ptr() if len(pools) > 1 else first.nbytes
-    whole: Any = (ctypes.c_char * (distance * (len(pools) - 1) + first.nbytes)).from_address(first.data_ptr())
-    num_pages = first.shape[1] // page_size
-    return np.lib.stride_tricks.as_strided(
-        np.frombuffer(whole, np.uint64),
-        (len(pools), first.shape[0], num_pages, num_bytes // 8),
-        (distance, num_pages * num_bytes, num_bytes, 8),
-    )
-
-
 def odd(count: int) -> NDArray[np.uint64]:
     """`count` odd weights, each different."""
     return (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP)) | np.uint64(1)
@@ -114,7 +96,7 @@ class DeviceChecksums:
     """Checksums of the pages of a pool; at most `num_buffers - 1` results may be unread."""
 
     def __init__(self, words: Sequence[Tensor], num_pages: int, *, num_buffers: int) -> None:
-        """words: int64 [pools, heads, pages, words of a page] for each group of pools, as `words_of` returns them."""
+        """words: of each group of pools, as `words_of` returns them."""
         device = words[0].device
         self._words = words
         weights = _weights([(group.shape[0], group.shape[3]) for group in words])
@@ -152,9 +134,9 @@ class DeviceChecksums:
 
 
 def words_of(pools: Sequence[Tensor], page_size: int) -> list[Tensor]:
-    """The pools [heads, tokens, dimension] as the words of their pages, for `DeviceChecksums`.
+    """The pools [heads, tokens, dimension] as the words of their pages, int64 [pools, heads, pages, words of a page].
 
-    Pools of one shape at equal distances in memory are one group, so that one launch reads them all.
+    Pools of one shape at equal distances in memory are one group, so that one call or launch reads them all.
     """
     groups: list[list[Tensor]] = []
     for pool in pools:
@@ -174,7 +156,9 @@ def _group(pools: Sequence[Tensor], page_size: int) -> Tensor:
     first = pools[0]
     distance = pools[1].data_ptr() - first.data_ptr() if len(pools) > 1 else 0
     whole = bytes_at(first.data_ptr(), distance * (len(pools) - 1) + first.nbytes, first.device).view(torch.int64)
-    num_pages, num_words = first.shape[1] // page_size, page_size * first.shape[2] * first.element_size() // 8
+    num_pages, num_bytes = first.shape[1] // page_size, page_size * first.shape[2] * first.element_size()
+    assert num_bytes % 8 == 0, "a page has at least 16 tokens"
+    num_words = num_bytes // 8
     return whole.as_strided(
         (len(pools), first.shape[0], num_pages, num_words), (distance // 8, num_pages * num_words, num_words, 1)
     )

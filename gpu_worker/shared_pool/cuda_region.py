@@ -32,6 +32,8 @@ class DeviceRegion:
     def __init__(self, driver: Driver, num_bytes: int) -> None:
         """Reserves the addresses. Raises CudaError."""
         self._driver, self.num_bytes = driver, num_bytes
+        # For handles of the whole region's memory; what is mapped stays after the release of its handle.
+        self.export, self.import_from, self.release = driver.export, driver.import_from, driver.release
         self.granularity = driver.granularity()
         assert num_bytes % self.granularity == 0, "the caller rounds up"
         self.address = driver.reserve(num_bytes, self.granularity)
@@ -62,18 +64,6 @@ class DeviceRegion:
     def create(self) -> int:
         """Returns a handle of new memory for the whole region, which the caller releases. Raises CudaError."""
         return self._driver.create(self.num_bytes)
-
-    def export(self, handle: int) -> int:
-        """Returns a descriptor of the memory, which the caller closes. Raises CudaError."""
-        return self._driver.export(handle)
-
-    def import_from(self, descriptor: int) -> int:
-        """Returns a handle of the memory behind a descriptor, which the caller releases. Raises CudaError."""
-        return self._driver.import_from(descriptor)
-
-    def release(self, handle: int) -> None:
-        """Gives the handle up; what is mapped stays."""
-        self._driver.release(handle)
 
     def replace(self, handle: int) -> None:
         """Unmaps everything and maps this memory over the whole region.
