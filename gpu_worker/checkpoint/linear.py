@@ -272,9 +272,7 @@ _library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias, int out_fe
 _library.impl("packed_linear", _multiply_onednn, "MkldnnCPU")
 _library.impl("packed_linear", _multiply_native, "CPU")
 torch.library.register_fake(
-    "tandem::packed_linear",
-    lambda x, packed, bias, out_features: x.new_empty(*x.shape[:-1], out_features),
-    lib=_library,
+    "tandem::packed_linear", lambda x, packed, bias, out: x.new_empty(*x.shape[:-1], out), lib=_library
 )
 
 

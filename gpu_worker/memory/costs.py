@@ -4,7 +4,6 @@ Owns the counting, and the memory of a step and of tables for a geometry. Knows 
 of sizes.
 """
 
-import math
 import weakref
 from collections import Counter
 from dataclasses import dataclass
@@ -151,12 +150,9 @@ def estimate(meta_model: PreTrainedModel, layers: LayerMap, *, dtype: torch.dtyp
 
 def pool_tensors(layers: LayerMap) -> tuple[PoolTensor, ...]:
     """The different shapes of the pool's tensors."""
-    shapes: dict[PoolTensor, None] = {}
-    for kind in layers.kinds:
-        extra_tokens = tensor_shape(kind, num_pages=0, page_size=1)[1]
-        elements = math.prod(tensor_shape(kind, num_pages=1 - extra_tokens, page_size=1))
-        shapes[PoolTensor(elements_per_token=elements, extra_pages=extra_tokens)] = None
-    return tuple(shapes)
+    shapes = (tensor_shape(kind, num_pages=0, page_size=1) for kind in layers.kinds)
+    tensors = (PoolTensor(elements_per_token=heads * head_dim, extra_pages=extra) for heads, extra, head_dim in shapes)
+    return tuple(dict.fromkeys(tensors))
 
 
 def pool_slices(layers: LayerMap, dtype: torch.dtype) -> tuple[PoolSlices, ...]:

@@ -15,7 +15,7 @@ import torch
 from gpu_worker.memory.sizes import Machine
 from gpu_worker.process.machine import CGROUPS, PROC, memory_groups, text_of
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.shared_pool.start import shares_pool, unused_pools
+from gpu_worker.shared_pool.start import unused_pools
 
 
 def free_bytes(device: torch.device) -> int:
@@ -69,11 +69,12 @@ def _status(name: str) -> int:
 
 def machine_of(settings: WorkerSettings, device: torch.device) -> Machine:
     """The device as it is now. Raises ValueError if shared_pool is on and cannot be."""
-    is_gpu, (unused, pages) = device.type == "cuda", unused_pools(settings, device)
+    is_gpu, unused = device.type == "cuda", unused_pools(settings, device)
+    num_bytes, pages = unused or (0, 0)
     return Machine(
         place=str(device),
-        free=free_bytes(device) + unused,
+        free=free_bytes(device) + num_bytes,
         free_host=free_host_bytes() if is_gpu else 0,
-        shares_pool=is_gpu and shares_pool(settings, device),
+        shares_pool=is_gpu and unused is not None,
         held_pages=pages,
     )

@@ -281,7 +281,7 @@ def shared_inputs(meta_model: PreTrainedModel) -> Groups:
         for name, module in meta_model.named_modules()
         if type(module) is nn.Linear
     }
-    used_twice = _used_twice(meta_model)
+    uses = Counter(id(each) for module in meta_model.modules() for each in module.parameters(recurse=False))
     calls: list[tuple[nn.Linear, Tensor]] = []
 
     def note(module: Any, args: tuple[Any, ...]) -> None:
@@ -297,18 +297,8 @@ def shared_inputs(meta_model: PreTrainedModel) -> Groups:
     called = Counter(module for module, _ in calls)
     groups: dict[object, list[str]] = {}
     for module, given in calls:
-        if called[module] == 1 and id(module.weight) not in used_twice:
+        if called[module] == uses[id(module.weight)] == 1:
             parent, name = places[module]
             # The noted tensors are alive, so their ids differ.
             groups.setdefault((parent, id(given), module.bias is None), []).append(name)
     return tuple(tuple(names) for names in groups.values() if len(names) > 1)
-
-
-def _used_twice(model: nn.Module) -> set[int]:
-    """Ids of parameters that several modules have."""
-    seen: set[int] = set()
-    twice: set[int] = set()
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            (twice if id(parameter) in seen else seen).add(id(parameter))
-    return twice

@@ -187,22 +187,12 @@ def piece_offsets(
     Pages of a head are consecutive, heads are not. shapes: (heads, tokens, dimension) of each tensor, which starts at
     the byte of `starts`.
     """
-    num_pages = num_first_pages(geometry)
     pieces: set[int] = set()
-    for shape, start in zip(shapes, starts, strict=True):
-        for begin, end in _ranges(shape, start, itemsize, num_pages, geometry):
-            pieces.update(range(begin // granularity, -(-end // granularity)))
+    for (heads, tokens, dimension), start in zip(shapes, starts, strict=True):
+        head_bytes, page_bytes = (count * dimension * itemsize for count in (tokens, geometry.page_size))
+        # The page behind the last one is that of learned sinks.
+        of_pages, of_sinks = num_first_pages(geometry) * page_bytes, geometry.num_pages * page_bytes
+        for first in range(start, start + heads * head_bytes, head_bytes):
+            for begin, end in ((first, first + of_pages), (first + of_sinks, first + head_bytes)):
+                pieces.update(range(begin // granularity, -(-end // granularity)) if begin < end else ())
     return [granularity * piece for piece in sorted(pieces)]
-
-
-def _ranges(
-    shape: tuple[int, int, int], start: int, itemsize: int, num_pages: int, geometry: Geometry
-) -> Iterator[tuple[int, int]]:
-    """The bytes of each head's first pages, and of the page behind the last one that learned sinks have."""
-    heads, tokens, dimension = shape
-    head_bytes, page_bytes = (count * dimension * itemsize for count in (tokens, geometry.page_size))
-    for head in range(heads):
-        first = start + head * head_bytes
-        yield first, first + num_pages * page_bytes
-        if tokens > geometry.num_pages * geometry.page_size:
-            yield first + geometry.num_pages * page_bytes, first + head_bytes

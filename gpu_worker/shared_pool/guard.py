@@ -34,15 +34,16 @@ class PageGuard:
         self._header.begin_generation(generation)
 
     def forget(self) -> None:
-        """The pool was zeroed: there is nothing to check."""
-        self._is_unchecked = bytearray(len(self._is_unchecked))
-        self._may_be_unchecked = False
-        self._header.begin_generation(self._generation)
+        """The pool was zeroed: there is nothing to check, and nothing that steps in flight filled is left."""
+        self._restart(is_unchecked=False)
 
     def taken_over(self) -> None:
         """The pool is now that of a dead worker."""
-        self._is_unchecked = bytearray(b"\1" * len(self._is_unchecked))
-        self._may_be_unchecked = True
+        self._restart(is_unchecked=True)
+
+    def _restart(self, *, is_unchecked: bool) -> None:
+        self._is_unchecked = bytearray(bytes([is_unchecked]) * len(self._is_unchecked))
+        self._may_be_unchecked = is_unchecked
         self._header.begin_generation(self._generation)
 
     def begin_step(self, plan: Plan, tables: RowTables) -> None:
@@ -106,14 +107,8 @@ class DeviceGuard(PageGuard):
         super().__init__(header, num_pages)
         self._in_flight: list[_Filled] = []
 
-    def forget(self) -> None:
-        """The pool was zeroed: there is nothing to check, and nothing that steps in flight filled is left."""
-        super().forget()
-        self._in_flight = []
-
-    def taken_over(self) -> None:
-        """The pool is now that of a dead worker."""
-        super().taken_over()
+    def _restart(self, *, is_unchecked: bool) -> None:
+        super()._restart(is_unchecked=is_unchecked)
         self._in_flight = []
 
     def begin_step(self, plan: Plan, tables: RowTables) -> None:

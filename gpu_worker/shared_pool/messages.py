@@ -122,8 +122,7 @@ class HolderClient:
 
         device: names the GPU that has the pool's pages, whose number is `pages`; the new memory is then their header.
         """
-        of_device = {"device": device, "pages": pages} if device else {}
-        answer, memories = self._ask({"want": "create", "bytes": num_bytes, **of_device})
+        answer, memories = self._ask({"want": "create", "bytes": num_bytes, "device": device, "pages": pages})
         [memory] = _descriptors(answer, memories, {"bytes": num_bytes})
         return pool_id_of(answer), memory
 
@@ -161,10 +160,7 @@ class HolderClient:
         return self.unused_on("")[0]
 
     def unused_on(self, device: str) -> tuple[int, int]:
-        """Memory of pools without a user on a GPU, and the pages of the newest of them; of host memory for no device.
-
-        Raises HolderError.
-        """
+        """Device memory of pools without a user on a GPU, and the pages of the newest of them. Raises HolderError."""
         answer, _ = self._ask({"want": "unused", "device": device})
         return number(answer, "bytes", 0, MAX_POOL_BYTES), number(answer, "pages", 0, MAX_POOL_BYTES)
 

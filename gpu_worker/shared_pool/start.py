@@ -38,7 +38,7 @@ def open_pool(
     try:
         if device.type == "cuda":
             # Beside the pool of a worker that serves, or has died, there is no room for another one.
-            is_whole = not settings.standby and not unused_pools(settings, device)[0]
+            is_whole = not settings.standby and not (unused_pools(settings, device) or (0, 0))[0]
             driver = _driver(device)
             pool: WorkerPool = DevicePool(
                 holder, driver, layers, geometry, dtype, identity=identity, device=device, is_whole=is_whole
@@ -62,37 +62,22 @@ def open_pool(
     return pool
 
 
-def shares_pool(settings: WorkerSettings, device: torch.device) -> bool:
-    """Whether the pool will be shared, if the holder goes on. On a GPU it tries whether memory can outlive a process.
+def unused_pools(settings: WorkerSettings, device: torch.device) -> tuple[int, int] | None:
+    """Bytes of pools without a user on this device, and on a GPU the pages of the newest; None if the pool is private.
 
-    Raises ValueError if shared_pool is on for a device without shared pools.
+    They count as free, because the worker takes one of these pools over or none is kept. On a GPU it tries whether
+    memory can outlive a process. Raises ValueError if shared_pool is on and the pool cannot be shared.
     """
     if not _is_wanted(settings, device):
-        return False
-    if device.type != "cuda":
-        return True
-    try:
-        _driver(device)
-        HolderClient(settings.runtime_dir).unused_bytes()
-    except (CudaError, HolderError, OSError) as error:
-        if settings.shared_pool == "on":
-            raise _refusal(error) from error
-        return False
-    return True
-
-
-def unused_pools(settings: WorkerSettings, device: torch.device) -> tuple[int, int]:
-    """Bytes of pools without a user on this device, and on a GPU the pages of the newest; 0 if the pool is not shared.
-
-    They count as free, because the worker takes one of these pools over or none is kept.
-    """
-    if not shares_pool(settings, device):
-        return 0, 0
+        return None
     holder = HolderClient(settings.runtime_dir)
     try:
-        return holder.unused_on(_driver(device).uuid() if device.type == "cuda" else "")
-    except HolderError:
-        return 0, 0
+        return holder.unused_on(_driver(device).uuid()) if device.type == "cuda" else (holder.unused_bytes(), 0)
+    except (CudaError, HolderError, OSError) as error:
+        # Without the holder, `open_pool` says so for a CPU.
+        if device.type == "cuda" and settings.shared_pool == "on":
+            raise _refusal(error) from error
+        return None
     finally:
         holder.close()
 
