@@ -112,14 +112,10 @@ class WorkerSettings(BaseModel):
     config: Path | None = file("TOML file with any of these settings; default: none")
 
     @model_validator(mode="after")
-    def _one_size_of_the_pool(self) -> Self:
+    def _what_needs_or_excludes_another(self) -> Self:
         given = [f"{name} is {value}" for name in POOL_SETTINGS if (value := getattr(self, name)) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}; set only one of them, because each decides the size of the pool")
-        return self
-
-    @model_validator(mode="after")
-    def _what_needs_or_excludes_another(self) -> Self:
         if self.standby_pages is not None and not self.standby:
             raise ValueError(f"standby_pages is {self.standby_pages} and standby is not set; set num_pages instead")
         if self.window_sinks and self.window is None:
@@ -134,15 +130,11 @@ class WorkerSettings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _what_a_group_cannot_have(self) -> Self:
+    def _a_group_and_its_hosts(self) -> Self:
         for name, refused in (("shared_pool", "on"), ("fused_layers", "on"), ("standby", True)):
             if self.ranks > 1 and getattr(self, name) == refused:
                 found = "on" if refused is True else refused
                 raise ValueError(f"ranks is {self.ranks} and {name} is {found}; a group has none: leave {name} out")
-        return self
-
-    @model_validator(mode="after")
-    def _a_group_on_several_hosts(self) -> Self:
         if self.nnodes == 1:
             for name in ("rdzv_endpoint", "local_addr"):
                 if found := getattr(self, name):

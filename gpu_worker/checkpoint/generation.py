@@ -59,10 +59,10 @@ def generation_of(given: Mapping[str, Any], path: Path) -> Generation:
     eos = eos_ids(given.get("eos_token_id"), path, notes)
     # The penalty applies to greedy decoding too, as in Transformers.
     defaults = {"repetition_penalty": _ranged("repetition_penalty", given, path)}
-    if _is_on("do_sample", given, path):
-        defaults |= _sampled(given, path, notes)
-    else:
-        defaults |= _GREEDY
+    samples = given.get("do_sample")
+    if samples not in (None, False, True):
+        raise _refused("do_sample", samples, path, "it must be true or false")
+    defaults |= _sampled(given, path, notes) if samples else _GREEDY
     asked = {name: given.get(name) for name in sorted(_UNSUPPORTED)}
     unsupported = (f"{name} {value}" for name, value in asked.items() if value not in (None, _UNSUPPORTED[name]))
     return Generation(eos_token_ids=eos, defaults=defaults, unsupported=tuple(unsupported), notes=tuple(notes))
@@ -132,13 +132,6 @@ def _whole(name: str, value: object, path: Path) -> int:
     if number is None or not number.is_integer():
         raise _refused(name, value, path, "it must be a whole number")
     return int(number)
-
-
-def _is_on(name: str, given: Mapping[str, Any], path: Path) -> bool:
-    value = given.get(name)
-    if value is not None and value not in (False, True):
-        raise _refused(name, value, path, "it must be true or false")
-    return bool(value)
 
 
 def _refused(name: str, value: object, path: Path, limit: str) -> ModelRefused:

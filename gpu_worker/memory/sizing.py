@@ -99,15 +99,24 @@ class _Choice:
         # Sizes that contradict each other are refused before their memory is computed.
         widest = self._geometry(num_pages=2, max_length=self.length)
         if costs.weights > self.free:
-            self._refuse_weights()
+            smaller = self._smaller_dtype(self.free) or "use a smaller model, or more memory"
+            raise DoesNotFit(
+                f"weights take {readable(costs.weights)} in {costs.dtype}; {readable(self.free)} are free on "
+                f"{self.place}; {smaller}"
+            )
         self.step, self.graphs, self.tables = self._beside(widest)
         self.beside_pool = bytes_beside_pool(costs, widest) if self.machine.shares_pool else 0
         own = costs.weights + self.step + self.graphs + self.tables + self.beside_pool
         self.of_standby = own + (0 if self.on_cpu else GPU_CONTEXT_BYTES)
         self.standbys = self.settings.standbys * self.of_standby
         self.room = self.free - own - self.standbys - self.reserve
-        self._check_standbys()
-        if self.room < (0 if self.waits else self._pool_bytes(2)):
+        least, with_theirs = self._pool_bytes(2), self.room + self.standbys
+        if self.room < least <= with_theirs:
+            raise DoesNotFit(
+                f"standbys is {self.settings.standbys}, and each standby worker takes {readable(self.of_standby)} "
+                f"beside its pool: {self._breakdown()}; standbys {(with_theirs - least) // self.of_standby} would fit"
+            )
+        if self.room < (0 if self.waits else least):
             self._refuse_step()
         host_pages = self._host_pages()
         num_pages = self._num_pages()
@@ -248,22 +257,6 @@ class _Choice:
             f"of {readable(self.free)} free on {self.place}, weights take {readable(self.costs.weights)}, a step "
             f"{readable(self.step)}{graphs}, tables {readable(self.tables + self.buffers)}{host}{standbys}, and "
             f"{readable(self.reserve)} are kept free"
-        )
-
-    def _check_standbys(self) -> None:
-        """Raises DoesNotFit if the smallest pool would fit without standby workers."""
-        least, with_theirs = self._pool_bytes(2), self.room + self.standbys
-        if self.room < least <= with_theirs:
-            raise DoesNotFit(
-                f"standbys is {self.settings.standbys}, and each standby worker takes {readable(self.of_standby)} "
-                f"beside its pool: {self._breakdown()}; standbys {(with_theirs - least) // self.of_standby} would fit"
-            )
-
-    def _refuse_weights(self) -> NoReturn:
-        smaller = self._smaller_dtype(self.free)
-        raise DoesNotFit(
-            f"weights take {readable(self.costs.weights)} in {self.costs.dtype}; {readable(self.free)} are free on "
-            f"{self.place}; {smaller or 'use a smaller model, or more memory'}"
         )
 
     def _smaller_dtype(self, room: int) -> str:

@@ -73,7 +73,6 @@ class Call:
     hint: str = ""
 
 
-_TYPE_AND_FLAGS = (_Enum, _Flags)
 _OF = ctypes.POINTER
 
 CALLS: dict[str, Call] = {
@@ -95,7 +94,7 @@ CALLS: dict[str, Call] = {
     "cuMemUnmap": Call(arguments=(Address, _Size)),
     "cuMemSetAccess": Call(arguments=(Address, _Size, _OF(AccessDesc), _Size)),
     "cuMemExportToShareableHandle": Call(
-        arguments=(ctypes.c_void_p, Handle, *_TYPE_AND_FLAGS), hint="ulimit -n may allow too few open files"
+        arguments=(ctypes.c_void_p, Handle, _Enum, _Flags), hint="ulimit -n may allow too few open files"
     ),
     "cuMemImportFromShareableHandle": Call(
         arguments=(_OF(Handle), ctypes.c_void_p, _Enum),

@@ -110,14 +110,13 @@ class Pools:
             raise HolderError("the holder has no such pool")
         if pool.user is not None and pool.user.pid != user.pid:
             raise HolderError(f"process {pool.user.pid} still uses the pool", is_busy=True)
-        sizes = {"bytes": pool.num_bytes}
-        if not pool.device:
-            pool.user = user
-            return [pool.memory], sizes
-        if pool.device_memory is None:
+        if pool.device and pool.device_memory is None:
             raise HolderError("the pool has no memory on a device: its worker died before it served")
         pool.user = user
-        return [pool.memory, pool.device_memory], {**sizes, "device_bytes": pool.device_bytes}
+        memories, sizes = [pool.memory], {"bytes": pool.num_bytes}
+        if pool.device_memory is not None:
+            memories, sizes = [*memories, pool.device_memory], {**sizes, "device_bytes": pool.device_bytes}
+        return memories, sizes
 
     def give_back(self, pool_id: bytes, user: User) -> None:
         """Frees a pool that its user needs no longer. Raises HolderError for anybody else."""
