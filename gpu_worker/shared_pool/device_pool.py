@@ -88,7 +88,6 @@ class DevicePool(WorkerPool):
         self._describe()
 
     def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
-        """Lets the checksums of pages be those of these tensors, which `zeros` returned."""
         checksums = DeviceChecksums(words_of(pools, page_size), self._num_pages, num_buffers=_NUM_BUFFERS)
         self._guard.checksums, self._guard.checksums_of = checksums, checksums.of
         # Loads the kernels.

@@ -66,6 +66,10 @@ class WorkerPool(PoolMemory):
         self._address += align_up(num_bytes, self._alignment)
         return found.view(dtype).view(shape)
 
+    def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
+        """Lets the checksums of pages be those of these tensors, which `zeros` returned."""
+        raise NotImplementedError
+
     def begin_generation(self, generation: int) -> None:
         """Plans of this generation follow."""
         self._guard.begin_generation(generation)
@@ -134,7 +138,6 @@ class SharedPool(WorkerPool):
         self._describe()
 
     def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
-        """Lets the checksums of pages be those of these tensors, which `zeros` returned."""
         checksum = PageChecksums(pools, page_size).of
         self._guard.checksums_of = lambda pages: map(checksum, pages)
 
