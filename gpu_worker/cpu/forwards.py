@@ -15,8 +15,9 @@ The Python module itself stays as it is.
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from types import CellType, FunctionType
 from typing import Any
 
@@ -187,15 +188,11 @@ def native_gate(module: nn.Module) -> NativeGate | None:
     inner = tuple(linears[:-1])
     if not torch.equal(calls.outputs[down], result) or any(calls.inputs[layer] is not x for layer in inner):
         return None
-    for is_swapped, activation in _forms():
+    for activation, is_swapped in product(_ACTIVATIONS, (False, True)):
         gate, up = _parts([calls.outputs[layer] for layer in inner], is_swapped)
         if _is_gate(gate, up, calls.inputs[down], activation):
             return NativeGate(module, inner, down, is_swapped, activation)
     return None
-
-
-def _forms() -> Iterator[tuple[bool, Activation]]:
-    return ((is_swapped, activation) for activation in _ACTIVATIONS for is_swapped in (False, True))
 
 
 def _run(module: nn.Module, linears: list[Any], calls: _Calls) -> tuple[Tensor | None, Tensor]:

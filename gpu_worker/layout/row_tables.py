@@ -48,9 +48,6 @@ class RowFeatures:
         self.uses = np.zeros(num_rows, np.uint16)
         self.num_prompt = np.zeros(num_rows, np.int64)
         self.banned_until = np.zeros(num_rows, np.int64)
-        self.presence_penalty = np.zeros(num_rows, np.float64)
-        self.frequency_penalty = np.zeros(num_rows, np.float64)
-        self.repetition_penalty = np.ones(num_rows, np.float64)
         self.num_logprobs = np.zeros(num_rows, np.int64)
         self.prompt_logprobs_from = np.zeros(num_rows, np.int64)
         self.reset()
@@ -70,7 +67,7 @@ class RowFeatures:
         self.num_logprobs[rows] = started.num_logprobs
         self.prompt_logprobs_from[rows] = started.prompt_logprobs_from
         for i, row in enumerate(rows.tolist()):
-            self.uses[row] = self._start(row, started.sampling[i])
+            self.uses[row] = self._uses(row, started.sampling[i])
             if started.banned_until[i] and started.banned[i].size:
                 self.uses[row] |= Feature.BANS
                 self.banned[row] = started.banned[i].astype(np.int64)
@@ -84,12 +81,9 @@ class RowFeatures:
         ):
             self.uses[rows] |= np.where(has, bit, 0).astype(np.uint16)
 
-    def _start(self, row: int, sampling: RowSampling) -> int:
-        """Stores the features of the row's sampling and returns their bits."""
+    def _uses(self, row: int, sampling: RowSampling) -> int:
+        """Stores the tokens of the row's sampling and returns the bits of its features."""
         settings, uses = sampling.settings, 0
-        self.presence_penalty[row] = settings.presence_penalty
-        self.frequency_penalty[row] = settings.frequency_penalty
-        self.repetition_penalty[row] = settings.repetition_penalty
         if settings.presence_penalty or settings.frequency_penalty or settings.repetition_penalty != 1:
             uses |= Feature.PENALTIES
         if sampling.biased.size:

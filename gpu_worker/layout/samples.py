@@ -105,8 +105,8 @@ def _penalties(
     kept = edited[penalised]
     own = rows[kept]
     presence, frequency, repetition = (
-        values[own].astype(np.float32)
-        for values in (features.presence_penalty, features.frequency_penalty, features.repetition_penalty)
+        tables.sampling[name][own].astype(np.float32)
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")
     )
     fresh = own[tables.num_tokens[own] == tables.num_started[own]].tolist()
     # A token at position max_length is the last of its sequence, so no later penalty counts it.

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from gpu_worker.arrays import HostArray, Int64Array
 from gpu_worker.constraints.constraints import Constraints
-from gpu_worker.constraints.frames import Sizes
 from gpu_worker.constraints.rows import ConstrainedRow, Fate
-from gpu_worker.geometry import Geometry
 from gpu_worker.layout.step_layout import StepLayout
 from gpu_worker.wire.frames import Outcome
 from gpu_worker.wire.started import StartedRows
@@ -114,15 +112,6 @@ class ConstrainedSteps:
             constraint_failed=_samples(masked, [fate is Fate.FAILED for fate in fates]),
             constraint_detail=details[0] if details else "",
         )
-
-
-def constrained_steps(
-    tokenizer_json: bytes, eos_token_ids: Sequence[int], geometry: Geometry, device: torch.device
-) -> ConstrainedSteps:
-    """Those of a worker that takes constraints. Raises OSError."""
-    sizes = Sizes(max_rows=geometry.max_rows, vocab_size=geometry.vocab_size, max_length=geometry.max_length)
-    upload = MaskUpload(device, max_rows=geometry.max_rows, mask_words=sizes.mask_words)
-    return ConstrainedSteps(Constraints(tokenizer_json, sizes, eos_token_ids), upload)
 
 
 def _samples(masked: MaskedSamples, are_meant: Sequence[bool]) -> HostArray:

@@ -19,12 +19,14 @@ import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.arrays import HostArray
+from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.constraints.frames import Sizes
 from gpu_worker.failures import first_line
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.step_layout import StepLayout
 from gpu_worker.sampling.logprobs import LogprobTensors
 from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
-from gpu_worker.step.constrained import ConstrainedSteps, MaskedSamples, constrained_steps
+from gpu_worker.step.constrained import ConstrainedSteps, MaskedSamples, MaskUpload
 from gpu_worker.step.device_step import DeviceStep
 from gpu_worker.step.output import BegunStep, ResultRing, StepOutput
 from gpu_worker.wire.fields import PlanError
@@ -111,8 +113,11 @@ class Execution:
         """
         self.follows = not is_leader
         if is_leader and not join.constraint_refusal:
-            tokenizer, eos = join.tokenizer_json, join.eos_token_ids
-            self.constrained = constrained_steps(tokenizer, eos, self._geometry, self._on_device.device)
+            own = self._geometry
+            sizes = Sizes(max_rows=own.max_rows, vocab_size=own.vocab_size, max_length=own.max_length)
+            upload = MaskUpload(self._on_device.device, max_rows=own.max_rows, mask_words=sizes.mask_words)
+            constraints = Constraints(join.tokenizer_json, sizes, join.eos_token_ids)
+            self.constrained = ConstrainedSteps(constraints, upload)
 
     def run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> InFlight:
         """Runs the plan; on a GPU it only enqueues it, without its tokens if these need masks.
