@@ -24,7 +24,7 @@ from gpu_worker.constraints.frames import Sizes
 from gpu_worker.failures import first_line
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.step_layout import StepLayout
-from gpu_worker.sampling.logprobs import LogprobTensors
+from gpu_worker.sampling.logits import LogprobTensors
 from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
 from gpu_worker.step.constrained import ConstrainedSteps, MaskedSamples, MaskUpload
 from gpu_worker.step.device_step import DeviceStep

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.samples import SampleExtras, Samples
-from gpu_worker.sampling.logits import TokenHistory, edited
-from gpu_worker.sampling.logprobs import LogprobTensors, logprobs_of
+from gpu_worker.sampling.logits import LogprobTensors, TokenHistory, edited, logprobs_of
 from gpu_worker.sampling.sampler import EditedLogits, revise, sample
 from gpu_worker.trees import leaves, mapped
 
