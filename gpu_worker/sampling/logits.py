@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.geometry import Geometry
+from gpu_worker.sampling.choice import parts
 from gpu_worker.sampling.inputs import LogitEdits, Penalties
 
 # Elements of each scratch tensor; rows beyond that are processed in parts.
@@ -90,10 +91,8 @@ def _removals(device: torch.device) -> Tensor:
 
 
 def _penalise(scores: Tensor, penalties: Penalties[Tensor], history: TokenHistory) -> None:
-    num_rows, vocab_size = penalties.at.shape[0], scores.shape[1]
-    step = max(1, _MAX_SCRATCH // max(vocab_size, penalties.max_tokens))
-    for first in range(0, num_rows, step):
-        part = slice(first, first + step)
+    width = max(scores.shape[1], penalties.max_tokens)
+    for part in parts(penalties.at.shape[0], width, _MAX_SCRATCH):
         tokens = history.read(penalties.rows[part], penalties.max_tokens)
         chosen = scores.index_select(0, penalties.at[part])
         scores.index_copy_(0, penalties.at[part], _penalised(chosen, tokens, penalties, part))
@@ -133,15 +132,13 @@ class LogprobTensors:
 
 def logprobs_of(logits: Tensor, tokens: Tensor, top_k: int, rows: Tensor | None = None) -> LogprobTensors:
     """Returns logprobs of `tokens`, int64 [m], under logits [m, V], or under logits[rows]; the softmax is float32."""
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
     scratch = min(_MAX_SCRATCH, torch.get_num_threads() * _CPU_SCRATCH) if logits.is_cpu else _MAX_SCRATCH
-    step = max(1, scratch // logits.shape[1])
-    for first in range(0, tokens.shape[0], step):
-        part = slice(first, first + step)
+    for part in parts(tokens.shape[0], logits.shape[1], scratch):
         own = (logits[part] if rows is None else logits.index_select(0, rows[part])).float()
         logprobs, top = own.log_softmax(-1), _most_probable(own, top_k)
-        parts.append((logprobs.gather(1, tokens[part, None])[:, 0], top.int(), logprobs.gather(1, top)))
-    own, ids, values = (column[0] if len(column) == 1 else torch.cat(column) for column in zip(*parts, strict=True))
+        found.append((logprobs.gather(1, tokens[part, None])[:, 0], top.int(), logprobs.gather(1, top)))
+    own, ids, values = (column[0] if len(column) == 1 else torch.cat(column) for column in zip(*found, strict=True))
     return LogprobTensors(logprobs=own, top_token_ids=ids, top_logprobs=values)
 
 

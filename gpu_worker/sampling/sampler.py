@@ -25,6 +25,7 @@ from gpu_worker.sampling.choice import (
     greedy_tokens,
     gumbel_noise,
     noise_keys,
+    parts,
     rank_threshold,
     threshold_within,
     typical,
@@ -79,7 +80,8 @@ def revise(
         floors = _choose(scores, inputs, at=samples, may_ban=True)[1]
         scores /= inputs.temperature.index_select(0, samples)[:, None]
         scores.masked_fill_(scores < floors[:, None], -torch.inf)
-        scores = torch.cat([typical(part, p) for part, p in _parts(scores, typical_samples.typical_p)])
+        at_once = parts(scores.shape[0], scores.shape[1], MAX_SCRATCH)
+        scores = torch.cat([typical(scores[part], typical_samples.typical_p[part]) for part in at_once])
         _replace(tokens, samples, _choose(scores, _unfiltered(inputs), at=samples, may_ban=True)[0])
 
 
@@ -97,11 +99,6 @@ def _scores(logits: Tensor, samples: Tensor, edited: EditedLogits | None) -> Ten
     places.index_copy_(0, edited.samples, torch.arange(edited.samples.shape[0], device=logits.device))
     at = places.index_select(0, samples)
     return torch.where(at[:, None] < 0, scores, edited.logits.index_select(0, at.clamp(min=0)))
-
-
-def _parts(scores: Tensor, typical_p: Tensor) -> list[tuple[Tensor, Tensor]]:
-    step = max(1, MAX_SCRATCH // scores.shape[1])
-    return list(zip(scores.split(step), typical_p.split(step), strict=True))
 
 
 def _all_greedy(tokens: Tensor) -> DrawInputs[Tensor]:
@@ -221,9 +218,7 @@ def filtered(logits: Tensor, inputs: SamplingInputs[Tensor]) -> Tensor:
         logits = logits.masked_fill(logits < floor, -torch.inf)
     if inputs.typical is not None:
         places, typical_p = inputs.typical
-        step = max(1, MAX_SCRATCH // logits.shape[1])
-        for first in range(0, places.numel(), step):
-            part = slice(first, first + step)
+        for part in parts(places.numel(), logits.shape[1], MAX_SCRATCH):
             own = logits.index_select(0, places[part])
             # In place: the division above made a copy.
             logits.index_copy_(0, places[part], typical(own, typical_p[part]))
