@@ -118,7 +118,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
         follow(runner, ranks, wires_of(ranks, together, settings, join))
         return
     from gpu_worker.link.link import Link
-    from gpu_worker.step.runner import MAX_IN_FLIGHT
+    from gpu_worker.step.staging import MAX_IN_FLIGHT
 
     endpoint = settings.connect or endpoint_of(settings.runtime_dir, WORKER_SOCKET)
     curve = read_keys(settings.keys, endpoint) if settings.connect else None
@@ -158,7 +158,7 @@ def wires_of(ranks: Ranks, together: "Together", settings: WorkerSettings, join:
 def follow(runner: "PlanRunner", ranks: Ranks, wires: "Wires") -> None:
     """Carries out the leader's plans until the group ends."""
     from gpu_worker.group.follower import Follower
-    from gpu_worker.step.runner import MAX_IN_FLIGHT
+    from gpu_worker.step.staging import MAX_IN_FLIGHT
 
     Follower(runner, ranks, wires, max_in_flight=MAX_IN_FLIGHT).serve()
 

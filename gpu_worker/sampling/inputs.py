@@ -1,4 +1,4 @@
-"""The sampling parameters of a step's rows: numpy arrays on the host, tensors on the device. Imports no torch.
+"""What a step's rows ask of sampling, and logprobs: numpy arrays on the host, tensors on the device. Imports no torch.
 
 Those of every sample are gathered here from `columns`, the parameters of all rows by name: wire/started.py's SETTINGS,
 and sample_idx.
@@ -128,6 +128,17 @@ class LogitEdits(Generic[Array]):
 
 # A lower temperature is equivalent to greedy, and logits divided by it would overflow.
 MIN_TEMPERATURE = np.float32(1e-5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs(Generic[Array]):
+    """Logprobs of m tokens, and the k most probable tokens at the position of each."""
+
+    # float32 [m].
+    logprobs: Array
+    # int32 and float32 [m, k], most probable first.
+    top_token_ids: Array
+    top_logprobs: Array
 
 
 def allocated_draw_inputs(num_samples: int, space: Space) -> DrawInputs[HostArray]:

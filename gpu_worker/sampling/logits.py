@@ -12,14 +12,13 @@ masks, V vocabulary.
 """
 
 import functools
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.sampling.choice import parts
-from gpu_worker.sampling.inputs import LogitEdits, Penalties
+from gpu_worker.sampling.inputs import LogitEdits, Penalties, TokenLogprobs
 
 # Elements of each scratch tensor; rows beyond that are processed in parts.
 _MAX_SCRATCH = 1 << 24
@@ -121,16 +120,7 @@ def _penalised(scores: Tensor, tokens: Tensor, penalties: Penalties[Tensor], par
     return scores
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogprobTensors:
-    """Logprobs of m tokens, and the k most probable tokens for each: float32 [m], int32 [m, k], float32 [m, k]."""
-
-    logprobs: Tensor
-    top_token_ids: Tensor
-    top_logprobs: Tensor
-
-
-def logprobs_of(logits: Tensor, tokens: Tensor, top_k: int, rows: Tensor | None = None) -> LogprobTensors:
+def logprobs_of(logits: Tensor, tokens: Tensor, top_k: int, rows: Tensor | None = None) -> TokenLogprobs[Tensor]:
     """Returns logprobs of `tokens`, int64 [m], under logits [m, V], or under logits[rows]; the softmax is float32."""
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     scratch = min(_MAX_SCRATCH, torch.get_num_threads() * _CPU_SCRATCH) if logits.is_cpu else _MAX_SCRATCH
@@ -139,7 +129,7 @@ def logprobs_of(logits: Tensor, tokens: Tensor, top_k: int, rows: Tensor | None 
         logprobs, top = own.log_softmax(-1), _most_probable(own, top_k)
         found.append((logprobs.gather(1, tokens[part, None])[:, 0], top.int(), logprobs.gather(1, top)))
     own, ids, values = (column[0] if len(column) == 1 else torch.cat(column) for column in zip(*found, strict=True))
-    return LogprobTensors(logprobs=own, top_token_ids=ids, top_logprobs=values)
+    return TokenLogprobs(logprobs=own, top_token_ids=ids, top_logprobs=values)
 
 
 def _most_probable(logits: Tensor, top_k: int) -> Tensor:

@@ -17,11 +17,9 @@ from gpu_worker.arrays import HostArray, Int64Array
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.rows import ConstrainedRow, Fate
 from gpu_worker.layout.step_layout import StepLayout
+from gpu_worker.step.staging import NUM_BUFFERS
 from gpu_worker.wire.frames import Outcome
 from gpu_worker.wire.started import StartedRows
-
-# One more than plans in flight.
-_NUM_BUFFERS = 3
 
 
 class MaskUpload:
@@ -32,7 +30,7 @@ class MaskUpload:
         self._device = device
         self._next = 0
         on_gpu = device.type == "cuda"
-        num = _NUM_BUFFERS if on_gpu else 1
+        num = NUM_BUFFERS if on_gpu else 1
         shape = (max_rows, mask_words)
         self._hosts = [torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(num)]
         self._events: list[torch.cuda.Event | None] = [None] * num

@@ -37,7 +37,7 @@ from gpu_worker.sampling.choice import greedy_tokens
 from gpu_worker.sampling.sampler import choose
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.output import BegunStep, DeviceSampler, ShareTokens, StaticOutput, StepOutput, keep_tokens
-from gpu_worker.step.staging import DeviceTables, Staging
+from gpu_worker.step.staging import NUM_BUFFERS, DeviceTables, Staging
 from gpu_worker.wire.page_orders import PageOrders
 
 if TYPE_CHECKING:
@@ -110,7 +110,6 @@ class DeviceStep:
         *,
         device: torch.device,
         dtype: torch.dtype,
-        num_buffers: int,
         graphs: GraphBackend | None,
         captures: Callable[[StepShape], bool],
         native: bool,
@@ -142,7 +141,7 @@ class DeviceStep:
             self.proven = ProvenSteps(
                 graphs, compute=self._static, prepare=self.kernels.prepare, captures=captures, most_graphs=MAX_SHAPES
             )
-        self._staging = Staging(device, num_buffers, input_words=self._most_words(shapes))
+        self._staging = Staging(device, NUM_BUFFERS, input_words=self._most_words(shapes))
         # Logits of the last step, its samples first. The next step overwrites them. None if it had no samples.
         self.last_logits: Tensor | None = None
         self.pool_is_zero = True

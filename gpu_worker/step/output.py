@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.samples import SampleExtras, Samples
-from gpu_worker.sampling.logits import LogprobTensors, TokenHistory, edited, logprobs_of
+from gpu_worker.sampling.inputs import TokenLogprobs
+from gpu_worker.sampling.logits import TokenHistory, edited, logprobs_of
 from gpu_worker.sampling.sampler import EditedLogits, revise, sample
 from gpu_worker.trees import leaves, mapped
 
@@ -44,8 +45,8 @@ class StepOutput:
 
     # int64 [samples, padding included]; -1 if a row's logits allow no token.
     tokens: Tensor
-    logprobs: LogprobTensors | None = None
-    prompt_logprobs: LogprobTensors | None = None
+    logprobs: TokenLogprobs[Tensor] | None = None
+    prompt_logprobs: TokenLogprobs[Tensor] | None = None
     # The buffer of a ResultRing in which the results are, or are going to be.
     buffer: Tensor | None = None
 

@@ -32,8 +32,6 @@ from gpu_worker.step.warm_up import warm_up
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, WeightsLoader, read_plan
 from gpu_worker.wire.page_orders import SavedPages
 
-MAX_IN_FLIGHT = 2
-
 
 class Runner:
     """Executes plans with one model on one device."""
@@ -67,7 +65,6 @@ class Runner:
             self.shapes,
             device=device,
             dtype=dtype,
-            num_buffers=MAX_IN_FLIGHT + 1,
             graphs=graphs,
             captures=captures,
             native=native,
@@ -80,7 +77,6 @@ class Runner:
             self.pool,
             geometry,
             is_padded=self.shapes.is_padded,
-            num_buffers=MAX_IN_FLIGHT + 1,
             on_error=self._answer,
         )
         self._generation, self._step, self._failed = 0, 0, False
