@@ -174,11 +174,9 @@ def draw_inputs(
     out.temperature[:] = temperature
     if padding:
         out.temperature[-padding:] = 0
-    out.top_p[:] = columns["top_p"][rows]
-    out.min_p[:] = columns["min_p"][rows]
-    out.top_k[:] = columns["top_k"][rows]
+    for name in ("top_p", "min_p", "top_k", "sample_idx"):
+        getattr(out, name)[:] = columns[name][rows]
     out.seed[:] = columns["seed"].view(np.int64)[rows]
-    out.sample_idx[:] = columns["sample_idx"][rows]
     out.position[:] = positions
     return out
 

@@ -12,7 +12,7 @@ typical_p, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -109,15 +109,7 @@ def _all_greedy(tokens: Tensor) -> DrawInputs[Tensor]:
 def _unfiltered(inputs: DrawInputs[Tensor]) -> DrawInputs[Tensor]:
     """The same draws at temperature 1 and without filters."""
     ones, none = torch.ones_like(inputs.temperature), torch.zeros_like(inputs.top_k)
-    return DrawInputs(
-        temperature=ones,
-        top_p=ones,
-        min_p=torch.zeros_like(inputs.min_p),
-        top_k=none,
-        seed=inputs.seed,
-        sample_idx=inputs.sample_idx,
-        position=inputs.position,
-    )
+    return replace(inputs, temperature=ones, top_p=ones, min_p=torch.zeros_like(inputs.min_p), top_k=none)
 
 
 def _choose(

@@ -79,10 +79,6 @@ class ConstrainedSteps:
         for row, hash_, tokens, num_prompt in starts:
             self.constraints.start(row, hash_, tokens[num_prompt:])
 
-    def forget_rows(self) -> None:
-        """No row runs any more."""
-        self.constraints.forget_rows()
-
     def of(self, layout: StepLayout[HostArray]) -> MaskedSamples | None:
         """The constrained samples of a step; None if it has none."""
         sampling = layout.extras.sampling

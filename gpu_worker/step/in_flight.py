@@ -127,8 +127,10 @@ class Execution:
         begun: when the work for the plan began, by time.perf_counter().
         """
         item = InFlight(outcome=Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK))
-        if plan.started is not None:
-            self._start_constraints(plan)
+        if plan.started is not None and self.constrained is not None:
+            self.constrained.start(plan.started)
+        elif plan.started is not None and any(plan.started.constraints) and not self.follows:
+            raise PlanError("started.constraints names a constraint, and this worker takes none")
         if layout is None and not plan.page_orders:
             return item
         if self.is_asynchronous:
@@ -142,13 +144,6 @@ class Execution:
             return item if masked is not None else self._with_tokens(item)
         item = self._with_tokens(item)
         return replace(item, outcome=replace(item.outcome, compute_us=int((time.perf_counter() - begun) * 1e6)))
-
-    def _start_constraints(self, plan: Plan) -> None:
-        assert plan.started is not None
-        if self.constrained is not None:
-            self.constrained.start(plan.started)
-        elif any(plan.started.constraints) and not self.follows:
-            raise PlanError("started.constraints names a constraint, and this worker takes none")
 
     def may_choose(self, item: InFlight) -> bool:
         """Whether the masks of a begun plan are there. Called again and again, it keeps to the limits of time."""

@@ -119,8 +119,8 @@ class Runner:
         """Begins a generation: removes every row. The next plan must be step 1."""
         self._generation, self._step, self._failed = generation, 0, False
         self.tables.reset()
-        if self.execution.constrained is not None:
-            self.execution.constrained.forget_rows()
+        if self.constraints is not None:
+            self.constraints.forget_rows()
         self.pool.begin_generation(generation)
 
     def submit(self, message: pb.StepPlan) -> None:
