@@ -133,7 +133,7 @@ class DeviceStep:
         self.host = HostPages(self.cache, geometry.host_pages)
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables, native=native)
         self._static_step = StaticStep(model, self.kernels, self.tables, is_padded=shapes.is_padded)
-        self._is_padded, self._captures = shapes.is_padded, captures
+        self.is_padded, self._captures = shapes.is_padded, captures
         self.graphs = CapturedSteps[StaticOutput](graphs if shapes.is_padded else None)
         # The captured decode steps of a CPU.
         self.proven: ProvenSteps[StepShape, StepInputs[Tensor], StaticOutput] | None = None
@@ -207,7 +207,7 @@ class DeviceStep:
         if begun.static.logits is None:
             return StepOutput(tokens=begun.samples.rows[:0])
         output = self._sampler.finish(begun.static, begun.samples, begun.extras, masks)
-        if not self._is_padded or begun.extras is not None:
+        if not self.is_padded or begun.extras is not None:
             self.tables.newest_token.index_copy_(0, begun.samples.rows, output.tokens.clamp(min=0))
         return output
 
@@ -255,7 +255,7 @@ class DeviceStep:
         They are valid until the step runs.
         """
         views = self.kernels.views
-        if self._is_padded:
+        if self.is_padded:
             return self._staging.inputs(shape, partial(allocated, shape, self._geometry, views))
         if self.proven is None or not _is_decode_step(shape):
             return None

@@ -93,7 +93,6 @@ class Execution:
         pool: WorkerPool | PrivatePool,
         geometry: Geometry,
         *,
-        is_padded: bool,
         on_error: Callable[[Outcome, Exception], InFlight],
     ) -> None:
         """on_error: the answer to a plan whose tokens could not be chosen."""
@@ -101,7 +100,7 @@ class Execution:
         self.is_asynchronous = on_device.device.type != "cpu"
         # The next step overwrites the results of padded steps; others are read where they were computed.
         self.results: ResultRing | None = None
-        if is_padded:
+        if on_device.is_padded:
             allocate = partial(torch.zeros, dtype=torch.int64, pin_memory=on_device.device.type == "cuda")
             self.results = ResultRing(num_buffers=NUM_BUFFERS, num_tokens=geometry.max_rows, allocate=allocate)
         # None: no row may have a constraint, unless another rank of a group chooses its tokens.

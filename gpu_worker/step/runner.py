@@ -76,7 +76,6 @@ class Runner:
             self.on_device,
             self.pool,
             geometry,
-            is_padded=self.shapes.is_padded,
             on_error=self._answer,
         )
         self._generation, self._step, self._failed = 0, 0, False
