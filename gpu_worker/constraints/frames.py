@@ -174,11 +174,6 @@ class Frame:
         """The packet."""
         return _HEAD.pack(self.kind, self.number) + self.payload
 
-    @property
-    def text(self) -> str:
-        """The payload of a PREPARED, empty if there was no error."""
-        return self.payload.decode("utf-8", "replace")
-
     def entries(self) -> NDArray[np.int32]:
         """The rows of an ADVANCE, int32 [n, 4]. Raises FrameError."""
         size = 4 * _ADVANCE_FIELDS
