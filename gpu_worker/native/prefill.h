@@ -135,16 +135,12 @@ struct Item {
           first_lane(part * ITEM_LANES),
           num_lanes(std::min<int64_t>(ITEM_LANES, call.counts[tile] * call.group - first_lane)),
           key_words(words_of_key(call)),
-          value_dim(padded(call.value_dim)),
+          value_dim(round_up(call.value_dim, 16)),
           pool_keys(static_cast<const T *>(call.keys) + kv_head * call.pool_head_stride),
           pool_values(static_cast<const T *>(call.values) + kv_head * call.pool_head_stride) {}
 
-    static int64_t padded(int64_t dim) {
-        return round_up(dim, 16);
-    }
-
     static int64_t words_of_key(const Call &call) {
-        return padded(call.key_dim) / WIDTH<Word>;
+        return round_up(call.key_dim, 16) / WIDTH<Word>;
     }
 
     int64_t position_of(int64_t lane) const {
@@ -586,7 +582,7 @@ static Scratch<Word> scratch_at(char *memory, int64_t key_words, int64_t value_d
 template <class T>
 static void run(const Call &call) {
     using Word = WordOf<T>;
-    const int64_t key_words = Item<T>::words_of_key(call), value_dim = Item<T>::padded(call.value_dim);
+    const int64_t key_words = Item<T>::words_of_key(call), value_dim = round_up(call.value_dim, 16);
     const int64_t bytes = round_up(scratch_bytes<Word>(key_words, value_dim), 64);
     const int64_t parts = (call.most_queries * call.group + ITEM_LANES - 1) / ITEM_LANES;
     const int64_t num_items = call.num_tiles * call.num_kv_heads * parts;

@@ -25,9 +25,6 @@ def keep_tokens(tokens: Tensor) -> None:
     """For a worker of one process."""
 
 
-_WORD_BYTES = 8
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticOutput:
     """The results of the static part; a replay overwrites them."""
@@ -79,7 +76,7 @@ class ResultRing:
         """Starts the copies to a buffer, which are valid after the current stream has executed them."""
         tensors = leaves(output)
         # In 8-byte words, so that each begins aligned.
-        sizes = [-(-tensor.nbytes // _WORD_BYTES) for tensor in tensors]
+        sizes = [-(-tensor.nbytes // 8) for tensor in tensors]
         if sum(sizes) > self._num_words:
             self._enlarge(sum(sizes))
         buffer = self._free.pop() if self._free else self._allocate(self._num_words)

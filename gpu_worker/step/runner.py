@@ -72,12 +72,7 @@ class Runner:
         )
         self.pool = pool or PrivatePool()
         self.pool.attach(self.on_device.cache.pools, geometry.page_size)
-        self.execution = Execution(
-            self.on_device,
-            self.pool,
-            geometry,
-            on_error=self._answer,
-        )
+        self.execution = Execution(self.on_device, self.pool, geometry, on_error=self._answer)
         self._generation, self._step, self._failed = 0, 0, False
         self._saved, self._in_flight = SavedPages(geometry.host_pages), PlansInFlight(self.execution)
         self.weights: WeightsLoader | None = None

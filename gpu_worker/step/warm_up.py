@@ -137,11 +137,8 @@ def _chunks(geometry: Geometry) -> NDArray[np.int32]:
     counts: list[int] = []
     for row in range(geometry.max_rows):
         # The rows after this one decode.
-        left = (
-            geometry.token_budget
-            - (geometry.max_rows - row - 1)
-            - sum(align_up(n, geometry.chunk_align) for n in counts)
-        )
+        used = sum(align_up(n, geometry.chunk_align) for n in counts)
+        left = geometry.token_budget - (geometry.max_rows - row - 1) - used
         left -= left % geometry.chunk_align
         if left <= 0:
             break

@@ -156,10 +156,7 @@ def result_frame(outcome: Outcome) -> bytes:
         array: Int32Array = getattr(outcome, name)
         if array.size:
             setattr(result, name, array.astype(_INT32, copy=False).tobytes())
-    for values, into in (
-        (outcome.logprobs, result.logprobs),
-        (outcome.prompt_logprobs, result.prompt_logprobs),
-    ):
+    for values, into in ((outcome.logprobs, result.logprobs), (outcome.prompt_logprobs, result.prompt_logprobs)):
         if values is not None:
             _write_logprobs(values, into)
     return message.SerializeToString()
