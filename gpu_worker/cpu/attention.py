@@ -83,15 +83,15 @@ class _Kernel:
 
     def __call__(self, query_THD: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, out_THD: Tensor) -> None:
         """As `InPlaceKernel`, for the tokens of the part in order."""
-        assert query_THD.dtype == key.dtype == value.dtype == out_THD.dtype == self._dtype
-        assert query_THD.shape[0] == out_THD.shape[0] == self._num_tokens
-        call = self._call
-        if query_THD.stride(2) != 1:
+        assert query_THD.shape[0] == self._num_tokens and query_THD.dtype == self._dtype
+        call, (token_stride, head_stride, last) = self._call, query_THD.stride()
+        if last != 1:
             query_THD = query_THD.contiguous()
+            token_stride, head_stride, _ = query_THD.stride()
         if sinks is not None:
             sinks = sinks.float().contiguous()
             call.sinks = sinks.data_ptr()
-        call.query, (call.query_token_stride, call.query_head_stride, _) = query_THD.data_ptr(), query_THD.stride()
+        call.query, call.query_token_stride, call.query_head_stride = query_THD.data_ptr(), token_stride, head_stride
         call.keys, call.values, call.pool_head_stride = key.data_ptr(), value.data_ptr(), key.stride(0)
         call.out = out_THD.data_ptr()
         self._run(call)
