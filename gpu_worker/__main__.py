@@ -159,7 +159,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
     """
     prepare = partial(prepared, settings, folder, begun, ranks)
     runner, join, together = at_low_priority(prepare) if settings.standby else prepare()
-    from gpu_worker.step.runner import MAX_IN_FLIGHT
+    from gpu_worker.step.staging import MAX_IN_FLIGHT
 
     if not ranks.is_leader:
         from gpu_worker.group.roles import Follower
@@ -215,7 +215,7 @@ def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks)
         # A group needs torch's distributed tensors, which need the compiler.
         lean = on_cpu and settings.fused_layers != "on" and not ranks.is_group
         import_transformers(without_compiler=lean)
-        from gpu_worker.native.crash import write_last_line
+        from gpu_worker.native.library import write_last_line
         from gpu_worker.startup import start
 
     logs.adopt_libraries()
@@ -261,7 +261,7 @@ def choose_allocator() -> None:
 
 if __name__ == "__main__":
     if sys.stderr is not None:
-        # For a signal that the process's own code causes; `native/crash.py` adds a line.
+        # For a signal that the process's own code causes; `native/library.py` adds a line.
         faulthandler.enable()
     exit_code = main(sys.argv[1:])
     # The interpreter's teardown takes seconds once torch is loaded; the device must be free at once.

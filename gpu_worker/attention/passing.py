@@ -10,7 +10,6 @@ from dataclasses import dataclass
 _GPU_BUFFERS, _GPU_BYTES = 2, 64 << 20
 # On a CPU a copy ends before the next begins.
 _CPU_BUFFERS, _CPU_BYTES = 1, 16 << 20
-_NUM_DIRECTIONS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,4 +28,4 @@ class Passing:
 
     def num_bytes(self, page_bytes: int) -> int:
         """Bytes of the buffers of both directions."""
-        return _NUM_DIRECTIONS * self.num_buffers * self.pages_at_once * page_bytes
+        return 2 * self.num_buffers * self.pages_at_once * page_bytes

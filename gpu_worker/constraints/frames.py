@@ -91,18 +91,14 @@ class Sizes:
         return -(-self.vocab_size // 32)
 
     @property
-    def _masks(self) -> int:
+    def bytes_of_masks(self) -> int:
+        """Size of all masks, which follow the page of the progress and precede the output tokens."""
         return _aligned(4 * (self.max_rows + 1) * self.mask_words)
 
     @property
     def num_bytes(self) -> int:
         """Size of the memory."""
-        return _PAGE + self._masks + _aligned(4 * (self.max_rows + 1) * self.max_length)
-
-    @property
-    def offsets(self) -> tuple[int, int, int]:
-        """Where progress, masks and output tokens begin, in bytes."""
-        return 0, _PAGE, _PAGE + self._masks
+        return _PAGE + self.bytes_of_masks + _aligned(4 * (self.max_rows + 1) * self.max_length)
 
 
 class SharedArea:
@@ -112,16 +108,15 @@ class SharedArea:
         """Maps the memory; the caller keeps the descriptor. Raises OSError or ValueError if it is too small."""
         self.sizes = sizes
         memory = mmap.mmap(descriptor, sizes.num_bytes)
-        progress, masks, tokens = sizes.offsets
         num_rows = sizes.max_rows + 1
         # uint64 [2].
-        self.progress: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, _NUM_PROGRESS, progress)
+        self.progress: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, _NUM_PROGRESS)
         # int32 [rows, words]: bit t of a row, from the lowest bit of word 0 on, is whether token t may come next.
-        shape = (num_rows, sizes.mask_words)
-        self.masks: NDArray[np.int32] = np.frombuffer(memory, np.int32, shape[0] * shape[1], masks).reshape(shape)
+        masks = np.frombuffer(memory, np.int32, num_rows * sizes.mask_words, _PAGE)
+        self.masks: NDArray[np.int32] = masks.reshape(num_rows, -1)
         # int32 [rows, max_length]: the output tokens of each row.
-        shape = (num_rows, sizes.max_length)
-        self.tokens: NDArray[np.int32] = np.frombuffer(memory, np.int32, shape[0] * shape[1], tokens).reshape(shape)
+        tokens = np.frombuffer(memory, np.int32, num_rows * sizes.max_length, _PAGE + sizes.bytes_of_masks)
+        self.tokens: NDArray[np.int32] = tokens.reshape(num_rows, -1)
 
 
 def new_memory(sizes: Sizes) -> int:
@@ -178,11 +173,6 @@ class Frame:
     def encoded(self) -> bytes:
         """The packet."""
         return _HEAD.pack(self.kind, self.number) + self.payload
-
-    @property
-    def text(self) -> str:
-        """The payload of a PREPARED, empty if there was no error."""
-        return self.payload.decode("utf-8", "replace")
 
     def entries(self) -> NDArray[np.int32]:
         """The rows of an ADVANCE, int32 [n, 4]. Raises FrameError."""

@@ -137,13 +137,7 @@ class NamesOfRow:
         """Returns whether an object got a name twice."""
         if self._is_json and text.startswith(MARK):
             return False
-        if (
-            self._is_in_string
-            and self._name is None
-            and not self._is_escaped
-            and b'"' not in text
-            and b"\\" not in text
-        ):
+        if self._is_in_string and self._name is None and not (self._is_escaped or b'"' in text or b"\\" in text):
             return False
         has_twice = False
         for byte in text:

@@ -8,6 +8,7 @@ import os
 import queue
 import socket
 import threading
+from contextlib import suppress
 
 import numpy as np
 
@@ -94,10 +95,8 @@ class MaskServer:
     def _define(self, frame: Frame) -> None:
         """Compiles a constraint that was prepared before; rows whose constraint fails now get the error themselves."""
         self._show(Stage.DEFINE, frame.number)
-        try:
+        with suppress(MatcherError):
             self._matchers.define(frame.number, self._matchers.compiled(frame.payload))
-        except MatcherError:
-            return
 
     def _advance(self, frame: Frame) -> None:
         """Lets rows take their tokens, says which are complete, then computes the masks of the others."""

@@ -226,7 +226,7 @@ class Supervisor:
         if frame.kind is Kind.SERVING:
             self._watch.begin(frame.number, *frame.of_serving())
         elif frame.kind is Kind.PREPARED:
-            self._answer(frame.number, frame.text)
+            self._answer(frame.number, frame.payload.decode("utf-8", "replace"))
         else:
             found, detail = frame.states()
             request = self._requests[frame.number]

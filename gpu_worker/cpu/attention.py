@@ -6,7 +6,7 @@ other lists of pages; `native/decode.h` and `native/prefill.h` document the algo
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,14 +14,13 @@ from torch import Tensor
 
 from gpu_worker.arrays import Int64Array
 from gpu_worker.attention.layers import AttentionKind, LayerMap
-from gpu_worker.native.library import NativeFunction, NativeLibrary
+from gpu_worker.native.library import NativeLibrary
 
 _Address = ctypes.c_void_p
 _Int = ctypes.c_int64
-_DECODE_FUNCTIONS = {torch.float32: "tandem_decode_float32", torch.bfloat16: "tandem_decode_bfloat16"}
 # MOST_DIM of native/decode_prefetch.h.
 _MOST_DIM = 1024
-_PREFILL_FUNCTIONS = {torch.float32: "tandem_prefill_float32", torch.bfloat16: "tandem_prefill_bfloat16"}
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 class _Call(ctypes.Structure):
@@ -54,22 +53,20 @@ class _PrefillCall(_Call):
 class _Kernel:
     """A kernel for layers of one kind, in pools of one dtype."""
 
+    # The function of the library, without the name of the dtype, and its argument.
+    _function: ClassVar[str]
+    _argument: ClassVar[type[_Call]]
+
     def __init__(
-        self,
-        kind: AttentionKind,
-        table: Tensor,
-        page_size: int,
-        dtype: torch.dtype,
-        *,
-        function: NativeFunction,
-        call: type[_Call],
+        self, library: NativeLibrary, kind: AttentionKind, table: Tensor, *, page_size: int, dtype: torch.dtype
     ) -> None:
         assert table.dtype == torch.int32 and table.stride(1) == 1
+        self._run = library.function(f"{self._function}_{_NAMES[dtype]}", self._argument)
         # The table is kept, because the kernel reads it.
-        self.kind, self._table, self._dtype, self._run = kind, table, dtype, function
+        self.kind, self._table, self._dtype = kind, table, dtype
         # Of the step's part.
         self._num_tokens = 0
-        self._call: Any = call(
+        self._call: Any = self._argument(
             table=table.data_ptr(),
             table_stride=table.stride(0),
             num_kv_heads=kind.num_kv_heads,
@@ -86,15 +83,15 @@ class _Kernel:
 
     def __call__(self, query_THD: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, out_THD: Tensor) -> None:
         """As `InPlaceKernel`, for the tokens of the part in order."""
-        assert query_THD.dtype == key.dtype == value.dtype == out_THD.dtype == self._dtype
-        assert query_THD.shape[0] == out_THD.shape[0] == self._num_tokens
-        call = self._call
-        if query_THD.stride(2) != 1:
+        assert query_THD.shape[0] == self._num_tokens and query_THD.dtype == self._dtype
+        call, (token_stride, head_stride, last) = self._call, query_THD.stride()
+        if last != 1:
             query_THD = query_THD.contiguous()
+            token_stride, head_stride, _ = query_THD.stride()
         if sinks is not None:
             sinks = sinks.float().contiguous()
             call.sinks = sinks.data_ptr()
-        call.query, (call.query_token_stride, call.query_head_stride, _) = query_THD.data_ptr(), query_THD.stride()
+        call.query, call.query_token_stride, call.query_head_stride = query_THD.data_ptr(), token_stride, head_stride
         call.keys, call.values, call.pool_head_stride = key.data_ptr(), value.data_ptr(), key.stride(0)
         call.out = out_THD.data_ptr()
         self._run(call)
@@ -114,7 +111,7 @@ class NativeDecode:
     @staticmethod
     def covers(kind: AttentionKind, dtype: torch.dtype) -> bool:
         """Whether the kernel computes layers of this kind in pools of this dtype."""
-        return dtype in _DECODE_FUNCTIONS and kind.head_dim <= _MOST_DIM
+        return dtype in _NAMES and kind.head_dim <= _MOST_DIM
 
     def update(self, lines: Tensor, positions: Tensor) -> None:
         """Sets the rows of a step: the line of the page table and the query's position of each, int64 [rows]."""
@@ -125,11 +122,12 @@ class NativeDecode:
 class DecodeKernel(_Kernel):
     """The kernel of decode rows, which are its tokens."""
 
+    _function, _argument = "tandem_decode", _DecodeCall
+
     def __init__(
         self, library: NativeLibrary, kind: AttentionKind, table: Tensor, *, page_size: int, dtype: torch.dtype
     ) -> None:
-        function = library.function(_DECODE_FUNCTIONS[dtype], _DecodeCall)
-        super().__init__(kind, table, page_size, dtype, function=function, call=_DecodeCall)
+        super().__init__(library, kind, table, page_size=page_size, dtype=dtype)
         self._scratch = torch.empty(0, dtype=torch.uint8)
         # Where calls find the scratch memory, which grows with the contexts; recorded calls find it there too.
         self._scratch_address = _Address()
@@ -196,7 +194,7 @@ class NativePrefill:
     @staticmethod
     def covers(kind: AttentionKind, dtype: torch.dtype) -> bool:
         """Whether the kernel computes layers of this kind in pools of this dtype."""
-        return dtype in _PREFILL_FUNCTIONS and kind.scale > 0
+        return dtype in _NAMES and kind.scale > 0
 
     def update(self, lines: Tensor, q_positions: Tensor) -> None:
         """Sets the chunks of a step; the arguments are those of `Tiles.of`."""
@@ -208,17 +206,13 @@ class NativePrefill:
 class PrefillKernel(_Kernel):
     """The kernel of prompt chunks."""
 
-    def __init__(
-        self, library: NativeLibrary, kind: AttentionKind, table: Tensor, *, page_size: int, dtype: torch.dtype
-    ) -> None:
-        function = library.function(_PREFILL_FUNCTIONS[dtype], _PrefillCall)
-        super().__init__(kind, table, page_size, dtype, function=function, call=_PrefillCall)
-        self._tiles: Tiles | None = None
+    _function, _argument = "tandem_prefill", _PrefillCall
 
     def set_tiles(self, tiles: Tiles) -> None:
         """Sets the tiles of a step."""
         # Kept until the next step, because the kernel reads them.
-        self._tiles, self._num_tokens, call = tiles, int(tiles.counts.sum()), self._call
+        self._tiles = tiles
+        self._num_tokens, call = int(tiles.counts.sum()), self._call
         call.lines, call.starts = tiles.lines.ctypes.data, tiles.starts.ctypes.data
         call.counts, call.tokens = tiles.counts.ctypes.data, tiles.tokens.ctypes.data
         call.num_tiles, call.most_queries = tiles.counts.size, int(tiles.counts.max())

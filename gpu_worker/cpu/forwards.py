@@ -15,8 +15,9 @@ The Python module itself stays as it is.
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from types import CellType, FunctionType
 from typing import Any
 
@@ -83,7 +84,8 @@ def native_norm(module: nn.Module) -> NativeNorm | None:
     parameters = list(module.parameters(recurse=False))
     if len(parameters) != 1 or parameters[0].dim() != 1 or any(True for _ in module.children()):
         return None
-    if not _takes_one_tensor(module):
+    # Itself, and one tensor.
+    if not _takes(type(module).forward, 2):
         return None
     weight = parameters[0].detach().float().contiguous()
     epsilons = {value for value in vars(module).values() if isinstance(value, float) and 0 < value < _LARGEST_EPSILON}
@@ -95,13 +97,10 @@ def native_norm(module: nn.Module) -> NativeNorm | None:
     return None
 
 
-def _takes_one_tensor(module: nn.Module) -> bool:
-    required = [
-        parameter
-        for parameter in inspect.signature(type(module).forward).parameters.values()
-        if parameter.default is inspect.Parameter.empty
-    ]
-    return len(required) == 2 and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in required)
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a call needs so many arguments by position, and no more."""
+    needed = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
+    return len(needed) == count and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in needed)
 
 
 def _is_norm(module: nn.Module, weight: Tensor, epsilon: float) -> bool:
@@ -120,10 +119,11 @@ def _is_norm(module: nn.Module, weight: Tensor, epsilon: float) -> bool:
     return True
 
 
-def _result(module: nn.Module, x: Tensor) -> Any:
+def _result(function: Callable[..., Any], *args: Tensor) -> Any:
+    """What a model's function returns; None if it does not take these arguments."""
     try:
-        return module(x)
-    except (RuntimeError, TypeError, ValueError, IndexError):
+        return function(*args)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return None
 
 
@@ -187,15 +187,11 @@ def native_gate(module: nn.Module) -> NativeGate | None:
     inner = tuple(linears[:-1])
     if not torch.equal(calls.outputs[down], result) or any(calls.inputs[layer] is not x for layer in inner):
         return None
-    for is_swapped, activation in _forms():
+    for activation, is_swapped in product(_ACTIVATIONS, (False, True)):
         gate, up = _parts([calls.outputs[layer] for layer in inner], is_swapped)
         if _is_gate(gate, up, calls.inputs[down], activation):
             return NativeGate(module, inner, down, is_swapped, activation)
     return None
-
-
-def _forms() -> Iterator[tuple[bool, Activation]]:
-    return ((is_swapped, activation) for activation in _ACTIVATIONS for is_swapped in (False, True))
 
 
 def _run(module: nn.Module, linears: list[Any], calls: _Calls) -> tuple[Tensor | None, Tensor]:
@@ -206,9 +202,7 @@ def _run(module: nn.Module, linears: list[Any], calls: _Calls) -> tuple[Tensor |
     x = (x * torch.tensor(_GATE_SCALES)[:, None]).to(dtype)
     hooks = [layer.register_forward_hook(calls) for layer in linears]
     try:
-        result = module(x)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
-        result = None
+        result = _result(module, x)
     finally:
         for hook in hooks:
             hook.remove()
@@ -303,16 +297,11 @@ def _copied_content(cell: CellType, dtype: torch.dtype, within: tuple[FunctionTy
 
 
 def _recognised(function: object, dtype: torch.dtype) -> Rotation | None:
-    if not isinstance(function, FunctionType) or not _takes_four(function) or not _is_rotation(function, 16, 16, dtype):
+    if not isinstance(function, FunctionType) or not _takes(function, _NUM_ARGUMENTS):
+        return None
+    if not _is_rotation(function, 16, 16, dtype):
         return None
     return _NativeRotation(function, rotates_parts=_is_rotation(function, 24, 16, dtype))
-
-
-def _takes_four(function: FunctionType) -> bool:
-    """Whether a call needs four arguments by position, and no more."""
-    parameters = inspect.signature(function).parameters.values()
-    needed = [each for each in parameters if each.default is each.empty]
-    return len(needed) == _NUM_ARGUMENTS and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in needed)
 
 
 def _is_rotation(function: FunctionType, dim: int, rotated: int, dtype: torch.dtype) -> bool:
@@ -320,10 +309,7 @@ def _is_rotation(function: FunctionType, dim: int, rotated: int, dtype: torch.dt
     generator = torch.Generator().manual_seed(1)
     query, key = (torch.randn((1, 5, heads, dim), generator=generator).to(dtype).transpose(1, 2) for heads in (4, 2))
     cos, sin = (torch.randn((1, 5, rotated), generator=generator).to(dtype) for _ in range(2))
-    try:
-        found = function(query, key, cos, sin)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
-        return False
+    found = _result(function, query, key, cos, sin)
     if not isinstance(found, tuple) or len(found) != 2:
         return False
     for x, own in zip((query, key), found, strict=True):

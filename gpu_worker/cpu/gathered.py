@@ -110,14 +110,8 @@ class GatheredKernel:
             query = query_THD[tokens].unflatten(1, (kind.num_kv_heads, kind.group))
             out = out_THD[tokens].unflatten(1, (kind.num_kv_heads, kind.group))
             for heads in self._heads(chunk):
-                self._attend(
-                    chunk,
-                    query[:, heads],
-                    key[heads],
-                    value[heads],
-                    None if sinks is None else sinks[heads],
-                    out[:, heads],
-                )
+                own = None if sinks is None else sinks[heads]
+                self._attend(chunk, query[:, heads], key[heads], value[heads], own, out[:, heads])
 
     def _heads(self, chunk: _Chunk) -> Iterator[slice]:
         """The KV heads that are computed together."""

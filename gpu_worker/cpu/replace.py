@@ -55,12 +55,8 @@ class Replaced:
         """A sentence for each kind of which none was found, although the config has its fields."""
         own = config.get_text_config()
         for kind, expected in _EXPECTED.items():
-            found = {name: getattr(own, name, None) for name in expected.fields}
-            signs = [
-                name
-                for name, value in found.items()
-                if value is not None and (not expected.values or value in expected.values)
-            ]
+            found = [(name, value) for name in expected.fields if (value := getattr(own, name, None)) is not None]
+            signs = [name for name, value in found if not expected.values or value in expected.values]
             if signs and not getattr(self, kind):
                 yield (
                     f"no {expected.what} of {own.model_type} is computed by a native operator, although its config has "

@@ -134,12 +134,8 @@ class ProvenSteps(Generic[Shape, Inputs, Result]):
         try:
             graph, result = self._backend.capture(lambda: self._compute(inputs))
         except Exception as error:  # if the step itself is at fault, the ordinary run raises it too
-            log.log(
-                logging.INFO if isinstance(error, NotCapturable) else logging.WARNING,
-                "%s runs without a graph: %s",
-                shape,
-                first_line(error),
-            )
+            level = logging.INFO if isinstance(error, NotCapturable) else logging.WARNING
+            log.log(level, "%s runs without a graph: %s", shape, first_line(error))
             return self._compute(inputs)
         self._captured[shape] = _Captured(graph=graph, result=result)
         return result

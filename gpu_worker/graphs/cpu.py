@@ -1,21 +1,28 @@
-"""Captured steps of a CPU: every operator that torch dispatches, and every call of a C++ kernel.
+"""Captured steps of a CPU: every operator that torch dispatches, and every call of a C++ kernel, and their memory.
 
 A replay makes the same calls on the same memory, without the Python in between: numbers that Python computed are
 constants. Owns the rules of what can be recorded; a step that needs a tensor's value on the host cannot.
+
+The memory is blocks that a capture takes and gives back, at addresses that stay. Every capture may use all of it,
+because a step's values are not needed when the next step begins.
 """
 
 import gc
+import weakref
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpu_worker.attention.kv_cache import huge_zeros
 from gpu_worker.cpu import operators
-from gpu_worker.graphs.arena import Arena
 from gpu_worker.graphs.backend import NotCapturable, Result
 from gpu_worker.native.library import (
     NativeLibrary,
@@ -27,9 +34,12 @@ from gpu_worker.native.library import (
 )
 from gpu_worker.trees import mapped
 
+# A cache line, so that vectors of two blocks share none.
+_ALIGNMENT = 64
+# Of huge pages.
+_CHUNK_BYTES = 2 << 20
 # A call of a kernel, or of an operator with its arguments.
 Call = RecordedCall | Callable[[], object]
-
 _aten = torch.ops.aten
 UNINITIALISED = frozenset(
     (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided, _aten.empty_permuted)
@@ -39,6 +49,85 @@ _WAITING_TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_ou
 # The worker's own operators call kernels and operators, which are recorded instead.
 _OWN = "tandem::"
 _OF_NEW_TENSORS = frozenset(("dtype", "layout", "device", "pin_memory"))
+
+
+class Arena:
+    """Chunks of memory, each divided into blocks that are used or free."""
+
+    def __init__(self) -> None:
+        self._chunks: list[_Chunk] = []
+        # Blocks that tensors use.
+        self.num_used = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all chunks."""
+        return sum(chunk.memory.nbytes for chunk in self._chunks)
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """A tensor of the same shape, strides and type with undefined values. Its block is free again when the last
+        tensor on its storage is gone."""
+        span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        num_bytes = -(-max(span, 1) * tensor.itemsize // _ALIGNMENT) * _ALIGNMENT
+        block = torch.from_numpy(self._block(num_bytes)).view(tensor.dtype)
+        return block.as_strided(tensor.shape, tensor.stride())
+
+    def borrowed(self, tensor: Tensor) -> Tensor | None:
+        """A tensor on the same memory that does not keep the block in use; None if the memory is not the arena's."""
+        address = tensor.data_ptr()
+        for chunk in self._chunks:
+            begin = address - chunk.address
+            if 0 <= begin < chunk.memory.nbytes:
+                words = torch.from_numpy(chunk.memory[begin - begin % _ALIGNMENT :]).view(tensor.dtype)
+                offset = begin % _ALIGNMENT // tensor.itemsize
+                return words.as_strided(tensor.shape, tensor.stride(), offset)
+        return None
+
+    def _block(self, num_bytes: int) -> NDArray[np.uint8]:
+        for chunk in self._chunks:
+            if (block := chunk.take(num_bytes)) is not None:
+                break
+        else:
+            chunk = _Chunk(-(-num_bytes // _CHUNK_BYTES) * _CHUNK_BYTES)
+            self._chunks.append(chunk)
+            block = chunk.take(num_bytes)
+            assert block is not None
+        self.num_used += 1
+        # The storage of a tensor made from the array keeps the array.
+        weakref.finalize(block, self._give_back, chunk, block.ctypes.data, num_bytes).atexit = False
+        return block
+
+    def _give_back(self, chunk: "_Chunk", address: int, num_bytes: int) -> None:
+        chunk.give_back(address - chunk.address, num_bytes)
+        self.num_used -= 1
+
+
+class _Chunk:
+    """Memory whose address stays."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.memory: NDArray[np.uint8] = huge_zeros((num_bytes,), torch.uint8).numpy()
+        self.address = self.memory.ctypes.data
+        # Free blocks: (begin, end), ascending, none next to another.
+        self._free = [(0, num_bytes)]
+
+    def take(self, num_bytes: int) -> NDArray[np.uint8] | None:
+        """The first free block that is large enough; None if there is none."""
+        for i, (begin, end) in enumerate(self._free):
+            if end - begin >= num_bytes:
+                self._free[i : i + 1] = [(begin + num_bytes, end)] if end - begin > num_bytes else []
+                return self.memory[begin : begin + num_bytes]
+        return None
+
+    def give_back(self, begin: int, num_bytes: int) -> None:
+        """Frees a block, and joins it with free neighbours."""
+        end = begin + num_bytes
+        i = bisect_left(self._free, (begin, end))
+        if i < len(self._free) and self._free[i][0] == end:
+            end = self._free.pop(i)[1]
+        if i and self._free[i - 1][1] == begin:
+            begin = self._free.pop(i - 1)[0]
+        insort(self._free, (begin, end))
 
 
 class Capture(TorchDispatchMode):

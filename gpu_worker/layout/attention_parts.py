@@ -158,23 +158,22 @@ def allocated_prefill(
     There are at most `bucket` tokens.
     """
     tiles = bucket // q_block
-    blocks: list[PrefillBlocks[HostArray]] = []
-    for view in views:
-        width = view.num_learned_sink_pages + view.max_partial
-        blocks.append(
-            PrefillBlocks(
-                num_full=space.int64(tiles),
-                skipped=None if view.pattern.window is None else space.int64(tiles),
-                num_partial=space.int64(tiles),
-                partial_pages=space.int64(tiles * width).reshape(tiles, width),
-            )
+    widths = [view.num_learned_sink_pages + view.max_partial for view in views]
+    blocks = tuple(
+        PrefillBlocks(
+            num_full=space.int64(tiles),
+            skipped=None if view.pattern.window is None else space.int64(tiles),
+            num_partial=space.int64(tiles),
+            partial_pages=space.int64(tiles * width).reshape(tiles, width),
         )
+        for view, width in zip(views, widths, strict=True)
+    )
     return PrefillPart(
         bucket=bucket,
         places=space.int64(num_tokens),
         slots=space.int64(tiles),
         q_positions=space.int64(bucket),
-        blocks=tuple(blocks),
+        blocks=blocks,
     )
 
 

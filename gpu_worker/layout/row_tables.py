@@ -16,10 +16,12 @@ from gpu_worker.arrays import Array, HostArray, Int64Array
 from gpu_worker.geometry import Geometry
 from gpu_worker.wire.fields import Int32Array, PlanError
 from gpu_worker.wire.frames import Plan
-from gpu_worker.wire.started import SETTINGS, RowSampling, StartedRows
+from gpu_worker.wire.started import SETTINGS, StartedRows
 from tandem_contract.row_checksum import MASK_64, row_weights, sum_of_pages, sum_of_positions
 
 Float64Array = NDArray[np.float64]
+_Rule = tuple[NDArray[np.bool_], str]
+_NONE = np.zeros(0, np.int64)
 
 
 class Feature(IntEnum):
@@ -48,9 +50,6 @@ class RowFeatures:
         self.uses = np.zeros(num_rows, np.uint16)
         self.num_prompt = np.zeros(num_rows, np.int64)
         self.banned_until = np.zeros(num_rows, np.int64)
-        self.presence_penalty = np.zeros(num_rows, np.float64)
-        self.frequency_penalty = np.zeros(num_rows, np.float64)
-        self.repetition_penalty = np.ones(num_rows, np.float64)
         self.num_logprobs = np.zeros(num_rows, np.int64)
         self.prompt_logprobs_from = np.zeros(num_rows, np.int64)
         self.reset()
@@ -70,12 +69,21 @@ class RowFeatures:
         self.num_logprobs[rows] = started.num_logprobs
         self.prompt_logprobs_from[rows] = started.prompt_logprobs_from
         for i, row in enumerate(rows.tolist()):
-            self.uses[row] = self._start(row, started.sampling[i])
+            sampling, settings, uses = started.sampling[i], started.sampling[i].settings, 0
+            if settings.presence_penalty or settings.frequency_penalty or settings.repetition_penalty != 1:
+                uses |= Feature.PENALTIES
+            if sampling.biased.size:
+                uses |= Feature.BIASES
+                self.biases[row] = sampling.biased, sampling.biases
+            if sampling.allowed.size:
+                uses |= Feature.ALLOWED
+                self.allowed[row] = sampling.allowed
             if started.banned_until[i] and started.banned[i].size:
-                self.uses[row] |= Feature.BANS
+                uses |= Feature.BANS
                 self.banned[row] = started.banned[i].astype(np.int64)
             if started.constraints and started.constraints[i]:
-                self.uses[row] |= Feature.CONSTRAINT
+                uses |= Feature.CONSTRAINT
+            self.uses[row] = uses
         for bit, has in (
             (Feature.LOGPROBS, started.num_logprobs > 0),
             (Feature.PROMPT_LOGPROBS, started.prompt_logprobs_from > 0),
@@ -83,26 +91,6 @@ class RowFeatures:
             (Feature.TYPICAL, draws & is_typical),
         ):
             self.uses[rows] |= np.where(has, bit, 0).astype(np.uint16)
-
-    def _start(self, row: int, sampling: RowSampling) -> int:
-        """Stores the features of the row's sampling and returns their bits."""
-        settings, uses = sampling.settings, 0
-        self.presence_penalty[row] = settings.presence_penalty
-        self.frequency_penalty[row] = settings.frequency_penalty
-        self.repetition_penalty[row] = settings.repetition_penalty
-        if settings.presence_penalty or settings.frequency_penalty or settings.repetition_penalty != 1:
-            uses |= Feature.PENALTIES
-        if sampling.biased.size:
-            uses |= Feature.BIASES
-            self.biases[row] = sampling.biased, sampling.biases
-        if sampling.allowed.size:
-            uses |= Feature.ALLOWED
-            self.allowed[row] = sampling.allowed
-        return uses
-
-
-_Rule = tuple[NDArray[np.bool_], str]
-_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,10 +105,13 @@ def _penalties(
     kept = edited[penalised]
     own = rows[kept]
     presence, frequency, repetition = (
-        values[own].astype(np.float32)
-        for values in (features.presence_penalty, features.frequency_penalty, features.repetition_penalty)
+        tables.sampling[name][own].astype(np.float32)
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")
     )
-    fresh = own[tables.num_tokens[own] == tables.num_started[own]].tolist()
+    fresh, missing = own[tables.num_tokens[own] == tables.num_started[own]].tolist(), None
+    if fresh:
+        places = np.concatenate([row * width + np.arange(int(tables.num_tokens[row])) for row in fresh])
+        missing = places, np.concatenate([tables.tokens[row] for row in fresh]).astype(np.int64)
     # A token at position max_length is the last of its sequence, so no later penalty counts it.
     inside = positions[kept] < width
     return Penalties(
@@ -122,12 +125,7 @@ def _penalties(
         max_tokens=int(tables.num_tokens[own].max()),
         repeats=bool((repetition != 1).any()),
         counts=bool(((presence != 0) | (frequency != 0)).any()),
-        missing=(
-            np.concatenate([row * width + np.arange(int(tables.num_tokens[row])) for row in fresh]),
-            np.concatenate([tables.tokens[row] for row in fresh]).astype(np.int64),
-        )
-        if fresh
-        else None,
+        missing=missing,
         sampled=(own[inside] * width + positions[kept[inside]], kept[inside]) if inside.any() else None,
     )
 

@@ -19,6 +19,7 @@ _MAX_PREFILL_BUCKETS = 6
 _SMALL_DECODE = 64
 _NUM_LARGE_DECODE = 6
 _LARGE_DECODE_STEP = 32
+_tokens = attrgetter("tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +113,6 @@ class Shapes:
             samples=need.samples,
             draws=need.draws,
         )
-
-
-_tokens = attrgetter("tokens")
 
 
 def _decode_buckets(max_rows: int) -> tuple[int, ...]:

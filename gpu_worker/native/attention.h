@@ -16,3 +16,7 @@ struct AttentionCall {
     int64_t threads;
     float scale, softcap;  // softcap 0: none
 };
+
+static inline int64_t round_up(int64_t n, int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}

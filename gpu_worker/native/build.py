@@ -106,7 +106,7 @@ def built_library(instructions: InstructionSet, folder: Path | None = None) -> P
     try:
         _own(folder)
         with _building:
-            if not _is_own_file(path):
+            if not (path.is_file() and is_private(path)):
                 _compile(command, path)
     except OSError as error:
         raise NotBuilt(f"{folder} cannot hold the kernels: {error.strerror or error}; set XDG_CACHE_HOME") from error
@@ -177,10 +177,6 @@ def _own(folder: Path) -> None:
         raise NotBuilt(f"{folder} belongs to user {found.st_uid}; it must belong to {os.getuid()}")
     if found.st_mode & 0o022:
         raise NotBuilt(f"{folder} has mode {stat.S_IMODE(found.st_mode):o}; only its owner may write to it")
-
-
-def _is_own_file(path: Path) -> bool:
-    return path.is_file() and is_private(path)
 
 
 def _cpu_info(name: str) -> str:

@@ -22,10 +22,6 @@ constexpr int CHUNK = 128;
 constexpr int TILE = 16;
 constexpr int MAX_PIECES = CHUNK / TILE;
 
-static inline int64_t round_up(int64_t n, int64_t multiple) {
-    return (n + multiple - 1) / multiple * multiple;
-}
-
 // Positions begin to end - 1 of a row.
 struct Span {
     int64_t row, begin, end;

@@ -3,11 +3,18 @@
 Owns the loaded library. Its callers declare the functions. A recorded call is a function and a copy of its arguments,
 which the library repeats without Python (`recorded.h`); the memory that the arguments point to belongs to whoever
 recorded them. Knows nothing of attention, models or steps.
+
+The library also writes the last line of a worker whose own code is ended by a signal: Python's faulthandler, which
+`__main__` enables, writes the stacks, and the handler of `crash.h` a line with the phase and a hint. A worker without
+the library, or one that ends before it is loaded, leaves the stacks alone.
 """
 
 import ctypes
+import faulthandler
 import logging
+import signal
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +27,21 @@ from typing import Any
 import torch  # noqa: F401
 
 from gpu_worker.native.build import NotBuilt, best_instruction_set, built_library, cpu_flags
+from gpu_worker.phases import on_phase
+from tandem_contract import logs
 
 _FLOAT = struct.Struct("<fi")
 _QWORD = struct.Struct("<q")
+log = logging.getLogger(__name__)
+_HINT = "--native-kernels off serves without the C++ kernels, more slowly"
+# Those of crash.h.
+HINTS = {
+    signal.SIGSEGV: _HINT,
+    signal.SIGBUS: "a mapped file, such as the model's, became shorter, or its disk or /dev/shm is full or fails",
+    signal.SIGILL: _HINT,
+    signal.SIGFPE: _HINT,
+    signal.SIGABRT: _HINT,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,8 +147,6 @@ class RecordedCalls:
         self._repeat(self._entries, self._count)
 
 
-log = logging.getLogger(__name__)
-
 _are_left_out = False
 
 
@@ -168,3 +185,23 @@ def native_library() -> NativeLibrary | None:
         return None
     log.info("C++ kernels for %s: %.2f s", found.instructions, time.perf_counter() - begun)
     return found
+
+
+def write_last_line() -> None:
+    """Has this process write the line, which names the phase of the start that began last. Loads the library."""
+    library = native_library()
+    # Where stderr is another object, this process is not the worker's own.
+    if library is None or sys.stderr is None or sys.stderr is not sys.__stderr__:
+        return
+
+    def follow(phase: str) -> None:
+        for number, hint in HINTS.items():
+            cause = f'native code was ended by {number.name} in the phase "{phase}", or right after it; {hint}'
+            library.functions.tandem_set_crash_line(number.value, logs.closing_line("gpu_worker", cause).encode())
+
+    on_phase(follow)
+    # Faulthandler hands a signal on to the handler before it: after its stacks, or at once if it meets a fault of its
+    # own, because the stack that it reads was overwritten.
+    faulthandler.disable()
+    library.functions.tandem_install_crash_line()
+    faulthandler.enable()

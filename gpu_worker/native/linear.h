@@ -61,11 +61,7 @@ struct Arithmetic<BFloat16> {
 typedef float Word __attribute__((aligned(1), may_alias));
 
 static inline Floats broadcast_word(const void *from) {
-#if defined(__AVX512F__)
-    return Floats(_mm512_set1_ps(*static_cast<const Word *>(from)));
-#else
-    return Floats(_mm256_set1_ps(*static_cast<const Word *>(from)));
-#endif
+    return broadcast(*static_cast<const Word *>(from));
 }
 
 // Up to LANES columns of a row of y.
@@ -107,9 +103,7 @@ struct Tile {
 };
 
 template <class Element>
-struct TileFunction {
-    using Type = void (*)(const Problem<Element> &, const Tile &);
-};
+using TileFunction = void (*)(const Problem<Element> &, const Tile &);
 
 template <class Element, int ROWS, int PREFETCHES>
 static void multiply_tile(const Problem<Element> &problem, const Tile &tile) {
@@ -175,18 +169,17 @@ static void multiply_tile(const Problem<Element> &problem, const Tile &tile) {
 // A single tile reads W once, in order, which the CPU prefetches best by itself: 28 GB/s with 1 to 6 rows, and 20 to 28
 // with prefetches at any distance from 1 to 128 KB.
 template <class Element>
-static typename TileFunction<Element>::Type tile_function(int64_t rows, int64_t tiles) {
-    using Function = typename TileFunction<Element>::Type;
-    static constexpr Function SINGLE[] = {
+static TileFunction<Element> tile_function(int64_t rows, int64_t tiles) {
+    static constexpr TileFunction<Element> SINGLE[] = {
         multiply_tile<Element, 1, 0>, multiply_tile<Element, 2, 0>, multiply_tile<Element, 3, 0>,
         multiply_tile<Element, 4, 0>, multiply_tile<Element, 5, 0>, multiply_tile<Element, 6, 0>,
     };
     // Tiles of almost equal size: two or three have at least 3 rows, more have at least 4.
-    static constexpr Function FEW[] = {
+    static constexpr TileFunction<Element> FEW[] = {
         multiply_tile<Element, 3, 2>, multiply_tile<Element, 4, 2>,
         multiply_tile<Element, 5, 2>, multiply_tile<Element, 6, 2>,
     };
-    static constexpr Function MANY[] = {
+    static constexpr TileFunction<Element> MANY[] = {
         multiply_tile<Element, 4, 1>, multiply_tile<Element, 5, 1>, multiply_tile<Element, 6, 1>,
     };
     return tiles == 1 ? SINGLE[rows - 1] : tiles < 4 ? FEW[rows - 3] : MANY[rows - 4];

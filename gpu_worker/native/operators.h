@@ -49,14 +49,11 @@ static inline Floats load_first(const T *from, int64_t num) {
     return load(values);
 }
 
-static inline void store_first(float *to, Floats x, int64_t num) {
-    std::memcpy(to, &x, size_t(num) * sizeof(float));
-}
-
-static inline void store_first(BFloat16 *to, Floats x, int64_t num) {
+template <typename T>
+static inline void store_first(T *to, Floats x, int64_t num) {
     alignas(64) float values[LANES];
     store(values, x);
-    for (int64_t i = 0; i < num; i++) to[i] = to_bfloat16(values[i]);
+    for (int64_t i = 0; i < num; i++) put(to + i, values[i]);
 }
 
 // out = x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019) for rows of `columns` elements. x has

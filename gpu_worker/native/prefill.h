@@ -62,19 +62,13 @@ static inline Floats multiply_add(Pair a, Floats b, Floats sum) {
 }
 #endif
 
-static inline Floats load_words(const float *from) {
-    return load(from);
-}
-
-static inline Floats load_words(const Pair *from) {
+template <class Word>
+static inline Floats load_words(const Word *from) {
     return load(reinterpret_cast<const float *>(from));
 }
 
-static inline void store_words(float *to, Floats x) {
-    store(to, x);
-}
-
-static inline void store_words(Pair *to, Floats x) {
+template <class Word>
+static inline void store_words(Word *to, Floats x) {
     store(reinterpret_cast<float *>(to), x);
 }
 
@@ -141,16 +135,12 @@ struct Item {
           first_lane(part * ITEM_LANES),
           num_lanes(std::min<int64_t>(ITEM_LANES, call.counts[tile] * call.group - first_lane)),
           key_words(words_of_key(call)),
-          value_dim(padded(call.value_dim)),
+          value_dim(round_up(call.value_dim, 16)),
           pool_keys(static_cast<const T *>(call.keys) + kv_head * call.pool_head_stride),
           pool_values(static_cast<const T *>(call.values) + kv_head * call.pool_head_stride) {}
 
-    static int64_t padded(int64_t dim) {
-        return (dim + 15) / 16 * 16;
-    }
-
     static int64_t words_of_key(const Call &call) {
-        return padded(call.key_dim) / WIDTH<Word>;
+        return round_up(call.key_dim, 16) / WIDTH<Word>;
     }
 
     int64_t position_of(int64_t lane) const {
@@ -222,13 +212,13 @@ struct Item {
                 }
                 const T *from = of_lane(query, lane + i, call.query_token_stride, call.query_head_stride) + dim;
                 if (dim + ELEMENTS <= call.key_dim) {
-                    rows[i] = row_of_words(from, static_cast<Word *>(nullptr));
+                    rows[i] = row_of_words(from);
                 } else {
                     // The padding of a key may be longer than a vector, which then has no element of the query.
                     const int64_t left = std::max<int64_t>(call.key_dim - dim, 0);
                     T padded_row[ELEMENTS] = {};
                     std::memcpy(padded_row, from, left * sizeof(T));
-                    rows[i] = row_of_words(padded_row, static_cast<Word *>(nullptr));
+                    rows[i] = row_of_words(padded_row);
                 }
             }
             transpose(rows);
@@ -238,12 +228,9 @@ struct Item {
         }
     }
 
-    static Floats row_of_words(const T *from, float *) {
+    static Floats row_of_words(const T *from) {
+        if constexpr (WIDTH<Word> == 2) return load_words(from);
         return load(from);
-    }
-
-    static Floats row_of_words(const T *from, Pair *) {
-        return load(reinterpret_cast<const float *>(from));
     }
 
     // Attends to positions begin to end - 1, some of which a panel may not see.
@@ -595,8 +582,8 @@ static Scratch<Word> scratch_at(char *memory, int64_t key_words, int64_t value_d
 template <class T>
 static void run(const Call &call) {
     using Word = WordOf<T>;
-    const int64_t key_words = Item<T>::words_of_key(call), value_dim = Item<T>::padded(call.value_dim);
-    const int64_t bytes = (scratch_bytes<Word>(key_words, value_dim) + 63) / 64 * 64;
+    const int64_t key_words = Item<T>::words_of_key(call), value_dim = round_up(call.value_dim, 16);
+    const int64_t bytes = round_up(scratch_bytes<Word>(key_words, value_dim), 64);
     const int64_t parts = (call.most_queries * call.group + ITEM_LANES - 1) / ITEM_LANES;
     const int64_t num_items = call.num_tiles * call.num_kv_heads * parts;
     char *memory = static_cast<char *>(std::aligned_alloc(64, bytes * call.threads));

@@ -9,6 +9,7 @@ Gumbel noise is a pure function of (seed, sample, position, token): no generator
 Top-k and top-p filter by rank, typical-p by information, with torch operators. Shape legend: G rows, V vocabulary.
 """
 
+from collections.abc import Iterator
 from ctypes import c_int32, c_int64, c_void_p
 from functools import cache
 
@@ -55,6 +56,12 @@ def greedy_tokens(logits: Tensor) -> Tensor:
     return logits.argmax(-1).masked_fill_(~usable, -1)
 
 
+def parts(num_rows: int, width: int, most: int) -> Iterator[slice]:
+    """Slices of rows whose scratch tensors, of `width` elements for each row, have `most` elements at most."""
+    step = max(1, most // width)
+    return (slice(first, first + step) for first in range(0, num_rows, step))
+
+
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
@@ -88,9 +95,7 @@ def add_noise(logits: Tensor, keys: Tensor) -> None:
     """Adds each row's noise to logits [R, V] in place; tokens that a filter removed stay at -inf."""
     num_rows, vocab_size = logits.shape
     tokens = torch.arange(vocab_size, device=logits.device)
-    step = max(1, MAX_SCRATCH // vocab_size)
-    for first in range(0, num_rows, step):
-        part = slice(first, first + step)
+    for part in parts(num_rows, vocab_size, MAX_SCRATCH):
         logits[part] += gumbel_noise(keys[part, None], tokens)
 
 
@@ -103,9 +108,8 @@ def rank_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, *, few: bool) -
     num_rows, vocab_size = logits.shape
     if few or logits.device.type != "cpu" or vocab_size <= SMALL_VOCABULARY:
         num_ranks = FEW_RANKS if few else vocab_size
-        step = max(1, MAX_SCRATCH // min(num_ranks, vocab_size))
-        parts = [slice(first, first + step) for first in range(0, num_rows, step)]
-        found = [threshold_within(logits[at], top_k[at], top_p[at], None, num_ranks)[0] for at in parts]
+        at_once = parts(num_rows, min(num_ranks, vocab_size), MAX_SCRATCH)
+        found = [threshold_within(logits[at], top_k[at], top_p[at], None, num_ranks)[0] for at in at_once]
         return found[0] if len(found) == 1 else torch.cat(found)
     # The most probable token's share of the row.
     peak = logits.softmax(-1).amax(-1)

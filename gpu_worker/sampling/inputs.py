@@ -1,4 +1,4 @@
-"""The sampling parameters of a step's rows: numpy arrays on the host, tensors on the device. Imports no torch.
+"""What a step's rows ask of sampling, and logprobs: numpy arrays on the host, tensors on the device. Imports no torch.
 
 Those of every sample are gathered here from `columns`, the parameters of all rows by name: wire/started.py's SETTINGS,
 and sample_idx.
@@ -130,6 +130,17 @@ class LogitEdits(Generic[Array]):
 MIN_TEMPERATURE = np.float32(1e-5)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs(Generic[Array]):
+    """Logprobs of m tokens, and the k most probable tokens at the position of each."""
+
+    # float32 [m].
+    logprobs: Array
+    # int32 and float32 [m, k], most probable first.
+    top_token_ids: Array
+    top_logprobs: Array
+
+
 def allocated_draw_inputs(num_samples: int, space: Space) -> DrawInputs[HostArray]:
     """Returns parameters with undefined numbers."""
     return DrawInputs(
@@ -163,11 +174,9 @@ def draw_inputs(
     out.temperature[:] = temperature
     if padding:
         out.temperature[-padding:] = 0
-    out.top_p[:] = columns["top_p"][rows]
-    out.min_p[:] = columns["min_p"][rows]
-    out.top_k[:] = columns["top_k"][rows]
+    for name in ("top_p", "min_p", "top_k", "sample_idx"):
+        getattr(out, name)[:] = columns[name][rows]
     out.seed[:] = columns["seed"].view(np.int64)[rows]
-    out.sample_idx[:] = columns["sample_idx"][rows]
     out.position[:] = positions
     return out
 

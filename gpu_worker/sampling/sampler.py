@@ -12,7 +12,7 @@ typical_p, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from gpu_worker.sampling.choice import (
     greedy_tokens,
     gumbel_noise,
     noise_keys,
+    parts,
     rank_threshold,
     threshold_within,
     typical,
@@ -79,7 +80,8 @@ def revise(
         floors = _choose(scores, inputs, at=samples, may_ban=True)[1]
         scores /= inputs.temperature.index_select(0, samples)[:, None]
         scores.masked_fill_(scores < floors[:, None], -torch.inf)
-        scores = torch.cat([typical(part, p) for part, p in _parts(scores, typical_samples.typical_p)])
+        at_once = parts(scores.shape[0], scores.shape[1], MAX_SCRATCH)
+        scores = torch.cat([typical(scores[part], typical_samples.typical_p[part]) for part in at_once])
         _replace(tokens, samples, _choose(scores, _unfiltered(inputs), at=samples, may_ban=True)[0])
 
 
@@ -99,11 +101,6 @@ def _scores(logits: Tensor, samples: Tensor, edited: EditedLogits | None) -> Ten
     return torch.where(at[:, None] < 0, scores, edited.logits.index_select(0, at.clamp(min=0)))
 
 
-def _parts(scores: Tensor, typical_p: Tensor) -> list[tuple[Tensor, Tensor]]:
-    step = max(1, MAX_SCRATCH // scores.shape[1])
-    return list(zip(scores.split(step), typical_p.split(step), strict=True))
-
-
 def _all_greedy(tokens: Tensor) -> DrawInputs[Tensor]:
     numbers = tokens.new_zeros((3, tokens.shape[0]), dtype=torch.float32)
     return _inputs_of([*numbers, *tokens.new_zeros((4, tokens.shape[0]))])
@@ -112,15 +109,7 @@ def _all_greedy(tokens: Tensor) -> DrawInputs[Tensor]:
 def _unfiltered(inputs: DrawInputs[Tensor]) -> DrawInputs[Tensor]:
     """The same draws at temperature 1 and without filters."""
     ones, none = torch.ones_like(inputs.temperature), torch.zeros_like(inputs.top_k)
-    return DrawInputs(
-        temperature=ones,
-        top_p=ones,
-        min_p=torch.zeros_like(inputs.min_p),
-        top_k=none,
-        seed=inputs.seed,
-        sample_idx=inputs.sample_idx,
-        position=inputs.position,
-    )
+    return replace(inputs, temperature=ones, top_p=ones, min_p=torch.zeros_like(inputs.min_p), top_k=none)
 
 
 def _choose(
@@ -221,9 +210,7 @@ def filtered(logits: Tensor, inputs: SamplingInputs[Tensor]) -> Tensor:
         logits = logits.masked_fill(logits < floor, -torch.inf)
     if inputs.typical is not None:
         places, typical_p = inputs.typical
-        step = max(1, MAX_SCRATCH // logits.shape[1])
-        for first in range(0, places.numel(), step):
-            part = slice(first, first + step)
+        for part in parts(places.numel(), logits.shape[1], MAX_SCRATCH):
             own = logits.index_select(0, places[part])
             # In place: the division above made a copy.
             logits.index_copy_(0, places[part], typical(own, typical_p[part]))

@@ -15,15 +15,11 @@ from torch import Tensor
 
 from gpu_worker.arrays import HostArray, Int64Array
 from gpu_worker.constraints.constraints import Constraints
-from gpu_worker.constraints.frames import Sizes
 from gpu_worker.constraints.rows import ConstrainedRow, Fate
-from gpu_worker.geometry import Geometry
 from gpu_worker.layout.step_layout import StepLayout
+from gpu_worker.step.staging import NUM_BUFFERS
 from gpu_worker.wire.frames import Outcome
 from gpu_worker.wire.started import StartedRows
-
-# One more than plans in flight.
-_NUM_BUFFERS = 3
 
 
 class MaskUpload:
@@ -34,7 +30,7 @@ class MaskUpload:
         self._device = device
         self._next = 0
         on_gpu = device.type == "cuda"
-        num = _NUM_BUFFERS if on_gpu else 1
+        num = NUM_BUFFERS if on_gpu else 1
         shape = (max_rows, mask_words)
         self._hosts = [torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(num)]
         self._events: list[torch.cuda.Event | None] = [None] * num
@@ -83,10 +79,6 @@ class ConstrainedSteps:
         for row, hash_, tokens, num_prompt in starts:
             self.constraints.start(row, hash_, tokens[num_prompt:])
 
-    def forget_rows(self) -> None:
-        """No row runs any more."""
-        self.constraints.forget_rows()
-
     def of(self, layout: StepLayout[HostArray]) -> MaskedSamples | None:
         """The constrained samples of a step; None if it has none."""
         sampling = layout.extras.sampling
@@ -114,15 +106,6 @@ class ConstrainedSteps:
             constraint_failed=_samples(masked, [fate is Fate.FAILED for fate in fates]),
             constraint_detail=details[0] if details else "",
         )
-
-
-def constrained_steps(
-    tokenizer_json: bytes, eos_token_ids: Sequence[int], geometry: Geometry, device: torch.device
-) -> ConstrainedSteps:
-    """Those of a worker that takes constraints. Raises OSError."""
-    sizes = Sizes(max_rows=geometry.max_rows, vocab_size=geometry.vocab_size, max_length=geometry.max_length)
-    upload = MaskUpload(device, max_rows=geometry.max_rows, mask_words=sizes.mask_words)
-    return ConstrainedSteps(Constraints(tokenizer_json, sizes, eos_token_ids), upload)
 
 
 def _samples(masked: MaskedSamples, are_meant: Sequence[bool]) -> HostArray:

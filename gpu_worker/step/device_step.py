@@ -37,7 +37,7 @@ from gpu_worker.sampling.choice import greedy_tokens
 from gpu_worker.sampling.sampler import choose
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.output import BegunStep, DeviceSampler, ShareTokens, StaticOutput, StepOutput, keep_tokens
-from gpu_worker.step.staging import DeviceTables, Staging
+from gpu_worker.step.staging import NUM_BUFFERS, DeviceTables, Staging
 from gpu_worker.wire.page_orders import PageOrders
 
 if TYPE_CHECKING:
@@ -110,7 +110,6 @@ class DeviceStep:
         *,
         device: torch.device,
         dtype: torch.dtype,
-        num_buffers: int,
         graphs: GraphBackend | None,
         captures: Callable[[StepShape], bool],
         native: bool,
@@ -134,7 +133,7 @@ class DeviceStep:
         self.host = HostPages(self.cache, geometry.host_pages)
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables, native=native)
         self._static_step = StaticStep(model, self.kernels, self.tables, is_padded=shapes.is_padded)
-        self._is_padded, self._captures = shapes.is_padded, captures
+        self.is_padded, self._captures = shapes.is_padded, captures
         self.graphs = CapturedSteps[StaticOutput](graphs if shapes.is_padded else None)
         # The captured decode steps of a CPU.
         self.proven: ProvenSteps[StepShape, StepInputs[Tensor], StaticOutput] | None = None
@@ -142,7 +141,7 @@ class DeviceStep:
             self.proven = ProvenSteps(
                 graphs, compute=self._static, prepare=self.kernels.prepare, captures=captures, most_graphs=MAX_SHAPES
             )
-        self._staging = Staging(device, num_buffers, input_words=self._most_words(shapes))
+        self._staging = Staging(device, NUM_BUFFERS, input_words=self._most_words(shapes))
         # Logits of the last step, its samples first. The next step overwrites them. None if it had no samples.
         self.last_logits: Tensor | None = None
         self.pool_is_zero = True
@@ -208,7 +207,7 @@ class DeviceStep:
         if begun.static.logits is None:
             return StepOutput(tokens=begun.samples.rows[:0])
         output = self._sampler.finish(begun.static, begun.samples, begun.extras, masks)
-        if not self._is_padded or begun.extras is not None:
+        if not self.is_padded or begun.extras is not None:
             self.tables.newest_token.index_copy_(0, begun.samples.rows, output.tokens.clamp(min=0))
         return output
 
@@ -256,7 +255,7 @@ class DeviceStep:
         They are valid until the step runs.
         """
         views = self.kernels.views
-        if self._is_padded:
+        if self.is_padded:
             return self._staging.inputs(shape, partial(allocated, shape, self._geometry, views))
         if self.proven is None or not _is_decode_step(shape):
             return None

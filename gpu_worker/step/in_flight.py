@@ -13,22 +13,27 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.arrays import HostArray
+from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.constraints.frames import Sizes
 from gpu_worker.failures import first_line
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.step_layout import StepLayout
-from gpu_worker.sampling.logprobs import LogprobTensors
 from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
-from gpu_worker.step.constrained import ConstrainedSteps, MaskedSamples, constrained_steps
+from gpu_worker.step.constrained import ConstrainedSteps, MaskedSamples, MaskUpload
 from gpu_worker.step.device_step import DeviceStep
 from gpu_worker.step.output import BegunStep, ResultRing, StepOutput
+from gpu_worker.step.staging import NUM_BUFFERS
+from gpu_worker.trees import mapped
 from gpu_worker.wire.fields import PlanError
-from gpu_worker.wire.frames import NO_TOKENS, Outcome, Plan, TokenLogprobs
+from gpu_worker.wire.frames import NO_TOKENS, Outcome, Plan
 
 
 class DeviceLost(RuntimeError):
@@ -73,8 +78,8 @@ class InFlight:
             tokens=tokens.astype(np.int32),
             nonfinite=nonfinite,
             compute_us=compute_us,
-            logprobs=_token_logprobs(self.output.logprobs),
-            prompt_logprobs=_token_logprobs(self.output.prompt_logprobs),
+            logprobs=mapped(self.output.logprobs, _on_host),
+            prompt_logprobs=mapped(self.output.prompt_logprobs, _on_host),
             pool_id=self.outcome.pool_id,
         )
 
@@ -88,18 +93,16 @@ class Execution:
         pool: WorkerPool | PrivatePool,
         geometry: Geometry,
         *,
-        is_padded: bool,
-        num_buffers: int,
         on_error: Callable[[Outcome, Exception], InFlight],
     ) -> None:
-        """num_buffers: for results. on_error: the answer to a plan whose tokens could not be chosen."""
+        """on_error: the answer to a plan whose tokens could not be chosen."""
         self._on_device, self._pool, self._on_error, self._geometry = on_device, pool, on_error, geometry
         self.is_asynchronous = on_device.device.type != "cpu"
         # The next step overwrites the results of padded steps; others are read where they were computed.
         self.results: ResultRing | None = None
-        if is_padded:
+        if on_device.is_padded:
             allocate = partial(torch.zeros, dtype=torch.int64, pin_memory=on_device.device.type == "cuda")
-            self.results = ResultRing(num_buffers=num_buffers, num_tokens=geometry.max_rows, allocate=allocate)
+            self.results = ResultRing(num_buffers=NUM_BUFFERS, num_tokens=geometry.max_rows, allocate=allocate)
         # None: no row may have a constraint, unless another rank of a group chooses its tokens.
         self.constrained: ConstrainedSteps | None = None
         self.follows = False
@@ -111,8 +114,11 @@ class Execution:
         """
         self.follows = not is_leader
         if is_leader and not join.constraint_refusal:
-            tokenizer, eos = join.tokenizer_json, join.eos_token_ids
-            self.constrained = constrained_steps(tokenizer, eos, self._geometry, self._on_device.device)
+            own = self._geometry
+            sizes = Sizes(max_rows=own.max_rows, vocab_size=own.vocab_size, max_length=own.max_length)
+            upload = MaskUpload(self._on_device.device, max_rows=own.max_rows, mask_words=sizes.mask_words)
+            constraints = Constraints(join.tokenizer_json, sizes, join.eos_token_ids)
+            self.constrained = ConstrainedSteps(constraints, upload)
 
     def run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> InFlight:
         """Runs the plan; on a GPU it only enqueues it, without its tokens if these need masks.
@@ -120,8 +126,10 @@ class Execution:
         begun: when the work for the plan began, by time.perf_counter().
         """
         item = InFlight(outcome=Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK))
-        if plan.started is not None:
-            self._start_constraints(plan)
+        if plan.started is not None and self.constrained is not None:
+            self.constrained.start(plan.started)
+        elif plan.started is not None and any(plan.started.constraints) and not self.follows:
+            raise PlanError("started.constraints names a constraint, and this worker takes none")
         if layout is None and not plan.page_orders:
             return item
         if self.is_asynchronous:
@@ -135,13 +143,6 @@ class Execution:
             return item if masked is not None else self._with_tokens(item)
         item = self._with_tokens(item)
         return replace(item, outcome=replace(item.outcome, compute_us=int((time.perf_counter() - begun) * 1e6)))
-
-    def _start_constraints(self, plan: Plan) -> None:
-        assert plan.started is not None
-        if self.constrained is not None:
-            self.constrained.start(plan.started)
-        elif any(plan.started.constraints) and not self.follows:
-            raise PlanError("started.constraints names a constraint, and this worker takes none")
 
     def may_choose(self, item: InFlight) -> bool:
         """Whether the masks of a begun plan are there. Called again and again, it keeps to the limits of time."""
@@ -257,12 +258,6 @@ def on_lost_device(outcomes: Sequence[Outcome], detail: str) -> list[Outcome]:
     return lost
 
 
-def _token_logprobs(tensors: LogprobTensors | None) -> TokenLogprobs | None:
-    """Copies the logprobs, because a later step overwrites a GPU's results."""
-    if tensors is None:
-        return None
-    return TokenLogprobs(
-        logprobs=tensors.logprobs.numpy().copy(),
-        top_token_ids=tensors.top_token_ids.numpy().copy(),
-        top_logprobs=tensors.top_logprobs.numpy().copy(),
-    )
+def _on_host(tensor: torch.Tensor) -> NDArray[Any]:
+    """A copy, because a later step overwrites a GPU's results."""
+    return tensor.numpy().copy()

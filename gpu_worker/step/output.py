@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.samples import SampleExtras, Samples
-from gpu_worker.sampling.logits import TokenHistory, edited
-from gpu_worker.sampling.logprobs import LogprobTensors, logprobs_of
+from gpu_worker.sampling.inputs import TokenLogprobs
+from gpu_worker.sampling.logits import TokenHistory, edited, logprobs_of
 from gpu_worker.sampling.sampler import EditedLogits, revise, sample
 from gpu_worker.trees import leaves, mapped
 
@@ -23,9 +23,6 @@ ShareTokens = Callable[[Tensor], None]
 
 def keep_tokens(tokens: Tensor) -> None:
     """For a worker of one process."""
-
-
-_WORD_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +42,8 @@ class StepOutput:
 
     # int64 [samples, padding included]; -1 if a row's logits allow no token.
     tokens: Tensor
-    logprobs: LogprobTensors | None = None
-    prompt_logprobs: LogprobTensors | None = None
+    logprobs: TokenLogprobs[Tensor] | None = None
+    prompt_logprobs: TokenLogprobs[Tensor] | None = None
     # The buffer of a ResultRing in which the results are, or are going to be.
     buffer: Tensor | None = None
 
@@ -79,7 +76,7 @@ class ResultRing:
         """Starts the copies to a buffer, which are valid after the current stream has executed them."""
         tensors = leaves(output)
         # In 8-byte words, so that each begins aligned.
-        sizes = [-(-tensor.nbytes // _WORD_BYTES) for tensor in tensors]
+        sizes = [-(-tensor.nbytes // 8) for tensor in tensors]
         if sum(sizes) > self._num_words:
             self._enlarge(sum(sizes))
         buffer = self._free.pop() if self._free else self._allocate(self._num_words)

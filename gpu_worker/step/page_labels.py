@@ -26,9 +26,6 @@ class PageLabels:
         self._page_root = b""
         self._by_page: dict[int, tuple[bytes, bytes]] = {}
 
-    def __len__(self) -> int:
-        return len(self._by_page)
-
     def forget(self) -> None:
         """Drops all labels, because the pool is zeroed or another one."""
         self._by_page.clear()

@@ -32,8 +32,6 @@ from gpu_worker.step.warm_up import warm_up
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, WeightsLoader, read_plan
 from gpu_worker.wire.page_orders import SavedPages
 
-MAX_IN_FLIGHT = 2
-
 
 class Runner:
     """Executes plans with one model on one device."""
@@ -67,7 +65,6 @@ class Runner:
             self.shapes,
             device=device,
             dtype=dtype,
-            num_buffers=MAX_IN_FLIGHT + 1,
             graphs=graphs,
             captures=captures,
             native=native,
@@ -75,14 +72,7 @@ class Runner:
         )
         self.pool = pool or PrivatePool()
         self.pool.attach(self.on_device.cache.pools, geometry.page_size)
-        self.execution = Execution(
-            self.on_device,
-            self.pool,
-            geometry,
-            is_padded=self.shapes.is_padded,
-            num_buffers=MAX_IN_FLIGHT + 1,
-            on_error=self._answer,
-        )
+        self.execution = Execution(self.on_device, self.pool, geometry, on_error=self._answer)
         self._generation, self._step, self._failed = 0, 0, False
         self._saved, self._in_flight = SavedPages(geometry.host_pages), PlansInFlight(self.execution)
         self.weights: WeightsLoader | None = None
@@ -123,8 +113,8 @@ class Runner:
         """Begins a generation: removes every row. The next plan must be step 1."""
         self._generation, self._step, self._failed = generation, 0, False
         self.tables.reset()
-        if self.execution.constrained is not None:
-            self.execution.constrained.forget_rows()
+        if self.constraints is not None:
+            self.constraints.forget_rows()
         self.pool.begin_generation(generation)
 
     def submit(self, message: pb.StepPlan) -> None:

@@ -22,6 +22,14 @@ from gpu_worker.layout.row_tables import SlotEdits
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.trees import leaves, mapped
 
+MAX_IN_FLIGHT = 2
+# Of what a copy reads or writes while other plans are in flight.
+NUM_BUFFERS = MAX_IN_FLIGHT + 1
+_WORD_BYTES = 8
+_TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
+# Words for arrays that are not inputs of the step: page table entries of rows that start, changes of logits.
+_EXTRA_WORDS = 1 << 14
+
 
 def spread_order(num_slots: int) -> NDArray[np.int64]:
     """Returns a permutation of 0..num_slots-1 whose first k values are spread evenly, for every k (bit reversal).
@@ -54,12 +62,6 @@ class DeviceTables:
         slots, cols, pages = edits.entries.unbind()
         self.pages.index_put_((slots, cols), pages.int())
         self.logical_of_page.index_put_((pages,), cols.int())
-
-
-_WORD_BYTES = 8
-_TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
-# Words for arrays that are not inputs of the step: page table entries of rows that start, changes of logits.
-_EXTRA_WORDS = 1 << 14
 
 
 def num_words(arrays: Iterable[NDArray[Any]]) -> int:

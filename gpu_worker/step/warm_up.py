@@ -62,20 +62,31 @@ def _capture_decode_steps(runner: "Runner") -> None:
 
 def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
     """Returns a plan of rows that share page 1, as chunks of one token or as decode rows; every second row draws."""
-    rows = np.arange(1, num_rows + 1, dtype=np.int32)
-    ones, zeros = np.ones(num_rows, np.int32), np.zeros(num_rows, np.int32)
+    rows, ones = np.arange(1, num_rows + 1, dtype=np.int32), np.ones(num_rows, np.int32)
     drawing = GREEDY.but(temperature=1, top_p=0.5, min_p=0.1)
     started = StartedRows.of_prompts(
         rows,
-        [zeros[:1]] * num_rows,
+        [np.zeros(1, np.int32)] * num_rows,
         [ones[:1]] * num_rows,
         sampling=[drawing if row % 2 else GREEDY for row in rows.tolist()],
     )
-    plan = Plan(generation=0, step=1, checksum=0, started=started)
-    if not chunk:
-        return replace(plan, decode_rows=rows)
-    samples = ones.astype(np.bool_)
-    return replace(plan, chunk_rows=rows, chunk_starts=zeros, chunk_counts=ones, chunk_samples=samples)
+    return _first_plan(started, ones if chunk else ones[:0])
+
+
+def _first_plan(started: StartedRows, counts: NDArray[np.int32]) -> Plan:
+    """Returns a plan in which the first of the started rows compute chunks of these lengths, and the others decode."""
+    rows, num = started.rows, counts.size
+    return Plan(
+        generation=0,
+        step=1,
+        checksum=0,
+        started=started,
+        chunk_rows=rows[:num],
+        chunk_starts=np.zeros(num, np.int32),
+        chunk_counts=counts,
+        chunk_samples=np.ones(num, np.bool_),
+        decode_rows=rows[num:],
+    )
 
 
 def full_prompts_plan(geometry: Geometry) -> Plan:
@@ -88,23 +99,14 @@ def full_prompts_plan(geometry: Geometry) -> Plan:
     while left > 0 and len(counts) < geometry.max_rows:
         counts.append(min(left, geometry.max_length))
         left -= align_up(counts[-1], geometry.chunk_align)
-    rows, starts = np.arange(1, len(counts) + 1, dtype=np.int32), np.zeros(len(counts), np.int32)
     num_pages = [align_up(count, geometry.page_size) // geometry.page_size for count in counts]
     pages = (1 + np.arange(sum(num_pages)) % (geometry.num_pages - 1)).astype(np.int32)
-    return Plan(
-        generation=0,
-        step=1,
-        checksum=0,
-        started=StartedRows.of_prompts(
-            rows,
-            [np.zeros(count, np.int32) for count in counts],
-            np.split(pages, np.cumsum(num_pages)[:-1]),
-        ),
-        chunk_rows=rows,
-        chunk_starts=starts,
-        chunk_counts=np.array(counts, np.int32),
-        chunk_samples=np.ones(len(counts), np.bool_),
+    started = StartedRows.of_prompts(
+        np.arange(1, len(counts) + 1, dtype=np.int32),
+        [np.zeros(count, np.int32) for count in counts],
+        np.split(pages, np.cumsum(num_pages)[:-1]),
     )
+    return _first_plan(started, np.array(counts, np.int32))
 
 
 def full_plan(geometry: Geometry) -> Plan:
@@ -127,17 +129,7 @@ def full_plan(geometry: Geometry) -> Plan:
         num_logprobs=ones + 1,
         prompt_logprobs_from=logprobs_from,
     )
-    return Plan(
-        generation=0,
-        step=1,
-        checksum=0,
-        started=started,
-        chunk_rows=rows[: counts.size],
-        chunk_starts=zeros[: counts.size],
-        chunk_counts=counts,
-        chunk_samples=np.ones(counts.size, np.bool_),
-        decode_rows=rows[counts.size :],
-    )
+    return _first_plan(started, counts)
 
 
 def _chunks(geometry: Geometry) -> NDArray[np.int32]:
@@ -145,11 +137,8 @@ def _chunks(geometry: Geometry) -> NDArray[np.int32]:
     counts: list[int] = []
     for row in range(geometry.max_rows):
         # The rows after this one decode.
-        left = (
-            geometry.token_budget
-            - (geometry.max_rows - row - 1)
-            - sum(align_up(n, geometry.chunk_align) for n in counts)
-        )
+        used = sum(align_up(n, geometry.chunk_align) for n in counts)
+        left = geometry.token_budget - (geometry.max_rows - row - 1) - used
         left -= left % geometry.chunk_align
         if left <= 0:
             break

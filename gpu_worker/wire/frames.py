@@ -14,7 +14,8 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.arrays import HostArray
 from gpu_worker.geometry import Geometry
-from gpu_worker.wire.fields import Float32Array, Int32Array, PlanError, are_distinct, flags, int32_array
+from gpu_worker.sampling.inputs import TokenLogprobs
+from gpu_worker.wire.fields import Int32Array, PlanError, are_distinct, flags, int32_array
 from gpu_worker.wire.page_orders import NO_ORDERS, PageOrders, read_page_orders
 from gpu_worker.wire.started import StartedRows, read_started
 
@@ -47,17 +48,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprobs:
-    """Logprobs of m tokens, and the k most probable tokens at the position of each."""
-
-    # [m].
-    logprobs: Float32Array
-    # [m, k], most probable first.
-    top_token_ids: Int32Array
-    top_logprobs: Float32Array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The result of one plan."""
 
@@ -70,8 +60,8 @@ class Outcome:
     nonfinite: Int32Array = field(default_factory=lambda: NO_TOKENS)
     compute_us: int = 0
     # Logprobs of sampled tokens and of prompt tokens, where requested, in worker.proto's orders.
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: TokenLogprobs | None = None
+    logprobs: TokenLogprobs[HostArray] | None = None
+    prompt_logprobs: TokenLogprobs[HostArray] | None = None
     # In the outcome of a plan that takes a pool over: the pool that the worker uses now.
     pool_id: bytes = b""
     # Pages of a pool that was taken over that the step found damaged.
@@ -166,16 +156,13 @@ def result_frame(outcome: Outcome) -> bytes:
         array: Int32Array = getattr(outcome, name)
         if array.size:
             setattr(result, name, array.astype(_INT32, copy=False).tobytes())
-    for values, into in (
-        (outcome.logprobs, result.logprobs),
-        (outcome.prompt_logprobs, result.prompt_logprobs),
-    ):
+    for values, into in ((outcome.logprobs, result.logprobs), (outcome.prompt_logprobs, result.prompt_logprobs)):
         if values is not None:
             _write_logprobs(values, into)
     return message.SerializeToString()
 
 
-def _write_logprobs(values: TokenLogprobs, into: pb.Logprobs) -> None:
+def _write_logprobs(values: TokenLogprobs[HostArray], into: pb.Logprobs) -> None:
     # Present in the result even if every field of it is empty.
     into.SetInParent()
     into.logprobs = values.logprobs.astype(_FLOAT32, copy=False).tobytes()

@@ -28,24 +28,25 @@ MAX_LISTED_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A number that every row has: its lowest and highest value, and the dtype of its column in the row tables."""
+    """A number that every row has: its bounds, its value in a greedy row, and its dtype in the row tables."""
 
     low: float
     high: float
+    greedy: int
     dtype: type[np.generic] = np.float64
 
 
 # By their names in SamplingParams.
 SETTINGS = {
-    "temperature": Setting(0, 1e6, np.float32),
-    "top_p": Setting(0, 1, np.float32),
-    "top_k": Setting(0, (1 << 32) - 1, np.int64),
-    "min_p": Setting(0, 1, np.float32),
-    "typical_p": Setting(0, 1, np.float32),
-    "seed": Setting(0, (1 << 64) - 1, np.uint64),
-    "presence_penalty": Setting(-_MAX_EDIT, _MAX_EDIT),
-    "frequency_penalty": Setting(-_MAX_EDIT, _MAX_EDIT),
-    "repetition_penalty": Setting(1e-6, _MAX_EDIT),
+    "temperature": Setting(0, 1e6, 0, np.float32),
+    "top_p": Setting(0, 1, 1, np.float32),
+    "top_k": Setting(0, (1 << 32) - 1, 0, np.int64),
+    "min_p": Setting(0, 1, 0, np.float32),
+    "typical_p": Setting(0, 1, 1, np.float32),
+    "seed": Setting(0, (1 << 64) - 1, 0, np.uint64),
+    "presence_penalty": Setting(-_MAX_EDIT, _MAX_EDIT, 0),
+    "frequency_penalty": Setting(-_MAX_EDIT, _MAX_EDIT, 0),
+    "repetition_penalty": Setting(1e-6, _MAX_EDIT, 1),
 }
 
 
@@ -69,21 +70,8 @@ class RowSampling:
 
 
 # The meaning of empty bytes.
-GREEDY = RowSampling(
-    settings=SamplingParams(
-        temperature=0,
-        top_p=1,
-        top_k=0,
-        min_p=0,
-        typical_p=1,
-        seed=0,
-        presence_penalty=0,
-        frequency_penalty=0,
-        repetition_penalty=1,
-    )
-)
-
-
+_greedy: dict[str, Any] = {name: setting.greedy for name, setting in SETTINGS.items()}
+GREEDY = RowSampling(settings=SamplingParams(**_greedy))
 # A row that uses every setting, for the plan that measures the largest step. Its top_p is so near 1 that few ranks do
 # not settle it.
 EVERYTHING = replace(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.native.crash import HINTS
+from gpu_worker.native.library import HINTS
 from tests.gpu_worker.saved_model import save_model
 from tests.rigs.processes import REPOSITORY
 
@@ -16,7 +16,7 @@ from tests.rigs.processes import REPOSITORY
 _EACH_SIGNAL = """
 import faulthandler, os, signal
 from gpu_worker import phases
-from gpu_worker.native.crash import HINTS, write_last_line
+from gpu_worker.native.library import HINTS, write_last_line
 from tandem_contract import logs
 
 faulthandler.enable()

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gpu_worker.sampling.choice import greedy_tokens
-from gpu_worker.sampling.logprobs import logprobs_of
+from gpu_worker.sampling.logits import logprobs_of
 from gpu_worker.wire.frames import TokenLogprobs
 from tests.gpu_worker import rig as rig_module
 from tests.gpu_worker.rig import VOCAB_SIZE, Rig, RigSpec

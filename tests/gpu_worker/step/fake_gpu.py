@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.step.output import ResultRing
-from gpu_worker.step.runner import MAX_IN_FLIGHT, Runner
+from gpu_worker.step.runner import Runner
+from gpu_worker.step.staging import MAX_IN_FLIGHT
 
 
 class Event:

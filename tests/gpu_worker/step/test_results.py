@@ -6,7 +6,7 @@ import pytest
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.sampling.logprobs import LogprobTensors
+from gpu_worker.sampling.inputs import TokenLogprobs as LogprobTensors
 from gpu_worker.step.in_flight import DeviceLost
 from gpu_worker.step.output import ResultRing, StepOutput
 from tests.gpu_worker.plans import TinyCore
