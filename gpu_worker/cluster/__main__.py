@@ -10,6 +10,7 @@ import gpu_worker.process.import_path  # noqa: F401
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -115,15 +116,18 @@ def use_token(variables: MutableMapping[str, str]) -> None:
 
 def start_head(port: int, given: Mapping[str, str]) -> int:
     """Starts the head, with a token for its nodes; Ray prints their command. Raises ClusterFailed."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise ClusterFailed(f"port {port} is in use, perhaps by a head that runs; --port chooses another one")
     # Beside this interpreter, else on PATH.
     beside, variables = Path(sys.executable).with_name("ray"), environment(given)
     ray = str(beside) if beside.exists() else shutil.which("ray") or "ray"
-    # No work is placed on it, and it shows no dashboard.
-    commands = [["start", "--head", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats"]]
+    # No work is placed on it, and it shows no dashboard. The token itself is not shown.
+    commands = {("start", "--head", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats"): None}
     if variables["RAY_AUTH_MODE"] == "token" and "RAY_AUTH_TOKEN" not in variables:
-        commands.insert(0, ["get-auth-token", "--generate"])
-    for command in commands:
-        if code := subprocess.call([ray, *command], env=variables):
+        commands = {("get-auth-token", "--generate"): subprocess.DEVNULL, **commands}
+    for command, output in commands.items():
+        if code := subprocess.call([ray, *command], env=variables, stdout=output):
             raise ClusterFailed(f"`ray {' '.join(command)}` failed with exit code {code}")
     print(
         "on each other node, with a copy of ~/.ray/auth_token (mode 0600), before that command: "

@@ -97,17 +97,14 @@ class Fleet(Sized):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One worker."""
+    """One worker. pid: 0 if no process runs. seconds: in this state. cause: why it last ended, or is not there."""
 
     number: int
     state: str
     host: str = ""
-    # 0 if no process runs.
     pid: int = 0
     num_starts: int = 0
-    # For how long it has been in this state.
     seconds: float = 0.0
-    # Why it last ended, or why it is not there.
     cause: str = ""
     last_line: str = ""
 
@@ -180,10 +177,7 @@ class Worker:
 
 def why_not_placed(placed: int, count: int, one: _Resources, nodes: Iterable[tuple[str, _Resources]]) -> str:
     """Why only `placed` of `count` workers found a node. nodes: the name and all resources of each, in use or not."""
-
-    def amounts(of: _Resources) -> str:
-        return f"{of.get('GPU', 0):g} GPU and {of.get('CPU', 0):g} CPU"
-
-    held = ", ".join(f"{name} has {amounts(resources)}" for name, resources in nodes) or "none is there"
+    amounts = "{GPU:g} GPU and {CPU:g} CPU".format_map
+    held = ", ".join(f"{name} has {amounts({'GPU': 0, 'CPU': 0, **each})}" for name, each in nodes) or "none is there"
     found = f"{placed} of {count} workers found {amounts(one)} free on a node; nodes: {held}"
     return f"{found}; add nodes, or place fewer; workers without a GPU need --device cpu"

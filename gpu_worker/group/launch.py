@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -189,15 +190,16 @@ def ranks_of_host(size: int, argv: tuple[str, ...], meeting: Meeting, folder: st
     """Keeps this host's ranks running. folder: of this user alone, where the ranks of one host find each other."""
     environment = {name: value for name, value in _defaults(meeting).items() if name not in os.environ}
     environment[RUN_VARIABLE] = meeting.run_id
-    place = _place(size, meeting, folder, on_met=lambda: supervisor.hurry())
+    place = None if meeting.num_hosts == 1 else _place(meeting, size, on_met=lambda: supervisor.hurry())
 
     def program() -> Program | None:
-        found = place.variables()
+        found = _alone(size, folder) if place is None else place.variables()
         return None if found is None else Program(argv=argv, environment=environment | found, takes_stderr=False)
 
     def start(program: Program, wake: Callable[[], None]) -> _Ranks:
         ranks = _Ranks(program, wake)
-        place.watch(ranks.lose)
+        if place is not None:
+            place.watch(ranks.lose)
         return ranks
 
     name = f"group of {size} ranks"
@@ -205,9 +207,14 @@ def ranks_of_host(size: int, argv: tuple[str, ...], meeting: Meeting, folder: st
     return supervisor
 
 
-def _place(size: int, meeting: Meeting, folder: str, on_met: Callable[[], None]) -> "_Alone | Place":
-    if meeting.num_hosts == 1:
-        return _Alone(size, folder)
+def _alone(size: int, folder: str) -> dict[str, str]:
+    """As `Place.variables`, where all ranks are on this host: torch's stores would listen on all interfaces."""
+    # A file serves for one start.
+    store = f"{folder}/ranks-{time.monotonic_ns()}"
+    return {"RANK": "0", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), STORE_VARIABLE: store}
+
+
+def _place(meeting: Meeting, size: int, on_met: Callable[[], None]) -> "Place":
     # Torch writes a stack for each lost connection.
     os.environ.setdefault(_CPP_LEVEL, "ERROR")
     from gpu_worker.group.meeting import Place
@@ -233,26 +240,6 @@ def _hear(line: str) -> Heard:
 def _on_change(group: Supervisor) -> None:
     if group.state == State.PAUSED:
         log.warning("%s", group.ended)
-
-
-class _Alone:
-    """As `meeting.Place`, where all ranks are on this host. They find each other in files of this user.
-
-    Torch's stores would listen on all interfaces.
-    """
-
-    def __init__(self, size: int, folder: str) -> None:
-        self._size, self._folder, self._num_starts = str(size), folder, 0
-
-    def variables(self) -> dict[str, str]:
-        """As `Place`."""
-        # A file serves for one start.
-        self._num_starts += 1
-        store = f"{self._folder}/ranks-{self._num_starts}"
-        return {"RANK": "0", "WORLD_SIZE": self._size, "LOCAL_WORLD_SIZE": self._size, STORE_VARIABLE: store}
-
-    def watch(self, on_waiting: Callable[[], None]) -> None:
-        """As `Place`. No other host waits."""
 
 
 class _Ranks:

@@ -11,7 +11,7 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import zmq
 import zmq.auth.thread
@@ -21,6 +21,9 @@ from gpu_worker.link.remote import CurveKeys
 from gpu_worker.process.ranks import Ranks
 from tandem_contract.logs import is_worth_a_line
 from tandem_contract.settings import SettingError
+
+if TYPE_CHECKING:
+    from gpu_worker.group.start import Together
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +41,13 @@ _MAX_FROM_FOLLOWERS = 4096
 _DOMAIN = "group"
 
 
-class _Agrees(Protocol):
-    """The part of `start.Together` that is used here."""
-
-    def least(self, values: list[int]) -> list[int]: ...
-
-    def of_leader(self, value: float) -> float: ...
-
-
 class Wires:
     """`frames` and `signs`: the leader's end of each is a ROUTER, that of another rank a DEALER."""
 
     def __init__(
         self,
         ranks: Ranks,
-        together: _Agrees,
+        together: "Together",
         runtime_dir: Path,
         group: str,
         *,
@@ -149,7 +144,7 @@ class Wires:
         return self._runtime_dir / f"group-{name}-{purpose}.sock"
 
 
-def _check_equal(together: _Agrees, keys: CurveKeys, identity: str) -> None:
+def _check_equal(together: "Together", keys: CurveKeys, identity: str) -> None:
     """Raises SettingError, on all ranks, if the hosts have different keys or models."""
     marks = [_mark(keys.public), _mark(identity.encode())]
     least = together.least([*marks, *(-mark for mark in marks)])

@@ -163,7 +163,7 @@ def test_the_fleet_grows_and_shrinks_under_streams(rig: Rig, cluster: LocalClust
         fleet.caller.wait_load(lambda load: load.workers == 3)
         refused = cluster.command("scale", "5", "--place-seconds", "1", code=1)
         assert "1 of 2 workers found 0 GPU and 1 CPU free on a node; nodes: " in refused
-        assert len(fleet.serving()) == 3
+        assert [each["state"] for each in cluster.status()] == ["serving"] * 3
         assert "workers of tandem are up" in cluster.command("up", *up_flags(fleet), code=1)
         cluster.command("scale", "1")
         check(asks, streams)

@@ -1,6 +1,7 @@
 """The command line of the cluster's commands, and the command of a worker: what needs no Ray."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -135,10 +136,10 @@ def test_the_head_checks_its_nodes_often_and_asks_for_a_token() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_head_is_rays_own_command_with_a_token(
-    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ray = tmp_path / "ray"
-    ray.write_text(f'#!/bin/sh\necho "$RAY_AUTH_MODE $*" >> {tmp_path}/calls\nexit {int(fails)}\n')
+    ray.write_text(f'#!/bin/sh\necho "said of $1"\necho "$RAY_AUTH_MODE $*" >> {tmp_path}/calls\nexit {int(fails)}\n')
     ray.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     if fails:
@@ -149,7 +150,17 @@ def test_the_head_is_rays_own_command_with_a_token(
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls[0] == "token get-auth-token --generate"
     assert calls[1].startswith("token start --head --port=6380 ") and len(calls) == 2
-    assert "RAY_AUTH_MODE=token RAY_gcs_rpc_server_reconnect_timeout_s=3600" in capsys.readouterr().out
+    shown = capfd.readouterr().out
+    assert "RAY_AUTH_MODE=token RAY_gcs_rpc_server_reconnect_timeout_s=3600" in shown
+    # The first of them says the token.
+    assert "said of start" in shown and "said of get-auth-token" not in shown
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ClusterFailed, match=f"port {port} is in use"):
+            start_head(port, os.environ)
 
 
 def test_a_token_of_this_user_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ def test_nodes_that_are_too_small_are_listed() -> None:
         "2 of 3 workers found 1 GPU and 1 CPU free on a node; nodes: a has 2 GPU and 8 CPU, a has 0 GPU and 4 CPU; "
         "add nodes, or place fewer; workers without a GPU need --device cpu"
     )
-    assert "nodes: none is there;" in why_not_placed(0, 1, {"CPU": 1}, [])
+    assert "nodes: none is there;" in why_not_placed(0, 1, {"CPU": 1, "GPU": 0}, [])
 
 
 def test_a_report_reads_as_a_line() -> None:

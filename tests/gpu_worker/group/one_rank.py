@@ -1,7 +1,8 @@
 """A rank of a launcher's test: `python -m tests.gpu_worker.group.one_rank FOLDER WHAT`.
 
 `refuse`: rank 1 prints a sentence and ends with exit code 2, the others wait. `die`: at the first start rank 1 ends
-with a signal; at the second all ranks end in order. `end`: they do so at the first.
+with a signal; at the second all ranks end in order. `end`: they do so at the first. `lead`: rank 0 ends when it gets
+SIGTERM, and rank 1 after it.
 """
 
 import os
@@ -27,7 +28,23 @@ def main() -> None:
         return
     if what == "die" and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "lead":
+        lead(rank, folder)
+        return
     time.sleep(60)
+
+
+def lead(rank: int, folder: Path) -> None:
+    """Ends rank 0 by SIGTERM; rank 1 notes that it ended after it, and in order."""
+    if rank == 0:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        (folder / "leads").touch()
+        signal.sigwait([signal.SIGTERM])
+        (folder / "left").touch()
+        return
+    while not (folder / "left").exists():
+        time.sleep(0.01)
+    (folder / "followed").touch()
 
 
 if __name__ == "__main__":

@@ -7,21 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker.group.launch import launch, on_one_host
 from tests.rigs.processes import REPOSITORY, child_environment
-from tests.rigs.waiting import TIMEOUT_SECONDS
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 LAUNCH = """
 import sys
-from gpu_worker.group.launch import on_one_host
-from gpu_worker.group.launch import launch
+from gpu_worker.group.launch import launch, on_one_host
 raise SystemExit(launch(2, sys.argv[1:], on_one_host(), "tests.gpu_worker.group.one_rank"))
 """
 
 # One host of two; both are this one.
 LAUNCH_HALF = """
 import sys
-from gpu_worker.group.launch import Meeting
-from gpu_worker.group.launch import launch
+from gpu_worker.group.launch import Meeting, launch
 meeting = Meeting(num_hosts=2, host="127.0.0.1", port=int(sys.argv[1]), run_id="hosts-x", address="127.0.0.1")
 raise SystemExit(launch(2, sys.argv[2:], meeting, "tests.gpu_worker.group.one_rank"))
 """
@@ -51,6 +50,21 @@ def test_a_lost_rank_starts_all_again(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "rank 1 was ended by SIGKILL\n" in done.stderr
     assert [len(list(tmp_path.glob(f"{rank}-*"))) for rank in (0, 1)] == [2, 2]
+
+
+def test_sigterm_is_for_the_leader_who_ends_the_group_in_order(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LAUNCH, str(tmp_path), "lead"]
+    launcher = subprocess.Popen(command, cwd=REPOSITORY, env=child_environment())
+    until((tmp_path / "leads").exists, "the leader")
+    launcher.terminate()
+    assert launcher.wait(TIMEOUT_SECONDS) == 0
+    assert (tmp_path / "followed").exists()
+
+
+def test_ranks_that_the_system_cannot_start_end_the_launcher_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(OSError, match=r"^the group of 2 ranks could not be started: No such file or directory$"):
+        launch(2, [], on_one_host())
 
 
 @pytest.mark.parametrize(("what", "starts"), [("end", 1), pytest.param("die", 2, marks=pytest.mark.long)])
