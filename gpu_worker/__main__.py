@@ -36,8 +36,6 @@ from tandem_contract.files import WORKER_SOCKET, KeyFile, cache_dir, endpoint_of
 from tandem_contract.settings import SettingError, refused
 from tandem_contract.version import version
 
-
-
 if TYPE_CHECKING:
     from tandem.internal.v1.worker_pb2 import Join
 
