@@ -70,10 +70,10 @@ class Formatter(logging.Formatter):
         second, millisecond = divmod(int(record.created * 1000), 1000)
         if second != self._second[0]:
             self._second = (second, *_texts(second))
-        _, time, zone = self._second
+        _, moment, zone = self._second
         if self.is_json:
             fields: dict[str, object] = {
-                "time": f"{time.replace(' ', 'T')}.{millisecond:03d}{zone}",
+                "time": f"{moment.replace(' ', 'T')}.{millisecond:03d}{zone}",
                 "process": self._process,
                 "pid": record.process,
                 "level": record.levelname,
@@ -82,7 +82,7 @@ class Formatter(logging.Formatter):
             fields |= record.__dict__.get("fields", {})
             return json.dumps(fields | {"error": error} if error else fields)
         named = "".join(f" {name}={_shown(value)}" for name, value in record.__dict__.get("fields", {}).items())
-        line = f"{time}.{millisecond:03d} {self._process} {record.levelname} {message}{named}"
+        line = f"{moment}.{millisecond:03d} {self._process} {record.levelname} {message}{named}"
         return f"{line}\n{textwrap.indent(error, '    ')}" if error else line
 
     def _traceback(self, record: logging.LogRecord) -> str:

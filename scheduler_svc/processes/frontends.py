@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 from scheduler_svc.door.tls_files import TlsFiles
 from scheduler_svc.processes.address import NOTHING_GIVEN, HeldAddress, ListenError, hold
@@ -92,18 +92,15 @@ def _made(kind: type[_Made], given: dict[str, Any]) -> _Made:
 
 def _value(name: str, kind: Any, given: Any) -> Any:
     """Returns the value of decoded JSON if it is of this kind. No error has the value, which may be a secret."""
-    if get_origin(kind) is Literal:
-        is_kind = given in get_args(kind)
-    else:
-        kind, *none = get_args(kind) or (kind,)
-        if given is None and none:
-            return None
-        is_kind = type(given) is {Path: str, bytes: str}.get(kind, dict if is_dataclass(kind) else kind)
-    if not is_kind:
-        raise TypeError(f"{name} is not of type {kind}")
-    if is_dataclass(kind):
-        return _made(kind, given)
-    return Path(given) if kind is Path else bytes.fromhex(given) if kind is bytes else given
+    # Of a literal these are its values.
+    kinds = get_args(kind) or (kind,)
+    if given in kinds or type(given) in kinds:
+        return given
+    if isinstance(given, str) and kinds[0] in (Path, bytes):
+        return Path(given) if kinds[0] is Path else bytes.fromhex(given)
+    if isinstance(given, dict) and is_dataclass(kinds[0]):
+        return _made(cast(Any, kinds[0]), cast(dict[str, Any], given))
+    raise TypeError(f"{name} is not of type {kind}")
 
 
 class FrontendFailed(Exception):
