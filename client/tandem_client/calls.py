@@ -37,9 +37,10 @@ _Streaming = grpc.UnaryStreamMultiCallable
 
 
 class Stubs:
-    """The calls on a channel."""
+    """A channel and the calls on it."""
 
     def __init__(self, channel: grpc.Channel) -> None:
+        self.channel: Any = channel
         self.inference = inference_pb2_grpc.InferenceServiceStub(channel)
         self.control = control_pb2_grpc.ControlServiceStub(channel)
         # This stub has no types.

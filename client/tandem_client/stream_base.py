@@ -9,19 +9,20 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 from tandem.v1 import inference_pb2
 
 from tandem_client.connection import Tries
 from tandem_client.errors import AlreadyExists, NotFound, NothingAnswers, QueueFull, TandemError, Unavailable
-from tandem_client.types import Accepted, Finished, PromptInfo, SampleOffset, Summary, Waiting
+from tandem_client.types import Finished, SampleOffset
 from tandem_client.wire import messages
 from tandem_client.wire.request import service_in
 from tandem_client.wire.rpc_errors import ErrorReader
-from tandem_client.wire.transcript import Sample, Transcript
+from tandem_client.wire.transcript import Transcript
 
+_Event = TypeVar("_Event", threading.Event, asyncio.Event)
 # The linger time of a request with `resume=True` that names none.
 LINGER_SECONDS = 60.0
 FIRST_PAUSE_SECONDS = 0.05
@@ -70,17 +71,7 @@ class Recovery:
         return error.code in _OF_A_CONNECTION and not error.is_refusal
 
 
-class Cancellable(Protocol):
-    """The part of a gRPC call that ends it."""
-
-    def cancel(self) -> bool: ...
-
-
-_Call = TypeVar("_Call", bound=Cancellable)
-_Event = TypeVar("_Event", threading.Event, asyncio.Event)
-
-
-class StreamBase(Generic[_Call, _Event]):
+class StreamBase(Transcript, Generic[_Event]):
     """A call that is sent when this object is made, and what has been read of it."""
 
     # The class of the event that is set when the stream is closed or has ended.
@@ -90,10 +81,10 @@ class StreamBase(Generic[_Call, _Event]):
         self,
         request: inference_pb2.GenerateRequest,
         *,
-        start: Callable[[inference_pb2.GenerateRequest, float | None], _Call],
+        start: Callable[[inference_pb2.GenerateRequest, float | None], Any],
         tries: Tries,
         errors: ErrorReader,
-        resume: Callable[[inference_pb2.ResumeRequest, float | None, str | None], _Call],
+        resume: Callable[[inference_pb2.ResumeRequest, float | None, str | None], Any],
         abort: Callable[[str, str | None], object],
         recovery: Recovery | None,
         resumption: inference_pb2.ResumeRequest | None = None,
@@ -105,6 +96,7 @@ class StreamBase(Generic[_Call, _Event]):
 
         With a `resumption` this call is sent to `service` instead of the request, of which only the id is known.
         """
+        super().__init__(request, None if resumption is None else messages.offsets(resumption))
         self._request = request
         self._resume = resume
         self._abort = abort
@@ -113,35 +105,18 @@ class StreamBase(Generic[_Call, _Event]):
         self._tries = tries
         self._errors = errors
         self._resumption = resumption
-        self._transcript = Transcript(request, None if resumption is None else messages.offsets(resumption))
         self._closed = self._new_event()
-        self._service = service
+        # The service that has the request, for `resume` and `abort` in another process, as a proxy in front of several
+        # names it. None without one, and before the first message.
+        self.service = service
         self._begin()
 
     def __repr__(self) -> str:
-        return self._transcript.face(type(self).__name__, closed=self._closed.is_set())
+        return self._face(closed=self._closed.is_set())
 
     def __del__(self) -> None:
         if hasattr(self, "_call"):
             self._cancel()
-
-    @property
-    def accepted(self) -> Accepted | None:
-        """The first message; None before it has come."""
-        return self._transcript.accepted
-
-    @property
-    def service(self) -> str | None:
-        """The service that has the request, for `resume` and `abort` in another process.
-
-        A proxy in front of several services names it. None without one, and before the first message.
-        """
-        return self._service
-
-    @property
-    def samples(self) -> tuple[Sample, ...]:
-        """The part of each sample that has been read: text, token ids, logprobs, how it ended."""
-        return self._transcript.samples
 
     @property
     def offsets(self) -> tuple[SampleOffset, ...]:
@@ -151,31 +126,7 @@ class StreamBase(Generic[_Call, _Event]):
     @property
     def finished(self) -> Finished | None:
         """How the completion, or the first of several, ended; None before that."""
-        return self._transcript.samples[0].finished
-
-    @property
-    def prompt_info(self) -> PromptInfo | None:
-        """The prompt's logprobs, if requested; complete once the first delta has come."""
-        return self._transcript.prompt_info
-
-    @property
-    def waiting(self) -> Waiting | None:
-        """Why the request makes no progress, as the service said last; None while output comes."""
-        return self._transcript.waiting
-
-    @property
-    def on_waiting(self) -> Callable[[Waiting], object] | None:
-        """Gets each reason why the request makes no progress, while the stream is read. None by default."""
-        return self._transcript.on_waiting
-
-    @on_waiting.setter
-    def on_waiting(self, told: Callable[[Waiting], object] | None) -> None:
-        self._transcript.on_waiting = told
-
-    @property
-    def summary(self) -> Summary | None:
-        """The last message; None before it has come."""
-        return self._transcript.summary
+        return self.samples[0].finished
 
     def close(self) -> None:
         """Cancels the call; the service frees the request at once. A second call has no effect."""
@@ -186,37 +137,34 @@ class StreamBase(Generic[_Call, _Event]):
         was_open = not self._closed.is_set()
         self._closed.set()
         self._call.cancel()
-        return self._send_abort() if was_open and self._lingers else None
+        lingers = self._resumption is not None or self._request.resume.linger_seconds > 0
+        return self._send_abort() if was_open and lingers else None
 
     def _send_abort(self) -> object:
-        return self._abort(self._request.request_id, self._service)
-
-    @property
-    def _lingers(self) -> bool:
-        return self._resumption is not None or self._request.resume.linger_seconds > 0
+        return self._abort(self._request.request_id, self.service)
 
     def _begin(self) -> None:
-        resumption = self._resumption if self.accepted is None else self._transcript.resume_request()
+        resumption = self._resumption if self.accepted is None else self._rest_request()
         if resumption is None:
             self._call = self._start(self._request, self._tries.remaining())
         else:
-            self._call = self._resume(resumption, self._tries.remaining(), self._service)
+            self._call = self._resume(resumption, self._tries.remaining(), self.service)
 
     def _note_service(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
         """Reads the metadata that came with the first message."""
-        self._service = service_in(metadata) or self._service
+        self.service = service_in(metadata) or self.service
 
     def _end(self) -> None:
         """The call has ended, or its connection was lost after the Summary: then nothing was missed."""
         self._closed.set()
-        self._transcript.end()
+        self._check_end()
 
     def _is_new(self, message: inference_pb2.GenerateResponse) -> bool:
         """Whether a message was not read before the stream was lost."""
         if self._recovery is None:
             return True
         self._recovery.continued()
-        return not self._transcript.is_repeated(message)
+        return not self._is_repeated(message)
 
     def _pause_seconds(self, rpc_error: grpc.RpcError) -> float:
         """Returns the pause before the next try. Closes the stream and raises if the call may not be retried."""

@@ -21,17 +21,17 @@ from tests.client.test_resume import SECRET, accepted, break_connection
 pytestmark = pytest.mark.usefixtures("patient_aborts")
 
 OFFSETS = (SampleOffset(token_ids=1, text_chars=2), SampleOffset(token_ids=2, text_chars=4))
-Reading = Callable[..., tuple[list[Delta], StreamBase[Any, Any]]]
+Reading = Callable[..., tuple[list[Delta], StreamBase[Any]]]
 
 
-def read(service: FakeService, **options: Any) -> tuple[list[Delta], StreamBase[Any, Any]]:
+def read(service: FakeService, **options: Any) -> tuple[list[Delta], StreamBase[Any]]:
     with Client(service.address) as client:
         stream = client.resume("mine", SECRET, **options)
         return list(stream), stream
 
 
-def read_async(service: FakeService, **options: Any) -> tuple[list[Delta], StreamBase[Any, Any]]:
-    async def main() -> tuple[list[Delta], StreamBase[Any, Any]]:
+def read_async(service: FakeService, **options: Any) -> tuple[list[Delta], StreamBase[Any]]:
+    async def main() -> tuple[list[Delta], StreamBase[Any]]:
         async with AsyncClient(service.address) as client:
             stream = client.resume("mine", SECRET, **options)
             return [delta async for delta in stream], stream

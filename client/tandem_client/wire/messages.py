@@ -3,47 +3,46 @@
 Owns the mapping. Knows nothing of calls.
 """
 
+from collections.abc import Callable
 from dataclasses import fields
+from enum import StrEnum
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
-from tandem.v1 import chat_pb2, control_pb2, inference_pb2
+from tandem.v1 import control_pb2, inference_pb2
 
 from tandem_client import types
 from tandem_client.errors import ProtocolError
 
-# The value of each number of an enum, without the first, which is "unspecified".
-_REASONS = {
-    number: types.FinishReason(name.removeprefix("FINISH_REASON_").lower())
-    for name, number in inference_pb2.FinishReason.items()[1:]
-}
-_OUTCOMES = {
-    number: types.AbortOutcome(name.removeprefix("ABORT_OUTCOME_").lower())
-    for name, number in control_pb2.AbortOutcome.items()[1:]
-}
-_DRAIN_STATES = {
-    number: types.DrainState(name.removeprefix("DRAIN_STATE_").lower())
-    for name, number in control_pb2.DrainState.items()[1:]
-}
-_UPDATE_STATES = {
-    number: types.UpdateState(name.removeprefix("UPDATE_STATE_").lower())
-    for name, number in control_pb2.UpdateState.items()[1:]
-}
-_WAIT_REASONS = {
-    number: types.WaitReason(name.removeprefix("WAIT_REASON_").lower())
-    for name, number in inference_pb2.WaitReason.items()[1:]
-}
-_WORKER_STATES = {
-    number: types.WorkerState(name.removeprefix("WORKER_STATE_").lower())
-    for name, number in control_pb2.WorkerState.items()[1:]
-}
 _Value = TypeVar("_Value")
+_Word = TypeVar("_Word", bound=StrEnum)
+
+
+def _reader(cls: type[_Word], enum: Any) -> Callable[[int], _Word]:
+    """Returns what makes a value of an enum's number: its name in small letters, or UNKNOWN if the number is newer."""
+    (unspecified, _), *others = enum.items()
+    prefix = unspecified.removesuffix("UNSPECIFIED")
+    known = {number: cls(name.removeprefix(prefix).lower()) for name, number in others}
+    return lambda number: known.get(number, cls("unknown"))
+
+
+_finish_reason = _reader(types.FinishReason, inference_pb2.FinishReason)
+_wait_reason = _reader(types.WaitReason, inference_pb2.WaitReason)
+_abort_outcome = _reader(types.AbortOutcome, control_pb2.AbortOutcome)
+_drain_state = _reader(types.DrainState, control_pb2.DrainState)
+_update_state = _reader(types.UpdateState, control_pb2.UpdateState)
+_worker_state = _reader(types.WorkerState, control_pb2.WorkerState)
 
 
 def _value(cls: type[_Value], message: Message, **others: Any) -> _Value:
     """A value of the class: the given fields, and all others from the message's fields of the same names."""
     names = [field.name for field in fields(cast(Any, cls)) if field.name not in others]
     return cls(**{name: getattr(message, name) for name in names}, **others)
+
+
+def _set(message: Message, field: str) -> Any:
+    """The value of a field; None if it is not set."""
+    return getattr(message, field) if message.HasField(field) else None
 
 
 def accepted(message: inference_pb2.Accepted) -> types.Accepted:
@@ -62,12 +61,10 @@ def delta(message: inference_pb2.Delta) -> types.Delta:
         sample_idx=message.sample_idx,
         logprobs=_logprobs(message.logprobs) if message.HasField("logprobs") else (),
         reasoning=message.reasoning,
-        tool_calls=tuple(map(_tool_call_delta, message.tool_calls)) if message.tool_calls else (),
+        tool_calls=tuple(_value(types.ToolCallDelta, call) for call in message.tool_calls)
+        if message.tool_calls
+        else (),
     )
-
-
-def _tool_call_delta(message: chat_pb2.ToolCallDelta) -> types.ToolCallDelta:
-    return _value(types.ToolCallDelta, message)
 
 
 def prompt_info(message: inference_pb2.PromptInfo) -> types.PromptInfo:
@@ -107,19 +104,17 @@ def _logprobs(message: inference_pb2.Logprobs) -> tuple[types.TokenLogprob, ...]
 
 def waiting(message: inference_pb2.Waiting) -> types.Waiting:
     """The value of a Waiting message."""
-    reason = _WAIT_REASONS.get(message.reason, types.WaitReason.UNKNOWN)
-    return types.Waiting(reason=reason, message=message.message, since=message.since)
+    return _value(types.Waiting, message, reason=_wait_reason(message.reason))
 
 
 def finished(message: inference_pb2.Finished) -> types.Finished:
     """The value of a Finished message."""
-    matched = message.WhichOneof("matched")
     return _value(
         types.Finished,
         message,
-        reason=_REASONS.get(message.reason, types.FinishReason.UNKNOWN),
-        stop_token_id=message.stop_token_id if matched == "stop_token_id" else None,
-        stop_string=message.stop_string if matched == "stop_string" else None,
+        reason=_finish_reason(message.reason),
+        stop_token_id=_set(message, "stop_token_id"),
+        stop_string=_set(message, "stop_string"),
     )
 
 
@@ -132,21 +127,22 @@ def summary(message: inference_pb2.Summary) -> types.Summary:
 
 def model_info(message: control_pb2.GetModelInfoResponse) -> types.ModelInfo:
     """The value of GetModelInfo's answer."""
-    defaults = _value(types.SamplingDefaults, message.sampling_defaults)
-    eos_token_ids, limits = tuple(message.eos_token_ids), _limits(message) if message.HasField("limits") else None
-    parts = {"chat_parts": tuple(message.chat_parts), "sampling_defaults": defaults, "limits": limits}
-    return _value(types.ModelInfo, message, eos_token_ids=eos_token_ids, **parts)
+    limits = None
+    if message.HasField("limits"):
+        limits = _value(types.RequestLimits, message.limits, max_new_tokens=_set(message.limits, "max_new_tokens"))
+    return _value(
+        types.ModelInfo,
+        message,
+        eos_token_ids=tuple(message.eos_token_ids),
+        sampling_defaults=_value(types.SamplingDefaults, message.sampling_defaults),
+        limits=limits,
+        chat_parts=tuple(message.chat_parts),
+    )
 
 
 def rendered_chat(message: inference_pb2.RenderChatResponse) -> types.RenderedChat:
     """The value of RenderChat's answer."""
     return types.RenderedChat(text=message.text, token_ids=tuple(message.token_ids))
-
-
-def _limits(message: control_pb2.GetModelInfoResponse) -> types.RequestLimits:
-    limits = message.limits
-    max_new_tokens = limits.max_new_tokens if limits.HasField("max_new_tokens") else None
-    return _value(types.RequestLimits, limits, max_new_tokens=max_new_tokens)
 
 
 def offsets(message: inference_pb2.ResumeRequest) -> tuple[types.SampleOffset, ...]:
@@ -156,17 +152,18 @@ def offsets(message: inference_pb2.ResumeRequest) -> tuple[types.SampleOffset, .
 
 def load(message: control_pb2.GetLoadResponse) -> types.Load:
     """The value of GetLoad's answer."""
-    lost_seconds = message.worker_lost_seconds if message.HasField("worker_lost_seconds") else None
-    per_worker = tuple(
-        _value(types.WorkerLoad, worker, state=_WORKER_STATES.get(worker.state, types.WorkerState.UNKNOWN))
-        for worker in message.per_worker
+    return _value(
+        types.Load,
+        message,
+        per_worker=tuple(
+            _value(types.WorkerLoad, worker, state=_worker_state(worker.state)) for worker in message.per_worker
+        ),
+        worker_lost_seconds=_set(message, "worker_lost_seconds"),
+        incidents=_value(types.Incidents, message.incidents),
+        held_pools=_value(types.HeldPools, message.held_pools),
+        not_serving_reason=_wait_reason(message.not_serving_reason) if message.not_serving else None,
+        not_serving_since=_set(message, "not_serving_since"),
     )
-    why = _WAIT_REASONS.get(message.not_serving_reason, types.WaitReason.UNKNOWN) if message.not_serving else None
-    since = message.not_serving_since if message.HasField("not_serving_since") else None
-    incidents, held_pools = _value(types.Incidents, message.incidents), _value(types.HeldPools, message.held_pools)
-    parts = {"per_worker": per_worker, "incidents": incidents, "held_pools": held_pools}
-    parts |= {"not_serving_reason": why, "not_serving_since": since}
-    return _value(types.Load, message, worker_lost_seconds=lost_seconds, **parts)
 
 
 def quarantine(message: control_pb2.ListQuarantineResponse) -> list[types.QuarantinedRequest]:
@@ -176,15 +173,14 @@ def quarantine(message: control_pb2.ListQuarantineResponse) -> list[types.Quaran
 
 def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, types.AbortOutcome]:
     """Request id to outcome, in the order of the answer."""
-    return {result.request_id: _OUTCOMES.get(result.outcome, types.AbortOutcome.UNKNOWN) for result in message.results}
+    return {result.request_id: _abort_outcome(result.outcome) for result in message.results}
 
 
 def drain_progress(message: control_pb2.DrainResponse) -> types.DrainProgress:
     """The value of one of Drain's answers."""
-    return _value(types.DrainProgress, message, state=_DRAIN_STATES.get(message.state, types.DrainState.UNKNOWN))
+    return _value(types.DrainProgress, message, state=_drain_state(message.state))
 
 
 def update_progress(message: control_pb2.UpdateWeightsResponse) -> types.UpdateProgress:
     """The value of one of UpdateWeights' answers."""
-    state = _UPDATE_STATES.get(message.state, types.UpdateState.UNKNOWN)
-    return _value(types.UpdateProgress, message, state=state)
+    return _value(types.UpdateProgress, message, state=_update_state(message.state))

@@ -15,17 +15,7 @@ from typing import Any, Unpack, cast
 from tandem.v1 import chat_pb2, control_pb2, inference_pb2
 
 from tandem_client.types import SampleOffset
-from tandem_client.wire.parts import (
-    CHAT_FIELDS,
-    CONSTRAINT_FIELDS,
-    ChatKeywords,
-    ChatMessages,
-    ChatOptions,
-    ConstraintOptions,
-    assign,
-    chat_prompt,
-    constraint,
-)
+from tandem_client.wire import parts
 
 # Text, tokenized by the service, or token ids, used as they are.
 Prompt = str | Iterable[int]
@@ -39,11 +29,11 @@ _KEY_BYTES = 8
 _NAME = re.compile(r"[!-~]+")
 
 
-class GenerateOptions(ChatOptions, ConstraintOptions, total=False):
+class GenerateOptions(parts.ChatOptions, parts.ConstraintOptions, total=False):
     """The options of `generate`. None means the service's default, as if the option were absent."""
 
     # A conversation, in place of a prompt.
-    chat: ChatMessages | None
+    chat: parts.ChatMessages | None
     # False: the whole answer is text, with the model's own marks of reasoning and tool calls.
     parsed: bool | None
     request_id: str | None
@@ -129,10 +119,10 @@ FIELD_KEYWORDS: Mapping[str, str] = {
     "token_ids": "prompt",
     "token_ids.ids": "prompt",
     "sampling.allowed_token_ids": "allowed_token_ids",
-    **CHAT_FIELDS,
-    **CONSTRAINT_FIELDS,
+    **parts.CHAT_FIELDS,
+    **parts.CONSTRAINT_FIELDS,
 }
-_KNOWN = {*_PLACES, *CHAT_FIELDS.values(), *CONSTRAINT_FIELDS.values()}
+_KNOWN = {*_PLACES, *parts.CHAT_FIELDS.values(), *parts.CONSTRAINT_FIELDS.values()}
 
 # The same for the fields of ResumeRequest.
 RESUME_KEYWORDS: Mapping[str, str] = {"request_id": "request_id", "resume_secret": "secret", "offsets": "offsets"}
@@ -150,9 +140,9 @@ def generate_request(prompt: Prompt | None, **options: Unpack[GenerateOptions]) 
         hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(_KNOWN))}"
         raise TypeError(f"generate() takes no keyword {unknown[0]}{hint}")
     request = inference_pb2.GenerateRequest()
-    _set_prompt(request, prompt, {name: given[name] for name in CHAT_FIELDS.values() if name in given})
-    limits = {name: given[name] for name in CONSTRAINT_FIELDS.values() if name in given}
-    if (made := constraint(**cast(ConstraintOptions, limits))) is not None:
+    _set_prompt(request, prompt, {name: given[name] for name in parts.CHAT_FIELDS.values() if name in given})
+    limits = {name: given[name] for name in parts.CONSTRAINT_FIELDS.values() if name in given}
+    if (made := parts.constraint(**cast(parts.ConstraintOptions, limits))) is not None:
         request.constraint.CopyFrom(made)
     for name, (path, field) in _PLACES.items():
         if name in given:
@@ -161,7 +151,7 @@ def generate_request(prompt: Prompt | None, **options: Unpack[GenerateOptions]) 
                 part = getattr(part, step)
                 # An empty list differs from an absent one.
                 part.SetInParent()
-            assign(name, part, field, given[name])
+            parts.assign(name, part, field, given[name])
     return request
 
 
@@ -171,46 +161,46 @@ def _set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt | None, c
         both = "both prompt and chat are given" if prompt is not None else "neither prompt nor chat is given"
         raise TypeError(f"{both}; one of them is needed")
     if messages is not None:
-        request.chat.CopyFrom(chat_prompt(messages, **cast(ChatKeywords, chat)))
+        request.chat.CopyFrom(parts.chat_prompt(messages, **cast(parts.ChatKeywords, chat)))
     elif chat:
         raise TypeError(f"{next(iter(chat))} is for a chat; the request has a prompt")
     elif isinstance(prompt, str):
-        assign("prompt", request, "text", prompt)
+        parts.assign("prompt", request, "text", prompt)
     elif isinstance(prompt, bytes | bytearray):
         raise TypeError("prompt is bytes: give text or token ids")
     else:
         request.token_ids.SetInParent()
-        assign("prompt", request.token_ids, "ids", prompt)
+        parts.assign("prompt", request.token_ids, "ids", prompt)
 
 
 def resume_request(request_id: str, secret: bytes, offsets: Iterable[SampleOffset]) -> inference_pb2.ResumeRequest:
     """Returns the request for the rest of a stream. Raises as `generate_request` does."""
     request = inference_pb2.ResumeRequest()
-    assign("request_id", request, "request_id", request_id)
-    assign("secret", request, "resume_secret", secret)
+    parts.assign("request_id", request, "request_id", request_id)
+    parts.assign("secret", request, "resume_secret", secret)
     for idx, offset in enumerate(cast(Iterable[object], offsets)):
         if not isinstance(offset, SampleOffset):
             raise TypeError(f"offsets[{idx}] is {offset!r:.60}; a SampleOffset is needed")
         message = request.offsets.add()
         for field in fields(offset):
-            assign(f"offsets[{idx}].{field.name}", message, field.name, getattr(offset, field.name))
+            parts.assign(f"offsets[{idx}].{field.name}", message, field.name, getattr(offset, field.name))
     return request
 
 
 def tokenize_request(text: str, *, add_special_tokens: bool | None, model: str | None) -> inference_pb2.TokenizeRequest:
     """Returns the request for the token ids of a text. Raises as `generate_request` does."""
     request = inference_pb2.TokenizeRequest(add_special_tokens=add_special_tokens)
-    assign("text", request, "text", text)
-    assign("model", request, "model", model or "")
+    parts.assign("text", request, "text", text)
+    parts.assign("model", request, "model", model or "")
     return request
 
 
 def render_chat_request(
-    chat: ChatMessages, *, model: str | None, **options: Unpack[ChatOptions]
+    chat: parts.ChatMessages, *, model: str | None, **options: Unpack[parts.ChatOptions]
 ) -> inference_pb2.RenderChatRequest:
     """Returns the request for a rendered conversation. Raises as `generate_request` does."""
-    request = inference_pb2.RenderChatRequest(chat=chat_prompt(chat, **options))
-    assign("model", request, "model", model or "")
+    request = inference_pb2.RenderChatRequest(chat=parts.chat_prompt(chat, **options))
+    parts.assign("model", request, "model", model or "")
     return request
 
 
@@ -219,15 +209,15 @@ def detokenize_request(
 ) -> inference_pb2.DetokenizeRequest:
     """Returns the request for the text of token ids. Raises as `generate_request` does."""
     request = inference_pb2.DetokenizeRequest(skip_special_tokens=skip_special_tokens)
-    assign("model", request, "model", model or "")
-    assign("token_ids", request, "token_ids", token_ids)
+    parts.assign("model", request, "model", model or "")
+    parts.assign("token_ids", request, "token_ids", token_ids)
     return request
 
 
 def abort_request(request_ids: Iterable[str]) -> control_pb2.AbortRequest:
     """Returns the request that aborts other requests. Raises as `generate_request` does."""
     request = control_pb2.AbortRequest()
-    assign("request_ids", request, "request_ids", request_ids)
+    parts.assign("request_ids", request, "request_ids", request_ids)
     return request
 
 

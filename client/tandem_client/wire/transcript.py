@@ -8,26 +8,13 @@ from typing import Any
 
 from tandem.v1 import inference_pb2
 
+from tandem_client import types
 from tandem_client.errors import ProtocolError
 from tandem_client.plural import counted
-from tandem_client.types import (
-    Accepted,
-    ChatMessage,
-    Delta,
-    Finished,
-    PromptInfo,
-    SampleOffset,
-    Summary,
-    TokenLogprob,
-    TokenPiece,
-    ToolCall,
-    ToolCallDelta,
-    Waiting,
-)
 from tandem_client.wire import messages
 from tandem_client.wire.request import resume_request
 
-NOTHING = SampleOffset()
+NOTHING = types.SampleOffset()
 
 
 class Sample:
@@ -37,21 +24,21 @@ class Sample:
         "_calls", "_reasoning", "_texts", "before", "finished", "idx", "logprobs", "num_tokens", "token_ids"
     )  # fmt: skip
 
-    def __init__(self, idx: int, before: SampleOffset = NOTHING) -> None:
+    def __init__(self, idx: int, before: types.SampleOffset = NOTHING) -> None:
         self.idx = idx
         self.before = before
         # Empty if ids were not requested. `num_tokens` is still correct once the sample is finished.
         self.token_ids: list[int] = []
         # One per token; empty if they were not requested.
-        self.logprobs: list[TokenLogprob] = []
+        self.logprobs: list[types.TokenLogprob] = []
         # None until the sample ended.
-        self.finished: Finished | None = None
+        self.finished: types.Finished | None = None
         # With those of `before`.
         self.num_tokens = before.token_ids
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         # The pieces of each tool call, by its number in the answer.
-        self._calls: dict[int, list[ToolCallDelta]] = {}
+        self._calls: dict[int, list[types.ToolCallDelta]] = {}
 
     def __repr__(self) -> str:
         state = f"ended by {self.finished.reason}" if self.finished else "running"
@@ -68,10 +55,10 @@ class Sample:
         return "".join(self._reasoning)
 
     @property
-    def tool_calls(self) -> tuple[ToolCall, ...]:
+    def tool_calls(self) -> tuple[types.ToolCall, ...]:
         """The tool calls so far, without what `before` has of them; the last one may be incomplete."""
         return tuple(
-            ToolCall(
+            types.ToolCall(
                 id="".join(piece.id for piece in pieces),
                 name="".join(piece.name for piece in pieces),
                 arguments="".join(piece.arguments for piece in pieces),
@@ -84,12 +71,14 @@ class Sample:
         """The answer as a message of the assistant, to append to the conversation."""
         calls = self.tool_calls
         content = self.text or (None if calls else "")
-        return ChatMessage(role="assistant", content=content, reasoning=self.reasoning, tool_calls=calls).as_dict()
+        return types.ChatMessage(
+            role="assistant", content=content, reasoning=self.reasoning, tool_calls=calls
+        ).as_dict()
 
     @property
-    def offset(self) -> SampleOffset:
+    def offset(self) -> types.SampleOffset:
         """How much of the sample has been read, here and elsewhere."""
-        return SampleOffset(
+        return types.SampleOffset(
             token_ids=self.before.token_ids + len(self.token_ids),
             text_chars=self.before.text_chars + sum(map(len, self._texts)),
             reasoning_chars=self.before.reasoning_chars + sum(map(len, self._reasoning)),
@@ -99,7 +88,7 @@ class Sample:
             + sum(len(piece.arguments) for pieces in self._calls.values() for piece in pieces),
         )
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: types.Delta) -> None:
         """Appends a delta of this sample."""
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
@@ -111,46 +100,49 @@ class Sample:
         for piece in delta.tool_calls:
             self._calls.setdefault(piece.index, []).append(piece)
 
-    def finish(self, finished: Finished) -> None:
+    def finish(self, finished: types.Finished) -> None:
         """Notes how the sample ended."""
         self.finished = finished
         self.num_tokens = finished.output_tokens
 
 
 class Transcript:
-    """Reads a stream's messages in order."""
+    """What has been read of a stream's messages, in order. A stream is one of these that reads them by itself."""
 
-    __slots__ = (
-        "_offsets", "_prompt_first", "_prompt_logprobs", "_prompt_start", "_with_ids", "_with_logprobs", "accepted",
-        "on_waiting", "samples", "summary", "waiting",
-    )  # fmt: skip
-
-    def __init__(self, request: inference_pb2.GenerateRequest, offsets: Sequence[SampleOffset] | None = None) -> None:
+    def __init__(
+        self, request: inference_pb2.GenerateRequest, offsets: Sequence[types.SampleOffset] | None = None
+    ) -> None:
         """`offsets`: what was read elsewhere of each sample of a resumed stream, whose options are not known."""
-        self.accepted: Accepted | None = None
+        # The first message; None before it has come.
+        self.accepted: types.Accepted | None = None
         self._offsets = offsets or ()
-        # One sample until the Accepted message gives the number.
+        # The part of each sample that has been read: text, token ids, logprobs, how it ended. One sample until the
+        # Accepted message gives the number.
         self.samples = (self._new_sample(0),)
-        self.summary: Summary | None = None
-        # Why the request makes no progress; None while it does. `on_waiting` gets each value when it is read.
-        self.waiting: Waiting | None = None
-        self.on_waiting: Callable[[Waiting], object] | None = None
+        # The last message; None before it has come.
+        self.summary: types.Summary | None = None
+        # Why the request makes no progress, as the service said last; None while output comes. `on_waiting` gets each
+        # value when it is read.
+        self.waiting: types.Waiting | None = None
+        self.on_waiting: Callable[[types.Waiting], object] | None = None
         self._prompt_start = 0
-        self._prompt_logprobs: list[TokenLogprob] = []
-        self._prompt_first: TokenPiece | None = None
+        self._prompt_logprobs: list[types.TokenLogprob] = []
+        self._prompt_first: types.TokenPiece | None = None
         output = request.output
         self._with_ids = offsets is None and (output.want_token_ids or not output.HasField("want_token_ids"))
         self._with_logprobs = output.HasField("logprobs")
 
     @property
-    def prompt_info(self) -> PromptInfo | None:
-        """The prompt's logprobs that have come so far; None before the first."""
+    def prompt_info(self) -> types.PromptInfo | None:
+        """The prompt's logprobs, if requested, or None; complete once the first delta has come."""
         if not self._prompt_logprobs:
             return None
-        return PromptInfo(start=self._prompt_start, logprobs=tuple(self._prompt_logprobs), first=self._prompt_first)
+        return types.PromptInfo(
+            start=self._prompt_start, logprobs=tuple(self._prompt_logprobs), first=self._prompt_first
+        )
 
-    def face(self, name: str, *, closed: bool) -> str:
-        """Returns the `repr` of a stream of class `name`; `closed`: nothing more will be read."""
+    def _face(self, *, closed: bool) -> str:
+        """Returns the `repr` of the stream; `closed`: nothing more will be read."""
         request_id = f" {self.accepted.request_id}" if self.accepted else ""
         if self.summary is not None:
             state = "ended"
@@ -161,9 +153,9 @@ class Transcript:
         # Tokens that come without their ids are counted at a sample's end.
         counts = self._with_ids or self.summary is not None
         tokens = f", {counted(sum(sample.num_tokens for sample in self.samples), 'token')}" if counts else ""
-        return f"<{name}{request_id} {state}{tokens}>"
+        return f"<{type(self).__name__}{request_id} {state}{tokens}>"
 
-    def absorb(self, message: inference_pb2.GenerateResponse) -> Delta | None:
+    def _absorb(self, message: inference_pb2.GenerateResponse) -> types.Delta | None:
         """Reads one message; returns the delta in it, if there is one.
 
         Raises ProtocolError if something is missing or repeated: such a completion is not complete.
@@ -193,7 +185,7 @@ class Transcript:
                 pass  # An event that is newer than this client.
         return None
 
-    def is_repeated(self, message: inference_pb2.GenerateResponse) -> bool:
+    def _is_repeated(self, message: inference_pb2.GenerateResponse) -> bool:
         """Whether a message of a resumed stream was in the stream before."""
         match message.WhichOneof("event"):
             case "accepted":
@@ -203,13 +195,13 @@ class Transcript:
             case _:
                 return False
 
-    def resume_request(self) -> inference_pb2.ResumeRequest:
+    def _rest_request(self) -> inference_pb2.ResumeRequest:
         """Returns the request for the rest of the stream. The stream must have been accepted."""
         assert self.accepted is not None
         offsets = [sample.offset for sample in self.samples]
         return resume_request(self.accepted.request_id, self.accepted.resume_secret, offsets)
 
-    def end(self) -> None:
+    def _check_end(self) -> None:
         """Checks the end of the stream. Raises ProtocolError if a message that belongs there is missing."""
         if self.summary is None:
             raise ProtocolError("the stream ended without its Summary")
@@ -225,7 +217,7 @@ class Transcript:
     def _new_sample(self, idx: int) -> Sample:
         return Sample(idx, self._offsets[idx] if idx < len(self._offsets) else NOTHING)
 
-    def _absorb_prompt(self, info: PromptInfo) -> None:
+    def _absorb_prompt(self, info: types.PromptInfo) -> None:
         if not self._prompt_logprobs:
             self._prompt_start, self._prompt_first = info.start, info.first
         due = self._prompt_start + len(self._prompt_logprobs)
@@ -233,7 +225,7 @@ class Transcript:
             raise ProtocolError(f"logprobs of the prompt start at token {info.start}; expected {due}")
         self._prompt_logprobs += info.logprobs
 
-    def _absorb_delta(self, delta: Delta) -> None:
+    def _absorb_delta(self, delta: types.Delta) -> None:
         sample = self._sample(delta.sample_idx)
         if self._with_ids or delta.token_ids:
             if delta.token_offset != sample.num_tokens:
