@@ -7,22 +7,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from tandem_client.cli.commands import queries
 from tandem_client.cli.commands.chat import EXAMPLES as CHAT_EXAMPLES
 from tandem_client.cli.commands.chat import chat
 from tandem_client.cli.commands.generate import EXAMPLES, generate
 from tandem_client.cli.commands.local import keys, plot, simulate
-from tandem_client.cli.commands.queries import (
-    abort,
-    detokenize,
-    drain,
-    flush,
-    health,
-    info,
-    load,
-    quarantine,
-    tokenize,
-    update_weights,
-)
 from tandem_client.cli.commands.serve import serve
 from tandem_client.cli.commands.token import new
 from tandem_client.cli.reporting import CheckoutCommand, Exit, TandemGroup
@@ -84,9 +73,17 @@ def _add(
 
 _add(chat, _TEXT, epilog=CHAT_EXAMPLES)
 _add(generate, _TEXT, epilog=EXAMPLES)
-for each in (tokenize, detokenize, abort):
+for each in (queries.tokenize, queries.detokenize, queries.abort):
     _add(each, _TEXT)
-for each in (health, load, info, flush, quarantine, drain, update_weights):
+for each in (
+    queries.health,
+    queries.load,
+    queries.info,
+    queries.flush,
+    queries.quarantine,
+    queries.drain,
+    queries.update_weights,
+):
     _add(each, _SERVICE)
 _add(serve, _LOCAL, CheckoutCommand)
 # Their arguments are the service's to read, --help too.

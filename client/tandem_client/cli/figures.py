@@ -8,18 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tandem_client import types
 from tandem_client.plural import counted
-from tandem_client.types import (
-    HeldPools,
-    Incidents,
-    Load,
-    ModelInfo,
-    QuarantinedRequest,
-    SamplingDefaults,
-    WaitReason,
-    WorkerLoad,
-    WorkerState,
-)
 
 
 class State(StrEnum):
@@ -45,7 +35,7 @@ class Health:
     worker_lost_seconds: float | None = None
     worker_lost_reason: str | None = None
     # Of the state NOT_SERVING: a word, and since when no request is computed, in Unix time.
-    not_serving_reason: WaitReason | None = None
+    not_serving_reason: types.WaitReason | None = None
     not_serving_since: float | None = None
 
 
@@ -64,14 +54,14 @@ def of_health(health: Health) -> str:
     return f"serving; {', '.join(parts)}"
 
 
-def of_quarantined(request: QuarantinedRequest) -> Iterator[str]:
+def of_quarantined(request: types.QuarantinedRequest) -> Iterator[str]:
     """Yields two lines: the key with id and times, and what the request did."""
     ends = f"{_duration(request.age_seconds)} ago, for another {_duration(request.expires_seconds)}"
     yield f"{request.key}  {request.request_id}, tenant {request.tenant}, {ends}"
     yield f"    {request.cause}"
 
 
-def of_load(load: Load) -> Iterator[str]:
+def of_load(load: types.Load) -> Iterator[str]:
     """Yields six lines, and one more for each worker after the first."""
     if load.not_serving:
         yield f"not serving{_since(load.not_serving_since)}: {load.not_serving}"
@@ -103,7 +93,7 @@ def of_load(load: Load) -> Iterator[str]:
         yield f"journal   {counted(load.journal_bytes, 'byte')}"
 
 
-def _held_pools(held: HeldPools) -> Iterator[str]:
+def _held_pools(held: types.HeldPools) -> Iterator[str]:
     """Yields a line about the pools that outlive their workers, if a worker with such a pool was lost."""
     parts: list[str] = []
     if held.pools:
@@ -117,7 +107,7 @@ def _held_pools(held: HeldPools) -> Iterator[str]:
         yield f"held      {'; '.join(parts)}"
 
 
-def _incidents(incidents: Incidents) -> Iterator[str]:
+def _incidents(incidents: types.Incidents) -> Iterator[str]:
     """Yields lines for hung workers and steps out of memory, if there were any."""
     if incidents.hung_workers:
         yield f"hung      {counted(incidents.hung_workers, 'worker')} given up since start"
@@ -133,7 +123,7 @@ def _incidents(incidents: Incidents) -> Iterator[str]:
         yield f"memory    after steps that ran out of it: {parts}"
 
 
-def of_model(model: ModelInfo) -> Iterator[str]:
+def of_model(model: types.ModelInfo) -> Iterator[str]:
     """Yields the limits of requests, and the defaults of options that a request leaves out."""
     tokenizer = "with a tokenizer" if model.has_tokenizer else "no tokenizer: requests give token ids"
     eos = ", ".join(map(str, model.eos_token_ids)) or "none"
@@ -154,15 +144,34 @@ def of_model(model: ModelInfo) -> Iterator[str]:
         yield f"attention   the last {counted(model.window, 'token')}{sinks}"
 
 
+def of_drain(progress: types.DrainProgress) -> str:
+    """Returns one line: time, state, what is left, what happens."""
+    parts = [f"{progress.seconds:7.2f} s  {progress.state.replace('_', ' '):11}"]
+    if progress.worker:
+        parts.append(f"{counted(progress.worker_running, 'request')} here, {progress.moved:,} moved")
+    else:
+        parts.append(f"{progress.running:,} running, {progress.waiting:,} waiting")
+    parts.append(f"at most {counted(progress.tokens_left, 'token')} left")
+    return "  ".join([*parts, progress.detail])
+
+
+def of_update(progress: types.UpdateProgress) -> str:
+    """Returns one line: time, state, workers, requests, what happens."""
+    workers = f"{progress.workers_updated} of {progress.workers} workers updated"
+    requests = f"{progress.running:,} running, {progress.waiting:,} waiting"
+    state = progress.state.replace("_", " ")
+    return "  ".join([f"{progress.seconds:7.2f} s  {state:10}", workers, requests, progress.detail])
+
+
 # The states of workers that take no requests, and have none or keep them paused.
 _STATES = {
-    WorkerState.STARTING: "starting",
-    WorkerState.LOADING: "loading weights",
-    WorkerState.REFUSED: "cannot load the weights",
+    types.WorkerState.STARTING: "starting",
+    types.WorkerState.LOADING: "loading weights",
+    types.WorkerState.REFUSED: "cannot load the weights",
 }
 
 
-def _worker(worker: WorkerLoad, *, alone: bool) -> str:
+def _worker(worker: types.WorkerLoad, *, alone: bool) -> str:
     # A worker on another host has no process id here.
     own = f"pid {worker.pid}" if worker.pid else worker.name
     name = ", ".join(filter(None, (own, worker.device))) or "pid unknown"
@@ -178,7 +187,7 @@ def _worker(worker: WorkerLoad, *, alone: bool) -> str:
     return f"{name}: {state}{worker.running:,} running, {pages}, {worker.pages_cached:,} cached{wrong}"
 
 
-def _defaults(sampling: SamplingDefaults) -> str:
+def _defaults(sampling: types.SamplingDefaults) -> str:
     """Returns the settings that are not neutral."""
     neutral = {"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0,
         "repetition_penalty": 1, "num_samples": 1}  # fmt: skip

@@ -90,7 +90,7 @@ def _without_index(found: re.Match[str]) -> str:
     return f"--logit-bias of token {found[2]}" if found[1] == "--logit-bias" else found[1]
 
 
-def option(panel: str, usage: str, description: str, **settings: Any) -> Any:
+def option(panel: str | None, usage: str, description: str, **settings: Any) -> Any:
     """Declares a flag. `usage` has its names and, if the flag takes a value, the metavar: `--max-new-tokens -n N`."""
     names = usage.split()
     metavar = None if names[-1].startswith("-") else names.pop()
@@ -102,14 +102,15 @@ def parameter(name: str, annotation: Any, default: Any = None) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def flag(panel: str, kind: Any, usage: str, description: str) -> Parameter:
-    """Declares a flag with the default None.
+def flag(panel: str | None, kind: Any, usage: str, description: str, default: Any = None, **settings: Any) -> Parameter:
+    """Declares a flag.
 
     The parameter has the name of the keyword that the flag sets; a flag that sets no keyword gives its own name.
     """
     flag_name = usage.split()[0].partition("/")[0]
     name = KEYWORDS.get(flag_name) or flag_name.removeprefix("--").replace("-", "_")
-    return parameter(name, Annotated[kind | None, option(panel, usage, description)])
+    wanted = kind | None if default is None else kind
+    return parameter(name, Annotated[wanted, option(panel, usage, description, **settings)], default)
 
 
 def takes(parameters: Sequence[Parameter]) -> Callable[[_Command], _Command]:
@@ -187,29 +188,20 @@ class Service:
             return file.read(_MAX_TOKEN_BYTES).decode(errors="replace").strip()
 
 
-def _file(flag: str, description: str) -> Any:
-    variable = f"TANDEM_{flag.removeprefix('--').upper().replace('-', '_')}"
-    return Annotated[str | None, option(CONNECTION, f"{flag} FILE", description, envvar=variable)]
+def _shared(usage: str, description: str, kind: Any = str, default: Any = None) -> Parameter:
+    """A flag that a variable may set, too: TANDEM_TLS_CA for --tls-ca."""
+    variable = f"TANDEM_{usage.split()[0].removeprefix('--').upper().replace('-', '_')}"
+    return flag(CONNECTION, kind, usage, description, default, envvar=variable)
 
 
-_SERVER_NAME = option(
-    CONNECTION,
-    "--tls-server-name NAME",
-    "Name in the service's certificate, if it is not the address's.",
-    envvar="TANDEM_TLS_SERVER_NAME",
-)
 _OF_SERVICE = (
     parameter("address", Address, DEFAULT_ADDRESS),
-    parameter("token_file", _file("--token-file", f"File with the token; or the token in {TOKEN_VARIABLE}.")),
-    parameter(
-        "tls",
-        Annotated[bool, option(CONNECTION, "--tls", "Use TLS, which the next flags imply.", envvar="TANDEM_TLS")],
-        False,
-    ),
-    parameter("tls_ca", _file("--tls-ca", "Authority of the service's certificate, PEM; default: the public ones.")),
-    parameter("tls_cert", _file("--tls-cert", "Own certificate, PEM, for a service that asks for one.")),
-    parameter("tls_key", _file("--tls-key", "Key of --tls-cert, PEM.")),
-    parameter("tls_server_name", Annotated[str | None, _SERVER_NAME]),
+    _shared("--token-file FILE", f"File with the token; or the token in {TOKEN_VARIABLE}."),
+    _shared("--tls", "Use TLS, which the next flags imply.", bool, False),
+    _shared("--tls-ca FILE", "Authority of the service's certificate, PEM; default: the public ones."),
+    _shared("--tls-cert FILE", "Own certificate, PEM, for a service that asks for one."),
+    _shared("--tls-key FILE", "Key of --tls-cert, PEM."),
+    _shared("--tls-server-name NAME", "Name in the service's certificate, if it is not the address's."),
 )
 
 

@@ -244,10 +244,10 @@ async def _kill_in_the_middle(services: Services, teller: Teller, arrivals: Arri
     await arrivals.wait_for(num_tokens)
     killed_at = teller.seconds
     teller.say(
-        "demo", f"kill -9 {services.worker_pid}, the worker, after {arrivals.num_tokens} tokens; the streams wait"
+        "demo", f"kill -9 {services.worker.pid}, the worker, after {arrivals.num_tokens} tokens; the streams wait"
     )
     await services.kill_worker()
-    teller.say("demo", f"another worker starts from nothing, process {services.worker_pid}")
+    teller.say("demo", f"another worker starts from nothing, process {services.worker.pid}")
     await services.ready()
     # Tokens of the killed worker may have arrived meanwhile. The next token is the new worker's.
     await arrivals.wait_for(arrivals.num_tokens + 1)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tandem_client.async_client import AsyncClient
-from tandem_client.types import Delta, Load, Summary
+from tandem_client.types import Delta, Summary
 from tandem_client.wire.request import GenerateOptions
 
 _LOOK_SECONDS = 0.02
@@ -112,8 +112,8 @@ async def run_round(
 ) -> Round:
     """Sends all prompts at the same time and reads every stream. On an error, cancels the other streams and raises."""
     before = await client.load()
-    watch = _Watch(client)
-    watching = asyncio.create_task(watch.run())
+    pages_used = [0]
+    watching = asyncio.create_task(_watch(client, pages_used))
     started = time.monotonic()
     asking = [
         asyncio.create_task(_ask(client, index, question, arrivals, on_delta, on_done))
@@ -129,7 +129,7 @@ async def run_round(
         completions=tuple(completions),
         seconds=time.monotonic() - started,
         steps=after.steps - before.steps,
-        pages_used=watch.pages_used,
+        pages_used=max(pages_used),
         pages_total=after.pages_total,
         lane_resets=after.lane_resets - before.lane_resets,
     )
@@ -175,15 +175,8 @@ async def _ask(
     return completion
 
 
-class _Watch:
+async def _watch(client: AsyncClient, pages_used: list[int]) -> None:
     """Polls the load, because only GetLoad reports the number of pages in use."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-        self.pages_used = 0
-
-    async def run(self) -> None:
-        while True:
-            load: Load = await self._client.load()
-            self.pages_used = max(self.pages_used, load.pages_used)
-            await asyncio.sleep(_LOOK_SECONDS)
+    while True:
+        pages_used.append((await client.load()).pages_used)
+        await asyncio.sleep(_LOOK_SECONDS)

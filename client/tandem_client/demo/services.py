@@ -38,13 +38,7 @@ class Services:
             on_line=self._on_line,
             say=lambda line: say("demo", line),
         )
-        self.guard = self._pair.guard
-        self.ready = self._pair.ready
-
-    @property
-    def worker_pid(self) -> int:
-        """The process id of the worker that was started last."""
-        return self._pair.worker.pid
+        self.guard, self.ready, self.worker = self._pair.guard, self._pair.ready, self._pair.worker
 
     async def start(self) -> None:
         """Starts both at the same time and waits until the service is ready. Raises ServiceEnded."""
@@ -58,10 +52,9 @@ class Services:
 
     async def kill_worker(self) -> None:
         """Kills the worker with SIGKILL and waits until another one has been started."""
-        worker = self._pair.worker
-        num_starts = worker.num_starts
-        worker.signal(signal.SIGKILL)
-        while worker.num_starts == num_starts:
+        num_starts = self.worker.num_starts
+        self.worker.signal(signal.SIGKILL)
+        while self.worker.num_starts == num_starts:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def stop(self) -> list[str]:

@@ -19,22 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from tandem_client.plot.data import (
-    JOINED,
-    RESET,
-    STEP_KINDS,
-    WORKER_LOST,
-    Band,
-    Floats,
-    Levels,
-    StepsLog,
-    banded,
-    kind_shares,
-    levels,
-    output_rates,
-    reach,
-    without_worker,
-)
+from tandem_client.plot import data
 from tandem_client.plot.summary import Summary
 from tandem_client.plural import counted
 
@@ -83,7 +68,7 @@ def draw_shares(axes: Axes, summary: Summary) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_spread(axes: Axes, log: StepsLog, summary: Summary) -> None:
+def draw_spread(axes: Axes, log: data.StepsLog, summary: Summary) -> None:
     """Draws the milliseconds of a step of each kind, and of a decode step on each of several lanes, as boxes."""
     boxes = [_box(kind.name, log.ms[log.kind == kind.name]) for kind in summary.kinds]
     colours = [KIND_COLOURS[kind.name] for kind in summary.kinds]
@@ -107,20 +92,20 @@ def draw_spread(axes: Axes, log: StepsLog, summary: Summary) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _box(name: str, ms: Floats) -> dict[str, Any]:
+def _box(name: str, ms: data.Floats) -> dict[str, Any]:
     low, first, middle, third, high = np.percentile(np.maximum(ms, LEAST_MS), (1, 25, 50, 75, 99)).tolist()
     label = f"{name}\n{middle:,.2f} ms"
     return {"label": label, "whislo": low, "q1": first, "med": middle, "q3": third, "whishi": high}
 
 
-def draw(log: StepsLog, summary: Summary, *, width: int, by_time: bool) -> bytes:
+def draw(log: data.StepsLog, summary: Summary, *, width: int, by_time: bool) -> bytes:
     """Returns the PNG, `width` pixels wide."""
     buffer = BytesIO()
     figure_of(log, summary, by_time=by_time).savefig(buffer, format="png", dpi=width / _INCHES[0])
     return buffer.getvalue()
 
 
-def figure_of(log: StepsLog, summary: Summary, *, by_time: bool) -> Figure:
+def figure_of(log: data.StepsLog, summary: Summary, *, by_time: bool) -> Figure:
     """Returns the picture, not yet painted."""
     figure = Figure(figsize=_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
@@ -130,7 +115,7 @@ def figure_of(log: StepsLog, summary: Summary, *, by_time: bool) -> Figure:
     requests = figure.add_subplot(left[0])
     strip, rates, pages, times = (figure.add_subplot(left[i], sharex=requests) for i in range(1, 5))
     x = log.seconds if by_time else log.step
-    values = levels(log, by_time=by_time)
+    values = data.levels(log, by_time=by_time)
     _draw_requests(requests, values)
     _draw_strip(strip, log, x, by_time=by_time)
     _draw_rates(rates, log, x, by_time=by_time)
@@ -140,7 +125,7 @@ def figure_of(log: StepsLog, summary: Summary, *, by_time: bool) -> Figure:
         _draw_marks(axes, log, x, by_time=by_time)
         axes.grid(**GRID)
         axes.set_axisbelow(True)
-    _finish_left((requests, strip, rates, pages, times), reach(x, by_time=by_time), by_time=by_time)
+    _finish_left((requests, strip, rates, pages, times), data.reach(x, by_time=by_time), by_time=by_time)
     draw_shares(figure.add_subplot(right[0]), summary)
     draw_spread(figure.add_subplot(right[1]), log, summary)
     # The name of a file may contain the signs of a formula.
@@ -148,7 +133,7 @@ def figure_of(log: StepsLog, summary: Summary, *, by_time: bool) -> Figure:
     return figure
 
 
-def _title(log: StepsLog, summary: Summary) -> str:
+def _title(log: data.StepsLog, summary: Summary) -> str:
     parts = [
         log.path.name,
         counted(summary.all.steps, "step"),
@@ -161,7 +146,7 @@ def _title(log: StepsLog, summary: Summary) -> str:
     return "  ·  ".join(filter(None, parts))
 
 
-def _draw_requests(axes: Axes, values: Levels) -> None:
+def _draw_requests(axes: Axes, values: data.Levels) -> None:
     _line(axes, values.running, _RUNNING, "-", "running")
     _line(axes, values.waiting, _WAITING, (0, (4, 1.5)), "waiting")
     axes.set_ylabel("requests")
@@ -169,16 +154,16 @@ def _draw_requests(axes: Axes, values: Levels) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _line(axes: Axes, band: Band, colour: str, stroke: Any, label: str) -> None:
+def _line(axes: Axes, band: data.Band, colour: str, stroke: Any, label: str) -> None:
     """Draws the mean as a line, and the range from the least to the greatest as a shade behind it."""
     axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0, step="pre")
     axes.plot(band.x, band.mean, color=colour, linestyle=stroke, drawstyle="steps-pre", label=label, lw=1.5)
 
 
-def _draw_strip(axes: Axes, log: StepsLog, x: Floats, *, by_time: bool) -> None:
-    edges, shares = kind_shares(log, x, by_time=by_time)
+def _draw_strip(axes: Axes, log: data.StepsLog, x: data.Floats, *, by_time: bool) -> None:
+    edges, shares = data.kind_shares(log, x, by_time=by_time)
     floor = np.zeros(len(edges) - 1)
-    for kind, share in zip(STEP_KINDS, shares, strict=True):
+    for kind, share in zip(data.STEP_KINDS, shares, strict=True):
         if share.any():
             label = f"{kind} step"
             axes.stairs(floor + share, edges, baseline=floor, fill=True, color=KIND_COLOURS[kind], lw=0, label=label)
@@ -188,21 +173,21 @@ def _draw_strip(axes: Axes, log: StepsLog, x: Floats, *, by_time: bool) -> None:
     axes.set_ylabel("share\nof time" if by_time else "kind", rotation=0, ha="right", va="center")
 
 
-def _draw_rates(axes: Axes, log: StepsLog, x: Floats, *, by_time: bool) -> None:
-    edges, rates = output_rates(log, x, by_time=by_time)
+def _draw_rates(axes: Axes, log: data.StepsLog, x: data.Floats, *, by_time: bool) -> None:
+    edges, rates = data.output_rates(log, x, by_time=by_time)
     axes.stairs(rates, edges, color=_RUNNING, lw=1.2)
     axes.set_ylabel("tokens/s")
     axes.set_ylim(bottom=0)
     places = x[1:][np.diff(log.preemptions) > 0]
     if len(places):
-        places = banded(places, places).x
+        places = data.banded(places, places).x
         heights = np.full(len(places), 0.06)
         axes.plot(
             places, heights, "^", transform=axes.get_xaxis_transform(), color=_PREEMPTION, ms=5, label="preemption"
         )
 
 
-def _draw_pages(axes: Axes, values: Levels, log: StepsLog) -> None:
+def _draw_pages(axes: Axes, values: data.Levels, log: data.StepsLog) -> None:
     _line(axes, values.used_or_cached, _PAGES, (0, (1, 1)), "pages used or cached")
     _line(axes, values.used, _PAGES, "-", "pages used")
     axes.set_ylim(0, 105)
@@ -211,27 +196,27 @@ def _draw_pages(axes: Axes, values: Levels, log: StepsLog) -> None:
     axes.set_title(f"pages used (line), used or cached (dotted), of {most}", fontsize=9, loc="left", pad=3)
 
 
-def _draw_times(axes: Axes, log: StepsLog, x: Floats) -> None:
-    for kind in STEP_KINDS:
+def _draw_times(axes: Axes, log: data.StepsLog, x: data.Floats) -> None:
+    for kind in data.STEP_KINDS:
         mine = log.kind == kind
         if mine.any():
-            band = banded(x[mine], np.maximum(log.ms[mine], LEAST_MS))
+            band = data.banded(x[mine], np.maximum(log.ms[mine], LEAST_MS))
             axes.vlines(band.x, band.low, band.high, color=KIND_COLOURS[kind], alpha=0.25, lw=1, zorder=1)
             axes.plot(band.x, band.mean, ".", color=KIND_COLOURS[kind], markersize=4, label=kind)
     log_scale(axes, "y")
     axes.set_ylabel("ms per step")
 
 
-def _draw_marks(axes: Axes, log: StepsLog, x: Floats, *, by_time: bool) -> None:
-    is_lost = log.cause == WORKER_LOST
+def _draw_marks(axes: Axes, log: data.StepsLog, x: data.Floats, *, by_time: bool) -> None:
+    is_lost = log.cause == data.WORKER_LOST
     for label, places, stroke in (
         ("worker lost", x[is_lost], "-"),
-        ("lane reset", x[(log.kind == RESET) & ~is_lost], ":"),
-        ("worker joined", x[log.kind == JOINED], "--"),
+        ("lane reset", x[(log.kind == data.RESET) & ~is_lost], ":"),
+        ("worker joined", x[log.kind == data.JOINED], "--"),
     ):
         if len(places):
             axes.vlines(places, 0, 1, transform=axes.get_xaxis_transform(), color=_MARK, ls=stroke, lw=1, label=label)
-    for begin, end in without_worker(log) if by_time else ():
+    for begin, end in data.without_worker(log) if by_time else ():
         axes.axvspan(begin, end, color=_MARK, alpha=0.12, linewidth=0)
 
 

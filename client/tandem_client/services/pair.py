@@ -66,7 +66,6 @@ class Workers:
 
     def __init__(
         self,
-        module: str,
         worker_flags: Sequence[str],
         *,
         standbys: int,
@@ -76,7 +75,7 @@ class Workers:
         say: Callable[[str], None],
     ) -> None:
         """`worker_flags` are for every worker. `on_end` is called at each end of a worker."""
-        self._module, self._flags = module, list(worker_flags)
+        self._flags = list(worker_flags)
         self._standbys = standbys
         self._on_line = on_line
         # Pages of the serving worker's pool, so that standby workers have as many; 0 before one served.
@@ -87,11 +86,6 @@ class Workers:
         for number, name in enumerate(names):
             program, hear = partial(self._program, number), partial(self._hear, name)
             self.all.append(kept(name, program, OPTIONAL if number else policy, hear=hear, say=say, on_end=on_end))
-
-    @property
-    def first(self) -> Supervisor:
-        """The worker that serves first."""
-        return self.all[0]
 
     def note(self, load: Load) -> bool:
         """Takes note of the service's load. Returns whether one of these workers serves."""
@@ -107,8 +101,8 @@ class Workers:
 
     def assume_serving(self) -> bool:
         """Takes the first worker for the one that serves, where only the service's health is known."""
-        self.first.mark_serving()
-        return self.first.pid != 0
+        self.all[0].mark_serving()
+        return self.all[0].pid != 0
 
     def may_start_standbys(self) -> None:
         """Lets standby workers start, because the service is ready."""
@@ -121,11 +115,11 @@ class Workers:
         if number and not self._may_start_standbys:
             return None
         own: list[str] = []
-        if self._standbys and not number and not self.first.num_starts:
+        if self._standbys and not number and not self.all[0].num_starts:
             own = [f"--standbys={self._standbys}"]
         elif self._standbys:
             own = ["--standby", *([f"--standby-pages={self._num_pages}"] if self._num_pages else [])]
-        return Program(argv=python(self._module, *self._flags, *own))
+        return Program(argv=python(PROGRAMS[1], *self._flags, *own))
 
     def _hear(self, name: str, line: str) -> Heard:
         self._on_line(name, line)
@@ -180,7 +174,6 @@ class ServicePair:
             hear=self._hear_scheduler, say=say, on_end=self._on_scheduler_end,
         )  # fmt: skip
         self._workers = Workers(
-            PROGRAMS[1],
             [_WITH_PARENT, *worker_flags],
             standbys=standbys,
             policy=worker_policy,
@@ -188,6 +181,8 @@ class ServicePair:
             on_end=self._down.set,
             say=say,
         )
+        # The worker that serves first.
+        self.worker = self._workers.all[0]
         self._holders: list[Supervisor] = []
         if holder_flags is not None:
             holder = Program(argv=python(_HOLDER, _WITH_PARENT, *holder_flags))
@@ -199,11 +194,6 @@ class ServicePair:
             self._gateway = Gateway([_WITH_PARENT, *gateway_flags], scheduler_flags, on_line=on_line, say=say)
             self._services.append(self._gateway.process)
         self._supervising: dict[Supervisor, asyncio.Task[None]] = {}
-
-    @property
-    def worker(self) -> Supervisor:
-        """The worker that serves first."""
-        return self._workers.first
 
     def start(self) -> None:
         """Starts the scheduler and the first worker at the same time, standby workers when these are ready."""

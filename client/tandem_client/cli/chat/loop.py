@@ -17,16 +17,16 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output, create_output
+from rich.console import Console
 
 from tandem_client import errors
 from tandem_client.async_client import AsyncClient
 from tandem_client.cli.chat import commands, files
 from tandem_client.cli.chat.answer import ask
 from tandem_client.cli.chat.commands import COMMANDS, SETTINGS, is_complete, parse_setting
-from tandem_client.cli.chat.screen import Screen, new_console, new_screen
+from tandem_client.cli.chat.screen import Screen, new_screen
 from tandem_client.cli.chat.session import Session, check
 from tandem_client.cli.reporting import describe
 from tandem_client.cli.show import plain
@@ -34,7 +34,7 @@ from tandem_client.plural import counted
 from tandem_client.types import ModelInfo
 
 _CONTINUATION = "... "
-
+_PATHS = PathCompleter(expanduser=True)
 _PROMPT = "> "
 _TIMEOUT_SECONDS = 30.0
 
@@ -62,39 +62,25 @@ def without_echo() -> Generator[None, None, None]:
         termios.tcsetattr(handle, termios.TCSADRAIN, before)
 
 
-class Reader:
-    """The prompt."""
-
-    def __init__(self, history: Path | None, *, source: Input | None = None, output: Output | None = None) -> None:
-        """`history`: None keeps it in memory. `source` and `output`: those of the process if None."""
-        kept: History = InMemoryHistory() if history is None else FileHistory(history)
-        self._session: PromptSession[str] = PromptSession(
-            history=kept,
-            multiline=True,
-            key_bindings=_keys(),
-            completer=_Commands(),
-            complete_while_typing=Condition(self._is_command),
-            prompt_continuation=_CONTINUATION,
-            # Above the bottom of the screen, a menu has this many lines.
-            reserve_space_for_menu=4,
-            input=source,
-            output=output,
-        )
-
-    async def read(self, prompt: str) -> str:
-        """Returns what was typed. Raises KeyboardInterrupt for Ctrl-C, EOFError for Ctrl-D on an empty line."""
-        return await self._session.prompt_async(prompt)
-
-    def _is_command(self) -> bool:
-        return self._session.default_buffer.text.startswith("/")
-
-
-def _keys() -> KeyBindings:
+def new_prompt(history: Path | None, output: Output | None) -> PromptSession[str]:
+    """Returns the prompt. `history`: None keeps it in memory. `output`: that of the process if None."""
     keys = KeyBindings()
     keys.add("enter")(_send)
     # Terminals send Alt-Enter as Escape and Enter.
     keys.add("escape", "enter")(_break_line)
-    return keys
+    kept: History = InMemoryHistory() if history is None else FileHistory(history)
+    session: PromptSession[str] = PromptSession(
+        history=kept,
+        multiline=True,
+        key_bindings=keys,
+        completer=_Commands(),
+        complete_while_typing=Condition(lambda: session.default_buffer.text.startswith("/")),
+        prompt_continuation=_CONTINUATION,
+        # Above the bottom of the screen, a menu has this many lines.
+        reserve_space_for_menu=4,
+        output=output,
+    )
+    return session
 
 
 def _send(event: KeyPressEvent) -> None:
@@ -111,9 +97,6 @@ def _break_line(event: KeyPressEvent) -> None:
 class _Commands(Completer):
     """Names of commands and of settings, and files."""
 
-    def __init__(self) -> None:
-        self._paths = PathCompleter(expanduser=True)
-
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         """The words that may stand at the cursor."""
         text = document.text_before_cursor
@@ -129,15 +112,17 @@ class _Commands(Completer):
                 Completion(each, start_position=-len(argument)) for each in SETTINGS if each.startswith(argument)
             )
         elif name in ("/save", "/load"):
-            yield from self._paths.get_completions(Document(argument), complete_event)
+            yield from _PATHS.get_completions(Document(argument), complete_event)
 
 
 class Loop:
     """One conversation on one terminal."""
 
-    def __init__(self, client: AsyncClient, session: Session, screen: Screen, reader: Reader, model: ModelInfo) -> None:
+    def __init__(
+        self, client: AsyncClient, session: Session, screen: Screen, prompt: PromptSession[str], model: ModelInfo
+    ) -> None:
         self._client, self._session = client, session
-        self._screen, self._reader, self._model = screen, reader, model
+        self._screen, self._prompt, self._model = screen, prompt, model
         # Files that this conversation was read from or written to, which it may overwrite.
         self._own_files: set[Path] = set()
 
@@ -149,7 +134,9 @@ class Loop:
             await self._send(first)
         while True:
             try:
-                text = await self._reader.read(self._prompt())
+                call = self._session.pending_call
+                prompt = _PROMPT if call is None else f"result of {plain(call.name)}> "
+                text = await self._prompt.prompt_async(prompt)
             except KeyboardInterrupt:
                 continue
             except EOFError:
@@ -163,10 +150,6 @@ class Loop:
                 self._screen.note(f"error: {error.filename}: {error.strerror}")
             except (TypeError, ValueError) as error:
                 self._screen.note(f"error: {error}")
-
-    def _prompt(self) -> str:
-        call = self._session.pending_call
-        return _PROMPT if call is None else f"result of {plain(call.name)}> "
 
     async def _take(self, text: str) -> bool:
         """Carries out what was typed. Returns whether the conversation goes on."""
@@ -294,6 +277,7 @@ async def converse(client: AsyncClient, session: Session, first: str, *, with_hi
         check(model)
         path = files.history_path(os.environ) if with_history else None
         # If the answers go into a file, the prompt goes to the terminal.
-        reader = Reader(path, output=None if sys.stdout.isatty() else create_output(stdout=sys.stderr))
+        prompt = new_prompt(path, None if sys.stdout.isatty() else create_output(stdout=sys.stderr))
+        screen = new_screen(Console(highlight=False, markup=False, emoji=False))
         with without_echo():
-            await Loop(client, session, new_screen(new_console()), reader, model).run(first)
+            await Loop(client, session, screen, prompt, model).run(first)

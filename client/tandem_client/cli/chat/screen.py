@@ -7,7 +7,6 @@ calls.
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Protocol
 
 from markdown_it import MarkdownIt
 from rich.console import Console, RenderableType
@@ -56,37 +55,6 @@ def lines_of(console: Console, renderable: RenderableType) -> list[Line]:
     return lines
 
 
-class Region:
-    """A part of the screen below everything that was printed."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        # The widths in cells of the lines that are drawn.
-        self._widths: list[int] = []
-
-    def draw(self, lines: Sequence[Line], above: Sequence[Line] = ()) -> None:
-        """Draws lines in place of what was drawn, and before them prints `above`, which stays.
-
-        Of more lines than the screen has, the last ones are drawn.
-        """
-        shown = list(lines)[-max(1, self._console.height - 2) :]
-        with self._console.capture() as captured:
-            self._console.print(SegmentLines([*above, *shown], new_lines=True), end="")
-        # One write, so that a terminal does not show the state between.
-        self._console.file.write(self._removal() + captured.get())
-        self._console.file.flush()
-        self._widths = [Segment.get_line_length(line) for line in shown]
-
-    def _removal(self) -> str:
-        """Moves the cursor to where the region begins, and clears the screen from there.
-
-        If the window has become narrower, lines that are longer now take several rows.
-        """
-        width = max(1, self._console.width)
-        rows = sum(max(1, -(-each // width)) for each in self._widths)
-        return f"\r\x1b[{rows}A\x1b[J" if rows else ""
-
-
 def _without_end_blanks(line: Line) -> Line:
     kept = list(line)
     while kept:
@@ -107,62 +75,29 @@ class Kind(StrEnum):
     CONTENT = "content"
 
 
-class Screen(Protocol):
-    """The place of one conversation."""
-
-    def add(self, kind: Kind, text: str) -> None:
-        """A part of the answer has come; it is drawn with the next `refresh`."""
-        ...
-
-    def refresh(self, status: str) -> None:
-        """Draws what has come, and the status below it; empty: none."""
-        ...
-
-    def finish(self) -> None:
-        """The answer has ended; draws what is left of it and removes the status."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Prints a line that is not the model's."""
-        ...
-
-    def table(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Prints names with their descriptions."""
-        ...
-
-
-def new_console() -> Console:
-    """The console of standard output."""
-    return Console(highlight=False, markup=False, emoji=False)
-
-
-def new_screen(console: Console) -> "Screen":
-    """The screen that the terminal is able to show."""
-    return RichScreen(console) if console.is_terminal and not console.is_dumb_terminal else PlainScreen(console)
-
-
 class RichScreen:
     """Finished blocks are printed once; the last one is drawn again as it grows."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._region = Region(console)
         self._kind = Kind.CONTENT
         # What has come of this kind and is not printed for good, and finished lines that are not printed yet.
         self._rest = ""
         self._above: list[Line] = []
-        # What the region shows: the rest, the status and the width of the screen.
+        # What is drawn again and again, below all that is printed for good: the widths of its lines in cells; and the
+        # rest, the status and the width of the screen.
+        self._widths: list[int] = []
         self._drawn = ("", "", 0)
 
     def add(self, kind: Kind, text: str) -> None:
-        """See `Screen`."""
+        """A part of the answer has come; it is drawn with the next `refresh`."""
         if kind != self._kind:
             self._settle()
             self._kind = kind
         self._rest += plain(text)
 
     def refresh(self, status: str) -> None:
-        """See `Screen`."""
+        """Draws what has come, and the status below it; empty: none."""
         if self._drawn == (self._rest, status, self._console.width) and not self._above:
             return
         done, self._rest = cut(self._rest) if self._kind == Kind.CONTENT else _whole_lines(self._rest)
@@ -174,18 +109,18 @@ class RichScreen:
         self._drawn = (self._rest, status, self._console.width)
 
     def finish(self) -> None:
-        """See `Screen`."""
+        """The answer has ended; draws what is left of it and removes the status."""
         self._settle()
         self._kind = Kind.CONTENT
         self._print(())
 
     def note(self, text: str) -> None:
-        """See `Screen`."""
+        """Prints a line that is not the model's."""
         self._above += lines_of(self._console, Text(plain(text), style="dim"))
         self._print(())
 
     def table(self, rows: Iterable[tuple[str, str]]) -> None:
-        """See `Screen`."""
+        """Prints names with their descriptions."""
         table = Table.grid(padding=(0, 2))
         for name, what in rows:
             table.add_row(Text(name, style="bold"), Text(plain(what)))
@@ -193,8 +128,27 @@ class RichScreen:
         self._print(())
 
     def _print(self, lines: Sequence[Line]) -> None:
-        self._region.draw(lines, self._above)
+        """Draws lines in place of what was drawn, and before them prints the finished ones, which stay.
+
+        Of more lines than the screen has, the last ones are drawn.
+        """
+        shown = list(lines)[-max(1, self._console.height - 2) :]
+        with self._console.capture() as captured:
+            self._console.print(SegmentLines([*self._above, *shown], new_lines=True), end="")
+        # One write, so that a terminal does not show the state between.
+        self._console.file.write(self._removal() + captured.get())
+        self._console.file.flush()
+        self._widths = [Segment.get_line_length(line) for line in shown]
         self._above, self._drawn = [], ("", "", 0)
+
+    def _removal(self) -> str:
+        """Moves the cursor to where the first drawn line begins, and clears the screen from there.
+
+        If the window has become narrower, lines that are longer now take several rows.
+        """
+        width = max(1, self._console.width)
+        rows = sum(max(1, -(-each // width)) for each in self._widths)
+        return f"\r\x1b[{rows}A\x1b[J" if rows else ""
 
     def _settle(self) -> None:
         """Prints what is left of this kind for good."""
@@ -217,7 +171,7 @@ class RichScreen:
 
 
 class PlainScreen:
-    """Text as it comes. Nothing is drawn twice."""
+    """The same for other terminals and files: text as it comes. Nothing is drawn twice."""
 
     def __init__(self, console: Console) -> None:
         self._file = console.file
@@ -225,27 +179,23 @@ class PlainScreen:
         self._line_is_open = False
 
     def add(self, kind: Kind, text: str) -> None:
-        """See `Screen`."""
         if self._kind not in (None, kind):
             self._write("\n\n")
         self._kind = kind
         self._write(plain(text))
 
     def refresh(self, status: str) -> None:
-        """See `Screen`. There is no place for the status."""
+        """There is no place for the status."""
 
     def finish(self) -> None:
-        """See `Screen`."""
         self._end_line()
         self._kind = None
 
     def note(self, text: str) -> None:
-        """See `Screen`."""
         self._end_line()
         self._write(f"[{plain(text)}]\n")
 
     def table(self, rows: Iterable[tuple[str, str]]) -> None:
-        """See `Screen`."""
         for name, what in rows:
             self._write(f"{name}: {plain(what)}\n")
 
@@ -263,3 +213,11 @@ class PlainScreen:
 def _whole_lines(text: str) -> tuple[str, str]:
     end = text.rfind("\n") + 1
     return text[:end], text[end:]
+
+
+Screen = RichScreen | PlainScreen
+
+
+def new_screen(console: Console) -> Screen:
+    """The screen that the terminal is able to show."""
+    return RichScreen(console) if console.is_terminal and not console.is_dumb_terminal else PlainScreen(console)

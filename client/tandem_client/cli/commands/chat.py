@@ -25,17 +25,15 @@ Examples:
 
 _MESSAGE = typer.Argument(metavar="MESSAGE", help="One message, whose answer is printed; without it a conversation.")
 _chat, _sampling = partial(flag, CHAT), partial(flag, SAMPLING)
-_NO_HISTORY = option(CHAT, "--no-history", "Do not keep what is typed for the next conversation.")
-_FILE = option(CHAT, "--file -f FILE", "Begin with this file: a conversation of /save, or the text of a message.")
 _MAX_TOKENS = "Longest answer, in tokens. Default: the service's, see tandem info."
 
 _PARAMETERS = (
     parameter("message", Annotated[str | None, _MESSAGE]),
     _chat(str, "--system TEXT", "The system's message."),
-    parameter("file", Annotated[Path | None, _FILE]),
+    _chat(Path, "--file -f FILE", "Begin with this file: a conversation of /save, or the text of a message."),
     _chat(str, "--tools JSON", "Tools that the model may call, as tandem generate takes them; you type their results."),
     _chat(str, "--template-args JSON", "Arguments of the template, such as '{\"enable_thinking\": false}'."),
-    parameter("no_history", Annotated[bool, _NO_HISTORY], False),
+    _chat(bool, "--no-history", "Do not keep what is typed for the next conversation.", False),
     parameter("model", flags.Model),
     _sampling(float, "--temperature -t X", "0 always takes the most probable token. Default: the model's."),
     _sampling(float, "--top-p P", "Sample from the most probable tokens that together reach P. Default: the model's."),

@@ -43,7 +43,6 @@ class CacheUse(StrEnum):
 
 
 _PROMPT = typer.Argument(metavar="PROMPT", help="Text to complete; - reads it from standard input.")
-_RETRIES = flags.option(CONNECTION, "--retries N", "Retries while the service is not ready; at least 0.", min=0)
 
 # Each takes the type of the value, the flag's names with the metavar, and the help.
 _prompt, _sampling, _stopping = partial(flag, PROMPT), partial(flag, SAMPLING), partial(flag, STOPPING)
@@ -160,7 +159,7 @@ _PARAMETERS = (
     ),
     parameter("service", Service),
     parameter("timeout", flags.Timeout),
-    parameter("retries", Annotated[int, _RETRIES], 3),
+    _connection(int, "--retries N", "Retries while the service is not ready; at least 0.", 3, min=0),
 )
 
 

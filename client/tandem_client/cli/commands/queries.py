@@ -5,14 +5,15 @@ Owns the JSON output. `figures` owns the text output.
 
 import dataclasses
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import grpc
 import typer
 
 from tandem_client.cli import figures
-from tandem_client.cli.figures import Health, State, of_quarantined
+from tandem_client.cli.figures import Health, State
 from tandem_client.cli.flags import (
     CHAT,
     CONNECTION,
@@ -30,8 +31,9 @@ from tandem_client.cli.values import parse_token_ids, read_chat, read_text
 from tandem_client.errors import DeadlineExceeded, TandemError, Unavailable
 from tandem_client.plural import counted
 from tandem_client.sync_client import Client
-from tandem_client.types import AbortOutcome, DrainProgress, DrainState, UpdateProgress, UpdateState
+from tandem_client.types import AbortOutcome, DrainProgress, UpdateProgress
 
+_Progress = TypeVar("_Progress", DrainProgress, UpdateProgress)
 # The limit for GetLoad, which only adds details to the health.
 _LOAD_SECONDS = 2.0
 _HEALTH_ALONE = "this address serves health alone; the address of --listen tells more"
@@ -39,14 +41,10 @@ _HEALTH_ALONE = "this address serves health alone; the address of --listen tells
 
 @connects
 def tokenize(
-    text: Annotated[
-        str,
-        typer.Argument(metavar="TEXT", help="Text; - reads it from standard input."),
-    ],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text; - reads it from standard input.")],
     service: Service,
     chat: Annotated[
-        bool,
-        option(CHAT, "--chat", "TEXT is a message of the user, which the chat template renders."),
+        bool, option(CHAT, "--chat", "TEXT is a message of the user, which the chat template renders.")
     ] = False,
     system: Annotated[
         str | None, option(CHAT, "--system TEXT", "The system's message before it; implies --chat.")
@@ -62,18 +60,15 @@ def tokenize(
         if chat or system is not None:
             rendered = client.render_chat(read_chat(given, system), model=model, timeout=timeout)
             made = {"token_ids": rendered.token_ids, "text": rendered.text}
-            print(json.dumps(made, ensure_ascii=False) if as_json else " ".join(map(str, rendered.token_ids)))
-            return
-        ids = client.tokenize(given, add_special_tokens=add_special_tokens, model=model, timeout=timeout)
-        print(json.dumps({"token_ids": ids}) if as_json else " ".join(map(str, ids)))
+        else:
+            ids = client.tokenize(given, add_special_tokens=add_special_tokens, model=model, timeout=timeout)
+            made = {"token_ids": ids}
+        _print(made, " ".join(map(str, made["token_ids"])), as_json)
 
 
 @connects
 def detokenize(
-    token_ids: Annotated[
-        list[str],
-        typer.Argument(metavar="ID", help="Token ids; - reads them from standard input."),
-    ],
+    token_ids: Annotated[list[str], typer.Argument(metavar="ID", help="Token ids; - reads them from standard input.")],
     service: Service,
     model: Model = None,
     skip_special_tokens: SkipSpecialTokens = None,
@@ -86,14 +81,13 @@ def detokenize(
         text = client.detokenize(
             parse_token_ids(given), skip_special_tokens=skip_special_tokens, model=model, timeout=timeout
         )
-        print(json.dumps({"text": text}, ensure_ascii=False) if as_json else text)
+        _print({"text": text}, text, as_json)
 
 
 @connects
 def abort(
     request_ids: Annotated[
-        list[str],
-        typer.Argument(metavar="ID", help="Request ids: those you set, or those in the `accepted` message."),
+        list[str], typer.Argument(metavar="ID", help="Request ids: those you set, or those in the `accepted` message.")
     ],
     service: Service,
     held_by: Annotated[
@@ -110,11 +104,7 @@ def abort(
     """Cancel running or waiting requests; exit code 1 if an id is unknown."""
     with reported(timeout), service.client() as client:
         outcomes = client.abort(*request_ids, service=held_by, timeout=timeout)
-        if as_json:
-            print(json.dumps(outcomes))
-        else:
-            for request_id, outcome in outcomes.items():
-                print(f"{request_id} {outcome}")
+        _print(outcomes, "\n".join(f"{request_id} {outcome}" for request_id, outcome in outcomes.items()), as_json)
         if any(outcome != AbortOutcome.ABORTED for outcome in outcomes.values()):
             raise typer.Exit(Exit.ERROR)
 
@@ -124,7 +114,7 @@ def flush(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> N
     """Empty the prefix cache and print how many pages were freed."""
     with reported(timeout), service.client() as client:
         pages = client.flush_cache(timeout=timeout)
-        print(json.dumps({"pages": pages}) if as_json else f"{pages} pages")
+        _print({"pages": pages}, f"{pages} pages", as_json)
 
 
 @connects
@@ -143,16 +133,11 @@ def quarantine(
     with reported(timeout), service.client() as client:
         if clear:
             removed = client.clear_quarantine(*(keys or ()), timeout=timeout)
-            print(json.dumps({"removed": removed}) if as_json else f"{counted(removed, 'request')} may run again")
+            _print({"removed": removed}, f"{counted(removed, 'request')} may run again", as_json)
             return
         found = client.quarantine(timeout=timeout)
-        if as_json:
-            print(json.dumps([dataclasses.asdict(request) for request in found], ensure_ascii=False))
-            return
-        for request in found:
-            print("\n".join(of_quarantined(request)))
-        if not found:
-            print("no request is quarantined")
+        lines = [line for request in found for line in figures.of_quarantined(request)] or ["no request is quarantined"]
+        _print(list(map(dataclasses.asdict, found)), "\n".join(lines), as_json)
 
 
 @connects
@@ -160,10 +145,7 @@ def info(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> No
     """Show the served model, its limits and default settings."""
     with reported(timeout), service.client() as client:
         model = client.model_info(timeout=timeout)
-        if as_json:
-            print(json.dumps(dataclasses.asdict(model), ensure_ascii=False))
-        else:
-            print("\n".join(figures.of_model(model)))
+        _print(dataclasses.asdict(model), "\n".join(figures.of_model(model)), as_json)
 
 
 @connects
@@ -171,12 +153,10 @@ def load(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> No
     """Show the current load: requests, pages, workers."""
     with reported(timeout), service.client() as client:
         found = client.load(timeout=timeout)
-        if as_json:
-            values = dataclasses.asdict(found)
-            each = values.pop("per_worker")
-            print(json.dumps({**values, "hit_rate": found.hit_rate, "per_worker": each}, ensure_ascii=False))
-        else:
-            print("\n".join(figures.of_load(found)))
+        values = dataclasses.asdict(found)
+        each = values.pop("per_worker")
+        values |= {"hit_rate": found.hit_rate, "per_worker": each}
+        _print(values, "\n".join(figures.of_load(found)), as_json)
 
 
 @connects
@@ -204,7 +184,7 @@ def health(
             if not as_json:
                 raise failure from None
             found = Health(state=State.UNREACHABLE, reason=describe(failure, limit))
-        print(json.dumps(dataclasses.asdict(found), ensure_ascii=False) if as_json else figures.of_health(found))
+        _print(dataclasses.asdict(found), figures.of_health(found), as_json)
         if found.state != State.SERVING:
             raise typer.Exit(exit_code(failure) if failure else Exit.UNAVAILABLE)
 
@@ -254,25 +234,9 @@ def drain(
     as_json: Json = False,
 ) -> None:
     """Let a worker, or the service, end its requests and leave; exit code 1 if it could not end in order."""
-    state = DrainState.UNKNOWN
     with reported(timeout), service.client() as client:
-        for progress in client.drain(worker, max_seconds=max_seconds, force=force, timeout=timeout):
-            state = progress.state
-            line = json.dumps(dataclasses.asdict(progress), ensure_ascii=False) if as_json else _drain_line(progress)
-            print(line, flush=True)
-    if state != DrainState.DONE:
-        raise typer.Exit(Exit.ERROR)
-
-
-def _drain_line(progress: DrainProgress) -> str:
-    """Returns one line: time, state, what is left, what happens."""
-    parts = [f"{progress.seconds:7.2f} s  {progress.state.replace('_', ' '):11}"]
-    if progress.worker:
-        parts.append(f"{counted(progress.worker_running, 'request')} here, {progress.moved:,} moved")
-    else:
-        parts.append(f"{progress.running:,} running, {progress.waiting:,} waiting")
-    parts.append(f"at most {counted(progress.tokens_left, 'token')} left")
-    return "  ".join([*parts, progress.detail])
+        progress = client.drain(worker, max_seconds=max_seconds, force=force, timeout=timeout)
+        _follow(progress, figures.of_drain, as_json)
 
 
 @connects
@@ -292,21 +256,22 @@ def update_weights(
     as_json: Json = False,
 ) -> None:
     """Let all workers load new weights of the same model; exit code 1 if not all of them have."""
-    state = UpdateState.UNKNOWN
     with reported(timeout), service.client() as client:
-        for progress in client.update_weights(
+        progress = client.update_weights(
             folder, version=version, running=running, in_turn=in_turn, max_seconds=max_seconds, timeout=timeout
-        ):
-            state = progress.state
-            line = json.dumps(dataclasses.asdict(progress), ensure_ascii=False) if as_json else _update_line(progress)
-            print(line, flush=True)
-    if state != UpdateState.DONE:
+        )
+        _follow(progress, figures.of_update, as_json)
+
+
+def _print(value: object, text: str, as_json: bool) -> None:
+    print(json.dumps(value, ensure_ascii=False) if as_json else text, flush=True)
+
+
+def _follow(progress: Iterable[_Progress], line_of: Callable[[_Progress], str], as_json: bool) -> None:
+    """Prints the progress of an operation as it comes. Ends the command with exit code 1 if it was not done."""
+    state = ""
+    for each in progress:
+        state = each.state
+        _print(dataclasses.asdict(each), line_of(each), as_json)
+    if state != "done":
         raise typer.Exit(Exit.ERROR)
-
-
-def _update_line(progress: UpdateProgress) -> str:
-    """Returns one line: time, state, workers, requests, what happens."""
-    workers = f"{progress.workers_updated} of {progress.workers} workers updated"
-    requests = f"{progress.running:,} running, {progress.waiting:,} waiting"
-    state = progress.state.replace("_", " ")
-    return "  ".join([f"{progress.seconds:7.2f} s  {state:10}", workers, requests, progress.detail])

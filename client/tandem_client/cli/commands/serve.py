@@ -5,7 +5,6 @@ thread, so that output which is not read blocks nothing else.
 """
 
 import asyncio
-import functools
 import os
 import select
 import shlex
@@ -14,23 +13,26 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Literal, TextIO
 
 import typer
 
+from tandem_client.cli.flags import flag, takes
 from tandem_client.cli.reporting import Exit, require_programs
 from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.errors import TandemError
 from tandem_client.services.pair import READY, TOY_NOTICE, ServicePair, flags, is_toy
 from tandem_client.services.probe import Probe
 from tandem_client.services.programs import PROGRAMS
-from tandem_contract.log_lines import as_json
+from tandem_contract.log_lines import LogFormat, as_json
 from tandem_contract.processes import ServiceEnded
 
 _MAX_LINES = 4096
 
+# Whether the KV pool of a worker outlives it.
+SharedPool = Literal["auto", "on", "off"]
 # Each takes the memory of another model.
 MAX_STANDBYS = 8
 
@@ -109,125 +111,95 @@ class LineWriter:
                 select.select([], [self._descriptor], [])
 
 
-class SharedPool(StrEnum):
-    """Whether the KV pool of a worker outlives it."""
-
-    AUTO = "auto"
-    ON = "on"
-    OFF = "off"
-
-
-class LogFormat(StrEnum):
-    """The format of the lines of all processes."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-Listen = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help=f"Address where the service listens; default: {DEFAULT_ADDRESS}."),
-]
-Model = Annotated[str | None, typer.Option(help="A folder or a hub name; default: the bundled toy model.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there is one.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the device decides.")]
-RuntimeDir = Annotated[str | None, typer.Option(help="Folder of the sockets of the service.")]
-Journal = Annotated[
-    str | None,
-    typer.Option(metavar="DIR", help="Folder of a journal: streams with resume survive the scheduler's death."),
-]
-MetricsListen = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Address of the Prometheus page /metrics; default: none.")
-]
-Tokens = Annotated[str | None, typer.Option(metavar="FILE", help="Tenants and hashes of their tokens.")]
-TlsCert = Annotated[str | None, typer.Option(metavar="FILE", help="Certificate chain, PEM: TLS.")]
-TlsKey = Annotated[str | None, typer.Option(metavar="FILE", help="Key of --tls-cert, PEM.")]
-TlsClientCa = Annotated[str | None, typer.Option(metavar="FILE", help="Clients need a certificate of this authority.")]
-Http = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Address of the OpenAI-compatible HTTP gateway, with the certificate of --tls-cert; default: none.",
+_flag = partial(flag, None)
+_PARAMETERS = (
+    _flag(str, "--listen HOST:PORT", f"Address where the service listens; default: {DEFAULT_ADDRESS}."),
+    _flag(
+        str,
+        "--http HOST:PORT",
+        "Address of the OpenAI-compatible HTTP gateway, with the certificate of --tls-cert; default: none.",
     ),
-]
-GatewayFlags = Annotated[str, typer.Option(help='More flags of the gateway, such as "--processes 4".')]
-HealthListen = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Second address for health alone, in plaintext.")
-]
-LogLines = Annotated[
-    LogFormat | None,
-    typer.Option(help="Log lines as text, or one JSON object per line; default: text.", envvar="TANDEM_LOG_FORMAT"),
-]
-SchedulerFlags = Annotated[
-    str, typer.Option(help='More flags of the scheduler service, such as "--reflection --max-waiting 64".')
-]
-WorkerFlags = Annotated[str, typer.Option(help='More flags of the worker, such as "--page-size 64".')]
-Standbys = Annotated[
-    int,
-    typer.Option(
-        min=0, max=MAX_STANDBYS, metavar="N", help="Warm workers that wait until the serving one dies; default: 0."
+    _flag(str, "--model", "A folder or a hub name; default: the bundled toy model."),
+    _flag(str, "--device", "cpu, cuda or cuda:N; default: CUDA if there is one."),
+    _flag(str, "--dtype", "float32, bfloat16 or float16; default: the device decides."),
+    _flag(str, "--runtime-dir", "Folder of the sockets of the service."),
+    _flag(str, "--journal DIR", "Folder of a journal: streams with resume survive the scheduler's death."),
+    _flag(str, "--metrics-listen HOST:PORT", "Address of the Prometheus page /metrics; default: none."),
+    _flag(str, "--tokens FILE", "Tenants and hashes of their tokens."),
+    _flag(str, "--tls-cert FILE", "Certificate chain, PEM: TLS."),
+    _flag(str, "--tls-key FILE", "Key of --tls-cert, PEM."),
+    _flag(str, "--tls-client-ca FILE", "Clients need a certificate of this authority."),
+    _flag(str, "--health-listen HOST:PORT", "Second address for health alone, in plaintext."),
+    _flag(
+        LogFormat,
+        "--log-format",
+        "Log lines as text, or one JSON object per line; default: text.",
+        envvar="TANDEM_LOG_FORMAT",
     ),
-]
-Pool = Annotated[
-    SharedPool,
-    typer.Option(
-        help="Keep the KV pool of a worker when it dies; auto: with --standby, and on a CPU where shared memory has"
-        " huge pages."
+    _flag(str, "--scheduler", 'More flags of the scheduler service, such as "--reflection --max-waiting 64".', ""),
+    _flag(str, "--worker", 'More flags of the worker, such as "--page-size 64".', ""),
+    _flag(str, "--gateway", 'More flags of the gateway, such as "--processes 4".', ""),
+    _flag(
+        int, "--standby N", "Warm workers that wait until the serving one dies; default: 0.", 0, min=0, max=MAX_STANDBYS
     ),
-]
+    _flag(
+        SharedPool,
+        "--shared-pool",
+        "Keep the KV pool of a worker when it dies; auto: with --standby, and on a CPU where shared memory has"
+        " huge pages.",
+        "auto",
+    ),
+)
 
 
+@takes(_PARAMETERS)
 def serve(
-    listen: Listen = None,
-    http: Http = None,
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    runtime_dir: RuntimeDir = None,
-    journal: Journal = None,
-    metrics_listen: MetricsListen = None,
-    tokens: Tokens = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: TlsClientCa = None,
-    health_listen: HealthListen = None,
-    log_format: LogLines = None,
-    scheduler: SchedulerFlags = "",
-    worker: WorkerFlags = "",
-    gateway: GatewayFlags = "",
-    standby: Standbys = 0,
-    shared_pool: Pool = SharedPool.AUTO,
+    *,
+    http: str | None,
+    device: str | None,
+    scheduler: str,
+    worker: str,
+    gateway: str,
+    standby: int,
+    shared_pool: SharedPool,
+    log_format: LogFormat | None,
+    **options: str | None,
 ) -> None:
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
     require_programs(PROGRAMS, "tandem serve")
+    model, dtype, runtime_dir = (options.pop(name) for name in ("model", "dtype", "runtime_dir"))
     shared = flags(runtime_dir=runtime_dir, log_format=log_format)
-    door = flags(
-        tokens=tokens, tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca, health_listen=health_listen
-    )
     holds_pools = _holds_pools(shared_pool, device, standby)
-    screen = _Screen(as_json=log_format == LogFormat.JSON)
+    formed = partial(_formed, log_format)
+    # The lines of the children and of this command, each with the name of its program before it.
+    output = LineWriter(sys.stdout, own_line=partial(formed, "serve"))
+
+    def show(name: str, line: str) -> None:
+        # Not a child's `ready` line: this command prints one when both serve.
+        if READY.search(line) is None:
+            output.write(formed(name, line))
+
+    def say(line: str) -> None:
+        output.write(formed("serve", line))
+
+    pooled = flags(model=model, device=device, dtype=dtype, shared_pool=shared_pool if holds_pools else "off")
     pair = ServicePair(
-        scheduler_flags=[
-            *flags(listen=listen, journal=journal, metrics_listen=metrics_listen),
-            *door,
-            *shared,
-            *shlex.split(scheduler),
-        ],
-        worker_flags=[
-            *flags(model=model, device=device, dtype=dtype, shared_pool=shared_pool.value if holds_pools else "off"),
-            *shared,
-            *shlex.split(worker),
-        ],
+        # The other options are the scheduler's own.
+        scheduler_flags=[*flags(**options), *shared, *shlex.split(scheduler)],
+        worker_flags=[*pooled, *shared, *shlex.split(worker)],
         standbys=standby,
         holder_flags=shared if holds_pools else None,
         gateway_flags=_gateway_flags(http, gateway, log_format),
-        on_line=screen.show_child,
-        say=screen.say,
+        on_line=show,
+        say=say,
     )
-    code, cause = asyncio.run(_serve(pair, screen.say))
-    screen.close()
+    code, cause = asyncio.run(_serve(pair, say))
+    output.close(_FLUSH_SECONDS)
     if cause:
-        _print_cause(cause, in_json=log_format == LogFormat.JSON)
+        # Standard error may be as blocked as standard output was.
+        errors, line = LineWriter(sys.stderr), f"error: {cause}"
+        errors.write(as_json("serve", line, level="ERROR") if log_format == "json" else line)
+        errors.close(_FLUSH_SECONDS)
     raise typer.Exit(code)
 
 
@@ -246,8 +218,8 @@ def _holds_pools(shared_pool: SharedPool, device: str | None, num_standbys: int)
     It costs something: on a CPU decode steps take some 10 % longer where shared memory has no huge pages, and a GPU has
     a smaller pool.
     """
-    if shared_pool != SharedPool.AUTO:
-        return shared_pool == SharedPool.ON
+    if shared_pool != "auto":
+        return shared_pool == "on"
     if sys.platform != "linux":
         return False
     is_gpu = (device or "").startswith("cuda")
@@ -319,37 +291,6 @@ async def _serves_toy(address: str) -> bool:
         return False
 
 
-def _print_cause(cause: str, *, in_json: bool) -> None:
-    # Standard error may be as blocked as standard output was.
-    writer = LineWriter(sys.stderr)
-    line = f"error: {cause}"
-    writer.write(as_json("serve", line, level="ERROR") if in_json else line)
-    writer.close(_FLUSH_SECONDS)
-
-
-class _Screen:
-    """Standard output: the lines of the children and of this command, each with the name of its program before it."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._writer = LineWriter(sys.stdout, own_line=functools.partial(self._formed, "serve"))
-
-    def show_child(self, name: str, line: str) -> None:
-        """Prints one line of a child, except its `ready` line: this command prints one when both serve."""
-        if READY.search(line) is None:
-            self._show(name, line)
-
-    def say(self, line: str) -> None:
-        """Prints one line of this command."""
-        self._show("serve", line)
-
-    def _show(self, name: str, line: str) -> None:
-        # A line of a JSON log already names its process.
-        self._writer.write(self._formed(name, line))
-
-    def _formed(self, name: str, line: str) -> str:
-        return as_json(name, line) if self._as_json else f"{name:>9} | {line}"
-
-    def close(self) -> None:
-        """Waits a moment until the last lines are written."""
-        self._writer.close(_FLUSH_SECONDS)
+def _formed(log_format: LogFormat | None, name: str, line: str) -> str:
+    # A line of a JSON log already names its process.
+    return as_json(name, line) if log_format == "json" else f"{name:>9} | {line}"
