@@ -16,6 +16,7 @@ import socket
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from tandem_client.gateway.metrics import Meter
@@ -36,19 +37,17 @@ _BURST_SECONDS = 2.0
 _MAX_ADDRESSES = 4096
 
 
+@dataclass(slots=True, eq=False)
 class Seat:
     """The place of one connection."""
 
-    __slots__ = ("address", "due_at", "end", "group")
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        # The time by which its first headers must be complete; its owner sets it.
-        self.due_at = 0.0
-        # Ends the connection, which then leaves.
-        self.end: Callable[[], object] = _nothing
-        # Where the seat is now; None if it is in work, or has left.
-        self.group: dict[Seat, None] | None = None
+    address: str
+    # The time by which its first headers must be complete; its owner sets it.
+    due_at: float = 0.0
+    # Ends the connection, which then leaves.
+    end: Callable[[], object] = lambda: None
+    # Where the seat is now; None if it is in work, or has left.
+    group: "dict[Seat, None] | None" = None
 
 
 class Seats:
@@ -124,10 +123,6 @@ class Seats:
             group[seat] = None
         if group is self._strangers:
             self._by_address[seat.address] += 1
-
-
-def _nothing() -> None:
-    """A connection that nobody can end yet."""
 
 
 class Turns:

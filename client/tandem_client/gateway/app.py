@@ -46,13 +46,47 @@ Handler = Callable[[Request, Metadata], Awaitable[Response]]
 _PAGE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Simple:
-    """The handlers."""
+class App(Starlette):
+    """The application of one process."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._created = int(time.time())
-        self._version = version()
+    def __init__(self, settings: Settings, service: Service, meter: Meter, guard: Guard, seats: Seats) -> None:
+        self.pulse = Pulse(settings.ping_seconds)
+        self._service, self._meter = service, meter
+        self._admission = admission = Admission(settings, guard, Callers(service), seats)
+        self._created, self._version = int(time.time()), version()
+        self._description: asyncio.Task[str] | None = None
+
+        def made(read: Callable[[dict[str, object]], Wanted]) -> Handler:
+            async def generate(request: Request, metadata: Metadata) -> Response:
+                wanted = read(values(request))
+                return Generation(wanted, request, metadata, service=service, meter=meter, pulse=self.pulse)
+
+            generate.__name__ = read.__name__
+            return generate
+
+        # Path, the endpoint's name in metrics, its handler, its method, and who gives its requests a place.
+        table: list[tuple[str, str, Handler, str, Admission | None]] = [
+            ("/v1/completions", "completions", made(completion), "POST", admission),
+            ("/v1/chat/completions", "chat", made(chat_completion), "POST", admission),
+            ("/tokenize", "tokenize", self.tokenize, "POST", admission),
+            ("/detokenize", "detokenize", self.detokenize, "POST", admission),
+            ("/v1/models", "models", self.models, "GET", admission),
+            ("/v1/models/{name:path}", "models", self.model, "GET", admission),
+            ("/health", "health", self.health, "GET", None),
+            ("/livez", "health", self.live, "GET", None),
+            ("/version", "other", self.version, "GET", None),
+            ("/metrics", "other", self.metrics, "GET", None),
+            ("/openapi.json", "other", self.openapi, "GET", None),
+        ]
+        super().__init__(
+            routes=[
+                Route(path, _Endpoint(name, handler, place), methods=[method], name=handler.__name__)
+                for path, name, handler, method, place in table
+            ],
+            middleware=[Middleware(_Counted, meter=meter)],
+            exception_handlers={HttpError: _refused, HTTPException: _refused, Exception: _refused},
+        )
+        self.router.redirect_slashes = False
 
     async def models(self, request: Request, metadata: Metadata) -> Response:
         """GET /v1/models: the served model."""
@@ -119,62 +153,21 @@ class Simple:
         about = {"created": self._created, "owned_by": "tandem", "root": name, "parent": None, "max_model_len": length}
         return {"id": name, "object": "model", **about}
 
+    async def metrics(self, request: Request, metadata: Metadata) -> Response:
+        """GET /metrics. The rules are those of the service's own page."""
+        await self._admission.need(request, METRICS)
+        return Answer(self._meter.page(), media_type=_PAGE)
+
+    async def openapi(self, request: Request, metadata: Metadata) -> Response:
+        """GET /openapi.json."""
+        if self._description is None:
+            # It takes a tenth of a second, once; streams go on beside a thread.
+            self._description = asyncio.create_task(asyncio.to_thread(description, self.routes))
+        return Answer(await asyncio.shield(self._description))
+
 
 def _json(value: Mapping[str, object], status: int = 200) -> Response:
     return Answer(json.dumps(value), status)
-
-
-class App(Starlette):
-    """The application of one process."""
-
-    def __init__(self, settings: Settings, service: Service, meter: Meter, guard: Guard, seats: Seats) -> None:
-        self.pulse = Pulse(settings.ping_seconds)
-        admission, asks = Admission(settings, guard, Callers(service), seats), Simple(service)
-
-        def made(read: Callable[[dict[str, object]], Wanted]) -> Handler:
-            async def generate(request: Request, metadata: Metadata) -> Response:
-                wanted = read(values(request))
-                return Generation(wanted, request, metadata, service=service, meter=meter, pulse=self.pulse)
-
-            generate.__name__ = read.__name__
-            return generate
-
-        async def metrics(request: Request, metadata: Metadata) -> Response:
-            # The rules are those of the service's own page.
-            await admission.need(request, METRICS)
-            return Answer(meter.page(), media_type=_PAGE)
-
-        described: list[asyncio.Task[str]] = []
-
-        async def openapi(request: Request, metadata: Metadata) -> Response:
-            if not described:
-                # It takes a tenth of a second, once; streams go on beside a thread.
-                described.append(asyncio.create_task(asyncio.to_thread(description, self.routes)))
-            return Answer(await asyncio.shield(described[0]))
-
-        # Path, the endpoint's name in metrics, its handler, its method, and who gives its requests a place.
-        table: list[tuple[str, str, Handler, str, Admission | None]] = [
-            ("/v1/completions", "completions", made(completion), "POST", admission),
-            ("/v1/chat/completions", "chat", made(chat_completion), "POST", admission),
-            ("/tokenize", "tokenize", asks.tokenize, "POST", admission),
-            ("/detokenize", "detokenize", asks.detokenize, "POST", admission),
-            ("/v1/models", "models", asks.models, "GET", admission),
-            ("/v1/models/{name:path}", "models", asks.model, "GET", admission),
-            ("/health", "health", asks.health, "GET", None),
-            ("/livez", "health", asks.live, "GET", None),
-            ("/version", "other", asks.version, "GET", None),
-            ("/metrics", "other", metrics, "GET", None),
-            ("/openapi.json", "other", openapi, "GET", None),
-        ]
-        super().__init__(
-            routes=[
-                Route(path, _Endpoint(name, handler, place), methods=[method], name=handler.__name__)
-                for path, name, handler, method, place in table
-            ],
-            middleware=[Middleware(_Counted, meter=meter)],
-            exception_handlers={HttpError: _refused, HTTPException: _refused, Exception: _refused},
-        )
-        self.router.redirect_slashes = False
 
 
 class _Endpoint:

@@ -244,23 +244,16 @@ class Pulse:
 
     def __init__(self, ping_seconds: float) -> None:
         """`ping_seconds`: of silence, after which a stream gets a ping."""
-        self._streams: dict[EventStream, None] = {}
+        # Streams that it looks after, in the order of their beginning.
+        self.streams: dict[EventStream, None] = {}
         self._tick_seconds = ping_seconds / _TICKS_PER_PING
         self._pings: set[asyncio.Task[None]] = set()
-
-    def add(self, stream: EventStream) -> None:
-        """Looks after a stream."""
-        self._streams[stream] = None
-
-    def remove(self, stream: EventStream) -> None:
-        """Looks after it no more."""
-        self._streams.pop(stream, None)
 
     async def run(self) -> NoReturn:
         """Ticks for ever."""
         while True:
             await asyncio.sleep(self._tick_seconds)
-            for stream in list(self._streams):
+            for stream in list(self.streams):
                 if stream.tick():
                     task = asyncio.create_task(stream.ping())
                     self._pings.add(task)

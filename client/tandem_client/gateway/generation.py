@@ -21,7 +21,7 @@ from tandem_client.gateway.errors import HttpError, unavailable
 from tandem_client.gateway.exchange import Answer, EventStream, Pulse, header
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.openai.answers import Chunks, Whole
-from tandem_client.gateway.openai.frame import Frame, ShownPrompt, Tally
+from tandem_client.gateway.openai.frame import ShownPrompt
 from tandem_client.gateway.openai.wanted import Wanted
 from tandem_client.gateway.service import Service, ServiceCall
 
@@ -60,26 +60,23 @@ class Generation(Response):
             prompts = [ShownPrompt() for _ in calls]
             shown = [self._shown(prompt, request) for prompt, request in zip(prompts, wanted.requests, strict=True)]
             await together([*(call.begin() for call in calls), *shown])
-            tally = Tally(len(calls), hides_output=wanted.hides_output)
-            for i, call in enumerate(calls):
-                tally.accepted(i, call.accepted)
-            frame = Frame(wanted=wanted, request_id=self._request_id, model=model, prompts=prompts, tally=tally)
+            make = Chunks if wanted.is_stream else Whole
+            numbers = [call.accepted.prompt_tokens for call in calls]
+            answer = make(wanted, self._request_id, model, prompts, numbers)
             # Only the service's answer to a chat has a warning, and a chat is one call.
             if warning := await calls[0].warning():
                 self._lines[_WARNING_HEADER] = warning
             if named := [name for call in calls if (name := await call.named_service()) is not None]:
                 # Of several prompts, each service once.
                 self._lines[_SERVICE_HEADER] = ", ".join(dict.fromkeys(named))
-            await (self._stream(frame, calls) if wanted.is_stream else self._whole(frame, calls))
-            self._meter.add("prompt_tokens", tally.prompt_tokens)
-            self._meter.add("output_tokens", tally.output_tokens)
+            await (self._stream(answer, calls) if isinstance(answer, Chunks) else self._whole(answer, calls))
+            self._meter.add("prompt_tokens", answer.prompt_tokens)
+            self._meter.add("output_tokens", answer.output_tokens)
         finally:
             for call in calls:
                 call.end()
 
-    async def _whole(self, frame: Frame, calls: Sequence[ServiceCall]) -> None:
-        whole = Whole(frame)
-
+    async def _whole(self, whole: Whole, calls: Sequence[ServiceCall]) -> None:
         async def read(idx: int, call: ServiceCall) -> None:
             while (message := await call.next()) is not None:
                 self._meter.add("messages")
@@ -88,9 +85,9 @@ class Generation(Response):
         await together([read(i, call) for i, call in enumerate(calls)])
         await Answer(whole.body(), headers=self._lines)(self._scope, self._receive, self._send)
 
-    async def _stream(self, frame: Frame, calls: Sequence[ServiceCall]) -> None:
-        chunks, stream = Chunks(frame), EventStream(self._send)
-        self._pulse.add(stream)
+    async def _stream(self, chunks: Chunks, calls: Sequence[ServiceCall]) -> None:
+        stream = EventStream(self._send)
+        self._pulse.streams[stream] = None
         try:
             self._scope["state"]["status"] = 200
             await stream.open(self._lines)
@@ -108,7 +105,7 @@ class Generation(Response):
                     await stream.close(b"data: " + error.body() + b"\n\n")
             raise
         finally:
-            self._pulse.remove(stream)
+            del self._pulse.streams[stream]
         await stream.close(last)
 
     async def _pump(self, idx: int, call: ServiceCall, chunks: Chunks, stream: EventStream) -> None:

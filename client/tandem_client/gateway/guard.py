@@ -86,7 +86,6 @@ class Guard:
 
     def __init__(self, service: Service, settings: Settings) -> None:
         self._service, self._settings = service, settings
-        self._is_public = settings.is_public
         # Why no call reaches the service; None if that has another cause than the flags.
         self._fault: str | None = None
         # None until the service has answered.
@@ -94,7 +93,7 @@ class Guard:
 
     def check(self) -> None:
         """Raises HttpError if other machines reach this gateway and the service lets everybody in."""
-        if self._is_public and not self.needs_tokens:
+        if self._settings.is_public and not self.needs_tokens:
             raise unavailable("the service asks for no tokens, so this address of the gateway is closed")
 
     async def start(self) -> None:
@@ -103,22 +102,19 @@ class Guard:
         if self._fault is not None:
             raise SettingError(self._fault)
         if self.needs_tokens is None:
-            log.warning("the service at %s does not answer yet; requests are refused until it does", self.address)
-
-    @property
-    def address(self) -> str:
-        """Of the service."""
-        return self._settings.address
+            log.warning(
+                "the service at %s does not answer yet; requests are refused until it does", self._settings.address
+            )
 
     async def _look(self) -> None:
         found = await self._service.needs_tokens(_LOOK_SECONDS)
         self._fault = None
         if found is None:
-            self._fault = await asyncio.to_thread(fault, self.address, self._settings.service_tls_settings)
+            self._fault = await asyncio.to_thread(fault, self._settings.address, self._settings.service_tls_settings)
         if found is None or found == self.needs_tokens:
             return
         self.needs_tokens = found
-        if self._is_public and not found:
+        if self._settings.is_public and not found:
             log.error("the service asks for no tokens: every machine could use it; requests are refused until it does")
 
     async def run(self) -> NoReturn:

@@ -72,11 +72,14 @@ def bind(settings: Settings) -> socket.socket:
     return bound
 
 
-def url_of(settings: Settings, bound: socket.socket) -> str:
+def _url_of(settings: Settings, bound: socket.socket) -> str:
     """The address as callers write it."""
+    return f"{'http' if settings.tls_cert is None else 'https'}://{_address_of(bound)}"
+
+
+def _address_of(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
-    scheme = "http" if settings.tls_cert is None else "https"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def serve(settings: Settings, bound: socket.socket) -> None:
@@ -119,7 +122,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     app = App(settings, service, meter, guard, seats)
     readers = Readers(stall_seconds=_PINGS_TO_STALL * settings.ping_seconds)
     server = _Server(_config(settings, app, seats, readers), settings, seats)
-    url = url_of(settings, bound)
+    url = _url_of(settings, bound)
     background = list[asyncio.Task[None]]()
     try:
         await guard.start()
@@ -228,13 +231,17 @@ def run(settings: Settings, bound: socket.socket, arguments: Sequence[str]) -> i
     Raises SettingError.
     """
     asyncio.run(check(settings))
-    host, port = bound.getsockname()[:2]
-    listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     with tempfile.TemporaryDirectory(prefix="tandem-gateway-") as folder:
         table = Path(folder) / "counters"
         table.write_bytes(bytes(table_bytes(settings.processes)))
-        flags = [*arguments, f"--listen={listen}", "--processes=1", f"--table={table}", "--exit-with-parent"]
-        return asyncio.run(_Processes(settings, flags, url_of(settings, bound)).run())
+        flags = [
+            *arguments,
+            f"--listen={_address_of(bound)}",
+            "--processes=1",
+            f"--table={table}",
+            "--exit-with-parent",
+        ]
+        return asyncio.run(_Processes(settings, flags, _url_of(settings, bound)).run())
 
 
 class _Processes:

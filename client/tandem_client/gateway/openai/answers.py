@@ -22,38 +22,35 @@ from tandem_client.gateway.openai.frame import (
 )
 
 DONE = b"data: [DONE]\n\n"
-_CHUNK, _CHAT, _COMPLETION = "chat.completion.chunk", "chat.completion", "text_completion"
 
 
-class Chunks:
+class Chunks(Frame):
     """One stream."""
 
-    __slots__ = ("_called", "_frame", "_head", "_is_chat", "_is_plain", "_offsets", "_parts", "_tally", "_wanted")
+    KINDS = "chat.completion.chunk", "text_completion"
 
-    def __init__(self, frame: Frame) -> None:
-        wanted = frame.wanted
-        self._frame, self._wanted, self._tally = frame, wanted, frame.tally
+    def _begin(self) -> None:
+        wanted = self.wanted
         self._is_chat = wanted.is_chat
-        self._head = json.dumps(frame.head(_CHUNK if wanted.is_chat else _COMPLETION))[:-1]
+        self._head = json.dumps(self.head)[:-1]
         self._is_plain = not (
             wanted.num_top is not None
             or wanted.usage.continuous_usage_stats
             or wanted.with_token_ids
             or wanted.hides_output
         )
-        num_choices = len(wanted.requests) * wanted.num_samples
         middle = '"delta": {"content": ' if wanted.is_chat else '"text": '
-        self._parts = [f'data: {self._head}, "choices": [{{"index": {i}, {middle}' for i in range(num_choices)]
+        self._parts = [f'data: {self._head}, "choices": [{{"index": {i}, {middle}' for i in range(self.num_choices)]
         # Where the next token of each choice begins, in characters. Its text may be held back.
-        self._offsets = [0] * num_choices
-        self._called = [False] * num_choices
+        self._offsets = [0] * self.num_choices
+        self._called = [False] * self.num_choices
 
     def opening(self) -> bytes:
         """The first chunks, before any token: the role of a chat's message."""
         if not self._is_chat:
             return b""
         first = {"role": "assistant", "content": ""}
-        return b"".join(self._chunk(i, {"delta": first}) for i in range(self._wanted.num_samples))
+        return b"".join(self._chunk(i, {"delta": first}) for i in range(self.wanted.num_samples))
 
     def message(self, idx: int, response: inference_pb2.GenerateResponse) -> bytes:
         """The chunks for one message of call `idx`; empty if there is nothing to tell."""
@@ -62,39 +59,34 @@ class Chunks:
                 return self._delta(idx, response.delta)
             case "finished":
                 return self._finished(idx, response.finished)
-            case "prompt_info":
-                if self._wanted.num_prompt_top is not None:
-                    self._frame.prompts[idx].add(response.prompt_info, self._wanted.num_prompt_top)
             case "waiting":
                 # Clients ignore lines that begin with a colon.
                 return f": waiting: {' '.join(response.waiting.message.split())}\n\n".encode()
-            case "summary":
-                self._tally.summary(idx, response.summary.usage)
             case _:
-                pass
-        return b""
+                self.note(idx, response)
+                return b""
 
     def prompt(self, idx: int) -> bytes:
         """The chunks that echo a prompt; they come once its logprobs are complete."""
-        shown, found = self._frame.prompts[idx], b""
-        for sample in range(self._wanted.num_samples):
-            choice = idx * self._wanted.num_samples + sample
+        shown, found = self.prompts[idx], b""
+        for sample in range(self.wanted.num_samples):
+            choice = idx * self.wanted.num_samples + sample
             body: dict[str, object] = {"text": shown.text}
-            if self._wanted.num_top is not None:
-                body["logprobs"] = of_completion([(0, shown.scored)], with_top=self._wanted.num_top > 0)
+            if self.wanted.num_top is not None:
+                body["logprobs"] = of_completion([(0, shown.scored)], with_top=self.wanted.num_top > 0)
             self._offsets[choice] = len(shown.text)
             found += self._chunk(choice, body)
         return found
 
     def closing(self) -> bytes:
         """The last chunks, after every message."""
-        if not self._wanted.usage.include_usage:
+        if not self.wanted.usage.include_usage:
             return DONE
-        usage = json.dumps(self._tally.as_json())
+        usage = json.dumps(self.usage())
         return f'data: {self._head}, "choices": [], "usage": {usage}}}\n\n'.encode() + DONE
 
     def _delta(self, idx: int, delta: inference_pb2.Delta) -> bytes:
-        choice = idx * self._wanted.num_samples + delta.sample_idx
+        choice = idx * self.wanted.num_samples + delta.sample_idx
         if self._is_plain and not delta.reasoning and not delta.tool_calls:
             if not delta.text:
                 return b""
@@ -103,13 +95,13 @@ class Chunks:
                 f"{self._parts[choice]}{quoted(delta.text)}{close}"
                 ', "logprobs": null, "finish_reason": null}]}\n\n'
             ).encode("ascii")  # fmt: skip
-        self._tally.tokens(idx, len(delta.token_ids))
-        if self._wanted.hides_output:
+        self.output[idx] += len(delta.token_ids)
+        if self.wanted.hides_output:
             return b""
         body: dict[str, Any] = self._chat_delta(choice, delta) if self._is_chat else {"text": delta.text}
-        if self._wanted.num_top is not None:
+        if self.wanted.num_top is not None:
             body["logprobs"] = self._logprobs(choice, delta)
-        if self._wanted.with_token_ids:
+        if self.wanted.with_token_ids:
             body["token_ids"] = list(delta.token_ids)
         is_empty = not (delta.text or delta.reasoning or delta.tool_calls or delta.token_ids)
         return b"" if is_empty else self._chunk(choice, body)
@@ -126,7 +118,7 @@ class Chunks:
         return {"delta": found}
 
     def _logprobs(self, choice: int, delta: inference_pb2.Delta) -> dict[str, object] | None:
-        num_top = self._wanted.num_top or 0
+        num_top = self.wanted.num_top or 0
         tokens = tokens_of(delta.token_ids, delta.logprobs, num_top)
         if self._is_chat:
             return of_chat(tokens)
@@ -135,7 +127,7 @@ class Chunks:
         return of_completion([(offset, tokens)], with_top=num_top > 0)
 
     def _finished(self, idx: int, finished: inference_pb2.Finished) -> bytes:
-        choice = idx * self._wanted.num_samples + finished.sample_idx
+        choice = idx * self.wanted.num_samples + finished.sample_idx
         body: dict[str, object] = {"delta": {}} if self._is_chat else {"text": ""}
         body["finish_reason"] = finish_reason(finished, has_calls=self._called[choice])
         body["stop_reason"] = stop_reason(finished)
@@ -143,7 +135,7 @@ class Chunks:
 
     def _chunk(self, choice: int, body: dict[str, Any]) -> bytes:
         whole = {"index": choice, "logprobs": None, "finish_reason": None, **body}
-        usage = f', "usage": {json.dumps(self._tally.as_json())}' if self._wanted.usage.continuous_usage_stats else ""
+        usage = f', "usage": {json.dumps(self.usage())}' if self.wanted.usage.continuous_usage_stats else ""
         return f'data: {self._head}, "choices": [{json.dumps(whole)}]{usage}}}\n\n'.encode()
 
 
@@ -181,42 +173,38 @@ class Choice:
             self.calls.setdefault(call.index, (call.id, call.name, []))[2].append(call.arguments)
 
 
-class Whole:
+class Whole(Frame):
     """One answer."""
 
-    def __init__(self, frame: Frame) -> None:
-        self._frame, self._wanted = frame, frame.wanted
-        self._choices = [Choice() for _ in range(len(frame.wanted.requests) * frame.wanted.num_samples)]
+    KINDS = "chat.completion", "text_completion"
+
+    def _begin(self) -> None:
+        self._choices = [Choice() for _ in range(self.num_choices)]
 
     def message(self, idx: int, response: inference_pb2.GenerateResponse) -> None:
         """Takes one message of call `idx`."""
         match response.WhichOneof("event"):
             case "delta":
                 delta = response.delta
-                self._choice(idx, delta.sample_idx).add(delta, self._wanted.num_top)
+                self._choice(idx, delta.sample_idx).add(delta, self.wanted.num_top)
             case "finished":
                 self._choice(idx, response.finished.sample_idx).finished = response.finished
-            case "prompt_info":
-                if self._wanted.num_prompt_top is not None:
-                    self._frame.prompts[idx].add(response.prompt_info, self._wanted.num_prompt_top)
-            case "summary":
-                self._frame.tally.summary(idx, response.summary.usage)
             case _:
-                pass
+                self.note(idx, response)
 
     def body(self) -> bytes:
         """The answer as JSON."""
-        wanted = self._wanted
+        wanted = self.wanted
         shape = self._chat if wanted.is_chat else self._completion
-        whole = self._frame.head(_CHAT if wanted.is_chat else _COMPLETION)
+        whole: dict[str, object] = {**self.head}
         whole["choices"] = [shape(i, choice) for i, choice in enumerate(self._choices)]
-        whole["usage"] = self._frame.tally.as_json()
+        whole["usage"] = self.usage()
         if wanted.is_chat and wanted.num_prompt_top is not None:
-            whole["prompt_logprobs"] = of_prompt(self._frame.prompts[0].logprobs)
+            whole["prompt_logprobs"] = of_prompt(self.prompts[0].logprobs)
         return json.dumps(whole).encode()
 
     def _choice(self, idx: int, sample_idx: int) -> Choice:
-        return self._choices[idx * self._wanted.num_samples + sample_idx]
+        return self._choices[idx * self.wanted.num_samples + sample_idx]
 
     def _chat(self, i: int, choice: Choice) -> dict[str, Any]:
         text = "".join(choice.texts)
@@ -230,12 +218,12 @@ class Whole:
                 for call_id, name, pieces in choice.calls.values()
             ]
         found = self._ended(i, choice) | {"message": message}
-        if self._wanted.num_top is not None:
+        if self.wanted.num_top is not None:
             found["logprobs"] = of_chat(choice.logprobs)
         return found
 
     def _completion(self, i: int, choice: Choice) -> dict[str, Any]:
-        wanted, prompt = self._wanted, self._frame.prompts[i // self._wanted.num_samples]
+        wanted, prompt = self.wanted, self.prompts[i // self.wanted.num_samples]
         text = "" if wanted.hides_output else "".join(choice.texts)
         found = self._ended(i, choice) | {"text": f"{prompt.text}{text}" if wanted.is_echo else text}
         tokens = [] if wanted.hides_output else choice.logprobs
@@ -253,6 +241,6 @@ class Whole:
             "finish_reason": finish_reason(choice.finished, has_calls=bool(choice.calls)),
             "stop_reason": stop_reason(choice.finished),
         }
-        if self._wanted.with_token_ids:
+        if self.wanted.with_token_ids:
             found["token_ids"] = choice.token_ids
         return found

@@ -155,31 +155,41 @@ class ShownPrompt:
         return first + self.logprobs
 
 
-class Tally:
-    """Counts from the messages of all calls. Until a call's Summary has come, its tokens are those that have come."""
+class Frame:
+    """What a stream and a whole answer have in common: their first members, their prompts, their usage.
 
-    __slots__ = ("_cached", "_hides_output", "_output", "_prompt", "_reasoning")
+    Until the Summary of a call has come, its tokens are those that have come.
+    """
 
-    def __init__(self, num_calls: int, *, hides_output: bool) -> None:
-        self._prompt = [0] * num_calls
-        self._output = [0] * num_calls
-        self._cached = 0
-        self._reasoning = 0
-        self._hides_output = hides_output
+    # `object` of a chat and of a completion.
+    KINDS: tuple[str, str]
 
-    def accepted(self, idx: int, accepted: inference_pb2.Accepted) -> None:
-        """Takes the number of a prompt's tokens."""
-        self._prompt[idx] = accepted.prompt_tokens
+    def __init__(
+        self, wanted: Wanted, request_id: str, model: str, prompts: Sequence[ShownPrompt], prompt_tokens: Sequence[int]
+    ) -> None:
+        """`prompts`, `prompt_tokens`: one for each call of the service, in order."""
+        self.wanted, self.prompts = wanted, prompts
+        prefix, kind = (_CHAT_ID, self.KINDS[0]) if wanted.is_chat else (_COMPLETION_ID, self.KINDS[1])
+        # The first members of an answer or a chunk.
+        self.head = {"id": f"{prefix}{request_id}", "object": kind, "created": int(time.time()), "model": model}
+        self.num_choices = len(wanted.requests) * wanted.num_samples
+        # By call.
+        self._prompt, self.output = [*prompt_tokens], [0] * len(prompts)
+        self._cached = self._reasoning = 0
+        self._begin()
 
-    def tokens(self, idx: int, number: int) -> None:
-        """Counts tokens of a delta that has ids."""
-        self._output[idx] += number
+    def _begin(self) -> None:
+        """Makes what needs no message yet."""
 
-    def summary(self, idx: int, usage: inference_pb2.Usage) -> None:
-        """Takes the numbers of a call that has ended."""
-        self._prompt[idx], self._output[idx] = usage.prompt_tokens, usage.output_tokens
-        self._cached += usage.cached_prompt_tokens
-        self._reasoning += usage.reasoning_tokens
+    def note(self, idx: int, response: inference_pb2.GenerateResponse) -> None:
+        """Takes what a message of call `idx` has of its prompt and its usage."""
+        if response.HasField("prompt_info") and self.wanted.num_prompt_top is not None:
+            self.prompts[idx].add(response.prompt_info, self.wanted.num_prompt_top)
+        elif response.HasField("summary"):
+            usage = response.summary.usage
+            self._prompt[idx], self.output[idx] = usage.prompt_tokens, usage.output_tokens
+            self._cached += usage.cached_prompt_tokens
+            self._reasoning += usage.reasoning_tokens
 
     @property
     def prompt_tokens(self) -> int:
@@ -189,9 +199,9 @@ class Tally:
     @property
     def output_tokens(self) -> int:
         """Of all choices."""
-        return 0 if self._hides_output else sum(self._output)
+        return 0 if self.wanted.hides_output else sum(self.output)
 
-    def as_json(self) -> dict[str, object]:
+    def usage(self) -> dict[str, object]:
         """OpenAI's `usage`."""
         prompt, output = self.prompt_tokens, self.output_tokens
         return {
@@ -201,27 +211,6 @@ class Tally:
             "prompt_tokens_details": {"cached_tokens": self._cached},
             "completion_tokens_details": {"reasoning_tokens": self._reasoning},
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """`prompts`: one for each call, in order."""
-
-    wanted: Wanted
-    request_id: str
-    model: str
-    prompts: Sequence[ShownPrompt]
-    tally: Tally
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def id(self) -> str:
-        """The id of the answer."""
-        return f"{_CHAT_ID if self.wanted.is_chat else _COMPLETION_ID}{self.request_id}"
-
-    def head(self, kind: str) -> dict[str, object]:
-        """The first members of an answer or a chunk."""
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 def finish_reason(finished: inference_pb2.Finished, *, has_calls: bool = False) -> str:
