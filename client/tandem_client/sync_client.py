@@ -16,9 +16,8 @@ from tandem.v1 import inference_pb2
 
 from tandem_client import calls
 from tandem_client.calls import Rpc, blocking, blocking_progress
-from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait
+from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, StreamBase
 from tandem_client.connection import ABORT_SECONDS
-from tandem_client.stream_base import StreamBase
 from tandem_client.types import Delta
 from tandem_client.wire.request import abort_request, to_service
 from tandem_client.wire.rpc_errors import ErrorReader

@@ -10,8 +10,8 @@ from google.rpc import error_details_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from tandem_client import AsyncClient, Client
+from tandem_client.client_base import Recovery
 from tandem_client.errors import InvalidArgument, NothingAnswers, Replaced, TandemError, Unavailable
-from tandem_client.stream_base import Recovery
 from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta
 from tests.client import fake_service

@@ -11,8 +11,8 @@ from google.rpc import error_details_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from tandem_client import AsyncClient, Client
+from tandem_client.client_base import StreamBase
 from tandem_client.errors import InvalidArgument, NotFound, Replaced, TandemError, Unavailable
-from tandem_client.stream_base import StreamBase
 from tandem_client.types import Delta, SampleOffset
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService

@@ -19,8 +19,7 @@ from tandem_client.connection import Metadata
 from tandem_client.gateway.accepting import Seat, Seats
 from tandem_client.gateway.errors import HttpError, overloaded, unauthenticated, unavailable
 from tandem_client.gateway.exchange import Places, header, read
-from tandem_client.gateway.guard import Guard
-from tandem_client.gateway.service import Service
+from tandem_client.gateway.service import Guard, Service
 from tandem_client.gateway.settings import Settings
 
 # A revoked token is noticed by the service in less than two seconds; these come on top, for what the gateway decides.

@@ -26,13 +26,12 @@ from tandem_client.gateway.admission import METRICS, Admission, Callers, metadat
 from tandem_client.gateway.errors import SERVER, HttpError
 from tandem_client.gateway.exchange import MAX_HEADER_BYTES, Answer, Pulse, bearer, refusal, values
 from tandem_client.gateway.generation import Generation
-from tandem_client.gateway.guard import Guard
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.openai.bodies import Detokenize, TokenizeChat, TokenizeText
 from tandem_client.gateway.openai.fields import read
 from tandem_client.gateway.openai.openapi import description
 from tandem_client.gateway.openai.wanted import CHAT, COMPLETION, Wanted, chat, chat_completion, completion
-from tandem_client.gateway.service import Service
+from tandem_client.gateway.service import Guard, Service
 from tandem_client.gateway.settings import Settings
 from tandem_contract.version import version
 

@@ -20,8 +20,7 @@ from tandem_client.connection import Metadata
 from tandem_client.gateway.errors import HttpError, unavailable
 from tandem_client.gateway.exchange import Answer, EventStream, Pulse, header
 from tandem_client.gateway.metrics import Meter
-from tandem_client.gateway.openai.answers import Chunks, Whole
-from tandem_client.gateway.openai.frame import ShownPrompt
+from tandem_client.gateway.openai.answers import Chunks, ShownPrompt, Whole
 from tandem_client.gateway.openai.wanted import Wanted
 from tandem_client.gateway.service import Service, ServiceCall
 

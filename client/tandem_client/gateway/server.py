@@ -25,10 +25,9 @@ import uvicorn
 from tandem_client.gateway.accepting import SEAT, Acceptor, Seat, Seats
 from tandem_client.gateway.app import App
 from tandem_client.gateway.certificates import Followed, follow, load
-from tandem_client.gateway.guard import Guard
 from tandem_client.gateway.metrics import Meter, table_bytes
 from tandem_client.gateway.protocol import Readers, bounded, parser_class
-from tandem_client.gateway.service import Service
+from tandem_client.gateway.service import Guard, Service
 from tandem_client.gateway.settings import Settings
 from tandem_contract.child import Program, python
 from tandem_contract.logs import announce

@@ -14,9 +14,20 @@ import typer
 from tandem_client.cli import flags
 from tandem_client.cli.chat import files
 from tandem_client.cli.chat.session import Session, check
-from tandem_client.cli.flags import CHAT, OUTPUT, SAMPLING, STOPPING, Service, connects, flag, option, parameter
+from tandem_client.cli.flags import (
+    CHAT,
+    OUTPUT,
+    SAMPLING,
+    STOPPING,
+    Service,
+    connects,
+    flag,
+    option,
+    parameter,
+    read_json,
+    read_text,
+)
 from tandem_client.cli.reporting import Exit, fail, reported
-from tandem_client.cli.values import read_json, read_text
 
 EXAMPLES = """
 Examples:

@@ -23,9 +23,13 @@ from tandem_client.cli.flags import (
     connects,
     flag,
     parameter,
+    parse_biases,
+    read_chat,
+    read_file,
+    read_json,
+    read_prompt,
 )
 from tandem_client.cli.reporting import Exit, fail, reported
-from tandem_client.cli.values import parse_biases, read_chat, read_file, read_json, read_prompt
 from tandem_client.types import FinishReason
 from tandem_client.wire.parts import TOOL_CHOICES
 

@@ -25,9 +25,11 @@ from tandem_client.cli.flags import (
     Timeout,
     connects,
     option,
+    parse_token_ids,
+    read_chat,
+    read_text,
 )
 from tandem_client.cli.reporting import Exit, describe, exit_code, reported
-from tandem_client.cli.values import parse_token_ids, read_chat, read_text
 from tandem_client.errors import DeadlineExceeded, TandemError, Unavailable
 from tandem_client.plural import counted
 from tandem_client.sync_client import Client
