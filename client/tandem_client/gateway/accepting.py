@@ -64,10 +64,8 @@ class Seats:
 
     def take(self, address: str) -> Seat | None:
         """Gives a stranger a place; None if its address has all of its own, or nobody can be ended for it."""
-        if self._per_address and self._by_address[address] >= self._per_address:
-            self._meter.add("connections_refused")
-            return None
-        if len(self._seated) >= self._max and not self._free_one():
+        has_all = bool(self._per_address) and self._by_address[address] >= self._per_address
+        if has_all or (len(self._seated) >= self._max and not self._free_one()):
             self._meter.add("connections_refused")
             return None
         seat = Seat(address)

@@ -18,22 +18,22 @@ UNKNOWN_FIELD = "unknown_parameter"
 _TOO_LONG = re.compile(r"\b(tokens|characters)\b.*; the limit is \d", re.DOTALL)
 _PROMPTS = ("prompt", "messages")
 
-# Status, type and code by class; the first that fits. A class comes before its bases.
-_KINDS: tuple[tuple[type[errors.TandemError], int, str, str | None], ...] = (
-    (errors.MessageTooLarge, 413, INVALID_REQUEST, "request_too_large"),
-    (errors.InvalidArgument, 400, INVALID_REQUEST, None),
-    (errors.NotFound, 404, INVALID_REQUEST, "model_not_found"),
-    (errors.Unauthenticated, 401, "authentication_error", "invalid_api_key"),
-    (errors.PermissionDenied, 403, "permission_error", "permission_denied"),
-    (errors.AlreadyExists, 409, INVALID_REQUEST, "request_id_taken"),
-    (errors.Replaced, 409, INVALID_REQUEST, "replaced"),
-    (errors.RateLimited, 429, "rate_limit_error", "rate_limit_exceeded"),
-    (errors.QueueFull, 429, "rate_limit_error", "queue_full"),
-    (errors.Quarantined, 400, INVALID_REQUEST, "request_quarantined"),
-    (errors.Unavailable, 503, "service_unavailable_error", "service_unavailable"),
-    (errors.Cancelled, 503, "service_unavailable_error", "service_unavailable"),
-    (errors.DeadlineExceeded, 408, "timeout_error", "deadline_exceeded"),
-)
+# Status, type and code by class; an error has those of its nearest one.
+_KINDS: Mapping[type, tuple[int, str, str | None]] = {
+    errors.MessageTooLarge: (413, INVALID_REQUEST, "request_too_large"),
+    errors.InvalidArgument: (400, INVALID_REQUEST, None),
+    errors.NotFound: (404, INVALID_REQUEST, "model_not_found"),
+    errors.Unauthenticated: (401, "authentication_error", "invalid_api_key"),
+    errors.PermissionDenied: (403, "permission_error", "permission_denied"),
+    errors.AlreadyExists: (409, INVALID_REQUEST, "request_id_taken"),
+    errors.Replaced: (409, INVALID_REQUEST, "replaced"),
+    errors.RateLimited: (429, "rate_limit_error", "rate_limit_exceeded"),
+    errors.QueueFull: (429, "rate_limit_error", "queue_full"),
+    errors.Quarantined: (400, INVALID_REQUEST, "request_quarantined"),
+    errors.Unavailable: (503, "service_unavailable_error", "service_unavailable"),
+    errors.Cancelled: (503, "service_unavailable_error", "service_unavailable"),
+    errors.DeadlineExceeded: (408, "timeout_error", "deadline_exceeded"),
+}
 _UNIMPLEMENTED = "UNIMPLEMENTED"
 
 
@@ -83,7 +83,8 @@ def unavailable(message: str, *, seconds: float = 1.0) -> HttpError:
 
 def from_service(error: errors.TandemError) -> HttpError:
     """The answer for an error of the service, whose message already names fields as OpenAI's API does."""
-    status, kind, code = _kind(error)
+    unknown = (501, SERVER, "not_implemented") if error.code.name == _UNIMPLEMENTED else (500, SERVER, "internal_error")
+    status, kind, code = next((_KINDS[cls] for cls in type(error).__mro__ if cls in _KINDS), unknown)
     param, message = error.keyword, error.message
     if isinstance(error, errors.InvalidArgument) and param in _PROMPTS and _TOO_LONG.search(error.message):
         code = "context_length_exceeded"
@@ -98,15 +99,6 @@ def from_service(error: errors.TandemError) -> HttpError:
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     return HttpError(status, message, kind=kind, param=param, code=code, headers=headers)
-
-
-def _kind(error: errors.TandemError) -> tuple[int, str, str | None]:
-    for cls, status, kind, code in _KINDS:
-        if isinstance(error, cls):
-            return status, kind, code
-    if error.code.name == _UNIMPLEMENTED:
-        return 501, SERVER, "not_implemented"
-    return 500, SERVER, "internal_error"
 
 
 def _retry_after(seconds: float) -> dict[str, str]:

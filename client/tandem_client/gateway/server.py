@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -54,14 +53,15 @@ def bind(settings: Settings) -> socket.socket:
 
     Only the processes of one gateway (`--processes`) share an address.
     """
-    host, port = settings.host_and_port
+    host, _, port = settings.listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if settings.table is not None:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind((host, port))
+        bound.bind((host, int(port)))
         if settings.processes > 1:
             # Set after the bind, which was refused beside another gateway; the children bind beside this socket.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -121,7 +121,6 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     app = App(settings, service, meter, guard, seats)
     readers = Readers(stall_seconds=_PINGS_TO_STALL * settings.ping_seconds)
     server = _Server(_config(settings, app, seats, readers), settings, seats)
-    url = _url_of(settings, bound)
     background = list[asyncio.Task[None]]()
     try:
         await guard.start()
@@ -130,10 +129,8 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
         background = [asyncio.create_task(work) for work in works]
         # uvicorn raises the signals that it has taken again when it has stopped; then they find these.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _already_handled)
-        announcing = asyncio.create_task(_announce(server, url))
+            signal.signal(number, lambda number, frame: None)
         await server.serve(sockets=[bound])
-        announcing.cancel()
     finally:
         for task in background:
             task.cancel()
@@ -150,10 +147,6 @@ def _files(settings: Settings, service: Service, context: ssl.SSLContext | None)
         [Followed((cert, key), partial(load, context, cert, key))] if context is not None and cert is not None else []
     )
     return [*ours, Followed((settings.service_ca, settings.service_cert, settings.service_key), service.connect)]
-
-
-def _already_handled(number: int, frame: FrameType | None) -> None:
-    pass
 
 
 class _Server(uvicorn.Server):
@@ -174,18 +167,13 @@ class _Server(uvicorn.Server):
                 handshakes_per_second=self._settings.bounds_of_address[1],
             )  # fmt: skip
             acceptors.append(acceptor)
+            announce("%s %s", LISTENING, _url_of(self._settings, one))
         self.servers = acceptors
         self.started = True
 
     def _protocol(self, seat: Seat) -> asyncio.Protocol:
         make: Any = self.config.http_protocol_class
         return make(config=self.config, server_state=self.server_state, app_state={SEAT: seat})
-
-
-async def _announce(server: uvicorn.Server, url: str) -> None:
-    while not server.started:
-        await asyncio.sleep(0.01)
-    announce("%s %s", LISTENING, url)
 
 
 def _config(settings: Settings, app: App, seats: Seats, readers: Readers) -> uvicorn.Config:
@@ -240,43 +228,13 @@ def run(settings: Settings, bound: socket.socket, arguments: Sequence[str]) -> i
             f"--table={table}",
             "--exit-with-parent",
         ]
-        return asyncio.run(_Processes(settings, flags, _url_of(settings, bound)).run())
+        return asyncio.run(_run(settings, flags, _url_of(settings, bound)))
 
 
-class _Processes:
-    def __init__(self, settings: Settings, flags: Sequence[str], url: str) -> None:
-        self._settings, self._url = settings, url
-        self._num_listening = 0
-        self._all = [self._kept(row, flags) for row in range(settings.processes)]
+async def _run(settings: Settings, flags: Sequence[str], url: str) -> int:
+    num_listening = 0
 
-    def _kept(self, row: int, flags: Sequence[str]) -> Supervisor:
-        program = Program(argv=python(_MODULE, *flags, f"--row={row}"))
-        name = f"gateway {row + 1}"
-        return Supervisor(name, lambda: program, _POLICY, hear=self._hear, on_change=self._on_change)
-
-    async def run(self) -> int:
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        running = [asyncio.create_task(run_async(each)) for each in self._all]
-        stopping = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in self._all:
-                each.stop(self._settings.grace_seconds + _SPARE_SECONDS)
-            ended = await asyncio.gather(*running, return_exceptions=True)
-        failure = next((each for each in ended if isinstance(each, ServiceEnded)), None)
-        for fault in ended:
-            if isinstance(fault, BaseException) and not isinstance(fault, ServiceEnded | asyncio.CancelledError):
-                raise fault
-        if failure is None:
-            log.info("stopped")
-            return 0
-        log.error("%s", failure)
-        return 2 if failure.wrong_settings else 1
-
-    def _hear(self, line: str) -> Heard:
+    def hear(line: str) -> Heard:
         if LISTENING in line:
             return Heard.SERVES
         # Without a reader of the log the gateway goes on.
@@ -284,11 +242,38 @@ class _Processes:
             print(line, file=sys.stderr, flush=True)
         return Heard.WORDS
 
-    def _on_change(self, one: Supervisor) -> None:
+    def on_change(one: Supervisor) -> None:
+        nonlocal num_listening
         if one.state == State.PAUSED:
             log.warning("%s", one.ended)
         elif one.state == State.SERVING:
-            self._num_listening += 1
+            num_listening += 1
             # At the start when all listen, then after each restart.
-            if self._num_listening >= self._settings.processes:
-                announce("%s %s", LISTENING, self._url)
+            if num_listening >= settings.processes:
+                announce("%s %s", LISTENING, url)
+
+    def kept(row: int) -> Supervisor:
+        program = Program(argv=python(_MODULE, *flags, f"--row={row}"))
+        return Supervisor(f"gateway {row + 1}", lambda: program, _POLICY, hear=hear, on_change=on_change)
+
+    supervisors = [kept(row) for row in range(settings.processes)]
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    running = [asyncio.create_task(run_async(each)) for each in supervisors]
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in supervisors:
+            each.stop(settings.grace_seconds + _SPARE_SECONDS)
+        ended = await asyncio.gather(*running, return_exceptions=True)
+    failure = next((each for each in ended if isinstance(each, ServiceEnded)), None)
+    for fault in ended:
+        if isinstance(fault, BaseException) and not isinstance(fault, ServiceEnded | asyncio.CancelledError):
+            raise fault
+    if failure is None:
+        log.info("stopped")
+        return 0
+    log.error("%s", failure)
+    return 2 if failure.wrong_settings else 1

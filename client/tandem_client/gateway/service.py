@@ -158,7 +158,7 @@ class Service:
 
 
 class ServiceCall:
-    """The call. `end` must be called; it cancels a call that still runs, and the service frees its request."""
+    """One Generate call. `end` must be called; it cancels a call that still runs, and the service frees its request."""
 
     __slots__ = ("_began", "_call", "_names", "_service", "accepted")
 

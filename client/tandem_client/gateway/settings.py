@@ -108,12 +108,6 @@ class Settings(BaseModel):
             ca=self.service_ca, cert=self.service_cert, key=self.service_key, server_name=self.service_name or None
         )
 
-    @property
-    def host_and_port(self) -> tuple[str, int]:
-        """Of `listen`."""
-        host, _, port = self.listen.rpartition(":")
-        return host.removeprefix("[").removesuffix("]"), int(port)
-
 
 PROGRAM = Program(
     command="python -P -m tandem_client.gateway",

@@ -361,19 +361,17 @@ def _call(call: chat_pb2.ToolCallDelta) -> dict[str, object]:
     return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
+@dataclass(slots=True)
 class Choice:
     """One sample of one prompt, as far as it has come."""
 
-    __slots__ = ("calls", "finished", "logprobs", "reasoning", "texts", "token_ids")
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.reasoning: list[str] = []
-        # Of each call: id, name, pieces of its arguments.
-        self.calls: dict[int, tuple[str, str, list[str]]] = {}
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.finished = inference_pb2.Finished()
+    texts: list[str] = field(default_factory=list[str])
+    reasoning: list[str] = field(default_factory=list[str])
+    # Of each call: id, name, pieces of its arguments.
+    calls: dict[int, tuple[str, str, list[str]]] = field(default_factory=dict[int, tuple[str, str, list[str]]])
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    finished: inference_pb2.Finished = field(default_factory=inference_pb2.Finished)
 
     def add(self, delta: inference_pb2.Delta, num_top: int | None) -> None:
         """Takes the next delta."""
