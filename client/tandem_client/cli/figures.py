@@ -71,7 +71,7 @@ def of_load(load: types.Load) -> Iterator[str]:
     yield f"pages     {_pages(load.pages_used, load.pages_total)}, {load.pages_cached:,} cached{host}"
     rate = f"hit rate {load.hit_rate:.0%}".replace("%", " %")
     yield f"cache     {rate} of {counted(load.prompt_tokens, 'prompt token')}"
-    pace = f"{_milliseconds(load.step_ms)} a step" if load.steps else "no step yet"
+    pace = f"{load.step_ms:{',.0f' if load.step_ms >= 10 else '.2g'}} ms a step" if load.steps else "no step yet"
     yield f"steps     {pace}; {load.steps:,} since start, {counted(load.output_tokens, 'output token')}"
     resets = counted(load.lane_resets, "lane reset")
     suspects = f"; {counted(load.suspects, 'suspect')} on trial" if load.suspects else ""
@@ -86,7 +86,8 @@ def of_load(load: types.Load) -> Iterator[str]:
     yield from _held_pools(load.held_pools)
     yield from _incidents(load.incidents)
     if load.worker_lost_seconds is not None:
-        yield f"lost      {_lost(load.worker_lost_seconds, load.worker_lost_reason)}"
+        why = f": {load.worker_lost_reason}" if load.worker_lost_reason else ""
+        yield f"lost      last worker lost {_duration(load.worker_lost_seconds)} ago{why}"
     if load.journal_suspended:
         yield f"journal   suspended: {load.journal_suspended}"
     elif load.journal_bytes:
@@ -201,17 +202,9 @@ def _pages(used: int, total: int) -> str:
     return f"{used:,} of {counted(total, 'page')} ({share})"
 
 
-def _milliseconds(value: float) -> str:
-    return f"{value:,.0f} ms" if value >= 10 else f"{value:.2g} ms"
-
-
 def _since(since: float | None) -> str:
     """Returns for how long, by this machine's clock, which may be another one than the service's."""
     return "" if since is None else f" for {_duration(max(0.0, time.time() - since))}"
-
-
-def _lost(seconds: float, reason: str) -> str:
-    return f"last worker lost {_duration(seconds)} ago{': ' if reason else ''}{reason}"
 
 
 def _duration(seconds: float) -> str:

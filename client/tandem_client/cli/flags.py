@@ -81,11 +81,9 @@ def refusal_in_flags(error: TandemError) -> str:
 
 def keyword_in_flags(message: str) -> str:
     """Returns a message of `request`, which begins with keywords, with the flags in their places."""
-    return _KEYWORDS_FIRST.sub(_flags_of, message, count=1)
-
-
-def _flags_of(found: re.Match[str]) -> str:
-    return " and ".join(_OF_KEYWORD.get(keyword, keyword) for keyword in found[0].split(" and "))
+    return _KEYWORDS_FIRST.sub(
+        lambda found: " and ".join(_OF_KEYWORD.get(each, each) for each in found[0].split(" and ")), message, count=1
+    )
 
 
 def _without_index(found: re.Match[str]) -> str:

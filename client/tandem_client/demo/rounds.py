@@ -137,12 +137,10 @@ async def run_round(
 
 def differing(undisturbed: Round, disturbed: Round) -> list[int]:
     """Returns the indices of the prompts with two different completions."""
-    pairs = zip(undisturbed.completions, disturbed.completions, strict=True)
-    return [index for index, (one, other) in enumerate(pairs) if not _same(one, other)]
-
-
-def _same(one: Completion, other: Completion) -> bool:
-    return (one.token_ids, one.text, one.ended_by) == (other.token_ids, other.text, other.ended_by)
+    ones, others = (
+        [(each.token_ids, each.text, each.ended_by) for each in of.completions] for of in (undisturbed, disturbed)
+    )
+    return [index for index, (one, other) in enumerate(zip(ones, others, strict=True)) if one != other]
 
 
 async def _ask(

@@ -38,8 +38,9 @@ class Silence:
 
     def __init__(self, now: float) -> None:
         self._since = now
-        # Parts of the answer that have come.
+        # Parts of the answer that have come, and when the first one came.
         self.num_parts = 0
+        self.first: float | None = None
         self._requests_ahead = 0
         # The service's own words since the last part.
         self._reason = ""
@@ -77,7 +78,7 @@ class Silence:
         seconds = now - self._since
         what = "worker lost" if self._is_loss else "connection lost" if self._lost_connection else ""
         told = f"{what}, resumed after {seconds:.1f} s" if what else ""
-        self._since, self.num_parts = now, self.num_parts + 1
+        self._since, self.num_parts, self.first = now, self.num_parts + 1, self.first or now
         self._reason, self._cause, self._is_loss, self._lost_connection = "", "", False, False
         return told
 
@@ -101,11 +102,11 @@ class Silence:
 class Answer:
     """What came of an answer, and how it ended."""
 
-    text: str
-    reasoning: str
-    calls: tuple[ToolCall, ...]
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
     # The line of figures; empty if the answer has no end.
-    figures: str
+    figures: str = ""
     error: Exception | None = None
     is_interrupted: bool = False
 
@@ -119,13 +120,12 @@ async def ask(
     try:
         stream = client.generate(chat=messages, resume=True, **settings)
     except (TypeError, ValueError) as error:
-        return Answer(text="", reasoning="", calls=(), figures="", error=error)
-    reading = _Reading(stream, screen, silence)
+        return Answer(error=error)
     failed: Exception | None = None
     async with _background(_draw(screen, silence), _look(client, silence)):
         is_interrupted = False
         try:
-            is_interrupted = not await _until_interrupted(reading.run())
+            is_interrupted = not await _until_interrupted(_read(stream, screen, silence))
         except errors.TandemError as error:
             failed = error
         finally:
@@ -133,8 +133,8 @@ async def ask(
     screen.finish()
     (sample, *_) = stream.samples
     figures = ""
-    if stream.summary is not None and reading.first is not None:
-        figures = closing_line(stream, reading.first - started, time.monotonic() - reading.first)
+    if stream.summary is not None and silence.first is not None:
+        figures = closing_line(stream, silence.first - started, time.monotonic() - silence.first)
     return Answer(
         text=sample.text,
         reasoning=sample.reasoning,
@@ -145,34 +145,24 @@ async def ask(
     )
 
 
-class _Reading:
-    """Reads the stream into the screen."""
-
-    def __init__(self, stream: AsyncGenerateStream, screen: Screen, silence: Silence) -> None:
-        self._stream, self._screen, self._silence = stream, screen, silence
-        # When the first part came.
-        self.first: float | None = None
-
-    async def run(self) -> None:
-        """Reads to the end. Raises TandemError."""
-        async for message in self._stream.messages():
-            now = time.monotonic()
-            match message.WhichOneof("event"):
-                case "accepted":
-                    self._silence.accepted(message.accepted.requests_ahead)
-                case "waiting":
-                    is_loss = message.waiting.reason == inference_pb2.WAIT_REASON_WORKER_LOST
-                    self._silence.waits(message.waiting.message, is_loss=is_loss)
-                case "delta":
-                    self.first = self.first or now
-                    if told := self._silence.part(now):
-                        self._screen.note(told)
-                    if message.delta.reasoning:
-                        self._screen.add(Kind.REASONING, message.delta.reasoning)
-                    if message.delta.text:
-                        self._screen.add(Kind.CONTENT, message.delta.text)
-                case _:
-                    pass
+async def _read(stream: AsyncGenerateStream, screen: Screen, silence: Silence) -> None:
+    """Reads the stream into the screen, to its end. Raises TandemError."""
+    async for message in stream.messages():
+        match message.WhichOneof("event"):
+            case "accepted":
+                silence.accepted(message.accepted.requests_ahead)
+            case "waiting":
+                is_loss = message.waiting.reason == inference_pb2.WAIT_REASON_WORKER_LOST
+                silence.waits(message.waiting.message, is_loss=is_loss)
+            case "delta":
+                if told := silence.part(time.monotonic()):
+                    screen.note(told)
+                if message.delta.reasoning:
+                    screen.add(Kind.REASONING, message.delta.reasoning)
+                if message.delta.text:
+                    screen.add(Kind.CONTENT, message.delta.text)
+            case _:
+                pass
 
 
 async def _until_interrupted(reading: Any) -> bool:
