@@ -136,7 +136,11 @@ def flush_cache(*, timeout: float | None = None) -> Rpc[int]:
 def quarantine(*, timeout: float | None = None) -> Rpc[list[types.QuarantinedRequest]]:
     """The requests that the service refuses because they killed their workers, oldest first."""
     request = control_pb2.ListQuarantineRequest()
-    return _rpc(lambda stubs: stubs.control.ListQuarantine, request, timeout, messages.quarantine)
+
+    def read(answer: control_pb2.ListQuarantineResponse) -> list[types.QuarantinedRequest]:
+        return [messages.value(types.QuarantinedRequest, each) for each in answer.requests]
+
+    return _rpc(lambda stubs: stubs.control.ListQuarantine, request, timeout, read)
 
 
 def clear_quarantine(*keys: str, timeout: float | None = None) -> Rpc[int]:

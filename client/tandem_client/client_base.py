@@ -126,7 +126,9 @@ class StreamBase(Transcript, Generic[_Event]):
 
         With a `resumption` this call is sent to `service` instead of the request, of which only the id is known.
         """
-        super().__init__(request, None if resumption is None else messages.offsets(resumption))
+        known = () if resumption is None else resumption.offsets
+        offsets = [messages.value(SampleOffset, offset) for offset in known]
+        super().__init__(request, None if resumption is None else offsets)
         self._request = request
         self._resume = resume
         self._abort = abort
@@ -217,11 +219,7 @@ class StreamBase(Transcript, Generic[_Event]):
 
 
 class ClientBase(Generic[_Stream]):
-    """The address, the number of retries and the access, which all calls of a client share.
-
-    A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
-    Every call takes `timeout`, in seconds, for all its tries together; None: no end.
-    """
+    """The address, the number of retries and the access, which all calls of a client share."""
 
     # The class of the streams, and whether a channel belongs to the event loop that runs when it is made.
     _new_stream: Callable[..., _Stream]

@@ -1,13 +1,16 @@
-"""Turns protobuf messages into the values of `types`.
+"""Turns protobuf messages into the values of `types`, by the names and the types of their fields.
 
 Owns the mapping. Knows nothing of calls.
 """
 
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
-from typing import Any, TypeVar, cast
+from functools import cache, partial
+from types import UnionType
+from typing import Any, TypeVar, cast, get_origin
 
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 from tandem.v1 import control_pb2, inference_pb2
 
@@ -18,37 +21,70 @@ _Value = TypeVar("_Value")
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
-def _reader(cls: type[_Word], enum: Any) -> Callable[[int], _Word]:
-    """Returns what makes a value of an enum's number: its name in small letters, or UNKNOWN if the number is newer."""
-    (unspecified, _), *others = enum.items()
-    prefix = unspecified.removesuffix("UNSPECIFIED")
-    known = {number: cls(name.removeprefix(prefix).lower()) for name, number in others}
+def value(cls: type[_Value], message: Message, **given: Any) -> _Value:
+    """A value of the class: the given fields, and all others from the message's fields of the same names.
+
+    A field that may be None is None where the message's field is not set. A number of an enum that is newer than this
+    client is UNKNOWN.
+    """
+    for name, may_be_unset, read in _readers(cls, message.DESCRIPTOR):
+        if name not in given:
+            is_unset = may_be_unset and not message.HasField(name)
+            found = None if is_unset else getattr(message, name)
+            given[name] = found if is_unset or read is None else read(found)
+    return cls(**given)
+
+
+@cache
+def _readers(cls: Any, message: Descriptor) -> list[tuple[str, bool, Callable[[Any], Any] | None]]:
+    """Of each field: its name, whether it may be None, and what makes its value of the message's; None: it is that."""
+    found: list[tuple[str, bool, Callable[[Any], Any] | None]] = []
+    for field in fields(cls):
+        kind: Any = field.type
+        may_be_unset = isinstance(kind, UnionType)
+        kind = kind.__args__[0] if may_be_unset else kind
+        found.append((field.name, may_be_unset, _reader(kind, message.fields_by_name[field.name])))
+    return found
+
+
+def _reader(kind: Any, field: FieldDescriptor) -> Callable[[Any], Any] | None:
+    if get_origin(kind) is tuple:
+        (of, _) = kind.__args__
+        return partial(_values, cast(Any, of)) if is_dataclass(of) else tuple
+    if is_dataclass(kind):
+        return partial(value, cast(Any, kind))
+    return _words(kind, cast(EnumDescriptor, field.enum_type)) if issubclass(kind, StrEnum) else None
+
+
+def _values(cls: type[Any], given: Iterable[Message]) -> tuple[Any, ...]:
+    return tuple(value(cls, each) for each in given)
+
+
+def _words(cls: type[_Word], enum: EnumDescriptor) -> Callable[[int], _Word]:
+    """What makes a value of an enum's number: its name in small letters, without the name of the enum."""
+    prefix = enum.values[0].name.removesuffix("UNSPECIFIED")
+    # The first is "unspecified".
+    known = {each.number: cls(each.name.removeprefix(prefix).lower()) for each in enum.values[1:]}
     return lambda number: known.get(number, cls("unknown"))
 
 
-_finish_reason = _reader(types.FinishReason, inference_pb2.FinishReason)
-_wait_reason = _reader(types.WaitReason, inference_pb2.WaitReason)
-_abort_outcome = _reader(types.AbortOutcome, control_pb2.AbortOutcome)
-_drain_state = _reader(types.DrainState, control_pb2.DrainState)
-_update_state = _reader(types.UpdateState, control_pb2.UpdateState)
-_worker_state = _reader(types.WorkerState, control_pb2.WorkerState)
+_wait_reason = _words(types.WaitReason, inference_pb2.WaitReason.DESCRIPTOR)
+_abort_outcome = _words(types.AbortOutcome, control_pb2.AbortOutcome.DESCRIPTOR)
+accepted, waiting = partial(value, types.Accepted), partial(value, types.Waiting)
+finished, summary = partial(value, types.Finished), partial(value, types.Summary)
+model_info, rendered_chat = partial(value, types.ModelInfo), partial(value, types.RenderedChat)
+drain_progress, update_progress = partial(value, types.DrainProgress), partial(value, types.UpdateProgress)
 
 
-def _value(cls: type[_Value], message: Message, **others: Any) -> _Value:
-    """A value of the class: the given fields, and all others from the message's fields of the same names."""
-    names = [field.name for field in fields(cast(Any, cls)) if field.name not in others]
-    return cls(**{name: getattr(message, name) for name in names}, **others)
+def load(message: control_pb2.GetLoadResponse) -> types.Load:
+    """The value of GetLoad's answer."""
+    why = _wait_reason(message.not_serving_reason) if message.not_serving else None
+    return value(types.Load, message, not_serving_reason=why)
 
 
-def _set(message: Message, field: str) -> Any:
-    """The value of a field; None if it is not set."""
-    return getattr(message, field) if message.HasField(field) else None
-
-
-def accepted(message: inference_pb2.Accepted) -> types.Accepted:
-    """The value of an Accepted message."""
-    sampling = _value(types.Sampling, message.sampling)
-    return _value(types.Accepted, message, sampling=sampling, warnings=tuple(message.warnings))
+def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, types.AbortOutcome]:
+    """Request id to outcome, in the order of the answer."""
+    return {result.request_id: _abort_outcome(result.outcome) for result in message.results}
 
 
 def delta(message: inference_pb2.Delta) -> types.Delta:
@@ -61,9 +97,7 @@ def delta(message: inference_pb2.Delta) -> types.Delta:
         sample_idx=message.sample_idx,
         logprobs=_logprobs(message.logprobs) if message.HasField("logprobs") else (),
         reasoning=message.reasoning,
-        tool_calls=tuple(_value(types.ToolCallDelta, call) for call in message.tool_calls)
-        if message.tool_calls
-        else (),
+        tool_calls=tuple(value(types.ToolCallDelta, call) for call in message.tool_calls) if message.tool_calls else (),
     )
 
 
@@ -100,87 +134,3 @@ def _logprobs(message: inference_pb2.Logprobs) -> tuple[types.TokenLogprob, ...]
         )
         for idx, logprob in enumerate(message.logprobs)
     )
-
-
-def waiting(message: inference_pb2.Waiting) -> types.Waiting:
-    """The value of a Waiting message."""
-    return _value(types.Waiting, message, reason=_wait_reason(message.reason))
-
-
-def finished(message: inference_pb2.Finished) -> types.Finished:
-    """The value of a Finished message."""
-    return _value(
-        types.Finished,
-        message,
-        reason=_finish_reason(message.reason),
-        stop_token_id=_set(message, "stop_token_id"),
-        stop_string=_set(message, "stop_string"),
-    )
-
-
-def summary(message: inference_pb2.Summary) -> types.Summary:
-    """The value of a Summary message."""
-    weights = tuple(_value(types.WeightsSpan, span) for span in message.weights)
-    usage, timing = _value(types.Usage, message.usage), _value(types.Timing, message.timing)
-    return types.Summary(usage=usage, timing=timing, weights=weights)
-
-
-def model_info(message: control_pb2.GetModelInfoResponse) -> types.ModelInfo:
-    """The value of GetModelInfo's answer."""
-    limits = None
-    if message.HasField("limits"):
-        limits = _value(types.RequestLimits, message.limits, max_new_tokens=_set(message.limits, "max_new_tokens"))
-    return _value(
-        types.ModelInfo,
-        message,
-        eos_token_ids=tuple(message.eos_token_ids),
-        sampling_defaults=_value(types.SamplingDefaults, message.sampling_defaults),
-        limits=limits,
-        chat_parts=tuple(message.chat_parts),
-    )
-
-
-def rendered_chat(message: inference_pb2.RenderChatResponse) -> types.RenderedChat:
-    """The value of RenderChat's answer."""
-    return types.RenderedChat(text=message.text, token_ids=tuple(message.token_ids))
-
-
-def offsets(message: inference_pb2.ResumeRequest) -> tuple[types.SampleOffset, ...]:
-    """The offsets of a Resume call."""
-    return tuple(_value(types.SampleOffset, offset) for offset in message.offsets)
-
-
-def load(message: control_pb2.GetLoadResponse) -> types.Load:
-    """The value of GetLoad's answer."""
-    return _value(
-        types.Load,
-        message,
-        per_worker=tuple(
-            _value(types.WorkerLoad, worker, state=_worker_state(worker.state)) for worker in message.per_worker
-        ),
-        worker_lost_seconds=_set(message, "worker_lost_seconds"),
-        incidents=_value(types.Incidents, message.incidents),
-        held_pools=_value(types.HeldPools, message.held_pools),
-        not_serving_reason=_wait_reason(message.not_serving_reason) if message.not_serving else None,
-        not_serving_since=_set(message, "not_serving_since"),
-    )
-
-
-def quarantine(message: control_pb2.ListQuarantineResponse) -> list[types.QuarantinedRequest]:
-    """The values of ListQuarantine's answer."""
-    return [_value(types.QuarantinedRequest, request) for request in message.requests]
-
-
-def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, types.AbortOutcome]:
-    """Request id to outcome, in the order of the answer."""
-    return {result.request_id: _abort_outcome(result.outcome) for result in message.results}
-
-
-def drain_progress(message: control_pb2.DrainResponse) -> types.DrainProgress:
-    """The value of one of Drain's answers."""
-    return _value(types.DrainProgress, message, state=_drain_state(message.state))
-
-
-def update_progress(message: control_pb2.UpdateWeightsResponse) -> types.UpdateProgress:
-    """The value of one of UpdateWeights' answers."""
-    return _value(types.UpdateProgress, message, state=_update_state(message.state))
