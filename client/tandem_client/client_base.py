@@ -109,33 +109,30 @@ class StreamBase(Transcript, Generic[_Event]):
 
     def __init__(
         self,
+        client: "ClientBase[Any]",
         request: inference_pb2.GenerateRequest,
         *,
-        start: Callable[[inference_pb2.GenerateRequest, float | None], Any],
-        tries: Tries,
-        errors: ErrorReader,
-        resume: Callable[[inference_pb2.ResumeRequest, float | None, str | None], Any],
-        abort: Callable[[str, str | None], object],
+        keywords: Mapping[str, str],
+        timeout: float | None,
+        metadata: Metadata,
         recovery: Recovery | None,
         resumption: inference_pb2.ResumeRequest | None = None,
         service: str | None = None,
     ) -> None:
-        """`abort` sends an Abort without waiting. A lost stream is continued if `recovery` is not None.
-
-        Both get the service of the request, if it is known.
+        """`keywords` set the request's fields. A lost stream is continued if `recovery` is not None.
 
         With a `resumption` this call is sent to `service` instead of the request, of which only the id is known.
         """
         known = () if resumption is None else resumption.offsets
         offsets = [messages.value(SampleOffset, offset) for offset in known]
         super().__init__(request, None if resumption is None else offsets)
+        # Its private parts are those of this module.
+        self._client: Any = client
         self._request = request
-        self._resume = resume
-        self._abort = abort
+        self._metadata = metadata
         self._recovery = recovery
-        self._start = start
-        self._tries = tries
-        self._errors = errors
+        self._tries: Tries = self._client._tries(timeout)
+        self._errors = ErrorReader(address=client.address, timeout=timeout, keywords=keywords)
         self._resumption = resumption
         self._closed = self._new_event()
         # The service that has the request, for `resume` and `abort` in another process, as a proxy in front of several
@@ -165,7 +162,7 @@ class StreamBase(Transcript, Generic[_Event]):
         self._cancel()
 
     def _cancel(self) -> object:
-        """Cancels the call. Returns what `abort` returned if the request would go on without its reader, else None."""
+        """Cancels the call. Returns the Abort under way if the request would go on without its reader, else None."""
         was_open = not self._closed.is_set()
         self._closed.set()
         self._call.cancel()
@@ -173,14 +170,16 @@ class StreamBase(Transcript, Generic[_Event]):
         return self._send_abort() if was_open and lingers else None
 
     def _send_abort(self) -> object:
-        return self._abort(self._request.request_id, self.service)
+        return self._client._abort_later(self._request.request_id, self.service)
 
     def _begin(self) -> None:
         resumption = self._resumption if self.accepted is None else self._rest_request()
+        remaining, stubs = self._tries.remaining(), self._client._stubs
         if resumption is None:
-            self._call = self._start(self._request, self._tries.remaining())
+            self._call: Any = stubs.inference.Generate(self._request, timeout=remaining, metadata=self._metadata)
         else:
-            self._call = self._resume(resumption, self._tries.remaining(), self.service)
+            own = (*self._metadata, *to_service(self.service))
+            self._call = stubs.inference.Resume(resumption, timeout=remaining, metadata=own)
 
     def _note_service(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
         """Reads the metadata that came with the first message."""
@@ -262,7 +261,10 @@ class ClientBase(Generic[_Stream]):
         ids of `traceparent`, a W3C trace context.
         """
         request, recovery = lingering_request(prompt, resume=resume, **options)
-        return self._stream(request, FIELD_KEYWORDS, timeout, recovery, self._metadata_of(request, traceparent))
+        metadata = self._metadata_of(request, traceparent)
+        return self._new_stream(
+            self, request, keywords=FIELD_KEYWORDS, timeout=timeout, metadata=metadata, recovery=recovery
+        )
 
     def resume(
         self,
@@ -287,35 +289,10 @@ class ClientBase(Generic[_Stream]):
         resumption = resume_request(request_id, secret, offsets)
         # The known part of the request.
         request = inference_pb2.GenerateRequest(request_id=request_id)
-        return self._stream(request, RESUME_KEYWORDS, timeout, recovery, self._metadata, resumption, service)
-
-    def _stream(
-        self,
-        request: inference_pb2.GenerateRequest,
-        keywords: Mapping[str, str],
-        timeout: float | None,
-        recovery: Recovery | None,
-        metadata: Metadata,
-        resumption: inference_pb2.ResumeRequest | None = None,
-        service: str | None = None,
-    ) -> _Stream:
-        def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> Any:
-            return self._stubs.inference.Generate(request, timeout=remaining, metadata=metadata)
-
-        def start_again(request: inference_pb2.ResumeRequest, remaining: float | None, at: str | None) -> Any:
-            return self._stubs.inference.Resume(request, timeout=remaining, metadata=(*metadata, *to_service(at)))
-
         return self._new_stream(
-            request,
-            start=start,
-            tries=self._tries(timeout),
-            errors=ErrorReader(address=self.address, timeout=timeout, keywords=keywords),
-            resume=start_again,
-            abort=self._abort_later,
-            recovery=recovery,
-            resumption=resumption,
-            service=service,
-        )
+            self, request, keywords=RESUME_KEYWORDS, timeout=timeout, metadata=self._metadata, recovery=recovery,
+            resumption=resumption, service=service,
+        )  # fmt: skip
 
     @property
     def _stubs(self) -> Stubs:
