@@ -238,7 +238,7 @@ class ClientBase(Generic[_Stream]):
         self._metadata = self._access.metadata
         self._max_retries = max_retries
         # A channel of a loop is made at first use.
-        self._opened = None if self._is_of_loop else Stubs(self._access.channel())
+        self._opened: Stubs | None = None if self._is_of_loop else Stubs(self._access.channel())
         # Aborts of requests that linger and whose streams were closed. What is dropped is cancelled.
         self._aborting: set[Any] = set()
 

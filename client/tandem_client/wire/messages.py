@@ -3,7 +3,7 @@
 Owns the mapping. Knows nothing of calls.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache, partial
@@ -50,10 +50,14 @@ def _readers(cls: Any, message: Descriptor) -> list[tuple[str, bool, Callable[[A
 def _reader(kind: Any, field: FieldDescriptor) -> Callable[[Any], Any] | None:
     if get_origin(kind) is tuple:
         (of, _) = kind.__args__
-        return (lambda given: tuple(value(of, each) for each in given)) if is_dataclass(of) else tuple
+        return partial(_values, cast(Any, of)) if is_dataclass(of) else tuple
     if is_dataclass(kind):
         return partial(value, cast(Any, kind))
-    return _words(kind, field.enum_type) if issubclass(kind, StrEnum) else None
+    return _words(kind, cast(EnumDescriptor, field.enum_type)) if issubclass(kind, StrEnum) else None
+
+
+def _values(cls: type[Any], given: Iterable[Message]) -> tuple[Any, ...]:
+    return tuple(value(cls, each) for each in given)
 
 
 def _words(cls: type[_Word], enum: EnumDescriptor) -> Callable[[int], _Word]:
