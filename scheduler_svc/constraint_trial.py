@@ -2,7 +2,7 @@
 
 llguidance may need minutes for a small grammar and cannot be interrupted, so it runs where it can be killed. The
 process reads the tokenizer once (`tandem_contract/fork_server.py`). Its child takes one packet and sends one back,
-until the front end closes the socket, or kills it (`frontend/constraints/trial_process.py`).
+until the front end closes the socket, or kills it (`frontend/constraints/trials.py`).
 
 A request is its number and the grammar, an answer the number and why the grammar is refused, empty if it is not. The
 child's first packet has number 0, its process id, and how slow its machine is. A trial compiles the grammar, computes

@@ -1,7 +1,7 @@
 """Makes the plans of all lanes and reads the results of their steps.
 
 `Steps` owns the durations of the last steps, and what workers are told of constraints. If a step fails, its requests
-become suspects (`suspicion/suspects.py`), as they do if a worker dies. `Steps` does not end requests itself: it returns
+become suspects (`suspects.py`), as they do if a worker dies. `Steps` does not end requests itself: it returns
 those that end.
 """
 

@@ -5,7 +5,7 @@ references, `<[ID]>`; other marks are strings, which a lazy lexeme finds in free
 where its trigger stands: from there on only a complete call matches.
 
 The grammar also says where JSON stands in the answer, in the words that the worker reads
-(`gpu_worker/constraints/places.py`): in calls, and in content under a schema. Reasoning, free text and values that are
+(`gpu_worker/constraints/names.py`): in calls, and in content under a schema. Reasoning, free text and values that are
 texts are not JSON, whatever braces they have.
 """
 
