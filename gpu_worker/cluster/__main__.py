@@ -95,7 +95,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, BaseModel]:
         values = {n + 1 for n, word in enumerate(own) if word[:1] == "-" and "=" not in word}
         place = next((n for n, word in enumerate(own) if word[:1] != "-" and n not in values), len(own))
         own.insert(place, "--workers")
-    program = Program(command=f"{_PROGRAM} {command}", model=_COMMANDS[command], description=_HELP.splitlines()[2])
+    program = Program(command=f"{_PROGRAM} {command}", model=_COMMANDS[command], description=_HELP.split("\n\n")[1])
     settings = program.read(own, {})
     if isinstance(settings, Fleet):
         return command, settings.model_copy(update={"flags": tuple(of_worker)}).checked()

@@ -41,8 +41,11 @@ def commands(command: Any, name: str) -> Iterator[str]:
 def programs() -> Iterator[str]:
     """The programs, and what --help lists, in each mode. The client's command is read from its objects instead."""
     for package, folder in PACKAGES.items():
-        for path in Path(folder).rglob("__main__.py"):
-            module = ".".join([package, *path.parent.relative_to(folder).parts])
+        for path in Path(folder).rglob("*.py"):
+            if '\nif __name__ == "__main__":' not in path.read_text():
+                continue
+            parts = path.with_suffix("").relative_to(folder).parts
+            module = ".".join([package, *(part for part in parts if part != "__main__")])
             yield f"program {module}"
             for mode in [[], *MODES.get(module, [])] if module != "tandem_client.cli" else ():
                 yield from helped([module, *mode])
@@ -56,8 +59,9 @@ def helped(program: list[str]) -> Iterator[str]:
     if ended.returncode == 0:
         for flag in re.findall(r"^[\s│]*(?:-\w,? )?(--[a-z][\w-]*)", ended.stdout, re.MULTILINE):
             yield f"flag {' '.join(program)} {flag}"
-        # argparse lists them below the placeholder, indented further.
-        for child in re.findall(r"^    ([a-z-]+) ", ended.stdout.partition("  COMMAND\n")[2], re.MULTILINE):
+        # They are listed below a placeholder of argparse, or below a line of the program's own.
+        below = re.split(r"^  COMMAND\n|^commands .*:\n", ended.stdout, flags=re.MULTILINE)[1:]
+        for child in re.findall(r"^  (?:  )?([a-z-]+) ", "".join(below), re.MULTILINE):
             yield f"command {' '.join(program)} {child}"
             yield from helped([*program, child])
 
