@@ -33,6 +33,8 @@ def figures(printed: str) -> Run:
             line: dict[str, Any] = json.loads(text)
             title = ", ".join(str(each) for each in line.values() if isinstance(each, str))
             for path, value in _numbers(line):
+                # A spread is named by its median.
+                path = path.removesuffix(".median")
                 name = f"{title}: {path}" if title else path
                 while name in found:
                     name += "'"
