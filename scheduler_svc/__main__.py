@@ -202,8 +202,8 @@ class _Service:
             num_signals += 1
 
         def on_news() -> None:
-            # What the loop has not read yet wakes it too.
-            with suppress(BlockingIOError):
+            # What the loop has not read yet wakes it too; after its end, threads of processes still call this.
+            with suppress(OSError):
                 woken.send(b"\0")
 
         wake, woken = socket.socketpair()

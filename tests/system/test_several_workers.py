@@ -1,5 +1,6 @@
 """Two workers on one machine: both serve, both keep a prefix cache, and the loss of one costs no stream."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -96,8 +97,10 @@ def test_a_kill_under_sixteen_streams_moves_them_to_the_other_worker(rig: Rig) -
     streams = generate(caller, asks)
     for stream in streams:
         stream.wait_tokens(5)
+    # None of its streams ends between the count and its death.
+    second.signal(signal.SIGSTOP)
     theirs = running(caller)[second.pid]
-    assert theirs >= 6
+    assert theirs > 0
     second.kill()
     caller.wait_load(lambda load: load.workers == 1)
     check(asks, streams)
