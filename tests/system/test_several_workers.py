@@ -1,7 +1,7 @@
 """Two workers on one machine: both serve, both keep a prefix cache, and the loss of one costs no stream."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -11,12 +11,14 @@ from tests.system.asks import Ask, random_asks
 
 SHAPE = ("--page-size", "4", "--num-pages", "1024", "--max-rows", "16", "--max-length", "1024", "--token-budget", "128")
 SLOW = ("--step-ms", "2")
+# Streams of it have not ended when all have begun, on a busy machine too.
+SLOWER = ("--step-ms", "10")
 
 
-def two_of(rig: Rig) -> tuple[Child, Child, Caller]:
+def two_of(rig: Rig, pace: Sequence[str] = SLOW) -> tuple[Child, Child, Caller]:
     """Two serving workers in the order of their joining, and a caller."""
-    _, first, caller = rig.serve(*SHAPE, *SLOW)
-    second = rig.worker(*SHAPE, *SLOW)
+    _, first, caller = rig.serve(*SHAPE, *pace)
+    second = rig.worker(*SHAPE, *pace)
     second.wait_line("^joined")
     return first, second, caller
 
@@ -92,7 +94,7 @@ def test_a_worker_with_another_attention_window_is_refused(two: tuple[Child, Chi
 
 
 def test_a_kill_under_sixteen_streams_moves_them_to_the_other_worker(rig: Rig) -> None:
-    first, second, caller = two_of(rig)
+    first, second, caller = two_of(rig, SLOWER)
     asks = long_asks(16, seed=2)
     streams = generate(caller, asks)
     for stream in streams:
@@ -100,7 +102,7 @@ def test_a_kill_under_sixteen_streams_moves_them_to_the_other_worker(rig: Rig) -
     # None of its streams ends between the count and its death.
     second.signal(signal.SIGSTOP)
     theirs = running(caller)[second.pid]
-    assert theirs > 0
+    assert theirs >= 6
     second.kill()
     caller.wait_load(lambda load: load.workers == 1)
     check(asks, streams)

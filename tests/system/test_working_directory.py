@@ -161,7 +161,8 @@ def commands(path: Path) -> Sequence[str]:
 
 def test_every_command_of_a_module_has_the_flag() -> None:
     found = {f"{path}: {command}" for path in files(*PROGRAMS) for command in commands(path)}
-    assert len(found) >= 3
+    # Elsewhere commands are made by the first of them.
+    assert {Path(each.partition(":")[0]).name for each in found} == {"child.py", "fork_server.py", "local.py"}
     assert [each for each in sorted(found) if "'-P', '-m'" not in each] == []
 
 
