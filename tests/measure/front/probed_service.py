@@ -46,8 +46,8 @@ def _probe_core(folder: Path) -> list[float]:
     sent: list[float] = []
     send = EffectDispatcher.send
 
-    def noted_send(self: Any, link: Any, peer: str, frame: bytes) -> None:
-        if link is self._frontends:
+    def noted_send(self: EffectDispatcher, link: Any, peer: str, frame: bytes) -> None:
+        if link is self.frontends:
             message = frontend_pb2.CoreToFrontend.FromString(frame)
             messages = message.batch.messages if message.HasField("batch") else [message]
             sent.extend(time.monotonic() for one in messages if one.HasField("step_output"))
@@ -72,33 +72,33 @@ def _save(folder: Path, **notes: Any) -> None:
 
 def _probe_front_end(folder: Path) -> None:
     """Notes arrivals and takes."""
+    from scheduler_svc.frontend.streaming.step_output import StepOutputReader
     from scheduler_svc.frontend.streaming.stream import SampleStream
     from scheduler_svc.frontend.streaming.stream_table import StreamTable
 
     now = time.monotonic
     arrived, lengths, samples, takes = array("d"), array("q"), array("q"), array("d")
-    step_output, wait_idle, take = StreamTable.step_output, StreamTable.wait_idle, SampleStream.take
+    read, wait_idle, take = StepOutputReader.read, StreamTable.wait_idle, SampleStream.take
 
-    def noted_output(self: Any, output: Any) -> None:
+    def noted_read(self: StepOutputReader, output: Any) -> None:
         arrived.append(now())
         lengths.append(len(output.offsets) // 4)
         samples.frombytes(output.streams)
-        step_output(self, output)
+        read(self, output)
 
-    def noted_take(self: Any) -> Any:
+    def noted_take(self: SampleStream) -> Any:
         taken = take(self)
         if taken:
             takes.extend((self.id, len(taken), now()))
         return taken
 
-    async def noted_idle(self: Any) -> None:
+    async def noted_idle(self: StreamTable) -> None:
         # The process is stopping. The core kills it once its socket is closed, so this is the last chance.
         await wait_idle(self)
         _save(folder, arrived=arrived, lengths=lengths, samples=samples, takes=np.array(takes).reshape(-1, 3))
 
-    patches: Any = {"step_output": noted_output, "wait_idle": noted_idle}
-    for name, patched in patches.items():
-        setattr(StreamTable, name, patched)
+    StepOutputReader.read = noted_read  # type: ignore[method-assign]
+    StreamTable.wait_idle = noted_idle  # type: ignore[method-assign]
     SampleStream.take = noted_take  # type: ignore[method-assign]
 
 
