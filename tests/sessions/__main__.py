@@ -1,6 +1,6 @@
 """`python -m tests.sessions`: makes sessions with an earlier core and replays them with the core of this checkout.
 
-python -m tests.sessions [--from COMMIT]    compare, by default with the last commit that changed digests.json
+python -m tests.sessions [--from COMMIT]    compare, by default with the commit that the digests were last changed in
 python -m tests.sessions --update           write digests.json: the decisions of this checkout are the right ones
 python -m tests.sessions --make FOLDER      write the logs of all sessions and their digests
 """
@@ -21,6 +21,8 @@ from tests.sessions.digests import DIGESTS, read, write
 from tests.sessions.kinds import KINDS, make
 
 _ROOT = Path(__file__).resolve().parents[2]
+# Makes the sessions of the first digests: the commit that added them does not run by itself.
+_FIRST = "198abb5f"
 
 
 def make_all(folder: Path) -> dict[str, list[str]]:
@@ -53,6 +55,12 @@ def _checkout(commit: str, folder: Path) -> Iterator[dict[str, str]]:
         yield os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     finally:
         _git("worktree", "remove", "--force", folder)
+
+
+def _changed() -> str:
+    """Returns the last commit that changed the digests and can make their sessions."""
+    commit = _git("log", "-1", "--format=%h", f"{_FIRST}..HEAD", "--", DIGESTS)
+    return commit or _FIRST
 
 
 def compare(commit: str) -> int:
@@ -90,7 +98,7 @@ def main() -> int:
         arguments.make.mkdir(parents=True)
         write(arguments.make / DIGESTS.name, make_all(arguments.make))
     else:
-        return int(compare(arguments.commit or _git("log", "-1", "--format=%h", "--", DIGESTS)) > 0)
+        return int(compare(arguments.commit or _changed()) > 0)
     return 0
 
 
