@@ -18,7 +18,14 @@ from scheduler_svc.frontend.constraints import limits
 from scheduler_svc.frontend.constraints.json_schema import parsed
 from scheduler_svc.frontend.constraints.limits import GrammarError, too_large, wrong
 from scheduler_svc.frontend.constraints.lowering import lower
-from scheduler_svc.frontend.constraints.patterns import UnreadError, bound_of, characters, parts, repetition
+from scheduler_svc.frontend.constraints.patterns import (
+    UnreadError,
+    between_slashes,
+    bound_of,
+    characters,
+    parts,
+    repetition,
+)
 from scheduler_svc.frontend.sizes import MAX_CHOICE_CHARS, MAX_CHOICES, MAX_CONSTRAINT_BYTES
 
 # Possessive where a word can be long, and no `[` or `<` inside a bracket: the time grows as the text does.
@@ -205,7 +212,7 @@ def grammar_of(constraint: constraint_pb2.Constraint) -> str:
             if not constraint.regex:
                 raise GrammarError("constraint.regex is empty; a pattern has at least 1 character")
             repetition("constraint.regex", constraint.regex)
-            grammar = _lark(f"start: /{_escaped(constraint.regex)}/")
+            grammar = _lark(f"start: /{between_slashes(constraint.regex)}/")
         case "choices":
             grammar = _choices(constraint.choices.choices)
         case "lark":
@@ -262,23 +269,6 @@ def _choices(texts: Sequence[str]) -> str:
             raise too_large(field, f"entry {i} has", len(text), MAX_CHOICE_CHARS, " characters")
     # The same choice twice makes the same outputs.
     return _lark("start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(texts)))
-
-
-def _escaped(pattern: str) -> str:
-    """A pattern between slashes in one line of a grammar."""
-    out: list[str] = []
-    is_escaped = False
-    for char in pattern:
-        if is_escaped:
-            # An escaped line break is a line break.
-            out.append({"\n": "n", "\r": "r"}.get(char, char))
-            is_escaped = False
-        elif char in "/\n\r":
-            out.append({"/": "\\/", "\n": "\\n", "\r": "\\r"}[char])
-        else:
-            out.append(char)
-            is_escaped = char == "\\"
-    return "".join(out)
 
 
 def _lark(text: str, has_free_names: bool = False) -> str:

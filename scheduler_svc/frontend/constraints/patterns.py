@@ -91,6 +91,23 @@ def _has_alternatives(pattern: str) -> bool:
     return False
 
 
+def between_slashes(pattern: str) -> str:
+    """A pattern between slashes in one line of a grammar."""
+    out: list[str] = []
+    isbetween_slashes = False
+    for char in pattern:
+        if isbetween_slashes:
+            # An escaped line break is a line break.
+            out.append({"\n": "n", "\r": "r"}.get(char, char))
+            isbetween_slashes = False
+        elif char in "/\n\r":
+            out.append({"/": "\\/", "\n": "\\n", "\r": "\\r"}[char])
+        else:
+            out.append(char)
+            isbetween_slashes = char == "\\"
+    return "".join(out)
+
+
 def characters(part: str) -> Ranges:
     """The characters that a part matches which is a class, an escape or a character. Raises UnreadError."""
     if not part.startswith("["):
