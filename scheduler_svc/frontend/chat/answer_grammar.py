@@ -11,7 +11,7 @@ texts are not JSON, whatever braces they have.
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from scheduler_svc.frontend.chat.forms import (
     ReasoningFormat,
     ReasoningState,
     TaggedArguments,
+    is_text,
 )
 
 # Free text. It has no tokens that llguidance treats as marks.
@@ -29,6 +30,8 @@ TEXT = "TEXT: /(.|\\n)*/"
 _JSON_WORD = re.compile(r'"[^"]*"|[,:] ?|[{}\[\]]|[^{}\[\]",:]+|"')
 # The text of a schema for llguidance, and whether an object under it may have names that it does not list.
 WriteSchema = Callable[[Mapping[str, Any]], tuple[str, bool]]
+# The expressions of a grammar that a string under a schema matches, each between slashes.
+HoldText = Callable[[Mapping[str, Any]], Sequence[str]]
 _ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 _BARE = (
     'bare: "{" (bare_pair ("," bare_pair)*)? "}"',
@@ -72,15 +75,24 @@ class Marks:
         """Whether the text has a mark."""
         return self._pattern.search(text) is not None
 
-    def until(self, name: str, text: str) -> str:
-        """The line of the rule `name`, which matches everything up to and with the first `text`."""
+    def until(self, name: str, text: str, held: Sequence[str] = ()) -> str:
+        """The lines of the rule `name`, which matches everything up to and with the first `text`.
+
+        What stands before it matches each of the expressions `held`.
+        """
         mark = self._pattern.search(text)
-        if mark is None:
+        if mark is None and not held:
             return f"{name}[lazy]: TEXT {string(text)}"
+        if mark is None:
+            word, end = name.upper(), _in_regex(text)
+            whole = f"({' & '.join(held)}) {string(text)}"
+            return f"{name}: {word}\n{word}: ({whole}) & ~/(.|\\n)*{end}(.|\\n)+/"
         # Free text cannot contain the mark, so it ends before the first one.
-        before, rest = text[: mark.start()], self.rule(text[mark.end() :])
+        before, rest = text[: mark.start()], f" {self.rule(mark.group())} {self.rule(text[mark.end() :])}".rstrip()
+        if held:
+            return f"{name}: {name.upper()}{rest}\n{name.upper()}: ({' & '.join(held)}) {string(before)}".rstrip()
         free = f"/(.|\\n)*{_in_regex(before)}/" if before else "TEXT"
-        return f"{name}: {free} {self.rule(mark.group())} {rest}".rstrip()
+        return f"{name}: {free}{rest}"
 
 
 def string(text: str) -> str:
@@ -101,11 +113,11 @@ class CallRules:
     """The rules of all tools of a choice. `lines` has them after `names`."""
 
     def __init__(
-        self, choice: Choice, form: CallFormat, marks: Marks, write: WriteSchema, exact: Collection[str]
+        self, choice: Choice, answer: "AnswerFormat", form: CallFormat, marks: Marks, exact: Collection[str]
     ) -> None:
         """`exact`: tools with arguments that match schemas."""
         self._choice, self._form, self._marks = choice, form, marks
-        self._write, self._exact = write, exact
+        self._write, self._hold, self._exact = answer.write_schema, answer.hold_text, exact
         self.lines = list[str]()
         # Whether an object in the arguments may have names that no schema lists.
         self.has_free_names = False
@@ -173,12 +185,12 @@ class CallRules:
 
     def _value(self, rule: str, begin: str, schema: Mapping[str, object], after: str) -> tuple[list[str], bool]:
         """The lines of an argument, and whether its value is JSON."""
-        choices = _of(list, schema, "enum")
+        choices = [schema["const"]] if "const" in schema else _of(list, schema, "enum")
         if choices and all(isinstance(each, str) for each in choices):
             options = " | ".join(string(str(each)) for each in choices)
             return [f"{rule}: {begin} ({options}) {self._marks.rule(after)}"], False
-        if schema.get("type") == "string":
-            return [f"{rule}: {begin} {rule}_text", self._marks.until(f"{rule}_text", after)], False
+        if is_text(schema):
+            return [f"{rule}: {begin} {rule}_text", self._marks.until(f"{rule}_text", after, self._hold(schema))], False
         return [f"{rule}: {begin} {self._json(schema)} {self._marks.rule(after)}"], True
 
 
@@ -285,6 +297,8 @@ class AnswerFormat:
     # The ids of the tokens that llguidance treats as marks, by their texts.
     marks: Mapping[str, int] = field(default_factory=dict[str, int])
     write_schema: WriteSchema
+    # Of tagged arguments.
+    hold_text: HoldText
 
 
 class UnknownFormatError(Exception):
@@ -348,7 +362,7 @@ class _Answer:
     def _with_calls(self, choice: Choice, calls: CallFormat, exact: Collection[str]) -> str:
         """Adds the rules of calls, and returns what the answer is after its reasoning."""
         marks, self._calls = self._marks, calls
-        rules = CallRules(choice, calls, marks, self._form.write_schema, exact)
+        rules = CallRules(choice, self._form, calls, marks, exact)
         if self._content is not None and not choice.is_forced and not marks.are_in(calls.trigger):
             # Both begin with ordinary text. A lexer takes the longest word, so both have the words of JSON.
             names, begin = rules.names(calls.call_begin), ""

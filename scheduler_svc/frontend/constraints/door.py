@@ -26,6 +26,7 @@ from scheduler_svc.frontend.chat.answer_grammar import (
 from scheduler_svc.frontend.chat.conversation import Calls, Choice, Conversation, Tool
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
+from scheduler_svc.frontend.constraints import tagged_text
 from scheduler_svc.frontend.constraints.grammar import (
     WrittenSchemas,
     check_combination,
@@ -73,6 +74,7 @@ class AnswerGrammar:
             content_begin="" if chat.form is None else chat.form.content_begin,
             marks=chat.renderer.marks,
             write_schema=write_schema,
+            hold_text=tagged_text.held,
         )
         # Calls that the caller demands leave no place for content.
         self._content = None if self._choice.is_forced else content
@@ -90,7 +92,12 @@ class AnswerGrammar:
     def why_loose(self, tool: Tool) -> str:
         """Why no arguments of a tool can be held to its schema, in one sentence; empty if they can."""
         calls = self._format.calls
-        return tool.why_loose or (UNKNOWN_CALLS if calls is None else calls.why_not(tool.parameters))
+        if tool.why_loose or calls is None:
+            return tool.why_loose or UNKNOWN_CALLS
+        why = calls.why_not(tool.parameters)
+        if why or calls.tagged is None:
+            return why
+        return tagged_text.why_not(tool.parameters, is_strict=tool.is_strict)
 
     def whole(self, loose: Collection[str]) -> str | None:
         """The grammar of the answer, None if it may be any text. Arguments of the tools in `loose` are any object.

@@ -35,6 +35,8 @@ _MAX_DIGITS = 9
 MOST_NAMES = 64
 _GROUP = re.compile(r"\((\?:|\?P?<\w+>)?(?!\?)")
 _COUNT = re.compile(r"\{(\d{1,4})(,(\d{0,4}))?\}")
+_ANCHORS = frozenset(("^", "$", r"\b", r"\B", r"\A", r"\z", r"\Z"))
+_ANY_TEXT = "(?s:.*)"
 # What matches an empty text where it stands, or anything that is not read here.
 _SPECIAL = frozenset("^$|)*+?{")
 
@@ -89,6 +91,16 @@ def _has_alternatives(pattern: str) -> bool:
         if part == "|" and not depth:
             return True
     return False
+
+
+def whole(pattern: str) -> str:
+    """The expression of the texts in which a pattern finds something. Raises UnreadError for anchors inside it."""
+    found = list(parts(pattern))
+    begins, ends = found[:1] == ["^"], found[1:][-1:] == ["$"]
+    inner = found[begins : len(found) - ends]
+    if not _ANCHORS.isdisjoint(inner) or ((begins or ends) and _has_alternatives(pattern)):
+        raise UnreadError
+    return f"{'' if begins else _ANY_TEXT}(?:{''.join(inner)}){'' if ends else _ANY_TEXT}"
 
 
 def between_slashes(pattern: str) -> str:

@@ -23,6 +23,7 @@ from scheduler_svc.frontend.chat.answer_grammar import AnswerFormat, answer_gram
 from scheduler_svc.frontend.chat.conversation import Calls, Choice, Tool
 from scheduler_svc.frontend.chat.forms import CallFormat
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
+from scheduler_svc.frontend.constraints.tagged_text import held
 from tandem_contract.grammars import constraint_tokenizer
 from tests.bundled_recipe.evaluate import MODEL_DIR
 from tests.gpu_worker.constraints.rig import hash_of, prepare
@@ -95,6 +96,7 @@ def _tool_grammar(text: str) -> str:
         calls=CallFormat(call_begin="CALL ", middle=" WITH ", call_end=" END", trigger="CALL "),
         reasoning=None,
         write_schema=WrittenSchemas("answer"),
+        hold_text=held,
     )
     choice = Choice(calls=Calls.EXACTLY_ONE, tools=(Tool(name="f", parameters=parameters, is_strict=True),))
     made = answer_grammar(choice, form, "", content=None)

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tokenizers import Tokenizer
 from scheduler_svc.frontend.chat.answer_grammar import TEXT, AnswerFormat, Marks, UnknownFormatError, answer_grammar
 from scheduler_svc.frontend.chat.conversation import Calls, Choice, Tool
 from scheduler_svc.frontend.chat.forms import CallFormat, ReasoningFormat, TaggedArguments
+from scheduler_svc.frontend.constraints.tagged_text import held, why_not
 
 MODEL = Path(__file__).parents[4] / "gpu_worker/bundled/model/tokenizer.json"
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|call|>", "<|message|>"]
@@ -82,7 +84,7 @@ LL_TOKENIZER = LLTokenizer(TOKENIZER.to_str(), n_vocab=TOKENIZER.get_vocab_size(
 
 
 def _form(name: str) -> AnswerFormat:
-    return AnswerFormat(calls=FORMATS[name], reasoning=THINK, marks=IDS, write_schema=compact)
+    return AnswerFormat(calls=FORMATS[name], reasoning=THINK, marks=IDS, write_schema=compact, hold_text=held)
 
 
 def _grammar(
@@ -162,9 +164,6 @@ def test_every_call_of_an_answer_is_whole_and_valid(name: str, calls: Calls) -> 
         numbers.append(len(found))
         for tool, arguments in found:
             schema = {tool.name: tool.parameters for tool in TOOLS}[tool]
-            if name == "tagged":
-                # The text of a tagged string ends at a mark alone.
-                schema = json.loads(json.dumps(schema).replace('"maxLength": 12', '"maxLength": 4000'))
             jsonschema.validate(arguments, schema)
     assert len(numbers) >= 3
     if calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE):
@@ -231,7 +230,7 @@ def test_arguments_are_any_object_where_a_loose_tool_has_a_schema_that_is_not_su
 
 
 def test_marks_that_are_no_tokens_of_their_own_are_text() -> None:
-    form = AnswerFormat(calls=FORMATS["bare"], reasoning=None, write_schema=compact)
+    form = AnswerFormat(calls=FORMATS["bare"], reasoning=None, write_schema=compact, hold_text=held)
     grammar = answer_grammar(Choice(TOOLS, Calls.ANY), form, "", content=None)
     assert grammar is not None
     assert _accepts(grammar, 'Sure: {"name": "now", "arguments": {}}; {"name": "now", "arguments": {}} Done.')
@@ -249,6 +248,57 @@ def test_references_of_a_tagged_argument_are_found() -> None:
     begin, end = "<tool_call>\n<function=go>\n<parameter=at>\n", "\n</parameter>\n</function>\n</tool_call>"
     assert _accepts(grammar, begin + '{"x":3}' + end)
     assert not _accepts(grammar, begin + '{"y":3}' + end)
+
+
+END = "\n</parameter>\n"
+HELD: dict[str, tuple[dict[str, object], list[str], list[str]]] = {
+    "const": ({"const": "a/b"}, ["a/b"], ["a", ""]),
+    "const of a string": ({"type": "string", "const": "ab"}, ["ab"], ["abc"]),
+    "length": ({"type": "string", "minLength": 2, "maxLength": 4}, ["ab", "a\nb", "äöüß"], ["a", "abcde"]),
+    "least": ({"type": "string", "minLength": 2.0}, ["ab", "ab" * 60], ["a"]),
+    "found": ({"type": "string", "pattern": "[0-9]/"}, ["7/", "a7/\nb"], ["7", ""]),
+    "whole": ({"type": "string", "pattern": "^[a-z]{1,3}$"}, ["abc"], ["abcd", "7", "a7"]),
+    "begin": ({"type": "string", "pattern": "^(a|b)"}, ["a", "bx\n"], ["xa"]),
+    "end": ({"type": "string", "pattern": "(a|b)$"}, ["a", "xb"], ["ax"]),
+    "escaped end": ({"type": "string", "pattern": "a\\$"}, ["a$", "xa$x"], ["a"]),
+    "both": ({"type": "string", "pattern": "a|b", "maxLength": 2}, ["xa", "b"], ["xya", "xx"]),
+    "enum": ({"enum": ["a", "b"]}, ["a", "b"], ["c"]),
+}
+
+
+@pytest.mark.parametrize("after", [END, "</think>", "\n</think>\n"])
+@pytest.mark.parametrize("name", HELD)
+def test_a_tagged_string_keeps_its_schema(name: str, after: str) -> None:
+    schema, valid, invalid = HELD[name]
+    form = FORMATS["tagged"]
+    assert form.tagged is not None
+    form = replace(form, tagged=replace(form.tagged, after_value=after))
+    assert not why_not({"properties": {"a": schema}}, is_strict=True)
+    tool = Tool("go", {"type": "object", "properties": {"a": schema}, "required": ["a"]}, True)
+    made = answer_grammar(
+        Choice((tool,), Calls.EXACTLY_ONE), replace(_form("tagged"), calls=form, reasoning=None), "", content=None
+    )
+    assert made is not None
+    begin, end = "<tool_call>\n<function=go>\n<parameter=a>\n", f"{after}</function>\n</tool_call>"
+    assert [_accepts(made, begin + value + end) for value in valid] == [True] * len(valid)
+    assert [_accepts(made, begin + value + end) for value in invalid] == [False] * len(invalid)
+    # The first end is the end.
+    assert not any(_accepts(made, begin + value + after + value + end) for value in valid)
+
+
+@pytest.mark.parametrize(
+    ("schema", "of_strict", "of_others"),
+    [
+        ({"type": "string", "format": "date"}, "the format 'date'", ""),
+        ({"type": "string", "pattern": "a$|^b"}, *["the pattern 'a$|^b'"] * 2),
+        ({"type": "string", "pattern": r"\bone\b"}, *["the pattern '\\\\bone\\\\b'"] * 2),
+        ({"type": "integer", "format": "int32"}, "", ""),
+    ],
+)
+def test_what_a_tagged_string_cannot_keep_is_named(schema: dict[str, object], of_strict: str, of_others: str) -> None:
+    words = " of argument 'a' is not enforced where a model writes strings without quotes"
+    for is_strict, why in ((True, of_strict), (False, of_others)):
+        assert why_not({"properties": {"a": schema}}, is_strict=is_strict) == (why and why + words)
 
 
 A_OR_B = json.dumps({"grammars": [{"lark_grammar": 'start: "a" | "b"'}]})
@@ -280,6 +330,7 @@ MARKED = AnswerFormat(
     content_begin="[TOOL_CALLS]final<|message|>",
     marks=IDS,
     write_schema=compact,
+    hold_text=held,
 )
 
 
@@ -321,7 +372,7 @@ def test_text_up_to_a_mark_ends_with_what_stands_before_the_mark() -> None:
 
 
 def test_an_unknown_format_is_refused_only_where_calls_are_needed() -> None:
-    form = AnswerFormat(calls=None, reasoning=None, write_schema=compact)
+    form = AnswerFormat(calls=None, reasoning=None, write_schema=compact, hold_text=held)
     with pytest.raises(UnknownFormatError, match="does not know how the served model writes calls"):
         answer_grammar(Choice(TOOLS, Calls.EXACTLY_ONE), form, "", content=None)
     assert answer_grammar(Choice((), Calls.NONE), form, "", content=None) is None
