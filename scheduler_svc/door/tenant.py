@@ -5,7 +5,7 @@ its SHA-256, so the time of the look-up says nothing about the stored tokens.
 """
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -13,6 +13,9 @@ from hashlib import sha256
 from scheduler_svc.core.messages.operators import TenantLimits
 
 HASH_BYTES = 32
+_SCHEME = b"bearer "
+# `tandem_` and 32 bytes in base64 are 50 characters.
+_MAX_HEADER_BYTES = 512
 # Without a token file every request may have a priority of this range.
 MAX_PRIORITY = 1000
 
@@ -106,6 +109,19 @@ class Table:
                     self._tokens[one.hash] = one, caller
                 else:
                     self._certificates[one.name] = caller
+
+    def of_call(self, headers: Sequence[bytes], names: Iterable[str], unix_now: float) -> Caller | None:
+        """Returns whose bearer token the call's Authorization headers have, or, without any, whose certificate it has.
+
+        `names` are those of the client's verified certificate. One of several headers could be meant for a proxy, so
+        none is believed.
+        """
+        if not headers:
+            return self.of_certificate(names)
+        header = headers[0]
+        if len(headers) > 1 or len(header) > _MAX_HEADER_BYTES or header[: len(_SCHEME)].lower() != _SCHEME:
+            return None
+        return self.of_token(header[len(_SCHEME) :].strip(), unix_now)
 
     def of_token(self, token: bytes, unix_now: float) -> Caller | None:
         """Returns who has this token, None if nobody has or if it has expired."""

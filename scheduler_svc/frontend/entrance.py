@@ -18,9 +18,6 @@ from scheduler_svc.frontend.rpc import status
 from scheduler_svc.wire import tenants as tenants_wire
 
 HEADER = "authorization"
-_SCHEME = "bearer "
-# `tandem_` and 32 bytes in base64 are 50 characters.
-MAX_HEADER_CHARS = 512
 _CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")
 
 _caller: ContextVar[Caller] = ContextVar("caller")
@@ -85,31 +82,24 @@ class Entrance:
         if self.table is None:
             raise status.not_ready("the service has not read its tokens yet")
         headers = [value for key, value in context.invocation_metadata() or () if key == HEADER]
-        if headers:
-            found = self._of_headers(headers, self.table)
-        else:
-            found = self.table.of_certificate(_certificate_names(context.auth_context()))
+        found = self.table.of_call([_bytes(each) for each in headers], _certificate_names(context), time.time())
         if found is None:
             why = "the token is not valid" if headers else "a token or a known certificate is needed"
             raise status.Refusal(grpc.StatusCode.UNAUTHENTICATED, why)
         return found
 
-    def _of_headers(self, headers: list[str | bytes], table: Table) -> Caller | None:
-        value = headers[0]
-        # One of several headers could be meant for a proxy, so none is believed.
-        if len(headers) > 1 or not isinstance(value, str) or len(value) > MAX_HEADER_CHARS:
-            return None
-        if value[: len(_SCHEME)].lower() != _SCHEME or not value.isascii():
-            return None
-        return table.of_token(value[len(_SCHEME) :].strip().encode(), time.time())
+
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode("utf-8", "replace")
 
 
 def _table(message: frontend_pb2.Tenants) -> Table:
     return Table(tenants_wire.tenants_of(message))
 
 
-def _certificate_names(auth: Any) -> Iterable[str]:
+def _certificate_names(context: Any) -> Iterable[str]:
     """Yields the names of the client's certificate, which gRPC has verified."""
+    auth = context.auth_context()
     for key in _CERTIFICATE_NAMES:
         for value in auth.get(key, ()):
             yield value.decode("utf-8", "replace")

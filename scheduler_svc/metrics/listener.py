@@ -34,11 +34,6 @@ def _context(files: TlsFiles, content: TlsContent) -> ssl.SSLContext:
     return context
 
 
-_SCHEME = b"bearer "
-# `tandem_` and 32 bytes in base64 are 50 characters.
-_MAX_HEADER_BYTES = 512
-
-
 def refusal(
     tokens: TokenFile | None, authorizations: Sequence[bytes], certificate: dict[str, Any] | None
 ) -> HTTPStatus | None:
@@ -49,22 +44,10 @@ def refusal(
     """
     if tokens is None:
         return None
-    if authorizations:
-        token = _token(authorizations)
-        caller = None if token is None else tokens.table.of_token(token, time.time())
-    else:
-        caller = tokens.table.of_certificate(_names(certificate or {}))
+    caller = tokens.table.of_call(authorizations, _names(certificate or {}), time.time())
     if caller is None:
         return HTTPStatus.UNAUTHORIZED
     return None if Right.METRICS in caller.rights else HTTPStatus.FORBIDDEN
-
-
-def _token(authorizations: Sequence[bytes]) -> bytes | None:
-    value = authorizations[0]
-    # One of several headers could be meant for a proxy, so none is believed.
-    if len(authorizations) > 1 or len(value) > _MAX_HEADER_BYTES or value[: len(_SCHEME)].lower() != _SCHEME:
-        return None
-    return value[len(_SCHEME) :].strip()
 
 
 def _names(certificate: dict[str, Any]) -> Iterable[str]:
