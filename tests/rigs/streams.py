@@ -109,6 +109,11 @@ class Stream:
         if self.failure is not None:
             raise self.failure
 
+    def wait_end(self, seconds: float = TIMEOUT_SECONDS) -> "Stream":
+        """Waits for the end, and returns the stream."""
+        self._join(seconds)
+        return self
+
     def result(self, seconds: float = TIMEOUT_SECONDS) -> Transcript:
         """Waits for the end. Returns the transcript of a stream that finished."""
         self._join(seconds)

@@ -152,7 +152,7 @@ def test_a_request_past_its_deadline_never_runs(slow: Caller) -> None:
 
 
 def test_cancels_at_random_moments_free_everything(slow: Caller) -> None:
-    asks = [LONG, SLOW_START]
+    asks, num_cancelled = [LONG, SLOW_START], 0
     for round_idx in range(4):
         streams = [slow.generate(asks[i % 2].request()) for i in range(8)]
         streams[round_idx].wait_accepted()
@@ -160,9 +160,15 @@ def test_cancels_at_random_moments_free_everything(slow: Caller) -> None:
             if i % 3 == round_idx % 3:
                 slow.load()
             stream.cancel()
-        for stream in streams:
-            assert code_of(stream.failed()) == grpc.StatusCode.CANCELLED
+        for i, stream in enumerate(streams):
+            # A stream may have ended before its cancel.
+            if stream.wait_end().error is None:
+                asks[i % 2].check(stream.result())
+            else:
+                assert code_of(stream.failed()) == grpc.StatusCode.CANCELLED
+                num_cancelled += 1
         slow.wait_idle()
+    assert num_cancelled > 0
     LONG.check(slow.generate(LONG.request()).result())
 
 
