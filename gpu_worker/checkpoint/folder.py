@@ -5,6 +5,7 @@ Owns the refusal of files that are incomplete, and of files that links lead to o
 wrong name is refused within a second.
 """
 
+import errno
 import json
 import logging
 import os
@@ -235,7 +236,7 @@ def _truncated(path: Path, size: int, whole: int) -> ModelRefused:
 
 
 def locate(name: str) -> Path:
-    """The folder of a local path or of a hub name (downloaded: safetensors, no code). Raises ModelRefused.
+    """The folder of a local path or of a hub name (downloaded: safetensors, no code). Raises ModelRefused, or OSError.
 
     Of a model's folder in the hub's cache it is the only snapshot.
     """
@@ -244,6 +245,8 @@ def locate(name: str) -> Path:
     except RuntimeError as error:
         raise ModelRefused(f"model {name}: {error}; give the whole path") from error
     if folder.is_dir():
+        if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         inside = [] if (folder / CONFIG).exists() else snapshots_of(folder)
         return (inside[0] if len(inside) == 1 else folder).resolve()
     if folder.exists():
