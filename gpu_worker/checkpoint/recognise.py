@@ -70,8 +70,8 @@ TABLE: Mapping[Kind, tuple[str, str]] = {
     Kind.GGUF: ("holds GGUF ({}), the format of llama.cpp, which is not read", _ORIGINAL),
     Kind.MULTIMODAL: ("holds a model of images or sound ({}), which is not served", _TEXT_MODEL),
     Kind.NO_CONFIG: (
-        "has weights ({}) and no config.json; a model is a folder with config.json and safetensors",
-        "download config.json of the same model",
+        "has weights ({}) and no config.json",
+        "download config.json of the same model; a model is a folder with config.json and safetensors",
     ),
     Kind.NO_MODEL: (
         f"has neither config.json nor {SINGLE}",
@@ -145,7 +145,8 @@ class Found:
     @property
     def text(self) -> str:
         """What follows the folder's name."""
-        return TABLE[self.kind][0].format(self.sign[:_TEXT_CHARS])
+        # A name may have line breaks.
+        return TABLE[self.kind][0].format(" ".join(self.sign.split())[:_TEXT_CHARS])
 
     @property
     def remedy(self) -> str:

@@ -30,6 +30,7 @@ FOLDERS: dict[str, tuple[dict[str, str], Kind, str]] = {
     "empty": ({}, Kind.EMPTY, "is empty"),
     "gguf": ({"qwen3-0.6b.Q4_K_M.gguf": "GGUF", "README.md": ""}, Kind.GGUF, "holds GGUF (qwen3-0.6b.Q4_K_M.gguf)"),
     "gguf beside config": ({"m.gguf": "GGUF", "config.json": LLAMA}, Kind.GGUF, "holds GGUF (m.gguf)"),
+    "a name of two lines": ({"a\nb.gguf": "GGUF"}, Kind.GGUF, "holds GGUF (a b.gguf), the format"),
     "lora": (
         {"adapter_config.json": '{"base_model_name_or_path": "Qwen/Qwen3-0.6B"}', "adapter_model.safetensors": ""},
         Kind.ADAPTER,
