@@ -172,14 +172,15 @@ census: $(INSTALLED) $(STUBS) ## Check a tiny model of every causal-LM class in 
 # Two processes run the files' tests. One OpenMP thread each: pools that spin beside each other take ten times as long.
 TEST_JOBS ?= 2
 
-# OpenAI's JavaScript client, against the gateway. It is a part of the suite where there is npm.
-NPM_OPENAI := .clients/npm/installed
+# OpenAI's JavaScript client against the gateway, and gRPC's. They are a part of the suite where there is npm.
+NPM_CLIENTS := .clients/npm/installed
 
-$(NPM_OPENAI): Makefile
-	@npm install --prefix .clients/npm --no-save --no-audit --no-fund --ignore-scripts --loglevel=error openai@7.57.0
+$(NPM_CLIENTS): Makefile
+	@npm install --prefix .clients/npm --no-save --no-audit --no-fund --ignore-scripts --loglevel=error \
+	    openai@7.57.0 @grpc/grpc-js@1.14.7 @grpc/proto-loader@0.8.1
 	@touch $@
 
-SUITE_NEEDS := $(INSTALLED) $(STUBS) $(if $(shell command -v npm),$(NPM_OPENAI))
+SUITE_NEEDS := $(INSTALLED) $(STUBS) $(if $(shell command -v npm),$(NPM_CLIENTS))
 # tests/conftest.py orders the files. -u: a dot is seen when its test ends.
 SUITE = OMP_NUM_THREADS=1 $(BIN)/python -u -m pytest --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 

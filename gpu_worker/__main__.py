@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_worker.checkpoint.folder import check_folder, locate
+from gpu_worker.checkpoint.folder import ModelRefused, check_folder, locate
 from gpu_worker.checkpoint.generation import read_generation
 from gpu_worker.failures import explain, is_expected
 from gpu_worker.geometry import Geometry, check_window, default_chunk_align, default_max_rows
@@ -33,6 +33,7 @@ from gpu_worker.settings import BUNDLED_MODEL, PROGRAM, WorkerSettings
 from tandem_contract import logs
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import WORKER_SOCKET, KeyFile, cache_dir, endpoint_of, own_runtime_dir
+from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SettingError, refused
 from tandem_contract.version import version
 
@@ -52,7 +53,7 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code: 0 after a signal, 1 if the worker cannot serve, 2 for settings."""
+    """Returns the exit code: 0 after a signal, 2 for settings and a model that is not served, 1 for other failures."""
     begun = time.perf_counter()
     logs.open_closed_streams()
     try:
@@ -98,7 +99,7 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
         if not is_expected(error):
             log.exception("the worker stops because of an unexpected error")
         logs.draw(logs.closing_line("gpu_worker", explain(error)))
-        return 2 if isinstance(error, SettingError) else 1
+        return WRONG_SETTINGS if isinstance(error, SettingError | ModelRefused) else 1
     log.info("stopped")
     return 0
 
@@ -106,7 +107,7 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
 def check_before_imports(settings: WorkerSettings) -> Path:
     """The model's folder, after every check that needs no torch.
 
-    Raises SettingError for settings, ModelRefused for the model, ValueError or OSError for the runtime folder.
+    Raises SettingError for settings, ModelRefused for the model, OSError for what the system refuses.
     """
     try:
         _check_numbers(settings)
@@ -114,14 +115,22 @@ def check_before_imports(settings: WorkerSettings) -> Path:
         if settings.connect:
             check_address(settings.connect)
             read_keys(settings.keys, settings.connect)
+        own_runtime_dir(settings.runtime_dir)
+        if not settings.connect:
+            KeyFile(settings.runtime_dir).read()
     except ValueError as error:
         raise SettingError(str(error)) from error
-    own_runtime_dir(settings.runtime_dir)
-    if not settings.connect:
-        KeyFile(settings.runtime_dir).read()
-    folder = locate(settings.model)
-    check_folder(folder)
-    read_generation(folder)
+    return find_model(settings.model)
+
+
+def find_model(name: str) -> Path:
+    """The folder of the setting `model`. Raises ModelRefused, and OSError for what may be there at the next start."""
+    try:
+        folder = locate(name)
+        check_folder(folder)
+        read_generation(folder)
+    except PermissionError as error:
+        raise ModelRefused(explain(error)) from error
     return folder
 
 

@@ -28,7 +28,7 @@ from scheduler_svc.door.token_file import TokenFile, TokenFileError
 from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import OpenedJournal
 from scheduler_svc.metrics.listener import MetricsListener
-from scheduler_svc.processes.address import ListenError, missing_flags
+from scheduler_svc.processes.address import ListenError, is_loopback, missing_flags
 from scheduler_svc.processes.frontends import FrontendFailed, FrontendProcesses, FrontEndSettings
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.workers import WorkerProcesses
@@ -230,7 +230,7 @@ def _front_end_settings(settings: SchedulerSettings, runtime_dir: RuntimeDir, tl
         max_streams=settings.max_streams,
         grace_seconds=settings.grace_seconds,
         measures=bool(settings.metrics_listen),
-        reflection=settings.reflection,
+        reflection=is_loopback(settings.listen) if settings.reflection is None else settings.reflection,
         response_template=settings.response_template,
         flight_dir=flight_dir(settings),
         log_level=settings.log_level,

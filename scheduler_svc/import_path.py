@@ -3,16 +3,20 @@
 Each program imports this module first; else a file such as random.py in that folder would run with the rights of the
 service. The processes that it starts, by its libraries too, leave the folder out as well. Does nothing where another
 program imports it. Each program has its own, because what programs share could be such a file too.
+
+Then it looks whether Python runs without assertions, because here every program passes.
 """
 
 import os
 import sys
 
 
-def _leave_working_directory(package: str) -> None:
+def _is_program(package: str) -> bool:
     spec = sys.modules["__main__"].__spec__
-    if spec is None or spec.name.partition(".")[0] != package:
-        return
+    return spec is not None and spec.name.partition(".")[0] == package
+
+
+def _leave_working_directory() -> None:
     if not sys.flags.safe_path:
         # The folder that `python -m` puts there.
         del sys.path[0]
@@ -27,4 +31,8 @@ def _leave_working_directory(package: str) -> None:
             sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
 
 
-_leave_working_directory(__name__.partition(".")[0])
+if _is_program(_package := __name__.partition(".")[0]):
+    _leave_working_directory()
+    from tandem_contract.assertions import require_assertions
+
+    require_assertions(_package)

@@ -70,7 +70,9 @@ class SchedulerSettings(BaseModel):
         title="DIR[,DIR]",
         description="workers may be told to load new weights from here; default: updates of weights are off",
     )
-    reflection: bool = Field(False, description="serve gRPC reflection")
+    reflection: bool | None = Field(
+        None, description="serve gRPC reflection; default: where listen is a loopback address"
+    )
     record: Path | None = file("write every event of the scheduler to this new file")
     steps: Path | None = file("write one CSV line per step to this new file, for tandem plot")
     flight: Literal["on", "off", "tokens"] = Field(

@@ -3,6 +3,8 @@
 The package imports this module first; else a file such as random.py in that folder would run with the rights of the
 program. The processes that it starts leave the folder out as well. Changes nothing where another program imports the
 package. Each program has its own, because what programs share could be such a file too.
+
+Then it looks whether Python runs without assertions, because here every program passes. The package itself needs none.
 """
 
 import os
@@ -35,13 +37,10 @@ def _is_command() -> bool:
         return False
 
 
-def _leave_working_directory() -> None:
-    if _is_module_of_package():
-        if not sys.flags.safe_path:
-            # The folder that `python -m` puts there.
-            del sys.path[0]
-    elif not _is_command():
-        return
+def _leave_working_directory(*, is_module: bool) -> None:
+    if is_module and not sys.flags.safe_path:
+        # The folder that `python -m` puts there.
+        del sys.path[0]
     os.environ["PYTHONSAFEPATH"] = "1"
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if "" in named and len(named) > 1:
@@ -53,4 +52,8 @@ def _leave_working_directory() -> None:
             sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
 
 
-_leave_working_directory()
+if (_is_module := _is_module_of_package()) or _is_command():
+    _leave_working_directory(is_module=_is_module)
+    from tandem_contract.assertions import require_assertions
+
+    require_assertions(_COMMAND)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -30,6 +30,7 @@ from gpu_worker.checkpoint.folder import (
     tokenizer_files,
 )
 from gpu_worker.checkpoint.generation import GENERATION_FILE, Generation, eos_ids, read_generation
+from gpu_worker.checkpoint.recognise import of_refused, senses_of
 from gpu_worker.checkpoint.tokenizer import ModelTokenizer, read_tokenizer, source_hashes
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,12 @@ def read_files(folder: Path, own: ModelFiles | None = None) -> ModelFiles:
 def warn_of(files: ModelFiles) -> None:
     """Logs what the folder lacks, and what of its options is changed or ignored."""
     if not files.tokenizer.backend_json:
-        log.warning("%s has no tokenizer: prompts and outputs are token ids only", files.folder)
+        log.warning(
+            "%s has no tokenizer: prompts and outputs are token ids only; for texts, add the model's tokenizer.json",
+            files.folder,
+        )
+    if sign := senses_of(files.config.to_diff_dict()):
+        log.warning("%s is also for images or sound (%s in config.json): its text alone is served", files.folder, sign)
     for note in files.generation.notes:
         log.warning("%s", note)
     if files.generation.unsupported:
@@ -103,6 +109,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
         raise
     except Exception as error:  # any error of a config class of Transformers
         raise ModelRefused(f"{path} cannot be used: {' '.join(str(error).split())[:300]}") from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and (found := of_refused(settings)):
+        raise ModelRefused(found.sentence(folder))
     for part in parts:
         if not isinstance(part, PreTrainedConfig):
             raise ModelRefused(f"{path} has a text_config that is not an object of settings: correct the file")

@@ -1,26 +1,43 @@
 """Finds a model's folder, local or downloaded from the hub, and checks that its files are complete and may be read.
 
-Owns the refusal of every format except safetensors, of quantised weights, and of files that links lead to outside the
-folders that may be read. Imports neither torch nor Transformers, so that a wrong name is refused within a second.
+Owns the refusal of files that are incomplete, and of files that links lead to outside the folders that may be read;
+`recognise` knows what a folder holds that is no model in safetensors. Imports neither torch nor Transformers, so that a
+wrong name is refused within a second.
 """
 
+import errno
 import json
 import logging
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from gpu_worker.checkpoint.recognise import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    INDEX,
+    POINTER,
+    SINGLE,
+    Found,
+    Kind,
+    of_config,
+    of_file,
+    of_names,
+    of_refused,
+    recognise,
+    snapshots_of,
+)
 from tandem_contract import logs
 
 log = logging.getLogger(__name__)
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_CONFIGS = ("config.json", "generation_config.json")
+_CONFIGS = (CONFIG, "generation_config.json", ADAPTER_CONFIG)
 # One of these makes a tokenizer.
 VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab.*", "*.model", "*.tiktoken")
 # Every other file that AutoTokenizer may read, besides config.json.
@@ -29,14 +46,11 @@ _BESIDE = (
     *("chat_template*", "additional_chat_templates/*.jinja"),
 )
 _MAX_FILES = 128
-# Formats that are read by unpickling, which can run any code.
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # A safetensors file: the header's length in 8 bytes, the header in JSON, the tensors.
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 _AGAIN = "download it again"
-# Parts of config.json that may contain quantization_config, besides the top level.
-_PARTS = ("text_config",)
+_HUB_ADDRESS = re.compile(r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)([\w.-]+/[\w.-]+)")
 # Weights, and the files of configs, templates and tokenizers; no code.
 _PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
 
@@ -60,11 +74,11 @@ class WeightFiles:
 
 def find_weights(folder: Path) -> WeightFiles:
     """The weights of a folder, in one file or in shards. Raises ModelRefused."""
-    single, index = folder / _SINGLE, folder / _INDEX
+    single, index = folder / SINGLE, folder / INDEX
     if single.is_file():
         return WeightFiles(paths=(single,), tensor_bytes=_tensor_bytes(single))
     if not index.is_file():
-        _refuse_other_formats(folder)
+        raise _refused(folder, of_names(folder))
     return _sharded(folder, index)
 
 
@@ -98,16 +112,18 @@ def opened_weights(folder: str, roots: Sequence[str]) -> Iterator[Path]:
     resolved = resolve_folder(folder, roots)
     with ExitStack() as stack:
         view = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-weights-")))
-        if not _open_into(view, resolved, _SINGLE, roots, stack):
-            if not _open_into(view, resolved, _INDEX, roots, stack):
-                _refuse_other_formats(resolved)
+        for name in _CONFIGS:
+            _open_into(view, resolved, name, roots, stack)
+        if not _open_into(view, resolved, SINGLE, roots, stack):
+            if not _open_into(view, resolved, INDEX, roots, stack):
+                raise _refused(resolved, of_names(resolved, view))
             # A shard that does not exist is refused when the view is read.
-            for name in sorted(set(_read_index(view / _INDEX).values())):
+            for name in sorted(set(_read_index(view / INDEX).values())):
                 _open_into(view, resolved, name, roots, stack)
         of_tokenizer = [path.relative_to(resolved) for path in tokenizer_files(resolved)]
         if len(of_tokenizer) > _MAX_FILES:
             raise ModelRefused(f"{folder} has {len(of_tokenizer)} files of a tokenizer; the limit is {_MAX_FILES}")
-        for name in (*_CONFIGS, *map(str, of_tokenizer)):
+        for name in map(str, of_tokenizer):
             (view / name).parent.mkdir(exist_ok=True)
             _open_into(view, resolved, name, roots, stack)
         yield view
@@ -126,6 +142,8 @@ def _open_into(view: Path, folder: Path, name: str, roots: Sequence[str], stack:
     _check_inside(folder / name, Path(os.readlink(opened)), roots)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise ModelRefused(f"{folder / name} is not a file")
+    if os.pread(descriptor, len(POINTER), 0) == POINTER:
+        raise _refused(folder, Found(Kind.POINTER, name))
     (view / name).symlink_to(opened)
     return True
 
@@ -172,19 +190,14 @@ def _read_index(index: Path) -> dict[str, str]:
     return shard_of
 
 
-def _refuse_other_formats(folder: Path) -> NoReturn:
-    others = sorted(path.name for path in folder.glob("*.safetensors"))
-    if others:
-        raise ModelRefused(
-            f"{folder} has {others[0]}, but neither {_SINGLE} nor {_INDEX}; weights must have these names"
-        )
-    pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
-    if pickled:
-        raise ModelRefused(
-            f"{folder} has {pickled[0]} and no safetensors; pickled weights can run code and are never read, "
-            "save them with save_pretrained, which writes safetensors"
-        )
-    raise ModelRefused(f"{folder} has no weights: no {_SINGLE} and no {_INDEX}; {_AGAIN}")
+def _refused(what: object, found: Found) -> ModelRefused:
+    return ModelRefused(found.sentence(what))
+
+
+def by_kind(error: ModelRefused, settings: Mapping[str, Any]) -> ModelRefused:
+    """A check's refusal as that of the kind of model, if config.json shows which; else the refusal itself."""
+    found = of_refused(settings, str(error))
+    return _refused("the folder", found) if found else error
 
 
 def tensor_types(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -199,8 +212,6 @@ def _tensor_bytes(path: Path) -> dict[str, int]:
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(_LENGTH_BYTES)
-        if start == b"version ":
-            raise ModelRefused(f"{path} is a Git LFS pointer, not the weights; git lfs pull fetches them")
         header_bytes = int.from_bytes(start, "little")
         if size < _LENGTH_BYTES or header_bytes > _MAX_HEADER_BYTES:
             raise ModelRefused(f"{path} is not a safetensors file; {_AGAIN}")
@@ -225,14 +236,37 @@ def _truncated(path: Path, size: int, whole: int) -> ModelRefused:
 
 
 def locate(name: str) -> Path:
-    """The folder of a local path or of a hub name (downloaded: safetensors, no code). Raises ModelRefused."""
-    folder = Path(name).expanduser()
+    """The folder of a local path or of a hub name (downloaded: safetensors, no code). Raises ModelRefused, or OSError.
+
+    Of a model's folder in the hub's cache it is the only snapshot.
+    """
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError as error:
+        raise ModelRefused(f"model {name}: {error}; give the whole path") from error
     if folder.is_dir():
-        return folder.resolve()
+        if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        inside = [] if (folder / CONFIG).exists() else snapshots_of(folder)
+        return (inside[0] if len(inside) == 1 else folder).resolve()
     if folder.exists():
-        raise ModelRefused(f"model {name} is a file; give the folder with config.json and safetensors")
+        raise _refused_file(folder)
+    if address := _HUB_ADDRESS.match(name):
+        raise ModelRefused(f"model {name} is an address; give the hub name {address[1]}, or the folder of a download")
     if name.startswith((".", "/", "~")):
         raise ModelRefused(f"model folder {name} does not exist; model is a folder or a hub name")
+    return _from_hub(name)
+
+
+def _refused_file(path: Path) -> ModelRefused:
+    if found := of_file(path):
+        return _refused(f"model {path}", found)
+    beside = (path.parent / CONFIG).is_file()
+    which = f"its folder {path.parent}" if beside else "the folder with config.json and safetensors"
+    return ModelRefused(f"model {path} is a file; give {which}")
+
+
+def _from_hub(name: str) -> Path:
     log.info("fetching %s from the hub, unless it is in the hub's cache already", name)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
@@ -243,36 +277,36 @@ def locate(name: str) -> Path:
 
     neither = f"model {name} is neither a local folder nor reachable on the hub"
     hint = "check the spelling, or download it and give the folder"
+    own = name.rpartition("/")[2]
+    command = f"hf download {name} --local-dir {own}"
     try:
         return Path(snapshot_download(name, allow_patterns=_PATTERNS))
     except HFValidationError as error:
         raise ModelRefused(f"{neither}: a hub name has the form name or owner/name; {hint}") from error
     except RepositoryNotFoundError as error:
-        raise ModelRefused(f"{neither}: the hub has no such model, or it is private; {hint}") from error
+        raise ModelRefused(
+            f"{neither}: the hub has no such model, or it is private; {hint} ({command}, after hf auth login)"
+        ) from error
     except (OSError, ValueError) as error:
-        raise ModelRefused(f"{neither}: {_first_cause(error)}; {hint}") from error
+        raise ModelRefused(f"{neither}: {_first_cause(error)}; {hint} ({command}, where the hub is reached)") from error
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ModelRefused for a folder without config.json or safetensors, and for quantised weights."""
+    """Raises ModelRefused for a folder without a complete model in safetensors, or whose model is surely not served."""
+    if found := recognise(folder):
+        raise _refused(folder, found)
     read_settings(folder)
     find_weights(folder)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """The contents of config.json. Raises ModelRefused, or OSError with the file's name."""
-    path = folder / "config.json"
+    path = folder / CONFIG
     if not path.is_file():
-        raise ModelRefused(f"{folder} has no config.json; a model is a folder with config.json and safetensors")
+        raise _refused(folder, of_names(folder))
     settings = read_json(path)
-    for part in (settings, *(settings.get(name) for name in _PARTS)):
-        quantised = part.get("quantization_config") if isinstance(part, dict) else None
-        if quantised is not None:
-            method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-            raise ModelRefused(
-                f"{folder} holds weights quantised with {method or 'an unnamed method'} (quantization_config in "
-                "config.json), which are not served; use the unquantised checkpoint"
-            )
+    if found := of_config(settings):
+        raise _refused(folder, found)
     return settings
 
 

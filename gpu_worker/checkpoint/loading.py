@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
-from gpu_worker.checkpoint.folder import WeightFiles, tensor_types
+from gpu_worker.checkpoint.folder import WeightFiles, by_kind, tensor_types
 from gpu_worker.checkpoint.linear import Groups, PackedLinear, can_pack, merge_linears, pack_linears
 from gpu_worker.cpu.replace import replace_operators
 from gpu_worker.native.library import native_library
@@ -171,7 +171,10 @@ def load_plain(
         ) from error
     finally:
         progress.close()
-    check_complete(found)
+    try:
+        check_complete(found)
+    except ModelRefused as error:
+        raise by_kind(error, files.config.to_diff_dict()) from None
     _check_dtypes(model, files.weights)
     _warn_of_unused(found["unexpected_keys"])
     without_warning_of_padding(model)

@@ -36,6 +36,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelRefused, differences
+from gpu_worker.checkpoint.folder import by_kind
 from gpu_worker.checkpoint.linear import Groups
 from gpu_worker.compatibility.check_model import (
     check_model,
@@ -95,8 +96,11 @@ def model_facts(config: PreTrainedConfig, *, dtype: torch.dtype, packs: bool, fo
 
 def examine(config: PreTrainedConfig, *, dtype: torch.dtype, packs: bool) -> ModelFacts:
     """The facts as the meta model shows them. Raises ModelRefused."""
-    meta_model = meta_model_of(config, dtype=dtype)
-    layers = check_model(meta_model)
+    try:
+        meta_model = meta_model_of(config, dtype=dtype)
+        layers = check_model(meta_model)
+    except ModelRefused as error:
+        raise by_kind(error, config.to_diff_dict()) from None
     merged = shared_inputs(meta_model)
     costs = estimate(meta_model, layers, dtype=dtype, packs=packs)
     return ModelFacts(layers=layers, costs=costs, merged=merged, computation=computation_of(meta_model, layers))

@@ -3,9 +3,8 @@
 Knows nothing of what the methods do.
 """
 
-import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import grpc
@@ -47,6 +46,7 @@ RIGHTS: Mapping[str, Rights] = {
     "/grpc.health.v1.Health/Check": ALL_RIGHTS,
     "/grpc.health.v1.Health/List": ALL_RIGHTS,
     "/grpc.health.v1.Health/Watch": ALL_RIGHTS,
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": ALL_RIGHTS,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": ALL_RIGHTS,
 }
 CLOSED: Rights = frozenset()
@@ -180,31 +180,21 @@ def add_unknown(server: grpc.aio.Server, calls: Calls) -> None:
 
 def add_reflection(server: grpc.aio.Server, calls: Calls, entrance: Entrance) -> None:
     """Adds gRPC reflection of the same services."""
-    from grpc_reflection.v1alpha import reflection, reflection_pb2
+    # Without reflection it is not needed.
+    from scheduler_svc.frontend import reflection
 
-    names = [service.full_name for service in (INFERENCE, CONTROL, HEALTH)]
-    servicer: Any = cast(Any, reflection).aio.ReflectionServicer([*names, reflection.SERVICE_NAME])
-    method: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].methods[0]
-    rights = rights_of(f"/{reflection.SERVICE_NAME}/{method.name}")
-
-    async def serve(requests: Any, context: Any) -> AsyncIterator[Any]:
-        begun = asyncio.get_running_loop().time()
-        try:
-            entrance.enter(rights, context)
-        except status.Refusal as error:
-            refusal = error
-        else:
-            refusal = None
-        if refusal is not None:
-            await calls.refuse(context, refusal, begun)
-            return
-        async for answer in servicer.ServerReflectionInfo(requests, context):
-            yield answer
-
-    handler = cast(Any, grpc).stream_stream_rpc_method_handler(
-        serve,
-        request_deserializer=message_factory.GetMessageClass(method.input_type).FromString,
-        response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
-    )
-    handlers = {method.name: handler}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, handlers),))
+    servicer = reflection.ReflectionServicer((INFERENCE, CONTROL, HEALTH))
+    for name in reflection.NAMES:
+        method = Method(
+            request=reflection.Request,
+            enter=functools.partial(entrance.enter, rights_of(f"/{name}/{reflection.METHOD}")),
+            admit=lambda: reflection.MAX_BYTES,
+            scan=lambda data: None,
+            turn=_at_once,
+            answer=servicer.answer,
+            serialize=lambda answer: answer.SerializeToString(),
+            room=Room.REFLECTION,
+            takes_more=True,
+        )
+        handlers = {reflection.METHOD: calls.handler(method)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))

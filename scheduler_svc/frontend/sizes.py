@@ -135,9 +135,11 @@ def _value(least: float, most: float | str, checked_by: str, *, is_above: bool =
     return Limit(of=Of.VALUE, least=least, most=most, is_above=is_above, checked_by=checked_by)
 
 
-def _sampling(name: str) -> Limit:
-    of = sampling_limits.LIMITS[name]
-    return _value(of.low, of.high, _SAMPLING, is_above=of.above_low)
+def _numbers_of_sampling() -> dict[str, Limit]:
+    return {
+        f"sampling.{name}": _value(of.low, of.high, _SAMPLING, is_above=of.above_low)
+        for name, of in sampling_limits.LIMITS.items()
+    }
 
 
 _INSIDE = _FLAG = Limit(of=Of.NOTHING)
@@ -197,21 +199,15 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "add_special_tokens": _FLAG,
         **_chat("chat"),
         "sampling": _INSIDE,
-        "sampling.temperature": _sampling("temperature"),
-        "sampling.top_p": _sampling("top_p"),
+        **_numbers_of_sampling(),
         "sampling.top_k": _value(0, "vocabulary", _SAMPLING),
-        "sampling.min_p": _sampling("min_p"),
         # Every number is a seed.
         "sampling.seed": _FLAG,
-        "sampling.presence_penalty": _sampling("presence_penalty"),
-        "sampling.frequency_penalty": _sampling("frequency_penalty"),
-        "sampling.repetition_penalty": _sampling("repetition_penalty"),
         "sampling.num_samples": _value(1, "samples", _SAMPLING),
         "sampling.logit_bias": _entries(MAX_LISTED_TOKENS, _SAMPLING, each_bytes=_PAIR_BYTES),
         "sampling.allowed_token_ids": _INSIDE,
         "sampling.allowed_token_ids.ids": _entries(MAX_LISTED_TOKENS, _SAMPLING),
         "sampling.banned_token_ids": _entries(MAX_LISTED_TOKENS, _SAMPLING),
-        "sampling.typical_p": _sampling("typical_p"),
         "stop": _INSIDE,
         # More than the model's length means the model's length. A tenant may have a limit of its own.
         "stop.max_new_tokens": _value(1, MAX_NEW_TOKENS, _REQUEST),

@@ -43,7 +43,7 @@ def split(listen: str, *, missing: Sequence[str] = NOTHING_GIVEN) -> tuple[str, 
     host, colon, port = listen.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
         raise ListenError(f"listen is {listen}; it must be HOST:PORT with a port from 0 to 65535, like 127.0.0.1:50051")
-    if missing and not _is_loopback(host):
+    if missing and not is_loopback(listen):
         flags = f"{', '.join(missing[:-1])} and {missing[-1]} are" if len(missing) > 1 else f"{missing[0]} is"
         raise ListenError(
             f"{flags} missing: without TLS and tokens the service listens on loopback addresses only (127.0.0.1, [::1] "
@@ -82,7 +82,9 @@ def hold(
     return None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(listen: str) -> bool:
+    """Whether only programs of this machine reach `host:port`."""
+    host = listen.rpartition(":")[0]
     if host == "localhost":
         return True
     try:

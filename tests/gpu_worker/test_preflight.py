@@ -63,8 +63,9 @@ def run(*arguments: str, **environment: str) -> tuple[int, list[str], str, str]:
         (["--device", "tpu"], 2, "--device is 'tpu'; it must be cpu, cuda or cuda:N"),
         (["--max-rows", "lots"], 2, "--max-rows is 'lots'; it must be a whole number"),
         (["--nope", "3"], 2, "there is no flag --nope; did you mean --nnodes?"),
-        (["--model", "/no/such/model"], 1, "model folder /no/such/model does not exist; model is a folder or a hub"),
-        (["--runtime-dir", "/etc/passwd"], 1, "runtime_dir /etc/passwd is not a folder"),
+        (["--model", "/no/such/model"], 2, "model folder /no/such/model does not exist; model is a folder or a hub"),
+        (["--model", "/etc"], 2, "/etc has neither config.json nor model.safetensors; give the folder of a model"),
+        (["--runtime-dir", "/etc/passwd"], 2, "runtime_dir /etc/passwd is not a folder"),
     ],
 )
 def test_a_wrong_setting_ends_in_one_line_before_torch(

@@ -96,6 +96,7 @@ class Room(StrEnum):
     BULK = "bulk"
     CONTROL = "control"
     HEALTH = "health"
+    REFLECTION = "reflection"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +154,9 @@ class Method:
     serialize: Callable[[Any], bytes]
     # Which bounds its calls share until their message is read.
     room: Room = Room.BULK
+    # Whether a call may send further requests, each of which gets an answer. All are read before the time of an unread
+    # answer is over.
+    takes_more: bool = False
     # Called with the status of a call that is refused before `answer` is called.
     refused: Callable[[grpc.StatusCode], None] | None = None
     # The method's name, and who logs its calls.
@@ -305,9 +309,11 @@ class Calls:
         if answer is not None:
             self._finish()
             await context.write(answer)
+        while method.takes_more and (request := await self._request(method, context, is_first=False)) is not None:
+            await context.write(await method.answer(request, context))
 
-    async def _request(self, method: Method, context: Any) -> Any:
-        """Returns the call's message. Raises Refusal if the call is not admitted."""
+    async def _request(self, method: Method, context: Any, *, is_first: bool = True) -> Any:
+        """Returns the call's message, None if a further one does not come. Raises Refusal if it is not admitted."""
         tenant = who = self._tenants[_running()] = method.enter(context)
         if method.room is not Room.BULK:
             who = context.peer()
@@ -318,31 +324,34 @@ class Calls:
         else:
             _check_room(self.unread, tenant, unread)
         method.admit()
-        data = await self._read(self.rooms[method.room], context, who)
+        try:
+            data = await self._read(self.rooms[method.room], context, who)
+        except (asyncio.CancelledError, grpc.aio.InternalError):
+            if is_first:
+                self._resets.add(context.peer())
+            raise
+        if data is grpc.aio.EOF and not is_first:
+            return None
+        if data is grpc.aio.EOF:
+            # So does a reset that arrives before the read.
+            self._resets.add(context.peer())
+            raise status.invalid("request", "the call ended before it sent its request")
         check_size(method.request, data, method.admit())
         method.scan(data)
         await method.turn(len(data))
         return parse(method.request, data)
 
-    async def _read(self, places: "_Places", context: Any, who: str) -> bytes:
+    async def _read(self, places: "_Places", context: Any, who: str) -> Any:
         _check_room(places.without_message, who, "calls have not sent their request yet")
         places.without_message.add(who, 1)
         try:
             await places.slots.take(context, who)
             try:
-                data = await context.read()
+                return await context.read()
             finally:
                 places.slots.give_back(context)
-        except (asyncio.CancelledError, grpc.aio.InternalError):
-            self._resets.add(context.peer())
-            raise
         finally:
             places.without_message.add(who, -1)
-        if data is grpc.aio.EOF:
-            # So does a reset that arrives before the read.
-            self._resets.add(context.peer())
-            raise status.invalid("request", "the call ended before it sent its request")
-        return data
 
     async def _abort(self, context: Any, refusal: status.Refusal) -> None:
         # The handler's read raises the same AbortError.

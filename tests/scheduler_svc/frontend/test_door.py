@@ -59,6 +59,8 @@ METHODS = [
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]
+# Their descriptor is that of v1alpha.
+METHODS.append(("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "ServerReflectionInfo"))
 CLOSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
@@ -152,6 +154,7 @@ def test_the_descriptors_have_methods_of_all_services() -> None:
         "tandem.v1.InferenceService",
         "tandem.v1.ControlService",
         "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
     }
     assert {name for _, name in METHODS} == OPEN.keys()

@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2_grpc
 from tandem.v1 import inference_pb2 as pb
@@ -386,20 +385,3 @@ def test_a_core_that_reads_nothing_counts_as_lost(tmp_path: Path, monkeypatch: p
         core.close()
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("is_on", [True, False])
-def test_reflection_is_served_only_if_enabled(run: Run, is_on: bool):
-    async def scenario(s: Service) -> None:
-        if not is_on:
-            # Without a stream of requests, because grpc.aio may report a write after the refusal as an internal error.
-            call = s.channel.unary_unary("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")(b"")
-            assert (await failure(call)).code() is grpc.StatusCode.UNIMPLEMENTED
-            return
-        stub = reflection_pb2_grpc.ServerReflectionStub(s.channel)
-        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-        names = {service.name for service in (await call.read()).list_services_response.service}
-        assert {name for name in SERVICES if name} < names
-        call.cancel()
-
-    run(scenario, reflection=is_on)

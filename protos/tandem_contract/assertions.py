@@ -1,0 +1,13 @@
+"""Refuses to run a program without assertions: by them one whose state is wrong ends, instead of going on with it."""
+
+import sys
+
+
+def require_assertions(program: str) -> None:
+    """Ends the process with one line and exit code 2 if Python leaves assertions out."""
+    if not sys.flags.optimize:
+        return
+    if sys.stderr is not None:
+        how = "-O, -OO and PYTHONOPTIMIZE leave out the assertions that end a program whose state is wrong"
+        print(f"{program}: Python's {how}; start it without them", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,52 @@
+"""Owns what gRPC reflection tells: the public services, their messages and the details of errors, nothing internal.
+
+Knows nothing of calls. A caller sends several requests in one call; `rpc/calls.py` reads each as that of any other
+call. The answers are made by gRPC's own package. Callers ask under the name of v1alpha or of v1, which differ in
+nothing else.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, cast
+
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.rpc import error_details_pb2  # pyright: ignore[reportMissingTypeStubs]
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+Request = reflection_pb2.ServerReflectionRequest
+NAMES = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
+METHOD = "ServerReflectionInfo"
+# A request is a name. So many bytes are parsed without a look at them.
+MAX_BYTES = 4096
+
+
+class ReflectionServicer:
+    """Answers for these services, and for reflection itself."""
+
+    def __init__(self, services: Sequence[Any]) -> None:
+        """`services`: their descriptors."""
+        pool = DescriptorPool()
+        known = set[str]()
+        for file in (*(each.file for each in services), reflection_pb2.DESCRIPTOR, error_details_pb2.DESCRIPTOR):
+            _add(pool, cast(FileDescriptor, file), known)
+        names = [*(each.full_name for each in services), reflection.SERVICE_NAME]
+        self._servicer: Any = cast(Any, reflection).aio.ReflectionServicer(names, pool)
+
+    async def answer(self, request: Request, context: Any) -> Any:
+        """Returns the answer to one request; an error of a name that is unknown is an answer too."""
+        async with aclosing(self._servicer.ServerReflectionInfo(_once(request), context)) as answers:
+            return await anext(answers)
+
+
+def _add(pool: DescriptorPool, file: FileDescriptor, known: set[str]) -> None:
+    if file.name in known:
+        return
+    known.add(file.name)
+    for each in file.dependencies:
+        _add(pool, each, known)
+    pool.AddSerializedFile(file.serialized_pb)
+
+
+async def _once(request: Request) -> AsyncIterator[Request]:
+    yield request

@@ -1,0 +1,71 @@
+"""Lists in READMEs are those of the descriptors and of the tree: RPCs, protos, modules, the places of a parameter."""
+
+import re
+from pathlib import Path
+
+from tandem.v1 import control_pb2, inference_pb2
+
+from scheduler_svc.frontend import methods
+from tests.architecture.source import ROOT
+
+SERVICES = (
+    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"],
+    control_pb2.DESCRIPTOR.services_by_name["ControlService"],
+)
+
+
+def text(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+def first_cells(path: str, head: str) -> list[str]:
+    """The words in backquotes of one column of the table that begins with `head`; modules without their ending."""
+    table = text(path).split(head, 1)[1].split("\n\n")[0]
+    column = head.strip("| ").split(" | ").index("modules") if "modules" in head else 0
+    cells = [line.strip("|").split("|")[column] for line in table.splitlines()[2:]]
+    return [name.removesuffix(".py") for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_the_protos_readme_lists_every_rpc_and_every_file() -> None:
+    rpcs = [f"{service.name}.{method.name}" for service in SERVICES for method in service.methods]
+    assert first_cells("protos/README.md", "| RPC | what it does | command |") == rpcs
+    listed = text("protos/README.md").split("## tandem_contract")[0]
+    for package in ("tandem/v1", "tandem/internal/v1"):
+        part = listed.split(f"- `{package}/`:", 1)[1].split("\n- ")[0].split("\n\n")[0]
+        files = {path.name for path in (ROOT / "protos" / package).glob("*.proto")}
+        assert set(re.findall(r"`(\w+\.proto)`", part)) == files
+
+
+def test_the_front_ends_readme_lists_every_module_and_every_small_message_of_inference() -> None:
+    here = Path("scheduler_svc/frontend")
+    tree = {path.name.removesuffix(".py") for path in (ROOT / here).iterdir() if path.suffix in (".py", "")}
+    named = first_cells(f"{here}/README.md", "| read | modules | own |")
+    assert {name.removesuffix("/") for name in named} == tree - {"__init__", "__pycache__"}
+    (row,) = re.findall(r"^\| ([\w, ]+) messages \| 64 KiB plus", text(f"{here}/README.md"), re.MULTILINE)
+    streams = ("Generate", "Resume")
+    assert row.split(", ") == [each.name for each in methods.INFERENCE.methods if each.name not in streams]
+
+
+def test_the_readme_of_what_programs_share_lists_every_module() -> None:
+    modules = {path.stem for path in (ROOT / "protos/tandem_contract").glob("*.py")} - {"__init__"}
+    assert set(first_cells("protos/README.md", "| module | what programs agree on |")) == modules
+
+
+def test_the_recipe_of_a_sampling_option_names_every_place_of_one() -> None:
+    """min_p is in the files of the product that a new number of sampling changes; other rows give the folder."""
+    recipe = text("README.md").split("- **A sampling option**", 1)[1].split("\n- **")[0]
+    named = set(re.findall(r"`([\w/]+\.\w+)`", recipe))
+    places = [
+        path.relative_to(ROOT)
+        for folder in ("protos", "scheduler_svc", "gpu_worker", "client")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in (".py", ".proto", ".md") and re.search(r"\bmin[_-]p\b", path.read_text())
+    ]
+    assert len(places) > 15
+    missing = [
+        str(path) for path in places if not any(str(path).endswith(f"/{name}") or str(path) == name for name in named)
+    ]
+    assert missing == []
+    # And it names nothing that is not there.
+    files = [str(path.relative_to(ROOT)) for path in ROOT.glob("[!.]*/**/*.*")]
+    assert [name for name in named if not any(path == name or path.endswith(f"/{name}") for path in files)] == []

@@ -1,0 +1,101 @@
+"""The page for other languages in protos/README.md: its commands and programs, as they stand there, call a service."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.rigs.processes import REPOSITORY
+from tests.rigs.waiting import TIMEOUT_SECONDS
+from tests.system.conftest import Served
+
+PAGE = (REPOSITORY / "protos/README.md").read_text().split("## Other languages", 1)[1].split("\n## ")[0]
+ADDRESS = "127.0.0.1:50051"
+LINES = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+BUF = REPOSITORY / ".buf/node_modules/.bin/buf"
+NPM = REPOSITORY / ".clients/npm/node_modules"
+RPCS = ("Generate", "Resume", "Tokenize", "Detokenize", "RenderChat", "GetLoad", "UpdateWeights")
+# What the stubs made by protoc can do alone.
+CALL = """
+import sys
+sys.path.insert(0, "stubs")
+import grpc
+from tandem.v1 import control_pb2, control_pb2_grpc
+stub = control_pb2_grpc.ControlServiceStub(grpc.insecure_channel(sys.argv[1]))
+print(stub.GetModelInfo(control_pb2.GetModelInfoRequest()).model)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as somebody has it who took the protos alone."""
+    (tmp_path / "protos").mkdir()
+    shutil.copytree(REPOSITORY / "protos/tandem/v1", tmp_path / "protos/tandem/v1")
+    return tmp_path
+
+
+def run(folder: Path, *command: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def lines_of(tool: str) -> list[str]:
+    found = [line for line in LINES if line.startswith(f"{tool} ")]
+    assert found, tool
+    return found
+
+
+def test_every_command_of_the_page_is_run_here() -> None:
+    assert {line.split()[0] for line in LINES} == {"buf", "mkdir", "python"}
+
+
+def test_buf_calls_a_service_by_reflection(served: Served, folder: Path) -> None:
+    if not BUF.exists():
+        pytest.skip("buf is not installed; `make .buf/node_modules/.bin/buf` installs it")
+    shutil.rmtree(folder / "protos")
+    listed, info, generated = (
+        run(folder, "bash", "-c", line.replace("buf ", f"{BUF} ", 1).replace(ADDRESS, served.scheduler.address))
+        for line in lines_of("buf")
+    )
+    assert {line.rpartition("/")[2] for line in listed.splitlines()} >= {*RPCS}
+    assert json.loads(info)["model"] == served.caller.model_info().model
+    decoder, answers, rest = json.JSONDecoder(), [], generated.strip()
+    while rest:
+        answer, end = decoder.raw_decode(rest)
+        answers.append(answer)
+        rest = rest[end:].strip()
+    assert "accepted" in answers[0]
+    assert answers[-1]["summary"]["usage"]["outputTokens"] == 8
+
+
+def test_protoc_makes_stubs_that_call_a_service(served: Served, folder: Path) -> None:
+    for line in (*lines_of("mkdir"), *lines_of("python")):
+        run(folder, "bash", "-c", line.replace("python ", f"{sys.executable} ", 1))
+    assert run(folder, sys.executable, "-c", CALL, served.scheduler.address).strip() == served.caller.model_info().model
+    assert b"tandem.v1" in (folder / "tandem.binpb").read_bytes()
+
+
+def test_node_streams_a_completion(served: Served, folder: Path) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not on PATH")
+    if not (NPM / "@grpc/grpc-js").is_dir():
+        pytest.skip("the npm package @grpc/grpc-js is missing; `make .clients/npm/installed` installs it")
+    (program,) = re.findall(r"```js\n(.*?)```", PAGE, re.DOTALL)
+    (folder / "program.mjs").write_text(program.replace(ADDRESS, served.scheduler.address))
+    (folder / "node_modules").symlink_to(NPM)
+    text = run(folder, node, "program.mjs")
+    assert text
