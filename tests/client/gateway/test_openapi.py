@@ -45,7 +45,7 @@ def described(module_fronted: Fronted) -> dict[str, Any]:
 def test_the_description_is_valid_and_has_every_path(described: dict[str, Any]) -> None:
     openapi_spec_validator.validate(described)
     assert sorted(described["paths"]) == [
-        "/detokenize", "/health", "/livez", "/metrics", "/openapi.json", "/tokenize", "/v1/chat/completions",
+        "/", "/detokenize", "/health", "/livez", "/metrics", "/openapi.json", "/tokenize", "/v1/chat/completions",
         "/v1/completions", "/v1/models", "/v1/models/{name}", "/version",
     ]  # fmt: skip
 
