@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,8 +22,9 @@ from tandem.v1 import control_pb2, inference_pb2
 from tandem_client.connection import Metadata
 from tandem_client.gateway.accepting import Seats
 from tandem_client.gateway.admission import METRICS, Admission, Callers, metadata_of
+from tandem_client.gateway.cors import Cors
 from tandem_client.gateway.errors import SERVER, HttpError
-from tandem_client.gateway.exchange import MAX_HEADER_BYTES, Answer, Pulse, bearer, header, refusal, values
+from tandem_client.gateway.exchange import Answer, Pulse, bearer, header, refusal, too_large, values
 from tandem_client.gateway.generation import Generation
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.openai.bodies import Detokenize, TokenizeChat, TokenizeText
@@ -80,15 +80,22 @@ class App(Starlette):
             ("/openapi.json", "the description of this API", "other", self.openapi, "GET", None),
         ]
         self._about = {path: about for path, about, *_ in table}
+        self._origins = settings.origins
         super().__init__(
             routes=[
                 Route(path, _Endpoint(name, handler, place), methods=[method], name=handler.__name__)
                 for path, _, name, handler, method, place in table
             ],
-            middleware=[Middleware(_Counted, meter=meter)],
             exception_handlers={HttpError: self._refused, HTTPException: self._refused, Exception: self._refused},
         )
         self.router.redirect_slashes = False
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Puts around Starlette's own, which answers errors last of all, what concerns every answer."""
+        app: ASGIApp = _Bounded(super().build_middleware_stack())
+        if self._origins:
+            app = Cors(app, self._origins)
+        return _Counted(app, self._meter)
 
     async def index(self, request: Request, metadata: Metadata) -> Response:
         """GET /: the paths, with their methods and what they have."""
@@ -218,7 +225,7 @@ class _Endpoint:
 
 
 class _Counted:
-    """Counts requests by endpoint and outcome, and refuses headers that are too large."""
+    """Counts requests by endpoint and outcome."""
 
     def __init__(self, app: ASGIApp, meter: Meter) -> None:
         self._app, self._meter = app, meter
@@ -231,11 +238,7 @@ class _Counted:
         state.update(began_at=time.perf_counter(), body=None, endpoint="other", status=500)
         self._meter.add("requests_in_work")
         try:
-            if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
-                error = HttpError(431, f"the headers have more than {MAX_HEADER_BYTES} bytes")
-                await refusal(Request(scope), error)(scope, receive, send)
-            else:
-                await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
         except (ClientDisconnect, asyncio.CancelledError):
             # The client left, stopped reading, or the process stops. The server closes the connection.
             state["status"] = "left"
@@ -246,3 +249,14 @@ class _Counted:
         finally:
             self._meter.add("requests_in_work", -1)
             self._meter.request(state["endpoint"], str(state["status"]))
+
+
+class _Bounded:
+    """Refuses headers that are too large."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = too_large(scope)
+        await (self._app if error is None else refusal(Request(scope), error))(scope, receive, send)
