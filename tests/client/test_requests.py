@@ -93,13 +93,6 @@ def test_every_keyword_sets_its_field() -> None:
     )
 
 
-def test_every_field_of_the_api_has_a_keyword() -> None:
-    request = generate_request("hi", **EVERY_OPTION)
-    for part in (request, request.sampling, request.stop, request.output, request.cache, request.resume):
-        unset = {field.name for field in part.DESCRIPTOR.fields} - {field.name for field, _ in part.ListFields()}
-        assert unset <= {"token_ids", "chat", "constraint"}
-
-
 def test_options_that_are_not_given_stay_unset() -> None:
     assert generate_request("") == inference_pb2.GenerateRequest(text="")
     assert generate_request("", temperature=None, stop=None).WhichOneof("prompt") == "text"

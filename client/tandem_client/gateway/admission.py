@@ -155,10 +155,10 @@ class Admission:
         """Reads the body of a request that has one, and has not been read."""
         if request.method != "POST" or request.state.body is not None:
             return
-        settings = self._settings
+        settings, origin = self._settings, header(request, "origin")
         await read(
             request, self._room, caller, max_bytes=settings.max_body_bytes, head_seconds=settings.head_seconds,
-            seconds=settings.body_seconds,
+            seconds=settings.body_seconds, is_foreign=bool(origin) and not settings.allows(origin),
         )  # fmt: skip
 
 

@@ -9,11 +9,10 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,13 +22,15 @@ from tandem.v1 import control_pb2, inference_pb2
 from tandem_client.connection import Metadata
 from tandem_client.gateway.accepting import Seats
 from tandem_client.gateway.admission import METRICS, Admission, Callers, metadata_of
+from tandem_client.gateway.cors import Cors
 from tandem_client.gateway.errors import SERVER, HttpError
-from tandem_client.gateway.exchange import MAX_HEADER_BYTES, Answer, Pulse, bearer, refusal, values
+from tandem_client.gateway.exchange import Answer, Pulse, bearer, header, refusal, too_large, values
 from tandem_client.gateway.generation import Generation
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.openai.bodies import Detokenize, TokenizeChat, TokenizeText
 from tandem_client.gateway.openai.fields import read
 from tandem_client.gateway.openai.openapi import description
+from tandem_client.gateway.openai.paths import missing
 from tandem_client.gateway.openai.wanted import CHAT, COMPLETION, Wanted, chat, chat_completion, completion
 from tandem_client.gateway.service import Guard, Service
 from tandem_client.gateway.settings import Settings
@@ -63,29 +64,44 @@ class App(Starlette):
             generate.__name__ = read.__name__
             return generate
 
-        # Path, the endpoint's name in metrics, its handler, its method, and who gives its requests a place.
-        table: list[tuple[str, str, Handler, str, Admission | None]] = [
-            ("/v1/completions", "completions", made(completion), "POST", admission),
-            ("/v1/chat/completions", "chat", made(chat_completion), "POST", admission),
-            ("/tokenize", "tokenize", self.tokenize, "POST", admission),
-            ("/detokenize", "detokenize", self.detokenize, "POST", admission),
-            ("/v1/models", "models", self.models, "GET", admission),
-            ("/v1/models/{name:path}", "models", self.model, "GET", admission),
-            ("/health", "health", self.health, "GET", None),
-            ("/livez", "health", self.live, "GET", None),
-            ("/version", "other", self.version, "GET", None),
-            ("/metrics", "other", self.metrics, "GET", None),
-            ("/openapi.json", "other", self.openapi, "GET", None),
+        # Path, what it has, the endpoint's name in metrics, handler, method, and who gives its requests a place.
+        table: list[tuple[str, str, str, Handler, str, Admission | None]] = [
+            ("/", "these paths", "other", self.index, "GET", None),
+            ("/v1/chat/completions", "answers a conversation", "chat", made(chat_completion), "POST", admission),
+            ("/v1/completions", "continues a text", "completions", made(completion), "POST", admission),
+            ("/v1/models", "the served model", "models", self.models, "GET", admission),
+            ("/v1/models/{name:path}", "the model of this name", "models", self.model, "GET", admission),
+            ("/tokenize", "text or a conversation to token ids", "tokenize", self.tokenize, "POST", admission),
+            ("/detokenize", "token ids to text", "detokenize", self.detokenize, "POST", admission),
+            ("/health", "whether a request that arrives is computed", "health", self.health, "GET", None),
+            ("/livez", "whether the gateway's process answers", "health", self.live, "GET", None),
+            ("/metrics", "the counters of the gateway, for Prometheus", "other", self.metrics, "GET", None),
+            ("/version", "the version", "other", self.version, "GET", None),
+            ("/openapi.json", "the description of this API", "other", self.openapi, "GET", None),
         ]
+        self._about = {path: about for path, about, *_ in table}
+        self._origins = settings.origins
         super().__init__(
             routes=[
                 Route(path, _Endpoint(name, handler, place), methods=[method], name=handler.__name__)
-                for path, name, handler, method, place in table
+                for path, _, name, handler, method, place in table
             ],
-            middleware=[Middleware(_Counted, meter=meter)],
-            exception_handlers={HttpError: _refused, HTTPException: _refused, Exception: _refused},
+            exception_handlers={HttpError: self._refused, HTTPException: self._refused, Exception: self._refused},
         )
         self.router.redirect_slashes = False
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Puts around Starlette's own, which answers errors last of all, what concerns every answer."""
+        app: ASGIApp = _Bounded(super().build_middleware_stack())
+        if self._origins:
+            app = Cors(app, self._origins)
+        return _Counted(app, self._meter)
+
+    async def index(self, request: Request, metadata: Metadata) -> Response:
+        """GET /: the paths, with their methods and what they have."""
+        routes = [route for route in self.routes if isinstance(route, Route)]
+        paths = {f"{_methods(route.methods or ())} {route.path_format}": self._about[route.path] for route in routes}
+        return _json({"name": "Tandem", "version": self._version, "paths": paths})
 
     async def models(self, request: Request, metadata: Metadata) -> Response:
         """GET /v1/models: the served model."""
@@ -93,8 +109,10 @@ class App(Starlette):
         return _json({"object": "list", "data": [self._described(info)]})
 
     async def model(self, request: Request, metadata: Metadata) -> Response:
-        """GET /v1/models/{id}."""
+        """GET /v1/models/{id}. Without an id it is the list, which clients that end a path with a slash want."""
         name, info = request.path_params["name"], await self._service.model_info(metadata)
+        if not name:
+            return await self.models(request, metadata)
         if name != info.model:
             message = f"model {name[:128]!r} is not served here; {info.model!r} is"
             raise HttpError(404, message, param="model", code="model_not_found")
@@ -161,8 +179,30 @@ class App(Starlette):
         """GET /openapi.json."""
         if self._description is None:
             # It takes a tenth of a second, once; streams go on beside a thread.
-            self._description = asyncio.create_task(asyncio.to_thread(description, self.routes))
+            self._description = asyncio.create_task(asyncio.to_thread(description, self.routes, self._about))
         return Answer(await asyncio.shield(self._description))
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        """The answer for what was raised: by the gateway, by Starlette's router, or by a mistake."""
+        path = request.scope["path"][:200]
+        if isinstance(error, HttpError):
+            found = error
+        elif not isinstance(error, HTTPException):
+            found = HttpError(500, "an error of the gateway; its log has more", kind=SERVER)
+        elif error.status_code == 404:
+            found = HttpError(404, missing(path, self._about, header(request, "host")), code="not_found")
+        elif error.status_code == 405:
+            allowed = _methods((error.headers or {}).get("Allow", "").split(", "))
+            said = f"{request.method[:16]} is no method of {path}; it takes {allowed}"
+            found = HttpError(405, said, headers=error.headers or {})
+        else:
+            found = HttpError(error.status_code, f"{path}: {error.detail}", headers=error.headers or {})
+        return refusal(request, found)
+
+
+def _methods(names: Collection[str]) -> str:
+    """The methods of a path. Who takes GET takes HEAD too."""
+    return " and ".join(sorted(name for name in names if name != "HEAD"))
 
 
 def _json(value: Mapping[str, object], status: int = 200) -> Response:
@@ -185,7 +225,7 @@ class _Endpoint:
 
 
 class _Counted:
-    """Counts requests by endpoint and outcome, and refuses headers that are too large."""
+    """Counts requests by endpoint and outcome."""
 
     def __init__(self, app: ASGIApp, meter: Meter) -> None:
         self._app, self._meter = app, meter
@@ -198,11 +238,7 @@ class _Counted:
         state.update(began_at=time.perf_counter(), body=None, endpoint="other", status=500)
         self._meter.add("requests_in_work")
         try:
-            if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
-                error = HttpError(431, f"the headers have more than {MAX_HEADER_BYTES} bytes")
-                await refusal(Request(scope), error)(scope, receive, send)
-            else:
-                await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
         except (ClientDisconnect, asyncio.CancelledError):
             # The client left, stopped reading, or the process stops. The server closes the connection.
             state["status"] = "left"
@@ -215,15 +251,12 @@ class _Counted:
             self._meter.request(state["endpoint"], str(state["status"]))
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    """The answer for what was raised: by the gateway, by Starlette's router, or by a mistake."""
-    path = request.scope["path"][:200]
-    if isinstance(error, HttpError):
-        found = error
-    elif not isinstance(error, HTTPException):
-        found = HttpError(500, "an error of the gateway; its log has more", kind=SERVER)
-    elif error.status_code == 404:
-        found = HttpError(404, f"there is no {path}", code="not_found")
-    else:
-        found = HttpError(error.status_code, f"{path}: {error.detail}", headers=error.headers or {})
-    return refusal(request, found)
+class _Bounded:
+    """Refuses headers that are too large."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = too_large(scope)
+        await (self._app if error is None else refusal(Request(scope), error))(scope, receive, send)

@@ -25,6 +25,7 @@ _PIECE_BYTES = 65_536
 # A token of the service has 50 characters; the service takes at most 512.
 _MAX_TOKEN_CHARS = 512
 _SCHEME = "bearer "
+_JSON = "application/json"
 # After the first seconds a body must have come at this rate.
 _BYTES_PER_SECOND = 16_384
 # A connection goes on behind a body that was not wanted only if its length is known, and not larger than this.
@@ -75,7 +76,7 @@ class Places:
 class Answer(Response):
     """A whole answer, in pieces."""
 
-    media_type = "application/json"
+    media_type = _JSON
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
@@ -108,6 +109,13 @@ def bearer(request: Request) -> str | None:
     return token
 
 
+def too_large(scope: Scope) -> HttpError | None:
+    """The refusal of headers that are too large; None if they are not."""
+    if sum(len(name) + len(value) for name, value in scope["headers"]) <= MAX_HEADER_BYTES:
+        return None
+    return HttpError(431, f"the headers have more than {MAX_HEADER_BYTES} bytes")
+
+
 def refusal(request: Request, error: HttpError) -> Answer:
     """The answer for an error. Ends the connection if the body was not read and would have to be skipped."""
     size, headers = _length(request), error.headers
@@ -126,17 +134,22 @@ def _length(request: Request) -> int | None:
 
 
 async def read(
-    request: Request, room: Places, caller: str, *, max_bytes: int, head_seconds: float, seconds: float
+    request: Request,
+    room: Places,
+    caller: str,
+    *,
+    max_bytes: int,
+    head_seconds: float,
+    seconds: float,
+    is_foreign: bool,
 ) -> None:
     """Reads the body into the request's state. Raises HttpError, and ClientDisconnect if the client goes away.
 
     It must be complete after `seconds`, and after `head_seconds` come at _BYTES_PER_SECOND at least. What has come
-    takes room of the caller.
+    takes room of the caller. `is_foreign`: a page of another site sends it, which may not call.
     """
     _check_size(_length(request) or 0, max_bytes)
-    kind = header(request, "content-type").partition(";")[0].lower()
-    if kind not in ("", "application/json"):
-        raise HttpError(415, f"the content type is {kind[:60]}; it must be application/json")
+    _check_kind(header(request, "content-type").partition(";")[0].strip().lower(), is_foreign=is_foreign)
     _refuse_codings(request)
     pieces, size, loop = list[bytes](), 0, asyncio.get_running_loop()
     began_at = loop.time()
@@ -158,6 +171,16 @@ async def read(
     finally:
         room.leave(caller, size)
     request.state.body = b"".join(pieces)
+
+
+def _check_kind(kind: str, *, is_foreign: bool) -> None:
+    """Refuses what is no JSON. `curl -d` calls JSON a form, and other clients call it text, bytes or nothing."""
+    if kind.startswith("multipart/"):
+        raise HttpError(415, f"the content type is {kind[:60]}; a body is one JSON object, without parts and files")
+    if is_foreign and kind != _JSON:
+        # A browser sends a form of any page to any address, and asks nobody. For JSON it asks first.
+        shown = f"is {kind[:60]}" if kind else "is missing"
+        raise HttpError(415, f"the content type {shown}; that of a web page's request must be {_JSON}")
 
 
 def _refuse_codings(request: Request) -> None:

@@ -1,13 +1,19 @@
 """The gateway's settings: names, defaults, bounds and help. `tandem_contract.settings` reads them."""
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tandem_client.connection import DEFAULT_ADDRESS, TlsSettings, dialled, is_local
 from tandem_contract.logs import LogFormat
 from tandem_contract.settings import Program, file, number
+
+ANY_ORIGIN = "*"
+# Browsers leave out these ports.
+_PORTS = {"http": 80, "https": 443}
 
 
 class Settings(BaseModel):
@@ -20,6 +26,12 @@ class Settings(BaseModel):
     )
     address: str = Field(
         DEFAULT_ADDRESS, title="HOST:PORT", description="address of the service; other than loopback: with TLS"
+    )
+    cors_origins: str = Field(
+        "",
+        title="ORIGIN,...",
+        description="web pages of other sites that may call, by their origins, such as https://app.example; *: pages of"
+        " every site. Unset: browsers keep all of them out",
     )
     processes: int = number(1, 1, 64, "N", "processes that share the address")
     tls_cert: Path | None = file("certificate chain of the HTTP server, PEM")
@@ -86,7 +98,20 @@ class Settings(BaseModel):
                 f"callers' tokens would be sent to {self.address} without encryption; give --service-ca or"
                 " --service-tls, or an --address of this machine"
             )
+        for origin in self.origins - {ANY_ORIGIN, "null"}:
+            if origin != (sent := _as_sent(origin)):
+                needed = f"browsers send {sent}" if sent else "an origin is SCHEME://HOST or SCHEME://HOST:PORT"
+                raise ValueError(f"--cors-origins has {origin}; {needed}")
         return self
+
+    @property
+    def origins(self) -> Set[str]:
+        """The origins of --cors-origins; `*` stands for all."""
+        return {origin for each in self.cors_origins.split(",") if (origin := each.strip())}
+
+    def allows(self, origin: str) -> bool:
+        """Whether pages of this origin may call."""
+        return not self.origins.isdisjoint((origin, ANY_ORIGIN))
 
     @property
     def is_public(self) -> bool:
@@ -107,6 +132,19 @@ class Settings(BaseModel):
         return TlsSettings(
             ca=self.service_ca, cert=self.service_cert, key=self.service_key, server_name=self.service_name or None
         )
+
+
+def _as_sent(origin: str) -> str:
+    """An origin as browsers send it: without a path, in small letters, and without its scheme's own port."""
+    try:
+        parts = urlsplit(origin)
+        port = parts.port
+    except ValueError:
+        return ""
+    if not parts.scheme or not parts.hostname:
+        return ""
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}" + ("" if port in (None, _PORTS.get(parts.scheme)) else f":{port}")
 
 
 PROGRAM = Program(

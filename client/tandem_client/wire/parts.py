@@ -134,7 +134,7 @@ CHAT_FIELDS: Mapping[str, str] = {
 # other server or library has given them.
 IGNORED_IN_MESSAGES = (
     "annotations", "cache_control", "extra_content", "images", "index", "parsed", "parsed_arguments", "prefix",
-    "provider_specific_fields", "reasoning_details", "thinking_blocks",
+    "prompt_cache_breakpoint", "provider_specific_fields", "reasoning_details", "thinking_blocks",
 )  # fmt: skip
 # Kinds of parts that are text, and where it stands.
 TEXT_PARTS: Mapping[str, str] = {"text": "text", "refusal": "refusal"}

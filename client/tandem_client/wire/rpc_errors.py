@@ -55,18 +55,20 @@ _CAUSE = re.compile(r".*: (?P<cause>[^\[\]]+)\]?$", re.DOTALL)
 
 
 def name_of(field: str, names: Mapping[str, str]) -> str:
-    """Returns the name of a path, with its index: `stop.stop_strings[0]` is `stop[0]`. Keeps an unknown path.
+    """Returns the name of a path, with its indices: `stop.stop_strings[0]` is `stop[0]`. Keeps an unknown path.
 
-    An entry of the table with empty brackets names a field inside a list: `chat.messages[].tool_calls[].name`.
+    Of a path inside a field that is known, `constraint.json_schema.properties.a`, the longest known beginning is
+    replaced. An entry of the table has empty brackets for an index: `chat.messages[].tool_calls[].name`.
     """
-    if (named := names.get(_INDEX.sub("[]", field))) is not None:
-        indices = iter(_INDEX.findall(field))
-        return re.sub(r"\[\]", lambda _: next(indices, "[]"), named)
-    known = field.partition("[")[0]
-    # A path inside a field that is known: `constraint.json_schema.properties.a`.
-    while known not in names and known.count(".") > 1:
-        known = known.rpartition(".")[0]
-    return names.get(known, known) + field[len(known) :]
+    known = field
+    while (named := names.get(_INDEX.sub("[]", known))) is None:
+        cut = max(known.rfind("."), known.rfind("["))
+        # The first word alone may be an ordinary one.
+        if cut < 0 or (known[cut] == "." and "." not in known[:cut]):
+            return field
+        known = known[:cut]
+    indices = iter(_INDEX.findall(known))
+    return re.sub(r"\[\]", lambda _: next(indices, "[]"), named) + field[len(known) :]
 
 
 def with_names(message: str, names: Mapping[str, str], *, field: str | None = None) -> str:

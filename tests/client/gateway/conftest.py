@@ -10,6 +10,9 @@ from tests.client.fake_service import one_completion
 from tests.client.gateway.told_service import ToldService
 from tests.rigs.processes import Child
 
+# The origin of a web page that may call.
+PAGE = "https://app.example"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fronted:
@@ -30,7 +33,7 @@ def start_gateway(*flags: str) -> tuple[Child, str]:
 @pytest.fixture(scope="module")
 def module_fronted() -> Iterator[Fronted]:
     service = ToldService()
-    gateway, url = start_gateway("--address", service.address, "--head-seconds", "60")
+    gateway, url = start_gateway("--address", service.address, "--head-seconds", "60", "--cors-origins", PAGE)
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="tandem_key", max_retries=0)
     yield Fronted(service=service, gateway=gateway, url=url, client=client)
     client.close()

@@ -143,7 +143,7 @@ def test_a_body_gives_back_its_room_however_it_ends() -> None:
 
         headers = [(b"transfer-encoding", b"chunked")]
         request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
-        await read(request, room, "a", max_bytes=60, head_seconds=60, seconds=60)
+        await read(request, room, "a", max_bytes=60, head_seconds=60, seconds=60, is_foreign=False)
 
     for body, error in bodies:
         with pytest.raises(error) if error is not None else contextlib.nullcontext():
@@ -240,7 +240,7 @@ def test_paths_and_methods(fronted: Fronted) -> None:
     answer = httpx.get(f"{fronted.url}/v1/completions")
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
     assert httpx.head(f"{fronted.url}/livez").status_code == 200
-    assert post(fronted, "/v1/completions", {}, **{"content-type": "text/plain"}).status_code == 415
+    assert post(fronted, "/v1/completions", {}, **{"content-type": "multipart/form-data"}).status_code == 415
 
 
 def test_tokenize_and_detokenize(fronted: Fronted) -> None:

@@ -24,7 +24,7 @@ from tests.client.fake_service import (
     summary,
 )
 from tests.client.gateway.conftest import Fronted
-from tests.client.gateway.told_service import as_asked, thoughts_and_calls, two_scored, warned_and_cut
+from tests.client.gateway.told_service import as_asked, call_piece, thoughts_and_calls, two_scored, warned_and_cut
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 WEATHER: dict[str, Any] = {
@@ -205,6 +205,49 @@ def test_openais_helper_collects_a_chat_from_its_chunks(fronted: Fronted) -> Non
     assert choice.message.tool_calls is not None
     assert choice.message.tool_calls[0].function.parsed_arguments == {"city": "Paris"}
     assert answer.usage is not None and answer.usage.prompt_tokens == 7
+
+
+def one_call(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    """A call whose arguments come in pieces."""
+    yield accepted(request)
+    yield call_piece(0, '{"city": "Par', "abcdefgh1", "weather")
+    yield call_piece(0, 'is"}')
+    yield finished(9, inference_pb2.FINISH_REASON_EOS)
+    yield summary(1)
+
+
+def test_the_old_form_of_calls(fronted: Fronted) -> None:
+    fronted.service.behaviour = one_call
+    ask: dict[str, Any] = {
+        "model": "", "messages": MESSAGES, "functions": [WEATHER["function"]], "function_call": {"name": "weather"},
+    }  # fmt: skip
+    [choice] = fronted.client.chat.completions.create(**ask).choices
+    call = choice.message.function_call
+    assert call is not None and (call.name, json.loads(call.arguments)) == ("weather", {"city": "Paris"})
+    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("function_call", None, None)
+    chat = fronted.service.generated.chat
+    assert [json.loads(tool) for tool in chat.tools_json] == [WEATHER] and chat.tool_choice.name == "weather"
+    assert chat.HasField("parallel_tool_calls") and not chat.parallel_tool_calls
+    chunks = [chunk.choices[0] for chunk in fronted.client.chat.completions.create(**ask, stream=True)]
+    pieces = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call is not None]
+    assert [(piece.name, piece.arguments) for piece in pieces] == [("weather", '{"city": "Par'), (None, 'is"}')]
+    assert chunks[-1].finish_reason == "function_call"
+    assert all(chunk.delta.tool_calls is None for chunk in chunks)
+    # Its answer and the function's go back as they are.
+    talk = [*MESSAGES, choice.message, {"role": "function", "name": "weather", "content": "5"}]
+    fronted.service.behaviour = one_completion
+    [choice] = fronted.client.chat.completions.create(**{**ask, "messages": talk, "function_call": "auto"}).choices
+    assert (choice.finish_reason, choice.message.function_call) == ("length", None)
+    said = fronted.service.generated.chat.messages
+    assert [message.role for message in said] == ["user", "assistant", "tool"]
+    assert said[1].tool_calls[0].id == said[2].tool_call_id != ""
+    # A call that the service sends beside the first has no place.
+    fronted.service.behaviour = thoughts_and_calls
+    [choice] = fronted.client.chat.completions.create(**ask).choices
+    assert choice.message.function_call is not None and choice.message.function_call.name == "weather"
+    chunks = fronted.client.chat.completions.create(**ask, stream=True)
+    deltas = [chunk.choices[0].delta.function_call for chunk in chunks]
+    assert "".join(each.arguments or "" for each in deltas if each) == '{"city": "Paris"}'
 
 
 def test_the_chunks_of_a_chat(fronted: Fronted) -> None:

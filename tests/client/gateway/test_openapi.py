@@ -13,6 +13,7 @@ from tests.client.gateway.conftest import Fronted
 USER = {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}, "b"]}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 SAID = {"role": "assistant", "content": None, "tool_calls": [CALL], "audio": None, "reasoning_details": [1]}
+RESULT = {"role": "function", "name": "f", "content": "5"}
 BODIES: list[tuple[str, dict[str, Any], bool]] = [
     ("completions", {"prompt": "a"}, True),
     ("completions", {"prompt": [1, 2.0], "max_tokens": 16.0, "seed": -(2**63), "stop": ["a"], "n": None}, True),
@@ -20,6 +21,7 @@ BODIES: list[tuple[str, dict[str, Any], bool]] = [
     ("completions", {"prompt": "a", **dict.fromkeys(bodies.IGNORED, 7)}, True),
     ("completions", {"prompt": "a", "structured_outputs": {"json": {"type": "object"}}}, True),
     ("completions", {"prompt": "a", "guided_json": "{}"}, True),
+    ("completions", {"prompt": "a", "verbosity": "low", "user": "u", "prompt_cache_options": {"ttl": "30m"}}, True),
     ("completions", {}, False),
     ("completions", {"prompt": "a", "max_tokens": "3"}, False),
     ("completions", {"prompt": "a", "max_tokens": True}, False),
@@ -29,6 +31,11 @@ BODIES: list[tuple[str, dict[str, Any], bool]] = [
     ("chat/completions", {"messages": [USER, SAID], "tool_choice": "auto", "tools": [{"type": "function"}]}, True),
     ("chat/completions", {"messages": [USER], "tool_choice": {"type": "function", "function": {"name": "f"}}}, True),
     ("chat/completions", {"messages": [USER], "response_format": {"type": "json_object"}}, True),
+    ("chat/completions", {"messages": [USER], "functions": [{"name": "f"}], "function_call": {"name": "f"}}, True),
+    ("chat/completions", {"messages": [USER, RESULT], "functions": [{"name": "f"}], "function_call": "none"}, True),
+    ("chat/completions", {"messages": [USER], "functions": [{"name": "f"}], "function_call": "required"}, False),
+    ("chat/completions", {"messages": [USER], "functions": ["f"]}, False),
+    ("chat/completions", {"messages": [USER], "moderation": {"model": "m"}}, False),
     ("chat/completions", {"messages": [{"content": "a"}]}, False),
     ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, False),
     ("chat/completions", {"messages": [USER], "tool_choice": "maybe"}, False),
@@ -45,7 +52,7 @@ def described(module_fronted: Fronted) -> dict[str, Any]:
 def test_the_description_is_valid_and_has_every_path(described: dict[str, Any]) -> None:
     openapi_spec_validator.validate(described)
     assert sorted(described["paths"]) == [
-        "/detokenize", "/health", "/livez", "/metrics", "/openapi.json", "/tokenize", "/v1/chat/completions",
+        "/", "/detokenize", "/health", "/livez", "/metrics", "/openapi.json", "/tokenize", "/v1/chat/completions",
         "/v1/completions", "/v1/models", "/v1/models/{name}", "/version",
     ]  # fmt: skip
 

@@ -16,6 +16,7 @@ from tandem_client.wire.parts import IGNORED_IN_MESSAGES
 from tandem_client.wire.rpc_errors import name_of, with_names
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+F: dict[str, Any] = {"name": "f"}
 
 
 def only(values: dict[str, Any]) -> inference_pb2.GenerateRequest:
@@ -154,8 +155,21 @@ def test_refusals_of_completions(values: dict[str, Any], field: str, words: str)
         ({"tool_choice": "maybe"}, "tool_choice", "it must be auto, none or required"),
         ({"tool_choice": {"type": "custom"}}, "tool_choice.type", "it must be function"),
         ({"tools": [1]}, "tools[0]", "it must be an object"),
-        ({"functions": []}, "functions", "only null is supported"),
-        ({"functions": "\ud800"}, "functions", "only null is supported"),
+        ({"functions": "\ud800"}, "functions", "it must be a list"),
+        ({"functions": [1]}, "functions[0]", "it must be an object"),
+        ({"function_call": "auto"}, "function_call", "function_call needs functions"),
+        ({"functions": [F], "function_call": "required"}, "function_call", "it must be auto or none"),
+        ({"functions": [F], "function_call": {"type": "function"}}, "function_call.name", "is missing"),
+        ({"functions": [F], "tools": [F]}, "tools", "tools and functions are set"),
+        ({"functions": [F], "tool_choice": "auto"}, "tool_choice", "tool_choice and functions are set"),
+        ({"functions": [F], "parallel_tool_calls": True}, "parallel_tool_calls", "and functions are set"),
+        (
+            {"messages": [{"role": "assistant", "function_call": {"name": "f"}, "tool_calls": [{"function": F}]}]},
+            "messages[0].function_call",
+            "messages[0].function_call and tool_calls are set",
+        ),
+        ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call.name", "is missing"),
+        ({"moderation": {"model": "m"}}, "moderation", "only null is supported: nothing is moderated"),
         ({"\ud800": 1}, "\\ud800", "there is no field"),
         ({"chat_template": "{{x}}"}, "chat_template", "only null is supported"),
         ({"modalities": ["audio"]}, "modalities", 'only ["text"] is supported'),
@@ -271,6 +285,60 @@ ADDED: dict[str, Any] = {name: {"any": ["thing"]} for name in IGNORED_IN_MESSAGE
 }  # fmt: skip
 
 
+OLD_TALK: list[dict[str, Any]] = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a":1}'}},
+    {"role": "function", "name": "f", "content": "5"},
+    {"role": "assistant", "content": None, "function_call": {"name": "g", "arguments": "{}"}, "tool_calls": None},
+    {"role": "function", "name": "g", "content": None},
+    {"role": "user", "content": "and?"},
+]
+NEW_TALK: list[dict[str, Any]] = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "tool_calls": [{"id": "call00001", "function": {"name": "f", "arguments": '{"a":1}'}}]},
+    {"role": "tool", "name": "f", "content": "5", "tool_call_id": "call00001"},
+    {"role": "assistant", "tool_calls": [{"id": "call00002", "function": {"name": "g", "arguments": "{}"}}]},
+    {"role": "tool", "name": "g", "tool_call_id": "call00002"},
+    {"role": "user", "content": "and?"},
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"functions": [F]}, {"tools": [{"type": "function", "function": F}]}),
+        (
+            {"functions": [F], "function_call": "auto"},
+            {"tools": [{"type": "function", "function": F}], "tool_choice": "auto"},
+        ),
+        (
+            {"functions": [F], "function_call": "none"},
+            {"tools": [{"type": "function", "function": F}], "tool_choice": "none"},
+        ),
+        (
+            {"functions": [F], "function_call": F},
+            {"tools": [{"type": "function", "function": F}], "tool_choice": {"type": "function", "function": F}},
+        ),
+        ({"functions": []}, {"tools": []}),
+        ({"functions": [], "parallel_tool_calls": False}, {}),
+        (
+            {"functions": [F], "messages": OLD_TALK},
+            {"tools": [{"type": "function", "function": F}], "messages": NEW_TALK},
+        ),
+    ],
+)
+def test_functions_are_tools_of_which_one_is_called(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert chat(old) == chat({**new, "parallel_tool_calls": False})
+    assert chat_completion({**CHAT, **old}).calls_function and not chat_completion({**CHAT, **new}).calls_function
+
+
+def test_a_history_in_the_old_form_needs_no_functions() -> None:
+    assert chat({"messages": OLD_TALK}) == chat({"messages": NEW_TALK})
+    # The result of a call that the history has lost.
+    [found] = chat({"messages": OLD_TALK[2:3]}).chat.messages
+    assert found == chat_pb2.ChatMessage(role="tool", name="f", content=["5"])
+
+
 def test_what_others_add_to_the_history_changes_nothing() -> None:
     def history(added: dict[str, Any]) -> list[dict[str, Any]]:
         function = {**added, "name": "f", "arguments": "{}"}
@@ -301,6 +369,20 @@ def test_arguments_of_the_history_go_to_the_service_as_they_are(given: object, s
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": given}}
     [found] = chat({"messages": [*CHAT["messages"], {"role": "assistant", "tool_calls": [call]}]}).chat.messages[1:]
     assert found.tool_calls[0].arguments_json == sent
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("chat.tools_json[1]", "functions[1]"),
+        ("chat.tools_json[1].function.parameters.properties.a[2]", "functions[1].parameters.properties.a[2]"),
+        ("chat.tool_choice.name", "function_call.name"), ("chat.tool_choice.mode", "function_call"),
+        ("chat.messages[0].content", "messages[0].content"),
+    ],
+)  # fmt: skip
+def test_an_error_of_the_old_form_names_its_fields(path: str, name: str) -> None:
+    known = chat_completion({**CHAT, "functions": [F]}).names
+    assert with_names(f"{path} is wrong", known, field=path) == f"{name} is wrong"
 
 
 @pytest.mark.parametrize(
@@ -363,3 +445,6 @@ def test_errors_of_a_tool_name_the_place_in_its_schema() -> None:
 def test_errors_of_the_length_name_the_field_that_set_it() -> None:
     assert chat_completion({**CHAT, "max_completion_tokens": 1}).names["stop.max_new_tokens"] == "max_completion_tokens"
     assert chat_completion({**CHAT, "max_tokens": 1}).names["stop.max_new_tokens"] == "max_tokens"
+    both = chat_completion({**CHAT, "max_tokens": 2.0, "max_completion_tokens": 2})
+    assert both.requests[0].stop.max_new_tokens == 2
+    assert not chat({"max_tokens": None, "max_completion_tokens": None}).stop.HasField("max_new_tokens")

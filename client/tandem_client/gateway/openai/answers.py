@@ -20,7 +20,7 @@ from tandem_client.gateway.openai.wanted import Wanted
 _LOWEST = -9999.0
 
 _COMPLETION_ID, _CHAT_ID = "cmpl-", "chatcmpl-"
-STOP, LENGTH, TOOL_CALLS = "stop", "length", "tool_calls"
+STOP, LENGTH, TOOL_CALLS, FUNCTION_CALL = "stop", "length", "tool_calls", "function_call"
 _PREFIX = "FINISH_REASON_"
 _STOPS = frozenset({
     inference_pb2.FINISH_REASON_EOS,
@@ -179,6 +179,7 @@ class Frame:
         prefix, kind = (_CHAT_ID, self.KINDS[0]) if wanted.is_chat else (_COMPLETION_ID, self.KINDS[1])
         # The first members of an answer or a chunk.
         self.head = {"id": f"{prefix}{request_id}", "object": kind, "created": int(time.time()), "model": model}
+        self._call_reason = FUNCTION_CALL if wanted.calls_function else TOOL_CALLS
         self.num_choices = len(wanted.requests) * wanted.num_samples
         # By call.
         self._prompt, self.output = [*prompt_tokens], [0] * len(prompts)
@@ -208,6 +209,12 @@ class Frame:
         """Of all choices."""
         return 0 if self.wanted.hides_output else sum(self.output)
 
+    def finish_reason(self, finished: inference_pb2.Finished, *, has_calls: bool) -> str:
+        """OpenAI's finish_reason. What was cut short by a limit of any kind, or by an operator, is `length`."""
+        if finished.reason in _STOPS:
+            return self._call_reason if has_calls else STOP
+        return LENGTH
+
     def usage(self) -> dict[str, object]:
         """OpenAI's `usage`."""
         prompt, output = self.prompt_tokens, self.output_tokens
@@ -218,13 +225,6 @@ class Frame:
             "prompt_tokens_details": {"cached_tokens": self._cached},
             "completion_tokens_details": {"reasoning_tokens": self._reasoning},
         }
-
-
-def finish_reason(finished: inference_pb2.Finished, *, has_calls: bool = False) -> str:
-    """OpenAI's finish_reason. What was cut short by a limit of any kind, or by an operator, is `length`."""
-    if finished.reason in _STOPS:
-        return TOOL_CALLS if has_calls else STOP
-    return LENGTH
 
 
 def stop_reason(finished: inference_pb2.Finished) -> str | int | None:
@@ -329,7 +329,10 @@ class Chunks(Frame):
             found["content"] = delta.text
         if delta.tool_calls:
             self._called[choice] = True
-            found["tool_calls"] = [_call(call) for call in delta.tool_calls]
+            if self.wanted.calls_function:
+                found["function_call"] = _function(delta.tool_calls)
+            else:
+                found["tool_calls"] = [_call(call) for call in delta.tool_calls]
         return {"delta": found}
 
     def _logprobs(self, choice: int, delta: inference_pb2.Delta) -> dict[str, object] | None:
@@ -344,7 +347,7 @@ class Chunks(Frame):
     def _finished(self, idx: int, finished: inference_pb2.Finished) -> bytes:
         choice = idx * self.wanted.num_samples + finished.sample_idx
         body: dict[str, object] = {"delta": {}} if self._is_chat else {"text": ""}
-        body["finish_reason"] = finish_reason(finished, has_calls=self._called[choice])
+        body["finish_reason"] = self.finish_reason(finished, has_calls=self._called[choice])
         body["stop_reason"] = stop_reason(finished)
         return self._chunk(choice, body)
 
@@ -359,6 +362,13 @@ def _call(call: chat_pb2.ToolCallDelta) -> dict[str, object]:
         function = {"name": call.name, "arguments": call.arguments}
         return {"index": call.index, "id": call.id, "type": "function", "function": function}
     return {"index": call.index, "function": {"arguments": call.arguments}}
+
+
+def _function(calls: Sequence[chat_pb2.ToolCallDelta]) -> dict[str, str]:
+    """The pieces of the first call in the old form, which has no place for a second one."""
+    first = [call for call in calls if call.index == 0]
+    made = {"arguments": "".join(call.arguments for call in first)}
+    return {"name": first[0].name, **made} if first and first[0].name else made
 
 
 @dataclass(slots=True)
@@ -420,18 +430,19 @@ class Whole(Frame):
         return self._choices[idx * self.wanted.num_samples + sample_idx]
 
     def _chat(self, i: int, choice: Choice) -> dict[str, Any]:
-        text = "".join(choice.texts)
+        wanted, text = self.wanted, "".join(choice.texts)
         message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
         if choice.reasoning:
             message["reasoning_content"] = "".join(choice.reasoning)
         if choice.calls:
             message["content"] = text or None
-            message["tool_calls"] = [
+            calls = [
                 {"id": call_id, "type": "function", "function": {"name": name, "arguments": "".join(pieces)}}
                 for call_id, name, pieces in choice.calls.values()
             ]
+            message |= {"function_call": calls[0]["function"]} if wanted.calls_function else {"tool_calls": calls}
         found = self._ended(i, choice) | {"message": message}
-        if self.wanted.num_top is not None:
+        if wanted.num_top is not None:
             found["logprobs"] = of_chat(choice.logprobs)
         return found
 
@@ -451,7 +462,7 @@ class Whole(Frame):
         found: dict[str, Any] = {
             "index": i,
             "logprobs": None,
-            "finish_reason": finish_reason(choice.finished, has_calls=bool(choice.calls)),
+            "finish_reason": self.finish_reason(choice.finished, has_calls=bool(choice.calls)),
             "stop_reason": stop_reason(choice.finished),
         }
         if self.wanted.with_token_ids:

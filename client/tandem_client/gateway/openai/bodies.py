@@ -4,32 +4,60 @@ An attribute has the name of the client's keyword that it sets; where OpenAI's n
 Only what a message of the service cannot hold is refused here; the service checks ranges.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import CoreSchema
 
-from tandem_client.gateway.openai.fields import TAG, Body
+from tandem_client.gateway.openai.fields import TAG, Body, Only
 from tandem_client.wire.parts import IGNORED_IN_MESSAGES
 
-# Taken and ignored: nothing of an answer depends on them. `user` is not among them: it divides the prefix cache.
-IGNORED = (
-    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prediction", "guided_decoding_backend",
-)  # fmt: skip
-# Taken only with values that ask for nothing.
-_WITHOUT_EFFECT: Mapping[str, Collection[object]] = {
-    "use_beam_search": (False,), "length_penalty": (1,), "early_stopping": (False,), "truncate_prompt_tokens": (),
-    "spaces_between_special_tokens": (True,), "bad_words": ([],), "return_tokens_as_token_ids": (False,),
-    "kv_transfer_params": (), "guided_whitespace_pattern": (),
-}  # fmt: skip
-OF_COMPLETIONS: Mapping[str, Collection[object]] = {**_WITHOUT_EFFECT, "suffix": ("",)}
-OF_TEMPLATES: Mapping[str, Collection[object]] = {"add_special_tokens": (False,), "chat_template": ()}
-OF_CHATS: Mapping[str, Collection[object]] = {
-    **_WITHOUT_EFFECT, **OF_TEMPLATES, "echo": (False,), "include_reasoning": (True,), "modalities": (["text"],),
-    "audio": (), "functions": (), "function_call": (), "documents": (), "web_search_options": (),
-}  # fmt: skip
+# Taken and ignored, because no answer depends on them. `user` is not among them: it divides the prefix cache.
+IGNORED: Mapping[str, str] = {
+    "metadata": "it labels stored answers, and none is stored",
+    "store": "no answer is stored",
+    "service_tier": "there is one tier; priority orders requests",
+    "safety_identifier": "users are not reported to anybody",
+    "prompt_cache_key": "the service finds equal beginnings of prompts by itself",
+    "prompt_cache_options": "pages of prompts are kept while there is room for them",
+    "prompt_cache_retention": "pages of prompts are kept while there is room for them",
+    "prediction": "the answer is the same without it",
+    "verbosity": "chat templates do not know it",
+    "guided_decoding_backend": "there is one",
+}
+_NO_BEAMS = "there is no beam search"
+_OF_GRAMMARS = "the service's grammars decide about white space"
+_WITHOUT_EFFECT: Mapping[str, Only] = {
+    "use_beam_search": Only((False,), _NO_BEAMS),
+    "length_penalty": Only((1,), _NO_BEAMS),
+    "early_stopping": Only((False,), _NO_BEAMS),
+    "truncate_prompt_tokens": Only((), "a prompt is answered whole or refused"),
+    "spaces_between_special_tokens": Only((True,), "the tokenizer decides"),
+    "bad_words": Only(([],), "words are not banned; logit_bias bans tokens by -100"),
+    "return_tokens_as_token_ids": Only((False,), "return_token_ids adds ids to an answer"),
+    "kv_transfer_params": Only((), "other servers have no pages of this one"),
+    "guided_whitespace_pattern": Only((), _OF_GRAMMARS),
+}
+OF_COMPLETIONS: Mapping[str, Only] = {
+    **_WITHOUT_EFFECT,
+    "suffix": Only(("",), "the model continues a text, and fills no gap in it"),
+}
+OF_TEMPLATES: Mapping[str, Only] = {
+    "add_special_tokens": Only((False,), "the chat template has them"),
+    "chat_template": Only((), "the model's own is used"),
+}
+OF_CHATS: Mapping[str, Only] = {
+    **_WITHOUT_EFFECT,
+    **OF_TEMPLATES,
+    "echo": Only((False,), "an answer is a message of its own"),
+    "include_reasoning": Only((True,), "reasoning is part of the answer"),
+    "modalities": Only((["text"],), "answers are text"),
+    "audio": Only((), "answers are text"),
+    "moderation": Only((), "nothing is moderated, and who asks for it relies on it"),
+    "documents": Only((), "give them in messages"),
+    "web_search_options": Only((), "nothing is searched"),
+}
 # Tags of unions.
 _TEXT, _LIST, _IDS, _OBJECT, _REFUSAL, _ANY = (
     f"{TAG}{kind}" for kind in ("text", "list", "ids", "object", "refusal", "any")
@@ -106,10 +134,13 @@ def _prompt_tag(value: object) -> str | None:
     return _IDS if items and isinstance(items[0], int | float) else _tag(cast(object, value))
 
 
+_ADDED: Mapping[str, str] = dict.fromkeys(IGNORED_IN_MESSAGES, "other servers and libraries add it to their answers")
+
+
 class TextPart(Body):
     """A part of a message."""
 
-    IGNORED = IGNORED_IN_MESSAGES
+    IGNORED = _ADDED
     type: Literal["text"]
     text: Text
 
@@ -117,7 +148,7 @@ class TextPart(Body):
 class RefusalPart(Body):
     """A part of an earlier answer."""
 
-    IGNORED = IGNORED_IN_MESSAGES
+    IGNORED = _ADDED
     type: Literal["refusal"]
     refusal: Text
 
@@ -132,7 +163,7 @@ _Parts = Annotated[list[_Part], _FIRST, Tag(_LIST)]
 class Function(Body):
     """What is called. Models write any arguments, and agents send them back: a string in OpenAI's API, or the value."""
 
-    IGNORED = IGNORED_IN_MESSAGES
+    IGNORED = _ADDED
     name: Text
     arguments: Json | None = None
 
@@ -140,7 +171,7 @@ class Function(Body):
 class Call(Body):
     """A call of a tool."""
 
-    IGNORED = IGNORED_IN_MESSAGES
+    IGNORED = _ADDED
     id: Text | None = None
     type: Literal["function"] | None = None
     function: Function
@@ -149,14 +180,16 @@ class Call(Body):
 class Message(Body):
     """A message of a conversation. The service checks roles."""
 
-    IGNORED = IGNORED_IN_MESSAGES
-    WITHOUT_EFFECT: ClassVar[Mapping[str, Collection[object]]] = {"audio": (), "function_call": ()}
+    IGNORED = _ADDED
+    WITHOUT_EFFECT: ClassVar[Mapping[str, Only]] = {"audio": Only((), "messages are text")}
     role: Text
     content: Annotated[_AsText | _Parts, _either("it must be a string or a list of parts")] | None = None
     refusal: Text | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = None
     tool_calls: Annotated[list[Call], _FIRST] | None = None
+    # The old form of one call; a message of the role `function` has its result.
+    function_call: Function | None = None
     tool_call_id: Text | None = None
     name: Text | None = None
 
@@ -173,9 +206,11 @@ class Conversation(Body):
 
 
 class JsonSchema(Body):
-    """The output always obeys the schema, so `strict` makes no difference."""
+    """OpenAI's schema of an output."""
 
-    IGNORED = ("name", "description", "strict")
+    IGNORED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("name", "description", "strict"), "the output obeys the schema, whatever its name is"
+    )
     json_schema: Json = Field(alias="schema")
 
 
@@ -189,10 +224,13 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """vLLM's constraint of an output."""
 
-    WITHOUT_EFFECT: ClassVar[Mapping[str, Collection[object]]] = {
-        "disable_any_whitespace": (False,), "whitespace_pattern": (), "structural_tag": (),
-        "disable_additional_properties": (False,), "disable_fallback": (False, True),
-    }  # fmt: skip
+    WITHOUT_EFFECT: ClassVar[Mapping[str, Only]] = {
+        "disable_any_whitespace": Only((False,), _OF_GRAMMARS),
+        "whitespace_pattern": Only((), _OF_GRAMMARS),
+        "structural_tag": Only((), "tool calls have their own constraint, by tools and tool_choice"),
+        "disable_additional_properties": Only((False,), "the schema decides"),
+        "disable_fallback": Only((False, True), "there is one kind of grammars"),
+    }
     json_schema: Json | None = Field(None, alias="json")
     regex: Text | None = None
     choices: Texts | None = Field(None, alias="choice")
@@ -203,7 +241,7 @@ class StructuredOutputs(Body):
 class StreamOptions(Body):
     """Which chunks of a stream have usage."""
 
-    IGNORED = ("include_obfuscation",)
+    IGNORED: ClassVar[Mapping[str, str]] = {"include_obfuscation": "a chunk is as long as its text"}
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
@@ -281,6 +319,12 @@ class Chat(Options, Conversation):
         _either("it must be auto, none, required, or an object with a function's name"),
     ] | None = None  # fmt: skip
     parallel_tool_calls: bool | None = None
+    # The old form of tools, which has one call in an answer.
+    functions: Annotated[list[dict[str, Any]], _FIRST] | None = None
+    function_call: Annotated[
+        Annotated[Literal["auto", "none"], Tag(_TEXT)] | Annotated["ToolName", Tag(_OBJECT)],
+        _either("it must be auto, none, or an object with a function's name"),
+    ] | None = None  # fmt: skip
 
 
 class ToolName(Body):

@@ -6,7 +6,8 @@ Knows no field by name.
 
 import difflib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
@@ -29,13 +30,21 @@ _WORDS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Only:
+    """What a field may be that is not served: values that ask for nothing, and why no other can be ignored."""
+
+    values: tuple[object, ...]
+    why: str
+
+
 class Body(BaseModel):
     """An object of a request. A field that is null counts as absent, as in OpenAI's clients."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    # Fields that are ignored, and fields that are taken only with values which ask for nothing.
-    IGNORED: ClassVar[Collection[str]] = ()
-    WITHOUT_EFFECT: ClassVar[Mapping[str, Collection[object]]] = {}
+    # Fields that are ignored, with the reason, and fields that are taken only with values which ask for nothing.
+    IGNORED: ClassVar[Mapping[str, str]] = {}
+    WITHOUT_EFFECT: ClassVar[Mapping[str, Only]] = {}
     KNOWN: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
@@ -48,8 +57,11 @@ class Body(BaseModel):
         """Adds the fields that are no attributes."""
         found = handler(schema)
         fields = handler.resolve_ref_schema(found)["properties"]
-        fields |= {name: {"enum": [*allowed, None]} for name, allowed in cls.WITHOUT_EFFECT.items()}
-        fields |= {name: {} for name in cls.IGNORED}
+        fields |= {
+            name: {"enum": [*only.values, None], "description": f"Not served: {only.why}."}
+            for name, only in cls.WITHOUT_EFFECT.items()
+        }
+        fields |= {name: {"description": f"Ignored: {why}."} for name, why in cls.IGNORED.items()}
         return found
 
     @model_validator(mode="before")
@@ -74,10 +86,10 @@ class Body(BaseModel):
         return found
 
 
-def _check_without_effect(name: str, value: object, allowed: Collection[object]) -> None:
-    if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
-        needed = " or ".join("unset" if one == [] else json.dumps(one) for one in allowed if one != "") or "null"
-        said = f"is {shown(value)}; only {needed} is supported"
+def _check_without_effect(name: str, value: object, only: Only) -> None:
+    if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in only.values):
+        needed = " or ".join("unset" if one == [] else json.dumps(one) for one in only.values if one != "") or "null"
+        said = f"is {shown(value)}; only {needed} is supported: {only.why}"
         raise PydanticCustomError("without_effect", "{said}", {"field": name, "said": said})
 
 

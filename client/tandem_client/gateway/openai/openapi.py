@@ -30,14 +30,14 @@ _ERROR = {
 }
 
 
-def description(routes: Iterable[BaseRoute]) -> str:
-    """Returns the description as OpenAPI 3.1 in JSON."""
+def description(routes: Iterable[BaseRoute], about: Mapping[str, str]) -> str:
+    """Returns the description as OpenAPI 3.1 in JSON. `about`: of each path, what it has."""
     models = [(body, "validation") for bodies in _BODIES.values() for body in bodies]
     _, schemas = models_json_schema(models, ref_template=_REF)  # pyright: ignore[reportArgumentType]
     found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Tandem", "version": version()},
-        "paths": {route.path_format: _path(route) for route in routes if isinstance(route, Route)},
+        "paths": {route.path_format: _path(route, about[route.path]) for route in routes if isinstance(route, Route)},
         "components": {
             "schemas": {**schemas["$defs"], "Error": _ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -48,10 +48,11 @@ def description(routes: Iterable[BaseRoute]) -> str:
     return json.dumps(found)
 
 
-def _path(route: Route) -> dict[str, Any]:
+def _path(route: Route, about: str) -> dict[str, Any]:
     method = "post" if "POST" in (route.methods or ()) else "get"
     found: dict[str, Any] = {
         "operationId": route.name,
+        "summary": about,
         "responses": {"200": {"description": "The answer."}, "default": _content("An error.", _ref("Error"))},
     }
     if bodies := _BODIES.get(route.path):

@@ -5,14 +5,23 @@ Owns the names of the service's fields in OpenAI's API, for errors.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from tandem.v1 import chat_pb2, inference_pb2
 
 from tandem_client.gateway.errors import invalid
-from tandem_client.gateway.openai.bodies import Chat, Completion, Conversation, Message, Options, StreamOptions
+from tandem_client.gateway.openai.bodies import (
+    Chat,
+    Completion,
+    Conversation,
+    Function,
+    Message,
+    Options,
+    StreamOptions,
+    ToolName,
+)
 from tandem_client.gateway.openai.fields import Body, json_text, read
 from tandem_client.wire.parts import CHAT_FIELDS, CONSTRAINT_FIELDS
 from tandem_client.wire.request import FIELD_KEYWORDS, GenerateOptions, generate_request
@@ -23,6 +32,8 @@ MAX_PROMPTS = 256
 _PLAIN = {*FIELD_KEYWORDS.values()} - {"prompt", *CHAT_FIELDS.values(), *CONSTRAINT_FIELDS.values()}
 _RESPONSE = "response_format.json_schema"
 _NO_USAGE = StreamOptions()
+# The role of a result in the old form of calls.
+_FUNCTION = "function"
 _GUIDED = {
     "guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choices", "guided_grammar": "lark",
 }  # fmt: skip
@@ -48,6 +59,15 @@ CHAT: Mapping[str, str] = _names(
 )
 
 
+# Of a chat with `functions`, in the place of these.
+_OLD_CALLS: Mapping[str, str] = {
+    "chat.tools_json": "functions",
+    "chat.tools_json[].function": "functions[]",
+    "chat.tool_choice.name": "function_call.name",
+    "chat.tool_choice.mode": "function_call",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """One request of `/v1/completions` or `/v1/chat/completions`."""
@@ -65,6 +85,8 @@ class Wanted:
     # Alternatives of each token of the output, of the prompt; None: no logprobs.
     num_top: int | None
     num_prompt_top: int | None
+    # The call of a chat's answer has OpenAI's old form: `function_call`.
+    calls_function: bool = False
     # The prompt comes before the output.
     is_echo: bool = False
     # The service makes at least one token; where none was asked for, it is not shown.
@@ -121,17 +143,35 @@ def chat_completion(values: Mapping[str, object]) -> Wanted:
     num_top = (body.num_top or 0) if body.has_logprobs else None
     request = _request(body, known, num_top, body.num_prompt_top, options)
     request.chat.CopyFrom(chat(body))
-    if body.parallel_tool_calls is not None:
-        request.chat.parallel_tool_calls = body.parallel_tool_calls
-    if isinstance(body.tool_choice, str):
-        request.chat.tool_choice.mode = chat_pb2.ToolChoiceMode.Value(f"TOOL_CHOICE_MODE_{body.tool_choice.upper()}")
-    elif body.tool_choice is not None:
-        request.chat.tool_choice.name = body.tool_choice.function.name
+    _set_calls(body, request.chat, known)
     return Wanted(
         requests=(request,), num_samples=body.num_samples or 1, names=known, is_chat=True, is_stream=body.stream,
         usage=body.stream_options or _NO_USAGE, with_token_ids=body.with_token_ids, num_top=num_top,
-        num_prompt_top=body.num_prompt_top,
+        num_prompt_top=body.num_prompt_top, calls_function=body.functions is not None,
     )  # fmt: skip
+
+
+def _set_calls(body: Chat, made: chat_pb2.Chat, known: dict[str, str]) -> None:
+    """Sets which tools the model calls. `known` learns the names of the old form."""
+    choice, several = body.tool_choice, body.parallel_tool_calls
+    if body.functions is None:
+        if body.function_call is not None:
+            raise invalid("function_call", "function_call needs functions")
+    else:
+        for name in ("tools", "tool_choice", "parallel_tool_calls"):
+            if getattr(body, name) not in (None, False):
+                raise invalid(
+                    name, f"{name} and functions are set; functions is the old form of tools: give one of them"
+                )
+        made.tools_json.extend(json_text({"type": "function", "function": each}) for each in body.functions)
+        choice, several = body.function_call, False
+        known |= _OLD_CALLS
+    if several is not None:
+        made.parallel_tool_calls = several
+    if isinstance(choice, str):
+        made.tool_choice.mode = chat_pb2.ToolChoiceMode.Value(f"TOOL_CHOICE_MODE_{choice.upper()}")
+    elif choice is not None:
+        made.tool_choice.name = choice.name if isinstance(choice, ToolName) else choice.function.name
 
 
 def chat(body: Conversation) -> chat_pb2.Chat:
@@ -145,12 +185,32 @@ def chat(body: Conversation) -> chat_pb2.Chat:
     if body.reasoning_effort is not None:
         arguments.setdefault("reasoning_effort", body.reasoning_effort)
     return chat_pb2.Chat(
-        messages=map(_message, body.messages),
+        messages=_messages(body.messages),
         tools_json=map(json_text, body.tools or ()),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message or False,
         template_args_json=json_text(arguments) if arguments else "",
     )
+
+
+def _messages(given: Sequence[Message]) -> Iterator[chat_pb2.ChatMessage]:
+    """The messages. A call in the old form has no id, and the next result of that form answers it."""
+    number = 0
+    for idx, message in enumerate(given):
+        made = _message(message)
+        if message.function_call is not None:
+            if message.tool_calls:
+                place = f"messages[{idx}].function_call"
+                raise invalid(
+                    place, f"{place} and tool_calls are set; function_call is their old form: give one of them"
+                )
+            number += 1
+            _add_call(made, f"call{number:05}", message.function_call)
+        if message.role == _FUNCTION:
+            made.role = "tool"
+            if number:
+                made.tool_call_id = f"call{number:05}"
+        yield made
 
 
 def _message(given: Message) -> chat_pb2.ChatMessage:
@@ -164,10 +224,13 @@ def _message(given: Message) -> chat_pb2.ChatMessage:
         name=given.name or "",
     )
     for call in given.tool_calls or ():
-        arguments = call.function.arguments
-        text = "" if arguments is None else json_text(arguments)
-        made.tool_calls.add(id=call.id or "", name=call.function.name, arguments_json=text)
+        _add_call(made, call.id or "", call.function)
     return made
+
+
+def _add_call(made: chat_pb2.ChatMessage, call_id: str, function: Function) -> None:
+    text = "" if function.arguments is None else json_text(function.arguments)
+    made.tool_calls.add(id=call_id, name=function.name, arguments_json=text)
 
 
 def _request(

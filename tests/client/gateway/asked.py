@@ -1,0 +1,77 @@
+"""The application by itself: asked without a socket, before a service that notes what it is asked."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2 as httpx
+from google.protobuf.message import Message
+from tandem.v1 import control_pb2, inference_pb2
+
+from tandem_client.gateway.accepting import SEAT, Seats
+from tandem_client.gateway.app import App
+from tandem_client.gateway.errors import HttpError
+from tandem_client.gateway.metrics import Meter
+from tandem_client.gateway.settings import PROGRAM
+
+Ask = Callable[..., httpx.Response]
+MODEL = "folder/toy"
+
+
+class Noting:
+    """A service that notes its requests. It accepts no completion: its answer is an error of the status 418."""
+
+    def __init__(self) -> None:
+        self.requests = list[Message]()
+        self.inference = SimpleNamespace(Generate=self._generate)
+
+    def _generate(self, request: inference_pb2.GenerateRequest, metadata: object) -> Any:
+        self.requests.append(request)
+        raise HttpError(418, "noted")
+
+    async def model_info(self, metadata: object) -> control_pb2.GetModelInfoResponse:
+        return control_pb2.GetModelInfoResponse(model=MODEL, max_length=1024)
+
+    async def model_name(self, metadata: object) -> str:
+        return MODEL
+
+    async def tokenize(self, request: inference_pb2.TokenizeRequest, *_: object) -> list[int]:
+        self.requests.append(request)
+        return [1]
+
+    async def render(self, model: str, chat: Any, *_: object) -> list[int]:
+        self.requests.append(inference_pb2.RenderChatRequest(model=model, chat=chat))
+        return [1]
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, *_: object
+    ) -> inference_pb2.DetokenizeResponse:
+        self.requests.append(request)
+        return inference_pb2.DetokenizeResponse(texts=["a"] if request.separately else [])
+
+
+class Open:
+    """A guard of a service without tokens."""
+
+    needs_tokens: bool | None = False
+
+    def check(self) -> None: ...
+
+
+def asker(service: Any, *flags: str, guard: Any = None) -> Ask:
+    """Returns what sends a request to the application of a gateway with these flags."""
+    seats = Seats(Meter(), max_connections=1)
+    seat = seats.take("a")
+    app = App(PROGRAM.read(flags, {}), service, Meter(), guard or Open(), seats)
+
+    async def seated(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"] = {SEAT: seat}
+        await app(scope, receive, send)
+
+    async def send(method: str, path: str, **more: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(seated, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
+            return await client.request(method, path, **more)
+
+    return lambda method, path, **more: asyncio.run(send(method, path, **more))
