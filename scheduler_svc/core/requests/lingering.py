@@ -40,7 +40,8 @@ class Lingering:
     ) -> None:
         self._queue, self._lanes, self._availability, self._remove = queue, lanes, availability, remove
         self.kept = KeptRequests(max_ended=config.max_kept_requests, max_bytes=config.max_kept_bytes)
-        self._restored: list[tuple[int, float, ev.Restored]] = []
+        # By the first handle: those of the journal that are not queued yet, with the times of their arrival.
+        self._restored: dict[int, tuple[float, ev.Restored]] = {}
 
     # Requests ------------------------------------------------------------------------------------------------
 
@@ -75,7 +76,7 @@ class Lingering:
         if entry is None:
             return []
         self.kept.forget(entry)
-        self._restored = [item for item in self._restored if item[0] != entry.first_handle]
+        self._restored.pop(entry.first_handle, None)
         return [fx.Forgotten(request_id=request_id)]
 
     def expire(self, now: float) -> list[fx.Effect]:
@@ -147,7 +148,7 @@ class Lingering:
         entry = self.kept.by_id(request_id)
         assert entry is not None, f"request {request_id} is not kept"
         if entry.awaits_worker:
-            return next(event.outputs for first, _, event in self._restored if first == entry.first_handle)
+            return self._restored[entry.first_handle][1].outputs
         outputs = [NO_IDS for _ in range(entry.num_samples)]
         for sample_idx, (tokens, _) in entry.answers.items():
             outputs[sample_idx] = tokens
@@ -160,7 +161,7 @@ class Lingering:
         entry = self.kept.by_id(request_id)
         assert entry is not None, f"request {request_id} is not kept"
         if entry.awaits_worker:
-            return dict(enumerate(next(one.weights for first, _, one in self._restored if first == entry.first_handle)))
+            return dict(enumerate(self._restored[entry.first_handle][1].weights))
         return {request.sample_idx: request.weights.spans for request in self._queue.by_request_id(request_id)}
 
     def _outputs_of(self, request: Request) -> Int32Array:
@@ -183,16 +184,16 @@ class Lingering:
         self.kept.detach(entry, now, event.linger_seconds)
         if entry.num_live:
             entry.await_worker(True)
-            self._restored.append((first_handle, now - event.age_seconds, replace(event, submit=submit)))
+            self._restored[first_handle] = now - event.age_seconds, replace(event, submit=submit)
         return [fx.Detached(request_id=entry.request_id, stream=first_handle)]
 
     def take_restored(self) -> list[tuple[int, float, ev.Restored]]:
         """Removes and returns the restored requests that are not queued: first handle, time of arrival, event."""
-        restored, self._restored = self._restored, []
-        for _, _, event in restored:
+        restored, self._restored = self._restored, {}
+        for _, event in restored.values():
             if (entry := self.kept.by_id(event.submit.request_id)) is not None:
                 entry.await_worker(False)
-        return restored
+        return [(first_handle, *one) for first_handle, one in restored.items()]
 
 
 def _rejected(event: ev.Resume, code: fx.RejectCode, message: str) -> fx.Rejected:
