@@ -121,7 +121,7 @@ def requests(
     service: Service,
     tenant: Annotated[str, option(CONNECTION, "--tenant NAME", "Only requests of this tenant.")] = "",
     states: Annotated[
-        list[Literal["waiting", "running", "kept"]] | None,
+        list[str] | None,
         option(CONNECTION, "--state STATE", "Only these: waiting, running, kept (an ended answer); may repeat."),
     ] = None,
     id_prefix: Annotated[str, option(CONNECTION, "--id PREFIX", "Only ids that begin with this.")] = "",
