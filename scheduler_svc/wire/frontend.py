@@ -215,13 +215,7 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
                 message.abort_reply.results.add(request_id=request_id, outcome=outcome)
         case fx.LoadReply():
             message.load_reply.query = effect.query
-            # A worker_lost_seconds of None stays unset.
-            load = control_pb2.GetLoadResponse(**fields(effect.load, _LOAD))
-            for worker in effect.load.per_worker:
-                load.per_worker.add(state=_WORKER[worker.state], **fields(worker, _WORKER_LOAD))
-            load.incidents.CopyFrom(control_pb2.Incidents(**fields(effect.load.incidents, Incidents.__slots__)))
-            load.held_pools.CopyFrom(control_pb2.HeldPools(**fields(effect.load.held_pools, HeldPoolsLoad.__slots__)))
-            message.load_reply.load.CopyFrom(load)
+            message.load_reply.load.CopyFrom(_load_of(effect.load))
         case fx.FlushReply():
             message.flush_reply.query = effect.query
             message.flush_reply.pages = effect.pages
@@ -270,6 +264,16 @@ def fill_reply(
         out.progress.MergeFrom(
             control_pb2.UpdateWeightsResponse(state=_STATE[effect.state], **fields(effect, _PROGRESS))
         )
+
+
+def _load_of(given: Load) -> control_pb2.GetLoadResponse:
+    # A worker_lost_seconds of None stays unset.
+    load = control_pb2.GetLoadResponse(**fields(given, _LOAD))
+    for worker in given.per_worker:
+        load.per_worker.add(state=_WORKER[worker.state], **fields(worker, _WORKER_LOAD))
+    load.incidents.CopyFrom(control_pb2.Incidents(**fields(given.incidents, Incidents.__slots__)))
+    load.held_pools.CopyFrom(control_pb2.HeldPools(**fields(given.held_pools, HeldPoolsLoad.__slots__)))
+    return load
 
 
 def _fill_requests(out: pb.RequestsReply, effect: RequestsReply) -> None:
