@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 from tandem.v1 import inference_pb2
 
 from tandem_client import calls
-from tandem_client.calls import Rpc, asynchronous, asynchronous_progress
+from tandem_client.calls import Rpc, asynchronous, asynchronous_pages, asynchronous_progress
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, StreamBase
 from tandem_client.connection import ABORT_SECONDS
 from tandem_client.types import Delta
@@ -135,6 +135,8 @@ class AsyncClient(ClientBase[AsyncGenerateStream]):
     detokenize = asynchronous(calls.detokenize)
     render_chat = asynchronous(calls.render_chat)
     abort = asynchronous(calls.abort)
+    list_requests = asynchronous(calls.list_requests)
+    all_requests = asynchronous_pages(calls.list_requests)
     model_info = asynchronous(calls.model_info)
     load = asynchronous(calls.load)
     health = asynchronous(calls.health)

@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, cast
 
 import grpc
@@ -96,15 +96,54 @@ def render_chat(
     return _rpc(lambda stubs: stubs.inference.RenderChat, request, timeout, messages.rendered_chat)
 
 
-def abort(
-    *request_ids: str, service: str | None = None, timeout: float | None = None
-) -> Rpc[dict[str, types.AbortOutcome]]:
+def abort(*request_ids: str, service: str | None = None, timeout: float | None = None) -> Rpc[types.AbortOutcomes]:
     """Cancels waiting or running requests of this client's tenant; the outcome for each id.
 
+    An id may be that of an HTTP answer, too (`cmpl-…`, `chatcmpl-…`). With the right of control, `tenant/id` is another
+    tenant's request. The result's `details` name what was looked for, by the ids that were not found.
     `service` is that of their streams, by which a proxy in front of several finds it.
     """
     request, more = abort_request(request_ids), to_service(service)
     return _rpc(lambda stubs: stubs.control.Abort, request, timeout, messages.abort_outcomes, more)
+
+
+def list_requests(
+    *,
+    tenant: str = "",
+    states: Iterable[types.RequestState | str] = (),
+    id_prefix: str = "",
+    page_size: int = 0,
+    page_token: str = "",
+    timeout: float | None = None,
+) -> Rpc[types.RequestPage]:
+    """A page of the requests that wait or run, and of the answers that are kept, those accepted first before others.
+
+    Without the right of control only this client's tenant has requests here. `states`: waiting, running, kept; none:
+    all. `id_prefix`: the beginning of an id. `page_size`: at most 100; 0: 100. `page_token`: `next_page_token` of the
+    page before. InvalidArgument: the token is from before the service's last start.
+    """
+    names = [f"REQUEST_STATE_{state.upper()}" for state in states]
+    if unknown := [name for name in names if name not in control_pb2.RequestState.keys()[1:]]:
+        wrong = unknown[0].removeprefix("REQUEST_STATE_").lower()
+        raise ValueError(f"a state is {wrong!r}; it must be waiting, running or kept")
+    request = control_pb2.ListRequestsRequest(
+        tenant=tenant,
+        states=[control_pb2.RequestState.Value(name) for name in names],
+        id_prefix=id_prefix,
+        page_size=page_size,
+        page_token=page_token,
+    )
+    return _rpc(lambda stubs: stubs.control.ListRequests, request, timeout, messages.request_page)
+
+
+def _following(call: Rpc[types.RequestPage], page: types.RequestPage) -> Rpc[types.RequestPage] | None:
+    """The call for the page after this one, None if it is the last one."""
+    if not page.next_page_token:
+        return None
+    request = control_pb2.ListRequestsRequest()
+    request.CopyFrom(cast(control_pb2.ListRequestsRequest, call.request))
+    request.page_token = page.next_page_token
+    return replace(call, request=request)
 
 
 def model_info(*, timeout: float | None = None) -> Rpc[types.ModelInfo]:
@@ -238,10 +277,46 @@ def asynchronous_progress(
     return _with_self(method, make, AsyncIterator)
 
 
-def _with_self(method: Any, make: Callable[..., Rpc[Any]], several: Any = None) -> Any:
-    """Shows `self` and the type of the value, or of `several`, in the method's signature, as `help` prints it."""
+def blocking_pages(
+    make: Callable[_Given, Rpc[types.RequestPage]],
+) -> Callable[Concatenate[Any, _Given], Iterator[types.ListedRequest]]:
+    """The method of the blocking client that yields the requests of all pages. `timeout` is that of each page."""
+
+    @functools.wraps(make)
+    def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> Iterator[types.ListedRequest]:
+        call: Rpc[types.RequestPage] | None = make(*args, **kwargs)
+        while call is not None:
+            page: types.RequestPage = self._call(call)
+            yield from page.requests
+            call = _following(call, page)
+
+    return _with_self(method, make, Iterator, types.ListedRequest)
+
+
+def asynchronous_pages(
+    make: Callable[_Given, Rpc[types.RequestPage]],
+) -> Callable[Concatenate[Any, _Given], AsyncIterator[types.ListedRequest]]:
+    """The method of the asynchronous client that yields the requests of all pages."""
+
+    @functools.wraps(make)
+    async def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> AsyncIterator[types.ListedRequest]:
+        call: Rpc[types.RequestPage] | None = make(*args, **kwargs)
+        while call is not None:
+            page: types.RequestPage = await self._call(call)
+            for request in page.requests:
+                yield request
+            call = _following(call, page)
+
+    return _with_self(method, make, AsyncIterator, types.ListedRequest)
+
+
+def _with_self(method: Any, make: Callable[..., Rpc[Any]], several: Any = None, each: Any = None) -> Any:
+    """Shows `self` and the type of the value in the method's signature, as `help` prints it.
+
+    `several`: the method yields values, or if `each` is given values of that type.
+    """
     own, me = inspect.signature(make), inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     (value,) = own.return_annotation.__args__
-    shown = value if several is None else several[value]
+    shown = value if several is None else several[each or value]
     method.__signature__ = own.replace(parameters=[me, *own.parameters.values()], return_annotation=shown)
     return method

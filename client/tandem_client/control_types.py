@@ -223,6 +223,57 @@ class Load:
         return self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
+class RequestState(StrEnum):
+    """Where a request is: without a place on a worker, with one, or ended with its answer kept for `resume`."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    KEPT = "kept"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRequest:
+    """One sample of a request that waits or runs, or whose answer is kept."""
+
+    # As its caller knows it.
+    request_id: str
+    # Empty without a token file.
+    tenant: str
+    # What `abort` of this client takes.
+    abort_id: str
+    state: RequestState
+    # Why it makes no progress; None and empty while it does.
+    wait_reason: WaitReason | None
+    wait_message: str
+    # Since it was accepted.
+    age_seconds: float
+    prompt_tokens: int
+    # Of the output: so far, and at most; the latter is 0 if it is kept.
+    output_tokens: int
+    max_new_tokens: int
+    priority: int
+    # An abort ends all samples.
+    sample_idx: int
+    num_samples: int
+    # `WorkerLoad.name`; empty while it waits.
+    worker: str
+    weights_version: str
+    # Whether no stream reads it, so that it ends unless its caller resumes it.
+    is_detached: bool
+    # The time after which it ends, or its answer is given up; None without a limit.
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPage:
+    """A part of the list of requests, those accepted first before others."""
+
+    requests: tuple[ListedRequest, ...]
+    # Empty if no others follow.
+    next_page_token: str
+
+
 class DrainState(StrEnum):
     """The state of a drain; the last three known ones are final."""
 

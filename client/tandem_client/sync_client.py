@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2
 from tandem.v1 import inference_pb2
 
 from tandem_client import calls
-from tandem_client.calls import Rpc, blocking, blocking_progress
+from tandem_client.calls import Rpc, blocking, blocking_pages, blocking_progress
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, StreamBase
 from tandem_client.connection import ABORT_SECONDS
 from tandem_client.types import Delta
@@ -122,6 +122,8 @@ class Client(ClientBase[GenerateStream]):
     detokenize = blocking(calls.detokenize)
     render_chat = blocking(calls.render_chat)
     abort = blocking(calls.abort)
+    list_requests = blocking(calls.list_requests)
+    all_requests = blocking_pages(calls.list_requests)
     model_info = blocking(calls.model_info)
     load = blocking(calls.load)
     health = blocking(calls.health)

@@ -5,6 +5,7 @@ messages or calls.
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -13,10 +14,13 @@ from tandem_client.control_types import DrainProgress as DrainProgress
 from tandem_client.control_types import DrainState as DrainState
 from tandem_client.control_types import HeldPools as HeldPools
 from tandem_client.control_types import Incidents as Incidents
+from tandem_client.control_types import ListedRequest as ListedRequest
 from tandem_client.control_types import Load as Load
 from tandem_client.control_types import ModelInfo as ModelInfo
 from tandem_client.control_types import QuarantinedRequest as QuarantinedRequest
 from tandem_client.control_types import RequestLimits as RequestLimits
+from tandem_client.control_types import RequestPage as RequestPage
+from tandem_client.control_types import RequestState as RequestState
 from tandem_client.control_types import SamplingDefaults as SamplingDefaults
 from tandem_client.control_types import UpdateProgress as UpdateProgress
 from tandem_client.control_types import UpdateState as UpdateState
@@ -121,6 +125,15 @@ class AbortOutcome(StrEnum):
     ABORTED = "aborted"
     NOT_FOUND = "not_found"
     UNKNOWN = "unknown"
+
+
+class AbortOutcomes(dict[str, AbortOutcome]):
+    """The outcome for each id, in the order of the answer."""
+
+    def __init__(self, outcomes: Iterable[tuple[str, AbortOutcome]], details: Mapping[str, str]) -> None:
+        super().__init__(outcomes)
+        # Of ids without a request: the names that the service looked for, in one sentence.
+        self.details = dict(details)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

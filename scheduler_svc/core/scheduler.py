@@ -19,12 +19,13 @@ from scheduler_svc.core.lanes import Lanes, flush
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineQuery, QuarantineRestored
+from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineQuery, QuarantineRestored, RequestsQuery
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.quarantine import Convictions
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.requests.acceptance import Acceptance
 from scheduler_svc.core.requests.lingering import Lingering
+from scheduler_svc.core.requests.listing import Listing
 from scheduler_svc.core.requests.refusals import Refusals
 from scheduler_svc.core.schedule.endings import Ending, stats_of
 from scheduler_svc.core.schedule.results import OutputCollector
@@ -62,6 +63,7 @@ class Scheduler:
         self._refusals = Refusals(config, self.queue, lanes, availability, self.convictions, sources)
         self._lingering = Lingering(config, self.queue, lanes, availability, self._remove)
         self.kept = self._lingering.kept
+        self._listing = Listing(self.queue, lanes, availability, self._waits, self._lingering)
         self.drains = Drains(config, self.queue, lanes, self.frontends, self._end)
         self.weights = Updates(config, self.queue, lanes, self.frontends, self._end)
         self.outputs_of = self._lingering.outputs_of
@@ -69,12 +71,13 @@ class Scheduler:
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
             ev.Resume: lambda event, now: self._lingering.resume(event, self.frontends, now),
-            ev.Restored: lambda event, now: self._lingering.restored(event, self._acceptance.take_handles, now),
+            ev.Restored: self._on_restored,
             ev.Cancel: self._on_cancel,
             ev.Finish: self._on_finish,
             ev.Abort: self._on_abort,
             ev.LoadQuery: self._on_load_query,
             ev.FlushCache: self._on_flush_cache,
+            RequestsQuery: self._listing.answer,
             QuarantineQuery: self.convictions.answer,
             ClearQuarantine: self.convictions.answer,
             QuarantineRestored: self.convictions.restore,
@@ -135,8 +138,16 @@ class Scheduler:
         if rejected is not None:
             return [rejected]
         ahead = self.queue.num_waiting
-        forgotten = self._lingering.accepted(event, self._acceptance.accept(event, now))
+        first_handle = self._acceptance.accept(event, now)
+        forgotten = self._lingering.accepted(event, first_handle, now)
+        self._listing.accepted(first_handle, event.request_id, now)
         return [*forgotten, fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
+
+    def _on_restored(self, event: ev.Restored, now: float) -> list[fx.Effect]:
+        first_handle = self._acceptance.take_handles(event.submit.num_samples)
+        effects = self._lingering.restored(event, first_handle, now)
+        self._listing.accepted(first_handle, event.submit.request_id, now)
+        return effects
 
     def _on_cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
         if event.detach:
@@ -156,9 +167,10 @@ class Scheduler:
     def _on_abort(self, event: ev.Abort, now: float) -> list[fx.Effect]:
         outcomes: list[tuple[str, bool]] = []
         effects: list[fx.Effect] = []
-        for request_id in event.request_ids:
+        for named in event.request_ids:
+            request_id = self._lingering.meant(named, event.others.get(named, ()))
             samples = self.queue.by_request_id(request_id)
-            outcomes.append((request_id, bool(samples)))
+            outcomes.append((named, bool(samples) or self._lingering.awaits_worker(request_id)))
             for request in samples:
                 self._end(request, now, reason=fx.EndReason.ABORTED)
             effects += self._lingering.forget(request_id)

@@ -18,6 +18,7 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, cast
 
+from scheduler_svc.core.messages.names import MAX_TENANT_CHARS
 from scheduler_svc.core.messages.operators import TenantLimits
 from scheduler_svc.door.tenant import MAX_PRIORITY, CallerLimits, Certificate, Right, Rights, Table, Tenant, Token
 
@@ -28,7 +29,7 @@ MAX_FILE_BYTES = 16 << 20
 MAX_TENANTS = 10_000
 # Of all tenants, certificates included.
 MAX_TOKENS = 100_000
-_NAME = re.compile(rf"(?!{TOKEN_PREFIX})[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
+_NAME = re.compile(rf"(?!{TOKEN_PREFIX})[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_TENANT_CHARS - 1}}}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _MAX_CERTIFICATE_CHARS = 256
 # Nobody but the owner may write the file, and nobody but owner and group may read it.
@@ -108,8 +109,8 @@ def parse(data: bytes, path: Path) -> tuple[Tenant, ...]:
 
 def _tenant(name: str, table: Any) -> Tenant:
     if not _NAME.fullmatch(name):
-        wanted = "it must have 1 to 64 letters, digits, dots, dashes or underscores and begin with a letter or digit"
-        raise _FieldError("", f"is not a name of a tenant; {wanted}")
+        wanted = f"it must have 1 to {MAX_TENANT_CHARS} letters, digits, dots, dashes or underscores and begin with"
+        raise _FieldError("", f"is not a name of a tenant; {wanted} a letter or digit")
     if not isinstance(table, dict):
         raise _FieldError("", f"is {shown(table)}; it must be a table")
     table = cast("dict[str, Any]", table)

@@ -18,7 +18,9 @@ import grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc
 
-from scheduler_svc.door.tenant import Right
+from scheduler_svc.core.messages.names import meant
+from scheduler_svc.door.tenant import Caller, Right
+from scheduler_svc.frontend import listing
 from scheduler_svc.frontend.entrance import caller
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
@@ -26,6 +28,7 @@ from scheduler_svc.frontend.sizes import (
     MAX_ABORT_IDS,
     MAX_DRAIN_SECONDS,
     MAX_FOLDER_CHARS,
+    MAX_NAMED_ID_CHARS,
     MAX_QUARANTINE_KEYS,
     MAX_UPDATE_SECONDS,
     MAX_VERSION_CHARS,
@@ -192,7 +195,13 @@ def update_watches(send: Send) -> Watches:
 
 
 MAX_QUERIES = 1024
-Reply = frontend_pb2.AbortReply | frontend_pb2.LoadReply | frontend_pb2.FlushReply | frontend_pb2.QuarantineReply
+Reply = (
+    frontend_pb2.AbortReply
+    | frontend_pb2.LoadReply
+    | frontend_pb2.FlushReply
+    | frontend_pb2.QuarantineReply
+    | frontend_pb2.RequestsReply
+)
 
 
 class CoreQueries:
@@ -244,6 +253,15 @@ class CoreQueries:
                 waiting.set_exception(_unreachable())
 
 
+_NOT_FOUND = control_pb2.ABORT_OUTCOME_NOT_FOUND
+
+
+def _looked_for(request_id: str, who: Caller) -> str:
+    """Returns a sentence about the names under which no request was found."""
+    tried = meant(request_id, who.tenant, all_tenants=Right.CONTROL in who.rights)
+    return f"no waiting or running request has the id {' or '.join(map(repr, tried))}"
+
+
 @dataclass(eq=False)
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     """Serves operators: inspects the service and controls it."""
@@ -253,6 +271,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     drains: Watches
     updates: Watches
     max_message_bytes: int = field(kw_only=True)
+    _turns: listing.Turns = field(default_factory=listing.Turns, init=False)
 
     async def Abort(self, request: control_pb2.AbortRequest, context: Any) -> control_pb2.AbortResponse:
         """Returns for each id whether it was live. The streams themselves end with ABORTED.
@@ -265,13 +284,29 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         for idx, request_id in enumerate(request.request_ids):
             if not request_id:
                 raise status.invalid(f"request_ids[{idx}]", f"request_ids[{idx}] is empty; an id is needed")
-            check_request_id(f"request_ids[{idx}]", request_id)
+            check_request_id(f"request_ids[{idx}]", request_id, MAX_NAMED_ID_CHARS)
         ids, who = list(dict.fromkeys(request.request_ids)), caller()
         abort = frontend_pb2.Abort(request_ids=ids, tenant=who.tenant, all_tenants=Right.CONTROL in who.rights)
         reply = await self.queries.ask(frontend_pb2.FrontendToCore(abort=abort))
-        outcomes = {request_id: result.outcome for request_id, result in zip(ids, reply.results, strict=True)}
-        results = [control_pb2.AbortResult(request_id=each, outcome=outcomes[each]) for each in request.request_ids]
-        return control_pb2.AbortResponse(results=results)
+        results = {
+            request_id: control_pb2.AbortResult(
+                request_id=request_id,
+                outcome=result.outcome,
+                detail=_looked_for(request_id, who) if result.outcome == _NOT_FOUND else "",
+            )
+            for request_id, result in zip(ids, reply.results, strict=True)
+        }
+        return control_pb2.AbortResponse(results=[results[each] for each in request.request_ids])
+
+    async def ListRequests(
+        self, request: control_pb2.ListRequestsRequest, context: Any
+    ) -> control_pb2.ListRequestsResponse:
+        """Returns a page of the requests that the caller may see: its tenant's, or all with the right of control."""
+        who = caller()
+        message = frontend_pb2.FrontendToCore(requests_query=listing.query_of(request, who))
+        async with self._turns.turn(who.tenant):
+            reply = await self.queries.ask(message)
+        return listing.page_of(reply, who)
 
     async def GetCaller(self, request: control_pb2.GetCallerRequest, context: Any) -> control_pb2.GetCallerResponse:
         """Returns the tenant and the rights of the caller."""

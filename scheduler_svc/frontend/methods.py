@@ -35,6 +35,8 @@ RIGHTS: Mapping[str, Rights] = {
     "/tandem.v1.InferenceService/RenderChat": _INFERENCE,
     # Without the right of control it ends the tenant's own requests only.
     "/tandem.v1.ControlService/Abort": _INFERENCE | _CONTROL,
+    # Without the right of control it lists the tenant's own requests only.
+    "/tandem.v1.ControlService/ListRequests": _INFERENCE | _CONTROL,
     "/tandem.v1.ControlService/GetModelInfo": _INFERENCE | _CONTROL,
     "/tandem.v1.ControlService/GetCaller": ALL_RIGHTS,
     "/tandem.v1.ControlService/GetLoad": _CONTROL,

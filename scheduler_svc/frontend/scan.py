@@ -62,7 +62,8 @@ def _message(descriptor: Any, limits: Mapping[str, Limit], above: str = "") -> _
         inside = _message(field.message_type, limits, f"{path}.") if is_message and has_limits else None
         is_packed = field.is_repeated and not has_bytes
         # Packed numbers are counted as varints.
-        assert not is_packed or field.type in (field.TYPE_UINT32, field.TYPE_INT32, field.TYPE_UINT64), path
+        varints = field.TYPE_UINT32, field.TYPE_INT32, field.TYPE_UINT64, field.TYPE_ENUM
+        assert not is_packed or field.type in varints, path
         fields[field.number] = _Field(path, limits[path], has_bytes, is_packed, inside)
     return _Message(descriptor.name, fields)
 

@@ -199,7 +199,7 @@ class FrontEnd:
                 self._streams.waits(message.waits)
             case "replaced":
                 self._streams.replaced(message.replaced)
-            case "abort_reply" | "load_reply" | "flush_reply" | "quarantine_reply" as kind:
+            case "abort_reply" | "load_reply" | "flush_reply" | "quarantine_reply" | "requests_reply" as kind:
                 self._queries.answer(getattr(message, kind))
             case "drain_reply":
                 self._drains.answer(message.drain_reply)

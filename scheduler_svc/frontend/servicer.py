@@ -176,6 +176,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 secret_hash = hashlib.sha256(request.resume_secret).digest()
                 self.streams.resume(stream, request.request_id, secret_hash, caller().tenant)
                 description = await wait_for_resumed(stream)
+                record.named(stream.request_id)
                 validate.check_offsets(list(request.offsets), [sample.num_received for sample in stream.samples])
                 description.accepted.resume_secret = request.resume_secret
                 return _prepared(description, model, request.offsets)

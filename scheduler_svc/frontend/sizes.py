@@ -13,12 +13,16 @@ from typing import NoReturn
 from tandem.v1 import control_pb2
 
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
+from scheduler_svc.core.messages.names import MAX_TENANT_CHARS, PREFIXES
+from scheduler_svc.core.messages.operators import MAX_PAGE_SIZE
 from scheduler_svc.door.tenant import MAX_PRIORITY, CallerLimits
 from scheduler_svc.frontend import sampling_limits
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.options import MAX_METADATA_BYTES
 
 MAX_REQUEST_ID_CHARS = 128
+# Of an id that names a request: in the longest form that `core/messages/names` knows, `tenant/chatcmpl-id`.
+MAX_NAMED_ID_CHARS = MAX_TENANT_CHARS + 1 + max(map(len, PREFIXES)) + MAX_REQUEST_ID_CHARS
 # A model's name may be the path of its folder.
 MAX_MODEL_NAME_CHARS = 4096
 MAX_SALT_CHARS = 256
@@ -46,11 +50,14 @@ MAX_CHAT_CALLS = 1024
 MAX_TOOL_NAME_CHARS = 128
 MAX_ABORT_IDS = 1024
 # With room for tags and lengths.
-MAX_ABORT_BYTES = MAX_ABORT_IDS * (4 + 4 * MAX_REQUEST_ID_CHARS)
+MAX_ABORT_BYTES = MAX_ABORT_IDS * (4 + 4 * MAX_NAMED_ID_CHARS)
 # Of a constraint, in bytes, and of its list of choices.
 MAX_CONSTRAINT_BYTES = 65_536
 MAX_CHOICES = 1_024
 MAX_CHOICE_CHARS = 4_096
+# Of ListRequests.
+MAX_PAGE_TOKEN_CHARS = 64
+MAX_STATES = 8
 MAX_QUARANTINE_KEYS = 16
 QUARANTINE_KEY_CHARS = 64
 MAX_SERVICE_NAME_CHARS = 200
@@ -149,6 +156,7 @@ _CHAT = "chat.conversation.check_size"
 _GRAMMAR = "constraints.grammar.grammar_of"
 _CONSTRAINT = _characters(MAX_CONSTRAINT_BYTES, _GRAMMAR)
 _UPDATE = "control.check_update"
+_LIST = "listing.check_list"
 _NAME = _characters(MAX_MODEL_NAME_CHARS, "model.Model.check_name")
 _TEXT = _characters("text_chars", "text.tokenizer.Tokenizer.check_size")
 # Two fields of at most 6 bytes each, with their tags; an entry of a map the same.
@@ -242,7 +250,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "resume.linger_seconds": _value(0, MAX_LINGER_SECONDS, "validate.check_linger"),
     },
     "tandem.v1.ResumeRequest": {
-        "request_id": _characters(MAX_REQUEST_ID_CHARS, _CHECKS),
+        "request_id": _characters(MAX_NAMED_ID_CHARS, _CHECKS),
         "resume_secret": Limit(of=Of.BYTES, most=MAX_SECRET_BYTES, checked_by=_RESUME),
         "offsets": _entries(MAX_NUM_SAMPLES, _RESUME, each_bytes=_OFFSET_BYTES),
     },
@@ -258,9 +266,16 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "request_ids": _entries(
             MAX_ABORT_IDS,
             "control.ControlServicer.Abort",
-            # As `tenant/id`.
-            each_bytes=MAX_CHAR_BYTES * MAX_REQUEST_ID_CHARS,
+            each_bytes=MAX_CHAR_BYTES * MAX_NAMED_ID_CHARS,
         )
+    },
+    "tandem.v1.ListRequestsRequest": {
+        "page_size": _value(0, MAX_PAGE_SIZE, _LIST),
+        "page_token": _characters(MAX_PAGE_TOKEN_CHARS, _LIST),
+        "tenant": _characters(MAX_TENANT_CHARS, _LIST),
+        # Enums, whose numbers `_LIST` checks.
+        "states": _entries(MAX_STATES, _LIST),
+        "id_prefix": _characters(MAX_NAMED_ID_CHARS, _LIST),
     },
     "tandem.v1.GetCallerRequest": {},
     "tandem.v1.GetModelInfoRequest": {},

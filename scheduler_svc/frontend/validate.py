@@ -46,9 +46,9 @@ def check_token_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
         raise wrong(f"{field}[{idx}]", f"is {token_ids[idx]}; the vocabulary has {model.info.vocab_size} tokens")
 
 
-def check_request_id(field: str, request_id: str) -> None:
-    """Refuses ids with more than 128 characters or with characters that are not printable."""
-    check_count(field, len(request_id), sizes.MAX_REQUEST_ID_CHARS, "characters long")
+def check_request_id(field: str, request_id: str, most: int = sizes.MAX_REQUEST_ID_CHARS) -> None:
+    """Refuses ids with more than `most` characters or with characters that are not printable."""
+    check_count(field, len(request_id), most, "characters long")
     if not request_id.isprintable():
         idx = next(i for i, char in enumerate(request_id) if not char.isprintable())
         code = f"U+{ord(request_id[idx]):04X}"
@@ -357,7 +357,7 @@ def check_resume(request: pb.ResumeRequest) -> None:
     """Checks what needs no knowledge of the resumed request. Raises Refusal."""
     if not request.request_id:
         raise wrong("request_id", "is empty; an id is needed")
-    check_request_id("request_id", request.request_id)
+    check_request_id("request_id", request.request_id, sizes.MAX_NAMED_ID_CHARS)
     check_count("resume_secret", len(request.resume_secret), sizes.MAX_SECRET_BYTES, "bytes long")
     check_count("offsets", len(request.offsets), MAX_NUM_SAMPLES)
 

@@ -31,7 +31,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.effects import Detached, Forgotten, Replaced, Resumed
-from scheduler_svc.core.messages.operators import QuarantineReply
+from scheduler_svc.core.messages.operators import QuarantineReply, RequestsReply
 from scheduler_svc.core.messages.reports import DrainReport, StepReport, WeightsReport
 from scheduler_svc.journal.reader import event_of as restored_event
 from scheduler_svc.journal.reader import quarantine_event
@@ -53,6 +53,7 @@ TAGS: dict[type[Any], bytes] = {
     fx.LoadReply: b"load",
     fx.FlushReply: b"flush",
     QuarantineReply: b"quarantine",
+    RequestsReply: b"requests",
     fx.ModelServed: b"model",
     fx.CoreStatus: b"status",
     fx.WorkerAccepted: b"accepted",

@@ -12,11 +12,16 @@ from tandem.v1 import control_pb2, inference_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.effects import Wait
+from scheduler_svc.core.messages.names import meant
 from scheduler_svc.core.messages.operators import (
+    MAX_PAGE_SIZE,
     ClearQuarantine,
     QuarantineEntry,
     QuarantineQuery,
     QuarantineReply,
+    RequestsMark,
+    RequestsQuery,
+    RequestsReply,
     Running,
     UpdateWeights,
     Weights,
@@ -27,6 +32,8 @@ from scheduler_svc.core.messages.reports import (
     HeldPoolsLoad,
     Incidents,
     Load,
+    RequestEntry,
+    RequestState,
     UpdateState,
     WaitReason,
     WeightsReport,
@@ -34,7 +41,7 @@ from scheduler_svc.core.messages.reports import (
     WorkerState,
 )
 from scheduler_svc.wire.arrays import WireError, fields, packed
-from scheduler_svc.wire.request import TENANT_END, core_id, fill_end, resume_of, submit_of
+from scheduler_svc.wire.request import fill_end, resume_of, submit_of
 from scheduler_svc.wire.worker import weights_of
 
 # The members of these enums have the same names on both sides.
@@ -42,12 +49,15 @@ _REJECT = {code: pb.RejectCode.Value(f"REJECT_CODE_{code.name}") for code in fx.
 _DRAIN = {state: control_pb2.DrainState.Value(f"DRAIN_STATE_{state.name}") for state in DrainState}
 _WAIT = {reason: inference_pb2.WaitReason.Value(f"WAIT_REASON_{reason.name}") for reason in WaitReason}
 _WORKER = {state: control_pb2.WorkerState.Value(f"WORKER_STATE_{state.name}") for state in WorkerState}
+_REQUEST = {state: control_pb2.RequestState.Value(f"REQUEST_STATE_{state.name}") for state in RequestState}
+_REQUEST_OF = {number: state for state, number in _REQUEST.items()}
 _RUNNING = {control_pb2.RunningRequests.Value(f"RUNNING_REQUESTS_{each.name}"): each for each in Running}
 _STATE = {state: control_pb2.UpdateState.Value(f"UPDATE_STATE_{state.name}") for state in UpdateState}
 
 # The fields that have the same names and values on both sides.
 _LOAD = tuple(name for name in Load.__slots__ if name not in ("per_worker", "incidents", "held_pools"))
 _WORKER_LOAD = tuple(name for name in WorkerLoad.__slots__ if name != "state")
+_ENTRY = tuple(name for name in RequestEntry.__slots__ if name not in ("state", "wait_reason"))
 _DRAIN_FIELDS = tuple(name for name in control_pb2.DrainResponse.DESCRIPTOR.fields_by_name if name != "state")
 _PROGRESS = tuple(name for name in control_pb2.UpdateWeightsResponse.DESCRIPTOR.fields_by_name if name != "state")
 _STATUS = tuple(name for name in fx.CoreStatus.__slots__ if name not in ("frontend", "reason"))
@@ -75,18 +85,15 @@ def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
                 frontend=frontend, stream=message.finish.stream, output_tokens=message.finish.output_tokens
             )
         case "abort":
-            abort = message.abort
-            ids = tuple(
-                one if abort.all_tenants and TENANT_END in one else core_id(abort.tenant, one)
-                for one in abort.request_ids
-            )
-            return ev.Abort(frontend=frontend, query=message.abort.query, request_ids=ids)
+            return _abort_of(message.abort, frontend)
         case "load_query":
             return ev.LoadQuery(frontend=frontend, query=message.load_query.query)
         case "flush_cache":
             return ev.FlushCache(frontend=frontend, query=message.flush_cache.query)
         case "quarantine_query":
             return QuarantineQuery(frontend=frontend, query=message.quarantine_query.query)
+        case "requests_query":
+            return _requests_query_of(message.requests_query, frontend)
         case "clear_quarantine":
             clear = message.clear_quarantine
             return ClearQuarantine(frontend=frontend, query=clear.query, keys=tuple(clear.keys))
@@ -96,6 +103,29 @@ def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
             return update_of(message.update_weights, frontend)
         case _:
             raise WireError("the message is empty")
+
+
+def _abort_of(abort: pb.Abort, frontend: str) -> ev.Abort:
+    ids = [meant(each, abort.tenant, all_tenants=abort.all_tenants) for each in abort.request_ids]
+    others = {first: tuple(more) for first, *more in ids if more}
+    return ev.Abort(frontend=frontend, query=abort.query, request_ids=tuple(each[0] for each in ids), others=others)
+
+
+def _requests_query_of(query: pb.RequestsQuery, frontend: str) -> RequestsQuery:
+    if not 1 <= query.page_size <= MAX_PAGE_SIZE:
+        raise WireError(f"page_size is {query.page_size}; it must be between 1 and {MAX_PAGE_SIZE}")
+    if unknown := [state for state in query.states if state not in _REQUEST_OF]:
+        raise WireError(f"a state is {unknown[0]}, which is unknown")
+    after = query.after if query.HasField("after") else None
+    return RequestsQuery(
+        frontend=frontend,
+        query=query.query,
+        page_size=query.page_size,
+        tenant=None if query.all_tenants else query.tenant,
+        states=frozenset(_REQUEST_OF[state] for state in query.states),
+        id_prefix=query.id_prefix,
+        after=None if after is None else RequestsMark(number=after.number, epoch=after.epoch),
+    )
 
 
 def _drain_of(drain: pb.Drain, frontend: str) -> ev.Drain:
@@ -144,6 +174,7 @@ FrontendEffect = (
     | fx.LoadReply
     | fx.FlushReply
     | QuarantineReply
+    | RequestsReply
     | fx.CoreStatus
     | fx.AnnounceDrain
     | DrainReport
@@ -184,13 +215,7 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
                 message.abort_reply.results.add(request_id=request_id, outcome=outcome)
         case fx.LoadReply():
             message.load_reply.query = effect.query
-            # A worker_lost_seconds of None stays unset.
-            load = control_pb2.GetLoadResponse(**fields(effect.load, _LOAD))
-            for worker in effect.load.per_worker:
-                load.per_worker.add(state=_WORKER[worker.state], **fields(worker, _WORKER_LOAD))
-            load.incidents.CopyFrom(control_pb2.Incidents(**fields(effect.load.incidents, Incidents.__slots__)))
-            load.held_pools.CopyFrom(control_pb2.HeldPools(**fields(effect.load.held_pools, HeldPoolsLoad.__slots__)))
-            message.load_reply.load.CopyFrom(load)
+            message.load_reply.load.CopyFrom(_load_of(effect.load))
         case fx.FlushReply():
             message.flush_reply.query = effect.query
             message.flush_reply.pages = effect.pages
@@ -199,6 +224,8 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             message.quarantine_reply.removed = effect.removed
             for entry in effect.entries:
                 message.quarantine_reply.requests.add(**fields(entry, QuarantineEntry.__slots__))
+        case RequestsReply():
+            _fill_requests(message.requests_reply, effect)
         case fx.CoreStatus():
             message.core_status.CopyFrom(pb.CoreStatus(**fields(effect, _STATUS)))
             if effect.reason is not None:
@@ -237,6 +264,27 @@ def fill_reply(
         out.progress.MergeFrom(
             control_pb2.UpdateWeightsResponse(state=_STATE[effect.state], **fields(effect, _PROGRESS))
         )
+
+
+def _load_of(given: Load) -> control_pb2.GetLoadResponse:
+    # A worker_lost_seconds of None stays unset.
+    load = control_pb2.GetLoadResponse(**fields(given, _LOAD))
+    for worker in given.per_worker:
+        load.per_worker.add(state=_WORKER[worker.state], **fields(worker, _WORKER_LOAD))
+    load.incidents.CopyFrom(control_pb2.Incidents(**fields(given.incidents, Incidents.__slots__)))
+    load.held_pools.CopyFrom(control_pb2.HeldPools(**fields(given.held_pools, HeldPoolsLoad.__slots__)))
+    return load
+
+
+def _fill_requests(out: pb.RequestsReply, effect: RequestsReply) -> None:
+    out.query, out.is_stale = effect.query, effect.is_stale
+    for entry in effect.requests:
+        # A seconds_left of None stays unset.
+        added = out.requests.add(state=_REQUEST[entry.state], **fields(entry, _ENTRY))
+        if entry.wait_reason is not None:
+            added.wait_reason = _WAIT[entry.wait_reason]
+    if effect.next is not None:
+        out.next.number, out.next.epoch = effect.next.number, effect.next.epoch
 
 
 def _fill_logprobs(out: pb.TokenLogprobs | pb.PromptLogprobs, values: fx.Logprobs) -> None:

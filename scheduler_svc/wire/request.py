@@ -24,20 +24,14 @@ from scheduler_svc.core.messages.events import (
     MAX_SAMPLING_BYTES,
     SECRET_HASH_BYTES,
 )
+from scheduler_svc.core.messages.names import core_id, meant, own_id
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 
 _MAX_STOP_IDS = 1024
 _MAX_SAMPLES, _MAX_STREAM = 1024, (1 << 64) - 1
 _MAX_TRACEPARENT = 55
-# Between tenant and id in the core's request ids. No tenant's name contains it.
-TENANT_END = "/"
 _SUBMIT = tuple(name for name in ev.Submit.__slots__ if name in pb.Submit.DESCRIPTOR.fields_by_name)
-
-
-def core_id(tenant: str, request_id: str) -> str:
-    """Returns the core's id of a tenant's request: two tenants may use the same id and learn nothing of each other."""
-    return f"{tenant}{TENANT_END}{request_id}" if tenant else request_id
 
 
 def submit_of(submit: pb.Submit, frontend: str) -> ev.Submit:
@@ -102,8 +96,14 @@ def resume_of(resume: pb.Resume, frontend: str) -> ev.Resume:
         raise WireError(f"secret_hash has {num_hash} bytes; it must have {SECRET_HASH_BYTES}")
     if resume.stream + MAX_NUM_SAMPLES - 1 > _MAX_STREAM:
         raise WireError(f"stream is {resume.stream}; the limit is {_MAX_STREAM - MAX_NUM_SAMPLES + 1}")
-    request_id = core_id(resume.tenant, resume.request_id)
-    return ev.Resume(frontend=frontend, stream=resume.stream, request_id=request_id, secret_hash=resume.secret_hash)
+    first, *others = meant(resume.request_id, resume.tenant)
+    return ev.Resume(
+        frontend=frontend,
+        stream=resume.stream,
+        request_id=first,
+        secret_hash=resume.secret_hash,
+        others=tuple(others),
+    )
 
 
 def _sampling_key(sampling: bytes) -> bytes:
@@ -149,7 +149,7 @@ def fill_submit(out: pb.Submit, submit: ev.Submit) -> None:
     """Fills an empty message. `stream` and the page hashes, which can be computed again, are left out."""
     out.MergeFrom(pb.Submit(**fields(submit, _SAME)))
     # The core's id is made of tenant and id when the journal is read.
-    out.request_id = submit.request_id.removeprefix(core_id(submit.tenant, ""))
+    out.request_id = own_id(submit.request_id, submit.tenant)
     out.prompt = packed(submit.prompt)
     out.stop_token_ids = packed(np.array(submit.stop_token_ids, np.int32))
     out.bypass_read, out.bypass_write = not submit.cache_read, not submit.cache_write

@@ -175,6 +175,9 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         self.worker_pids = [77, 78]
         # Those of them that are on standby.
         self.standby_pids: list[int] = []
+        # What ListRequests lists, two in a page, and its requests.
+        self.listed: list[control_pb2.RequestEntry] = []
+        self.list_queries: list[control_pb2.ListRequestsRequest] = []
         # GetLoad's answer, if it is not the default one; with a status, the call fails.
         self.load: control_pb2.GetLoadResponse | grpc.StatusCode | None = None
         self.model = "fake"
@@ -251,6 +254,15 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
                 for name, outcome in zip(request.request_ids, outcomes, strict=True)
             ]
         )
+
+    def ListRequests(
+        self, request: control_pb2.ListRequestsRequest, context: grpc.ServicerContext
+    ) -> control_pb2.ListRequestsResponse:
+        self.list_queries.append(request)
+        first = int(request.page_token or 0)
+        end = first + (request.page_size or 2)
+        following = str(end) if end < len(self.listed) else ""
+        return control_pb2.ListRequestsResponse(requests=self.listed[first:end], next_page_token=following)
 
     def GetModelInfo(
         self, request: control_pb2.GetModelInfoRequest, context: grpc.ServicerContext

@@ -7,7 +7,7 @@ import pytest
 from tandem.v1 import control_pb2, inference_pb2
 
 from tandem_client import AsyncClient, Client
-from tandem_client.types import AbortOutcome, FinishReason
+from tandem_client.types import AbortOutcome, FinishReason, RequestState, WaitReason
 from tandem_client.wire import messages
 from tests.client.fake_service import FakeService
 
@@ -50,6 +50,58 @@ def test_an_async_client_made_before_the_loop_makes_every_unary_call(service: Fa
     asyncio.run(calls())
     # A second time, on another loop.
     asyncio.run(calls())
+
+
+ENTRIES = [
+    control_pb2.RequestEntry(
+        request_id=f"r{number}", tenant="acme", abort_id=f"acme/r{number}", state=control_pb2.REQUEST_STATE_RUNNING,
+        age_seconds=1.5, output_tokens=number, num_samples=1, worker="w", seconds_left=2.0 if number else None,
+    )
+    for number in range(5)
+]  # fmt: skip
+
+
+def test_the_list_of_requests_comes_in_pages_or_all_together(client: Client, service: FakeService) -> None:
+    service.listed = ENTRIES
+    page = client.list_requests(page_size=3, states=["running", RequestState.KEPT], tenant="acme", id_prefix="r")
+    assert service.list_queries == [
+        control_pb2.ListRequestsRequest(page_size=3, states=[2, 3], tenant="acme", id_prefix="r")
+    ]
+    assert page.next_page_token == "3"
+    first = page.requests[0]
+    assert (first.abort_id, first.state, first.wait_reason) == ("acme/r0", RequestState.RUNNING, None)
+    assert [each.seconds_left for each in page.requests] == [None, 2.0, 2.0]
+    assert [each.request_id for each in client.list_requests(page_token="3").requests] == ["r3", "r4"]
+    assert [each.request_id for each in client.all_requests(tenant="acme")] == ["r0", "r1", "r2", "r3", "r4"]
+    tokens = [query.page_token for query in service.list_queries[2:]]
+    assert (tokens, {query.tenant for query in service.list_queries[2:]}) == (["", "2", "4"], {"acme"})
+    with pytest.raises(ValueError, match="a state is 'old'; it must be waiting, running or kept"):
+        client.list_requests(states=["old"])
+
+    async def calls() -> list[str]:
+        async with AsyncClient(service.address) as asynchronous:
+            assert len((await asynchronous.list_requests()).requests) == 2
+            return [each.request_id async for each in asynchronous.all_requests()]
+
+    assert asyncio.run(calls()) == ["r0", "r1", "r2", "r3", "r4"]
+
+
+def test_a_list_has_why_a_request_waits(client: Client, service: FakeService) -> None:
+    service.listed = [
+        control_pb2.RequestEntry(state=1, wait_reason=inference_pb2.WAIT_REASON_TENANT_SHARE, wait_message="its share"),
+        control_pb2.RequestEntry(state=99, wait_reason=999),  # type: ignore[arg-type]
+    ]
+    waits, later = client.list_requests().requests
+    assert (waits.wait_reason, waits.wait_message) == (WaitReason.TENANT_SHARE, "its share")
+    assert (later.state, later.wait_reason) == (RequestState.UNKNOWN, WaitReason.UNKNOWN)
+
+
+def test_an_abort_has_what_was_looked_for() -> None:
+    results = [
+        control_pb2.AbortResult(request_id="a", outcome=control_pb2.ABORT_OUTCOME_ABORTED),
+        control_pb2.AbortResult(request_id="b", outcome=control_pb2.ABORT_OUTCOME_NOT_FOUND, detail="none is 'b'"),
+    ]
+    assert messages.abort_outcomes(control_pb2.AbortResponse(results=results)).details == {"b": "none is 'b'"}
 
 
 def test_the_hit_rate_is_zero_before_the_first_prompt() -> None:

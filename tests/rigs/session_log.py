@@ -17,11 +17,11 @@ from tandem.v1 import control_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.names import own_id
 from scheduler_svc.recording import event_log
 from scheduler_svc.recording.event_log import EffectsDigest
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire.arrays import packed
-from scheduler_svc.wire.request import TENANT_END
 from scheduler_svc.wire.worker import fill_labels
 
 
@@ -91,7 +91,7 @@ def _frontend(name: str, message: type[Any]) -> Callable[[Any], tuple[str, Any]]
 def _submit(event: ev.Submit) -> tuple[str, Any]:
     message = _same(
         event, frontend_pb2.Submit, prompt=packed(event.prompt), stop_token_ids=_packed(event.stop_token_ids),
-        request_id=event.request_id.removeprefix(f"{event.tenant}{TENANT_END}"),
+        request_id=own_id(event.request_id, event.tenant),
         bypass_read=not event.cache_read, bypass_write=not event.cache_write,
     )  # fmt: skip
     return "frontend", frontend_pb2.FrontendToCore(submit=message)

@@ -93,6 +93,11 @@ class Callers:
         """All samples of this stream's request."""
         return [self.by_key[caller.frontend, number] for number in caller.submit.streams]
 
+    @property
+    def all(self) -> list[Caller]:
+        """All streams, in order of arrival."""
+        return self._order
+
     def live(self) -> list[Caller]:
         """Streams that await their terminal answer, in order of arrival."""
         self._pending = [caller for caller in self._pending if caller.live]

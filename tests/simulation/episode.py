@@ -29,6 +29,7 @@ from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.session_log import SessionLog
 from tests.simulation.death_log import DeathLog
 from tests.simulation.fleet import Fleet
+from tests.simulation.listing import Lister
 from tests.simulation.load import Load
 from tests.simulation.setting import Setting, draw_limits, draw_setting
 
@@ -84,6 +85,7 @@ class Episode:
             session.begin(self.setting.config)
         self.now = 0.0
         self.load = Load(rng, self.setting, self.handle, self.seen)
+        self.lister = Lister(seed, self.core, self.load.callers, self.load.lingering, self.seen)
         self._deaths = DeathLog(self.core, self.load.callers.by_key)
         self.fleet = Fleet(rng, self.setting, self.handle, self.seen)
         self.log: list[tuple[float, ev.Event]] = []
@@ -154,6 +156,7 @@ class Episode:
         if isinstance(event, ev.Tick):
             self._check_busy()
             self._check_status()
+            self.lister.look(self.now)
         return effects
 
     def _check_status(self) -> None:

@@ -31,8 +31,9 @@ class Lingering:
         self._callers = callers
         self._handle = handle
         self._seen = seen
-        # Kept by the core; and all that lingered once, the newest last.
-        self._kept: set[str] = set()
+        self.kept: set[str] = set()
+        """The ids that the core keeps."""
+        # All that lingered once, the newest last.
         self._ids: list[str] = []
         self._forgotten: list[str] = []
         self.resuming: int | None = None
@@ -41,12 +42,12 @@ class Lingering:
     def admitted(self, submit: ev.Submit) -> None:
         """Notes an accepted request."""
         if submit.linger_seconds:
-            self._kept.add(submit.request_id)
+            self.kept.add(submit.request_id)
             self._ids.append(submit.request_id)
 
     def connection_breaks(self) -> None:
         """A front end reports that the connection of a caller broke."""
-        with_reader = [name for name in self._ids[-20:] if name in self._kept and self._first(name).frontend]
+        with_reader = [name for name in self._ids[-20:] if name in self.kept and self._first(name).frontend]
         if with_reader:
             submit = self._first(self._rng.choice(with_reader)).submit
             self._handle(ev.Cancel(frontend=submit.frontend, stream=submit.stream, detach=True))
@@ -57,7 +58,7 @@ class Lingering:
         if not self._ids or not frontends:
             return
         name, is_known = rng.choice(self._ids[-20:]), rng.random() < 0.9
-        is_expected = is_known and name in self._kept
+        is_expected = is_known and name in self.kept
         self.resuming = self._callers.next_stream(self._first(name).submit.num_samples)
         secret_hash = SECRET_HASH if is_known else bytes(32)
         frontend, stream = rng.choice(frontends), self.resuming
@@ -74,8 +75,8 @@ class Lingering:
                 self._move(effect.request_id, "", effect.stream)
                 self._seen["detached"] += 1
             case fx.Forgotten():
-                assert effect.request_id in self._kept
-                self._kept.remove(effect.request_id)
+                assert effect.request_id in self.kept
+                self.kept.remove(effect.request_id)
                 self._forgotten.append(effect.request_id)
             case fx.Replaced():
                 self._seen["replaced"] += 1

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.wire.request import core_id
+from scheduler_svc.core.messages.names import core_id
 from tests.rigs.executor import Shape
 from tests.rigs.sampling import MINUS_INFINITY, Settings
 from tests.rigs.session_log import over_the_wire

@@ -233,9 +233,18 @@ class Service:
         until(lambda: (load := caller.load()).running == load.waiting == 0)
         load = caller.load()
         assert (load.suspects, load.pages_used) == (0, 0), load
+        assert self._listed() == 0
         if Feature.GATEWAY in self.features:
             with self._http() as http:
                 until(lambda: http.get("/v1/models").status_code == 200)
+
+    def _unfinished(self) -> int:
+        load = self._clients[0].load()
+        return load.running + load.waiting
+
+    def _listed(self) -> int:
+        """Counts the requests in the list that wait or run."""
+        return len(list(self._clients[0].all_requests(states=["waiting", "running"])))
 
     def _http(self) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self._token}"}
@@ -283,6 +292,9 @@ class Service:
                     lambda: all(len(reader.tokens) > PAGE_SIZE or reader.error for reader in readers), TIMEOUT_SECONDS
                 )
             assert begun, "not all streams begin"
+            # The list holds what the load counts, of all front ends and tenants.
+            before, listed, after = self._unfinished(), self._listed(), self._unfinished()
+            assert after <= listed <= before, (before, listed, after)
             num_met = sum(not task.done() for task in tasks)
             happens()
             for task in tasks:

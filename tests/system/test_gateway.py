@@ -17,8 +17,11 @@ import jsonschema
 import openai
 import pytest
 
+from tandem_client import Client
+from tandem_client.types import AbortOutcome
 from tests.rigs.authorities import Authority
 from tests.rigs.processes import Child, Rig
+from tests.system.conftest import Served
 from tests.system.test_door import Tenants
 
 SHAPE = ("--num-pages", "2048", "--max-rows", "64", "--max-length", "512", "--token-budget", "512", "--page-size", "16")
@@ -304,3 +307,22 @@ def trusting(authority: Authority, url: str, token: str) -> Iterator[httpx.Clien
     context = ssl.create_default_context(cafile=str(authority.certificate))
     with httpx.Client(base_url=url, verify=context, headers={"authorization": f"Bearer {token}"}, timeout=30) as client:
         yield client
+
+
+def test_the_id_of_an_answer_finds_its_request_while_it_runs(served: Served) -> None:
+    body = {"prompt": [3, 4, 5], "max_tokens": 400, "ignore_eos": True, "stream": True}
+    address = served.scheduler.address
+    with gateway(served.rig, address) as (_, url), httpx.Client(base_url=url) as http, Client(address) as client:
+        for form in (str, str.upper):
+            with http.stream("POST", "/v1/completions", json=body, headers={"x-request-id": "mine"}) as answer:
+                lines = answer.iter_lines()
+                given = json.loads(next(line for line in lines if line.startswith("data: {"))[6:])["id"]
+                assert given.startswith("cmpl-mine-")
+                [entry] = client.all_requests(id_prefix=given)
+                assert (f"cmpl-{entry.request_id}", entry.state, entry.max_new_tokens) == (given, "running", 400)
+                assert client.abort(form(given)) == {form(given): AbortOutcome.ABORTED}
+                list(lines)
+            assert list(client.all_requests(states=["waiting", "running"])) == []
+            assert client.abort(given).details == {
+                given: f"no waiting or running request has the id {given!r} or {given.removeprefix('cmpl-')!r}"
+            }

@@ -78,6 +78,7 @@ for each in (queries.tokenize, queries.detokenize, queries.abort):
 for each in (
     queries.health,
     queries.load,
+    queries.requests,
     queries.info,
     queries.flush,
     queries.quarantine,

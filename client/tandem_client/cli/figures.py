@@ -4,11 +4,13 @@ Owns units and wording. JSON output uses the names and values of `types` instead
 """
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from tandem_client import types
+from tandem_client.cli.show import plain
 from tandem_client.plural import counted
 
 
@@ -59,6 +61,50 @@ def of_quarantined(request: types.QuarantinedRequest) -> Iterator[str]:
     ends = f"{_duration(request.age_seconds)} ago, for another {_duration(request.expires_seconds)}"
     yield f"{request.key}  {request.request_id}, tenant {request.tenant}, {ends}"
     yield f"    {request.cause}"
+
+
+_MAX_WIDTH, _MAX_TENANT = 80, 16
+
+
+def of_requests(requests: Sequence[types.ListedRequest], *, is_cut: bool) -> Iterator[str]:
+    """Yields a table, a line for each sample, and the totals; with long ids two lines. `is_cut`: there are others."""
+    names = [plain(request.abort_id) for request in requests]
+    rows = [_request(request) for request in requests]
+    head = ("TENANT", "AGE", "TOKENS", "STATE")
+    if not any(request.tenant for request in requests):
+        head, rows = head[1:], [row[1:] for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
+    wide = max(map(len, names))
+    is_short = wide + 2 + max(map(len, lines)) <= _MAX_WIDTH
+    for name, line in zip(("ID", *names), lines, strict=True):
+        yield f"{name:{wide}}  {line}" if is_short else f"{name}\n    {line}"
+    yield _totals(requests, is_cut=is_cut)
+
+
+def _request(request: types.ListedRequest) -> tuple[str, str, str, str]:
+    tenant = plain(request.tenant)
+    tenant = tenant if len(tenant) <= _MAX_TENANT else f"{tenant[: _MAX_TENANT - 1]}…"
+    of = f"/{request.max_new_tokens}" if request.max_new_tokens else ""
+    state = str(request.state)
+    if request.wait_reason is not None:
+        state += f": {request.wait_reason.replace('_', ' ')}"
+    parts = [state]
+    if request.num_samples > 1:
+        parts.append(f"sample {request.sample_idx + 1}/{request.num_samples}")
+    if request.is_detached:
+        parts.append("no reader")
+    return tenant, _duration(request.age_seconds), f"{request.output_tokens}{of}", ", ".join(parts)
+
+
+def _totals(requests: Sequence[types.ListedRequest], *, is_cut: bool) -> str:
+    count = len({(request.tenant, request.request_id) for request in requests})
+    samples = f" ({counted(len(requests), 'sample')})" if len(requests) > count else ""
+    states = Counter(str(request.state) for request in requests)
+    tokens = counted(sum(request.output_tokens for request in requests), "output token")
+    others = "; there are others (--limit)" if is_cut else ""
+    each = ", ".join(f"{number:,} {state}" for state, number in sorted(states.items(), reverse=True))
+    return f"{counted(count, 'request')}{samples}: {each}; {tokens}{others}"
 
 
 def of_load(load: types.Load) -> Iterator[str]:

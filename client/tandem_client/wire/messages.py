@@ -82,9 +82,19 @@ def load(message: control_pb2.GetLoadResponse) -> types.Load:
     return value(types.Load, message, not_serving_reason=why)
 
 
-def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, types.AbortOutcome]:
+def request_page(message: control_pb2.ListRequestsResponse) -> types.RequestPage:
+    """The value of ListRequests' answer."""
+    requests = tuple(
+        value(types.ListedRequest, each, wait_reason=_wait_reason(each.wait_reason) if each.wait_reason else None)
+        for each in message.requests
+    )
+    return types.RequestPage(requests=requests, next_page_token=message.next_page_token)
+
+
+def abort_outcomes(message: control_pb2.AbortResponse) -> types.AbortOutcomes:
     """Request id to outcome, in the order of the answer."""
-    return {result.request_id: _abort_outcome(result.outcome) for result in message.results}
+    outcomes = [(result.request_id, _abort_outcome(result.outcome)) for result in message.results]
+    return types.AbortOutcomes(outcomes, {each.request_id: each.detail for each in message.results if each.detail})
 
 
 def delta(message: inference_pb2.Delta) -> types.Delta:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Float32Array, Int32Array
-from scheduler_svc.core.messages.operators import QuarantineReply, Weights
+from scheduler_svc.core.messages.operators import QuarantineReply, RequestsReply, Weights
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import DrainReport, Load, StepReport, WaitReason, WeightsReport
 from scheduler_svc.core.messages.worker_info import WorkerInfo
@@ -463,6 +463,7 @@ Effect = (
     | LoadReply
     | FlushReply
     | QuarantineReply
+    | RequestsReply
     | ModelServed
     | CoreStatus
     | WorkerAccepted

@@ -4,6 +4,7 @@ The names of front ends and workers (`frontend`, `worker`) are opaque strings. T
 all fields before it makes an event. The core checks what depends on its state: duplicate ids, queue limits, pool size.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -16,6 +17,7 @@ from scheduler_svc.core.messages.operators import (
     DrainStarted,
     QuarantineQuery,
     QuarantineRestored,
+    RequestsQuery,
     TenantsChanged,
     UpdateWeights,
     WeightsLoaded,
@@ -98,6 +100,11 @@ class Submit:
         limits = (self.ignore_eos, self.max_new_tokens, self.min_new_tokens, self.num_logprobs)
         return (self.sampling_key or self.sampling) + self.constraint_hash, self.stop_token_ids, limits
 
+    def ends_at(self, arrived_at: float) -> float | None:
+        """Returns the earlier end of the request's time limit and its deadline; None without one."""
+        limits = [seconds for seconds in (self.max_time_seconds, self.deadline_seconds) if seconds > 0]
+        return arrived_at + min(limits) if limits else None
+
     @property
     def streams(self) -> range:
         """The streams of the request, one per sample."""
@@ -115,6 +122,8 @@ class Resume:
     stream: int
     request_id: str
     secret_hash: bytes
+    others: tuple[str, ...] = ()
+    """Other ids that the caller may mean (`names.meant`), the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,6 +181,8 @@ class Abort:
     frontend: str
     query: int
     request_ids: tuple[str, ...]
+    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """By id: other ids that the caller may mean (`names.meant`), the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +343,7 @@ Event = (
     | LoadQuery
     | FlushCache
     | QuarantineQuery
+    | RequestsQuery
     | ClearQuarantine
     | QuarantineRestored
     | FrontendJoined

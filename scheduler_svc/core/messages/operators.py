@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from scheduler_svc.core.messages.reports import RequestEntry, RequestState
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
@@ -154,3 +156,46 @@ class QuarantineReply:
     query: int
     entries: tuple[QuarantineEntry, ...]
     removed: int = 0
+
+
+MAX_PAGE_SIZE = 100
+"""Requests in one page of the list: a page takes the core less than 1 ms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsMark:
+    """A place in the list of requests."""
+
+    number: int
+    """The handle of the last sample before it."""
+    epoch: float
+    """Which core gave it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsQuery:
+    """A caller asks for a page of the list of requests. `query` identifies the RequestsReply."""
+
+    frontend: str
+    query: int
+    page_size: int
+    tenant: str | None = None
+    """None: those of all tenants."""
+    states: frozenset[RequestState] = frozenset()
+    """Empty: all."""
+    id_prefix: str = ""
+    after: RequestsMark | None = None
+    """None for the first page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsReply:
+    """A page of the list, in the order of acceptance."""
+
+    frontend: str
+    query: int
+    requests: tuple[RequestEntry, ...]
+    next: RequestsMark | None
+    """None if no others follow."""
+    is_stale: bool = False
+    """Whether the query's mark is that of another core."""

@@ -154,6 +154,41 @@ class Load:
     """Why the journal cannot be written at the moment, otherwise empty."""
 
 
+class RequestState(StrEnum):
+    """Where a sample of a request is."""
+
+    WAITING = "waiting"
+    """It has no row."""
+    RUNNING = "running"
+    KEPT = "kept"
+    """It has ended, and its answer is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestEntry:
+    """One sample in the list of requests. The fields are those of RequestEntry in control.proto."""
+
+    request_id: str
+    """As its caller knows it."""
+    tenant: str
+    state: RequestState
+    wait_reason: WaitReason | None = None
+    """Why it makes no progress; None while it does."""
+    wait_message: str = ""
+    age_seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    max_new_tokens: int = 0
+    priority: int = 0
+    sample_idx: int
+    num_samples: int
+    worker: str = ""
+    weights_version: str = ""
+    is_detached: bool
+    seconds_left: float | None
+    """None without a limit."""
+
+
 class DrainState(StrEnum):
     """The state of a drain; the last three are final."""
 

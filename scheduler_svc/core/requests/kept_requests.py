@@ -28,6 +28,9 @@ class KeptRequest:
     """A submitted request that lingers, with all its samples."""
 
     request_id: str
+    tenant: str
+    accepted_at: float
+    """When the request was accepted, perhaps by an earlier process."""
     secret_hash: bytes
     description: bytes
     linger_seconds: float
@@ -109,11 +112,13 @@ class KeptRequests:
         is_same = hmac.compare_digest(_NO_HASH if entry is None else entry.secret_hash, secret_hash)
         return entry if is_same else None
 
-    def add(self, submit: Submit, first_handle: int) -> KeptRequest:
+    def add(self, submit: Submit, first_handle: int, accepted_at: float) -> KeptRequest:
         """Adds the entry of an accepted request. An ended request of the same id must have been forgotten."""
         assert submit.request_id not in self._by_id, f"request {submit.request_id} is kept already"
         entry = KeptRequest(
             request_id=submit.request_id,
+            tenant=submit.tenant,
+            accepted_at=accepted_at,
             secret_hash=submit.secret_hash,
             description=submit.description,
             linger_seconds=submit.linger_seconds,

@@ -5,7 +5,7 @@ handle, so that no front end gets its tokens. `kept_requests` keeps what a new r
 `Scheduler` calls this class when a request is accepted, loses its reader or ends.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -40,15 +40,16 @@ class Lingering:
     ) -> None:
         self._queue, self._lanes, self._availability, self._remove = queue, lanes, availability, remove
         self.kept = KeptRequests(max_ended=config.max_kept_requests, max_bytes=config.max_kept_bytes)
-        self._restored: list[tuple[int, float, ev.Restored]] = []
+        # By the first handle: those of the journal that are not queued yet.
+        self._restored: dict[int, ev.Restored] = {}
 
     # Requests ------------------------------------------------------------------------------------------------
 
-    def accepted(self, submit: ev.Submit, first_handle: int) -> list[fx.Effect]:
+    def accepted(self, submit: ev.Submit, first_handle: int, now: float) -> list[fx.Effect]:
         """Begins to keep an accepted request, if it lingers. Forgets an ended request of the same id in any case."""
         effects = self.forget(submit.request_id)
         if submit.linger_seconds > 0:
-            self.kept.add(submit, first_handle)
+            self.kept.add(submit, first_handle, now)
         return effects
 
     def ended(self, request: Request, end: fx.End, num_tokens: int, now: float) -> None:
@@ -75,7 +76,7 @@ class Lingering:
         if entry is None:
             return []
         self.kept.forget(entry)
-        self._restored = [item for item in self._restored if item[0] != entry.first_handle]
+        self._restored.pop(entry.first_handle, None)
         return [fx.Forgotten(request_id=request_id)]
 
     def expire(self, now: float) -> list[fx.Effect]:
@@ -90,6 +91,16 @@ class Lingering:
         while (surplus := self.kept.surplus()) is not None:
             effects += self.forget(surplus.request_id)
         return effects
+
+    def meant(self, request_id: str, others: Iterable[str]) -> str:
+        """Returns the first of these ids that a live or kept request has; `request_id` if none has."""
+        known = (each for each in (request_id, *others) if self._queue.by_request_id(each) or self.kept.by_id(each))
+        return next(known, request_id)
+
+    def awaits_worker(self, request_id: str) -> bool:
+        """Whether this is a live request of the journal that is not queued yet."""
+        entry = self.kept.by_id(request_id)
+        return entry is not None and entry.awaits_worker
 
     # Readers -------------------------------------------------------------------------------------------------
 
@@ -115,7 +126,8 @@ class Lingering:
 
     def resume(self, event: ev.Resume, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
         """Makes a front end the reader of a request, instead of the present reader if there is one."""
-        entry = self.kept.authorized(event.request_id, event.secret_hash)
+        request_id = self.meant(event.request_id, event.others)
+        entry = self.kept.authorized(request_id, event.secret_hash)
         if entry is None:
             return [_rejected(event, fx.RejectCode.NOT_FOUND, _NOT_FOUND)]
         if entry.awaits_worker:
@@ -130,14 +142,14 @@ class Lingering:
         if not entry.num_live:
             self.kept.refresh(entry, now)
         ends = {sample_idx: replace(end, stream=streams[sample_idx]) for sample_idx, (_, end) in entry.answers.items()}
-        for request in self._queue.by_request_id(event.request_id):
+        for request in self._queue.by_request_id(request_id):
             self._attach(request, event.frontend, streams[request.sample_idx], frontends[event.frontend])
         resumed = fx.Resumed(
             frontend=event.frontend,
             stream=event.stream,
             request_id=entry.request_id,
             description=entry.description,
-            outputs=self.outputs_of(event.request_id),
+            outputs=self.outputs_of(request_id),
             ends=tuple(ends.get(sample_idx) for sample_idx in range(entry.num_samples)),
         )
         return [*effects, resumed]
@@ -147,7 +159,7 @@ class Lingering:
         entry = self.kept.by_id(request_id)
         assert entry is not None, f"request {request_id} is not kept"
         if entry.awaits_worker:
-            return next(event.outputs for first, _, event in self._restored if first == entry.first_handle)
+            return self._restored[entry.first_handle].outputs
         outputs = [NO_IDS for _ in range(entry.num_samples)]
         for sample_idx, (tokens, _) in entry.answers.items():
             outputs[sample_idx] = tokens
@@ -160,7 +172,7 @@ class Lingering:
         entry = self.kept.by_id(request_id)
         assert entry is not None, f"request {request_id} is not kept"
         if entry.awaits_worker:
-            return dict(enumerate(next(one.weights for first, _, one in self._restored if first == entry.first_handle)))
+            return dict(enumerate(self._restored[entry.first_handle].weights))
         return {request.sample_idx: request.weights.spans for request in self._queue.by_request_id(request_id)}
 
     def _outputs_of(self, request: Request) -> Int32Array:
@@ -172,27 +184,32 @@ class Lingering:
 
     # The journal ---------------------------------------------------------------------------------------------
 
-    def restored(self, event: ev.Restored, take_handles: Callable[[int], int], now: float) -> list[fx.Effect]:
+    def restored(self, event: ev.Restored, first_handle: int, now: float) -> list[fx.Effect]:
         """Keeps a request of an earlier process. Its live samples wait for `take_restored`."""
-        first_handle = take_handles(event.submit.num_samples)
         submit = replace(event.submit, frontend="", stream=first_handle)
-        entry = self.kept.add(submit, first_handle)
+        entry = self.kept.add(submit, first_handle, now - event.age_seconds)
         for sample_idx, (tokens, end) in enumerate(zip(event.outputs, event.ends, strict=True)):
             if end is not None:
                 self.kept.sample_ended(entry, sample_idx, (tokens, end), now)
         self.kept.detach(entry, now, event.linger_seconds)
         if entry.num_live:
             entry.await_worker(True)
-            self._restored.append((first_handle, now - event.age_seconds, replace(event, submit=submit)))
+            self._restored[first_handle] = replace(event, submit=submit)
         return [fx.Detached(request_id=entry.request_id, stream=first_handle)]
+
+    def restored_of(self, entry: KeptRequest) -> ev.Restored:
+        """Returns a restored request that is not queued yet. Its submit has the first handle as its stream."""
+        return self._restored[entry.first_handle]
 
     def take_restored(self) -> list[tuple[int, float, ev.Restored]]:
         """Removes and returns the restored requests that are not queued: first handle, time of arrival, event."""
-        restored, self._restored = self._restored, []
-        for _, _, event in restored:
+        restored, self._restored = self._restored, {}
+        taken: list[tuple[int, float, ev.Restored]] = []
+        for first_handle, event in restored.items():
             if (entry := self.kept.by_id(event.submit.request_id)) is not None:
                 entry.await_worker(False)
-        return restored
+                taken.append((first_handle, entry.accepted_at, event))
+        return taken
 
 
 def _rejected(event: ev.Resume, code: fx.RejectCode, message: str) -> fx.Rejected:

@@ -97,6 +97,8 @@ class Request:
     """A serialized SamplingParams, which the core does not parse."""
     sample_idx: int
     """Index of the sample in its submitted request. The random numbers of sampling depend on it."""
+    num_samples: int = 1
+    """Samples of the submitted request, those that have ended included."""
     total_length: int
     """Number of prompt and output tokens at which the request ends with LENGTH, or CONTEXT_FULL if `is_cut`."""
     is_cut: bool = False
@@ -110,6 +112,8 @@ class Request:
     arrival: int
     """Number in the order of arrival, unique."""
     arrived_at: float
+    ends_at: float | None = None
+    """The earlier end of its time limit and its deadline, which the queue keeps; None without one."""
     virtual_start: int = 0
     """Virtual start time among the tenant's requests, in tokens of service (`turns.FairShare`)."""
     turn: int = -1

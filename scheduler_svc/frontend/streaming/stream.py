@@ -325,6 +325,7 @@ class RequestStream:
     def take_resumed(self, resumed: frontend_pb2.Resumed) -> None:
         """Creates the samples of a request that was resumed, with their output so far."""
         self.description = frontend_pb2.StreamDescription.FromString(resumed.description)
+        self.request_id = self.description.accepted.request_id
         self.max_new_tokens = self.description.max_new_tokens
         self.samples = tuple(
             SampleStream(resumed.stream + idx, self, None, sample) for idx, sample in enumerate(resumed.samples)

@@ -289,6 +289,8 @@ class StreamTable:
             # The core keeps the description unread; it may come from another version, through a journal.
             self._fail_broken(stream, "what was kept of its stream is malformed")
             return
+        # The caller may have given another form of the id.
+        self._detached.forget(stream.caller.tenant, stream.request_id)
         self._samples.update((sample.id, sample) for sample in stream.samples)
         stream.wake()
 

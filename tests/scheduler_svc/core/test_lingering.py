@@ -5,6 +5,7 @@ import pytest
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.names import meant
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import FRONTEND, SECRET, World, greedy
 
@@ -388,3 +389,26 @@ def test_the_time_before_the_restart_counts() -> None:
     after.join()
     after.tick(2.0)
     assert after.end(after.resume(stream)).reason is fx.EndReason.TIME_LIMIT
+
+
+def test_a_resume_takes_other_forms_of_an_id() -> None:
+    world = World()
+    stream = world.submit(prompt(5), max_new_tokens=12, linger_seconds=60.0)
+    world.cancel(stream, detach=True)
+    given, others = "cmpl-R1", meant("cmpl-R1", "")[1:]
+    resume = ev.Resume(frontend=FRONTEND, stream=90, request_id=given, secret_hash=SECRET, others=others)
+    [resumed] = [each for each in world.core.handle(resume, world.now) if isinstance(each, fx.Resumed)]
+    assert (resumed.request_id, resumed.stream) == ("r1", 90)
+
+
+def test_the_abort_of_a_request_from_the_journal_that_waits_for_a_worker_is_told() -> None:
+    before = World()
+    stream = before.submit(prompt(5), max_new_tokens=20, linger_seconds=60.0)
+    steps(before, 3)
+    after = World(before.shape, join=False)
+    after.restore(stream, before)
+    for is_live in (True, False):
+        [reply] = after.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=("r1",)))[-1:]
+        assert isinstance(reply, fx.AbortReply)
+        assert reply.outcomes == (("r1", is_live),)
+    assert len(after.core.kept) == 0

@@ -7,6 +7,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages import names
 from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
@@ -180,6 +181,17 @@ def test_abort_answers_for_each_id_and_ends_the_stream() -> None:
     end = world.streams[stream].end
     assert end is not None
     assert end.reason is fx.EndReason.ABORTED
+
+
+def test_an_abort_takes_other_forms_of_an_id_and_prefers_the_id_itself() -> None:
+    world = World()
+    streams = [world.submit(prompt(4), max_new_tokens=50, ignore_eos=True, request_id=name) for name in ("a", "cmpl-a")]
+    for given, ended in (("cmpl-A", 1), ("CMPL-A", 0)):
+        others = {given: names.meant(given, "")[1:]}
+        effects = world.handle(ev.Abort(frontend=FRONTEND, query=9, request_ids=(given,), others=others))
+        assert [each.outcomes for each in effects if isinstance(each, fx.AbortReply)] == [((given, True),)]
+        assert [world.end_of(stream) is None for stream in streams] == [ended > 0, False]
+    assert world.end(streams[0]).reason is fx.EndReason.ABORTED
 
 
 def test_finish_counts_discarded_tokens() -> None:

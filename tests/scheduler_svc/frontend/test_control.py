@@ -115,8 +115,13 @@ BAD = [
     ("Abort", control_pb2.AbortRequest(), "request_ids", grpc.StatusCode.INVALID_ARGUMENT),
     ("Abort", control_pb2.AbortRequest(request_ids=["a"] * 1025), "request_ids", grpc.StatusCode.INVALID_ARGUMENT),
     ("Abort", control_pb2.AbortRequest(request_ids=["a", ""]), "request_ids[1]", grpc.StatusCode.INVALID_ARGUMENT),
-    ("Abort", control_pb2.AbortRequest(request_ids=["a" * 129]), "request_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
+    ("Abort", control_pb2.AbortRequest(request_ids=["a" * 203]), "request_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
     ("Abort", control_pb2.AbortRequest(request_ids=["\n"]), "request_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
+    ("ListRequests", control_pb2.ListRequestsRequest(page_size=101), "page_size", grpc.StatusCode.INVALID_ARGUMENT),
+    ("ListRequests", control_pb2.ListRequestsRequest(page_token="a"), "page_token", grpc.StatusCode.INVALID_ARGUMENT),
+    ("ListRequests", control_pb2.ListRequestsRequest(page_token="é"), "page_token", grpc.StatusCode.INVALID_ARGUMENT),
+    ("ListRequests", control_pb2.ListRequestsRequest(states=[4]), "states[0]", grpc.StatusCode.INVALID_ARGUMENT),
+    ("ListRequests", control_pb2.ListRequestsRequest(states=[1, 0]), "states[1]", grpc.StatusCode.INVALID_ARGUMENT),
     ("ClearQuarantine", control_pb2.ClearQuarantineRequest(keys=["a"]), "keys[0]", grpc.StatusCode.INVALID_ARGUMENT),
     (
         "ClearQuarantine",
@@ -212,7 +217,71 @@ def test_abort_answers_in_the_callers_order(run: Run):
         # A reply to an unknown query changes nothing.
         await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query + 1))
         await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=[gone, none]))
+        none.detail = "no waiting or running request has the id 'a'"
         assert list((await reply).results) == [gone, none, gone]
+
+    run(scenario)
+
+
+def test_an_abort_names_what_was_looked_for(run: Run):
+    async def scenario(s: Service) -> None:
+        reply = asyncio.ensure_future(s.control.Abort(control_pb2.AbortRequest(request_ids=["cmpl-A"])))
+        abort = await s.core.expect("abort")
+        assert list(abort.request_ids) == ["cmpl-A"]
+        none = control_pb2.AbortResult(request_id="cmpl-A", outcome=control_pb2.ABORT_OUTCOME_NOT_FOUND)
+        await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=[none]))
+        [result] = (await reply).results
+        assert result.detail == "no waiting or running request has the id 'cmpl-A' or 'A' or 'cmpl-a' or 'a'"
+
+    run(scenario)
+
+
+def test_the_pages_of_a_list_follow_each_other(run: Run):
+    entry = control_pb2.RequestEntry(request_id="r", state=control_pb2.REQUEST_STATE_RUNNING, seconds_left=2.5)
+    marks = [frontend_pb2.RequestsMark(number=number, epoch=1.5) for number in (7, 2**64 - 1)]
+
+    async def scenario(s: Service) -> None:
+        token = ""
+        for after, following in ((None, marks[0]), (marks[0], marks[1]), (marks[1], None)):
+            request = control_pb2.ListRequestsRequest(page_token=token, id_prefix="cmpl-r", states=[1, 2])
+            call = asyncio.ensure_future(s.control.ListRequests(request))
+            query = await s.core.expect("requests_query")
+            assert (query.page_size, query.id_prefix, list(query.states)) == (100, "cmpl-r", [1, 2])
+            assert (query.after if query.HasField("after") else None) == after
+            reply = frontend_pb2.RequestsReply(query=query.query, requests=[entry], next=following)
+            await s.core.send(requests_reply=reply)
+            answer = await call
+            token = answer.next_page_token
+            assert answer.requests == [
+                control_pb2.RequestEntry(abort_id="r", **{f.name: v for f, v in entry.ListFields()})
+            ]
+        assert token == ""
+        stale = asyncio.ensure_future(
+            s.control.ListRequests(control_pb2.ListRequestsRequest(page_token="A" * 22 + "=="))
+        )
+        query = await s.core.expect("requests_query")
+        await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=query.query, is_stale=True))
+        error = await failure(stale)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        wanted = "page_token was made before the service started again; list from the beginning, without it"
+        assert error.details() == wanted
+
+    run(scenario)
+
+
+def test_the_core_is_asked_for_one_page_at_a_time(run: Run):
+    async def scenario(s: Service) -> None:
+        calls = [asyncio.ensure_future(s.control.ListRequests(control_pb2.ListRequestsRequest())) for _ in range(16)]
+        first = await s.core.expect("requests_query")
+        error = await failure(s.control.ListRequests(control_pb2.ListRequestsRequest()))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.details() == "16 ListRequests calls wait; the limit is 16"
+        assert await s.core.is_silent()
+        await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=first.query))
+        for _ in calls[1:]:
+            query = await s.core.expect("requests_query")
+            await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=query.query))
+        assert [list((await call).requests) for call in calls] == [[]] * 16
 
     run(scenario)
 

@@ -28,6 +28,7 @@ from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import Scan
 from scheduler_svc.frontend.servicer import InferenceServicer
 from tests.rigs.waiting import TIMEOUT_SECONDS
+from tests.scheduler_svc.frontend.failures import failure
 from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, until
 
 Run = Callable[..., None]
@@ -41,6 +42,7 @@ OPEN: dict[str, set[str]] = {
     "Abort": {"inference", "control"},
     "GetModelInfo": {"inference", "control"},
     "GetCaller": set(RIGHTS),
+    "ListRequests": {"inference", "control"},
     "GetLoad": {"control"},
     "FlushCache": {"control"},
     "ListQuarantine": {"control"},
@@ -128,10 +130,12 @@ def test_callers_are_told_who_they_are(run: Run) -> None:
     run(scenario, needs_tokens=True)
 
 
-def test_a_token_for_inference_opens_three_methods_of_control(run: Run) -> None:
-    """Whole calls with a valid message; the core learns of none. The three methods are about the caller's own."""
+def test_a_token_for_inference_opens_four_methods_of_control(run: Run) -> None:
+    """Whole calls with a valid message; the core learns of none. The four methods are about the caller's own."""
     service = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
-    closed = [each for each in service.methods if each.name not in ("Abort", "GetModelInfo", "GetCaller")]
+    closed = [
+        each for each in service.methods if each.name not in ("Abort", "ListRequests", "GetModelInfo", "GetCaller")
+    ]
 
     async def scenario(s: Service) -> None:
         await allow(s, tenants())
@@ -146,6 +150,33 @@ def test_a_token_for_inference_opens_three_methods_of_control(run: Run) -> None:
         assert await s.core.is_silent()
 
     assert {"GetLoad", "ListQuarantine", "ClearQuarantine", "Drain", "FlushCache"} <= {each.name for each in closed}
+    run(scenario, needs_tokens=True)
+
+
+def test_a_list_has_the_callers_own_tenant_unless_it_has_the_right_of_control(run: Run) -> None:
+    entry = control_pb2.RequestEntry(request_id="r", tenant="other")
+    refused = "tenant is 'other'; without the right control only requests of 'acme' are listed"
+    cases = [
+        ("inference", "", ("acme", False), "r"),
+        ("inference", "acme", ("acme", False), "r"),
+        ("control", "", ("acme", True), "other/r"),
+        ("control", "other", ("other", False), "other/r"),
+    ]
+
+    async def scenario(s: Service) -> None:
+        await allow(s, tenants())
+        for right, tenant, asked, abort_id in cases:
+            request = control_pb2.ListRequestsRequest(tenant=tenant)
+            call = asyncio.ensure_future(s.control.ListRequests(request, metadata=bearer(token_of(right))))
+            query = await s.core.expect("requests_query")
+            assert (query.tenant, query.all_tenants) == asked
+            await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=query.query, requests=[entry]))
+            assert [each.abort_id for each in (await call).requests] == [abort_id]
+        request = control_pb2.ListRequestsRequest(tenant="other")
+        error = await failure(s.control.ListRequests(request, metadata=bearer(token_of("inference"))))
+        assert (error.code(), error.details()) == (grpc.StatusCode.PERMISSION_DENIED, refused)
+        assert await s.core.is_silent()
+
     run(scenario, needs_tokens=True)
 
 

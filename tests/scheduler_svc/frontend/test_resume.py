@@ -248,7 +248,7 @@ def test_offsets_beyond_the_output_are_refused(run: Run, offsets: list[tuple[int
 
 
 @pytest.mark.parametrize(
-    ("fields", "field"), [({"request_id": ""}, "request_id"), ({"request_id": "x" * 129}, "request_id")]
+    ("fields", "field"), [({"request_id": ""}, "request_id"), ({"request_id": "x" * 203}, "request_id")]
 )
 def test_a_wrong_resume_request_does_not_reach_the_core(run: Run, fields: dict[str, Any], field: str):
     async def scenario(s: Service) -> None:

@@ -128,7 +128,8 @@ NAMES = """
     AbortReply Admitted AnnounceDrain AskRejoin CoreStatus Detached DismissWorker DrainRefused DrainReport
     DrainState DropConstraint End EndReason Failure FailureCode FlushReply Forgotten GenerationDefaults
     HeldPoolsLoad Incidents KillWorker Load LoadReply LoadWeights Logprobs ModelServed Note PageLabels PageMoves
-    Plan PrepareConstraint PromptLogprobs QuarantineEntry QuarantineReply RejectCode Rejected Replaced ResetCause
+    Plan PrepareConstraint PromptLogprobs QuarantineEntry QuarantineReply RejectCode Rejected Replaced RequestEntry
+    RequestsMark RequestsReply RequestState ResetCause
     Resumed RowStart SendPlan Stats StepKind StepOutput StepReport TakeOver TokenLogprobs UpdateRefused UpdateState
     Wait WaitReason Waits Weights WeightsChanged WeightsReport WeightsSpan WorkerAccepted WorkerInfo WorkerLoad
     WorkerProven WorkerRefused WorkerState

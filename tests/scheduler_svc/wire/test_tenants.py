@@ -29,10 +29,12 @@ def test_the_core_knows_requests_by_tenant_and_id() -> None:
 
 
 def test_an_abort_names_another_tenants_request_only_with_the_right() -> None:
-    for all_tenants, ids in ((False, ("acme/a", "acme/other/a")), (True, ("acme/a", "other/a"))):
+    # With the right, an own id that contains the mark comes second.
+    own = {"other/a": ("acme/other/a",)}
+    for all_tenants, ids, others in ((False, ("acme/a", "acme/other/a"), {}), (True, ("acme/a", "other/a"), own)):
         abort = pb.Abort(query=1, request_ids=["a", "other/a"], tenant="acme", all_tenants=all_tenants)
         event = frontend.event_of(pb.FrontendToCore(abort=abort), "f")
-        assert event == ev.Abort(frontend="f", query=1, request_ids=ids)
+        assert event == ev.Abort(frontend="f", query=1, request_ids=ids, others=others)
 
 
 def test_a_saved_submit_gives_the_same_ids_when_it_is_read() -> None:

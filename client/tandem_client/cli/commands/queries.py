@@ -5,7 +5,9 @@ Owns the JSON output. `figures` owns the text output.
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -89,7 +91,8 @@ def detokenize(
 @connects
 def abort(
     request_ids: Annotated[
-        list[str], typer.Argument(metavar="ID", help="Request ids: those you set, or those in the `accepted` message.")
+        list[str],
+        typer.Argument(metavar="ID", help="Request ids: those you set, in the `accepted` message, or in HTTP answers."),
     ],
     service: Service,
     held_by: Annotated[
@@ -107,8 +110,37 @@ def abort(
     with reported(timeout), service.client() as client:
         outcomes = client.abort(*request_ids, service=held_by, timeout=timeout)
         _print(outcomes, "\n".join(f"{request_id} {outcome}" for request_id, outcome in outcomes.items()), as_json)
+        for detail in outcomes.details.values():
+            print(f"{detail}; tandem requests lists them", file=sys.stderr)
         if any(outcome != AbortOutcome.ABORTED for outcome in outcomes.values()):
             raise typer.Exit(Exit.ERROR)
+
+
+@connects
+def requests(
+    service: Service,
+    tenant: Annotated[str, option(CONNECTION, "--tenant NAME", "Only requests of this tenant.")] = "",
+    states: Annotated[
+        list[str] | None,
+        option(CONNECTION, "--state STATE", "Only these: waiting, running, kept (an ended answer); may repeat."),
+    ] = None,
+    id_prefix: Annotated[str, option(CONNECTION, "--id PREFIX", "Only ids that begin with this.")] = "",
+    limit: Annotated[int | None, option(CONNECTION, "--limit COUNT", "Show at most this many.", min=1)] = None,
+    timeout: Timeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """List the requests that wait or run, the oldest first, with the ids that abort takes."""
+    with reported(timeout), service.client() as client:
+        found = client.all_requests(tenant=tenant, states=states or (), id_prefix=id_prefix, timeout=timeout)
+        # One more than the limit tells whether there are others.
+        shown = list(islice(found, limit and limit + 1))
+        is_cut = limit is not None and len(shown) > limit
+        shown = shown[:limit]
+        if shown:
+            text = "\n".join(figures.of_requests(shown, is_cut=is_cut))
+        else:
+            text = "no such request waits or runs" if tenant or states or id_prefix else "no request waits or runs"
+        _print(list(map(dataclasses.asdict, shown)), text, as_json)
 
 
 @connects

@@ -1,0 +1,184 @@
+"""The list of requests: those that wait or run, and the answers that are kept, one page for each query.
+
+Owns the order of acceptance, in which they are listed. A page costs the same whatever the number of requests is: it
+looks at no more than `MAX_EXAMINED` of them. Changes no request.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from operator import itemgetter
+
+from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.messages.effects import Effect
+from scheduler_svc.core.messages.names import forms, own_id
+from scheduler_svc.core.messages.operators import RequestsMark, RequestsQuery, RequestsReply
+from scheduler_svc.core.messages.reports import RequestEntry, RequestState, WaitReason
+from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.requests.kept_requests import KeptRequest
+from scheduler_svc.core.requests.lingering import Lingering
+from scheduler_svc.core.state.request import Request
+from scheduler_svc.core.status import NOBODY, Availability
+from scheduler_svc.core.waits import Waits
+
+MAX_EXAMINED = 1024
+"""Accepted requests that one page looks at, so that a filter which few requests pass does not hold up the core."""
+
+
+class Listing:
+    """Reads the queue, the lanes, the waits and the kept requests."""
+
+    def __init__(
+        self, queue: RequestQueue, lanes: Lanes, availability: Availability, waits: Waits, lingering: Lingering
+    ) -> None:
+        self._queue, self._lanes, self._availability = queue, lanes, availability
+        self._waits, self._lingering, self._kept = waits, lingering, lingering.kept
+        # The first handle and the id of each accepted request, ascending. Those that are gone are dropped now and then.
+        self._order: list[tuple[int, str]] = []
+        # When the first request was accepted: no other core has the same.
+        self._epoch = -1.0
+
+    def accepted(self, first_handle: int, request_id: str, now: float) -> None:
+        """Adds a request that was accepted, or restored."""
+        if self._epoch < 0:
+            self._epoch = now
+        self._order.append((first_handle, request_id))
+        if len(self._order) > 2 * (len(self._queue) + len(self._kept)) + 64:
+            self._order = [each for each in self._order if any(self._of(*each))]
+
+    def answer(self, query: RequestsQuery, now: float) -> list[Effect]:
+        """Returns the page after `query.after`."""
+        after = query.after
+        if after is not None and after.epoch != self._epoch:
+            return [RequestsReply(frontend=query.frontend, query=query.query, requests=(), next=None, is_stale=True)]
+        last = 0 if after is None else after.number
+        # The samples of a request may be on two pages.
+        start = max(0, bisect_right(self._order, last, key=itemgetter(0)) - 1)
+        end = start + MAX_EXAMINED
+        found: list[RequestEntry] = []
+        is_full = False
+        for number, entry in self._matching(self._order[start:end], query, last, now):
+            if is_full := len(found) == query.page_size:
+                break
+            found.append(entry)
+            last = number
+        if not is_full:
+            last = max(last, self._order[end - 1][0]) if end < len(self._order) else 0
+        mark = RequestsMark(number=last, epoch=self._epoch) if last else None
+        return [RequestsReply(frontend=query.frontend, query=query.query, requests=tuple(found), next=mark)]
+
+    def _matching(
+        self, accepted: list[tuple[int, str]], query: RequestsQuery, last: int, now: float
+    ) -> Iterator[tuple[int, RequestEntry]]:
+        """Yields the number and the entry of each sample after `last` that the query wants."""
+        prefixes, states = forms(query.id_prefix), query.states
+        for first, name in accepted:
+            live, kept = self._of(first, name)
+            if not (live or kept):
+                continue
+            tenant = live[0].tenant if live else kept.tenant if kept else ""
+            if query.tenant is not None and tenant != query.tenant:
+                continue
+            if query.id_prefix and not own_id(name, tenant).startswith(prefixes):
+                continue
+            if kept is None:
+                for request in live:
+                    if request.handle > last and (not states or _state(request) in states):
+                        yield request.handle, self._live(request, None, now)
+                continue
+            by_idx = {request.sample_idx: request for request in live}
+            for idx in range(kept.num_samples):
+                request = by_idx.get(idx)
+                state = RequestState.KEPT if idx in kept.answers else _state(request)
+                is_gone = request is None and state is not RequestState.KEPT and not kept.awaits_worker
+                if is_gone or first + idx <= last or (states and state not in states):
+                    continue
+                if request is not None:
+                    yield first + idx, self._live(request, kept, now)
+                elif state is RequestState.KEPT:
+                    yield first + idx, _answer(kept, idx, now)
+                else:
+                    yield first + idx, self._restored(kept, idx, now)
+
+    def _of(self, first: int, name: str) -> tuple[tuple[Request, ...], KeptRequest | None]:
+        """Returns the live samples and the kept answers of a request. A later one may have the id of one that ended."""
+        live, kept = self._queue.by_request_id(name), self._kept.by_id(name)
+        if live and live[0].handle - live[0].sample_idx != first:
+            live = ()
+        return live, None if kept is None or kept.first_handle != first else kept
+
+    def _live(self, request: Request, kept: KeptRequest | None, now: float) -> RequestEntry:
+        why, spans = self._waits.why(request, now), request.weights.spans
+        output, version = request.num_outputs, spans[-1].version if spans else ""
+        if request.row:
+            lane = self._lanes.by_worker[request.worker]
+            output = int(lane.rows.known[request.row]) - request.prompt_tokens
+            version = lane.info.weights_version
+        return RequestEntry(
+            request_id=own_id(request.request_id, request.tenant),
+            tenant=request.tenant,
+            state=_state(request),
+            wait_reason=why and why[0],
+            wait_message=why[1] if why else "",
+            age_seconds=now - request.arrived_at,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=output,
+            max_new_tokens=request.total_length - request.prompt_tokens,
+            priority=request.priority,
+            sample_idx=request.sample_idx,
+            num_samples=request.num_samples,
+            worker=request.worker,
+            weights_version=version,
+            is_detached=not request.frontend,
+            seconds_left=_left(request.ends_at, kept and kept.expires_at, now),
+        )
+
+    def _restored(self, kept: KeptRequest, sample_idx: int, now: float) -> RequestEntry:
+        """Returns the entry of a sample from the journal that is not queued yet."""
+        event, blocked = self._lingering.restored_of(kept), self._availability.blocked
+        spans, submit = event.weights[sample_idx] if event.weights else (), event.submit
+        return RequestEntry(
+            request_id=own_id(kept.request_id, kept.tenant),
+            tenant=kept.tenant,
+            state=RequestState.WAITING,
+            wait_reason=WaitReason.NO_WORKER if blocked is None else blocked.reason,
+            wait_message=NOBODY if blocked is None else blocked.message,
+            age_seconds=now - kept.accepted_at,
+            prompt_tokens=len(submit.prompt),
+            output_tokens=len(event.outputs[sample_idx]),
+            max_new_tokens=submit.max_new_tokens,
+            priority=submit.priority,
+            sample_idx=sample_idx,
+            num_samples=kept.num_samples,
+            weights_version=spans[-1].version if spans else "",
+            is_detached=True,
+            seconds_left=_left(submit.ends_at(kept.accepted_at), kept.expires_at, now),
+        )
+
+
+def _state(request: Request | None) -> RequestState:
+    return RequestState.RUNNING if request is not None and request.row else RequestState.WAITING
+
+
+def _answer(kept: KeptRequest, sample_idx: int, now: float) -> RequestEntry:
+    """Returns the entry of a sample that has ended."""
+    tokens, end = kept.answers[sample_idx]
+    spans = end.stats.weights
+    return RequestEntry(
+        request_id=own_id(kept.request_id, kept.tenant),
+        tenant=kept.tenant,
+        state=RequestState.KEPT,
+        age_seconds=now - kept.accepted_at,
+        prompt_tokens=end.stats.prompt_tokens,
+        output_tokens=len(tokens),
+        sample_idx=sample_idx,
+        num_samples=kept.num_samples,
+        weights_version=spans[-1].version if spans else "",
+        is_detached=kept.reader is None,
+        seconds_left=_left(kept.expires_at, None, now),
+    )
+
+
+def _left(one: float | None, other: float | None, now: float) -> float | None:
+    """Returns the time until the earlier of two times; None without one."""
+    times = [at for at in (one, other) if at is not None]
+    return max(0.0, min(times) - now) if times else None
