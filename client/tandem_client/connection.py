@@ -4,7 +4,6 @@ Owns the options of a channel, the TLS settings, and the rule that a token is se
 Knows nothing of the methods that are called.
 """
 
-import ipaddress
 import os
 import time
 from collections.abc import Sequence
@@ -14,9 +13,11 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from tandem_client.address import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+from tandem_client.address import dialled as dialled
+from tandem_client.address import is_local as is_local
 from tandem_client.errors import TandemError, Unavailable
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
 # The limit of one message in each direction. The service's own limit (4 MiB by default) is lower, and its error gives
 # the number.
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -36,30 +37,6 @@ ABORT_SECONDS = 1.0
 _TARGETS_OF_SEVERAL = ("dns:", "ipv4:", "ipv6:")
 
 Metadata = tuple[tuple[str, str], ...]
-
-
-def is_local(address: str) -> bool:
-    """Whether the address is of this machine. A name is not, except localhost: 127.example.org is anywhere."""
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    if host == "localhost" or address.startswith("unix:"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def dialled(address: str) -> str:
-    """Where to call a service that listens at `host:port`: for a wildcard, all addresses of this machine, loopback."""
-    host, _, port = address.rpartition(":")
-    try:
-        found = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return address
-    if not found.is_unspecified:
-        return address
-    # A service at [::] may be reached by IPv4 alone.
-    return f"{'127.0.0.1' if found.version == 4 else 'localhost'}:{port}"
 
 
 def channel_options(address: str, *, proxy: bool) -> Sequence[tuple[str, int | str]]:

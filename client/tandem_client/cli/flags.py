@@ -1,9 +1,8 @@
 """How the flags of commands are declared and read: a command's flags as a table, and those that several commands share.
 
-Owns the flags of `tandem generate` by the fields of a GenerateRequest that they set (a test compares the table with the
-flags) and the wording of messages that name fields; the flags that say which service a command talks to and how it
-proves who it is; and the syntax of prompts, token ids, biases and JSON, for which typer has no type. A token comes from
-a file or from a variable, never from the command line, which other users of the machine can read.
+Owns the flags that say which service a command talks to and how it proves who it is; and the syntax of prompts, token
+ids, biases and JSON, for which typer has no type. A token comes from a file or from a variable, never from the command
+line, which other users of the machine can read.
 """
 
 import functools
@@ -11,7 +10,6 @@ import inspect
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,41 +20,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tandem_client.async_client import AsyncClient
+from tandem_client.cli.names import KEYWORDS
 from tandem_client.connection import DEFAULT_ADDRESS, TlsSettings
-from tandem_client.errors import TandemError
 from tandem_client.sync_client import Client
-from tandem_client.wire.request import FIELD_KEYWORDS, Prompt
-from tandem_client.wire.rpc_errors import with_names
-
-_PROMPT = "the prompt"
-# Keywords of `generate` that have a flag of another name.
-_FLAGS = {
-    "prompt": _PROMPT,
-    "allowed_token_ids": "--allow",
-    "banned_token_ids": "--ban",
-    "stop_token_ids": "--stop-token-id",
-    "max_time_seconds": "--max-time",
-    "max_queue_seconds": "--max-queue",
-    "prompt_logprobs_start": "--prompt-logprobs",
-    "cache_salt": "--salt",
-    "bypass_cache_read": "--bypass-cache read",
-    "bypass_cache_write": "--bypass-cache write",
-    "linger_seconds": "--linger",
-    "choices": "--choice",
-}
-# Keywords that the command never sets.
-_WITHOUT_FLAG = frozenset({"parallel_tool_calls", "continue_final_message", "add_generation_prompt"})
-_OF_KEYWORD = {
-    keyword: _FLAGS.get(keyword, f"--{keyword.replace('_', '-')}")
-    for keyword in FIELD_KEYWORDS.values()
-    if keyword not in _WITHOUT_FLAG
-}
-FLAGS: Mapping[str, str] = {
-    path: _OF_KEYWORD[keyword] for path, keyword in FIELD_KEYWORDS.items() if keyword in _OF_KEYWORD
-}
-KEYWORDS: Mapping[str, str] = {flag: keyword for keyword, flag in _OF_KEYWORD.items()}
-_KEYWORDS_FIRST = re.compile(r"\A\w+(?: and \w+)*(?= )")
-_INDEXED = re.compile(rf"({_PROMPT}|--[a-z-]+)\[(\d+)\]")
+from tandem_client.wire.request import Prompt
 
 PROMPT, CHAT, CONSTRAINT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
     "Prompt", "Chat", "Constraint", "Sampling", "Stopping", "Output", "Cache", "Connection",
@@ -69,28 +36,6 @@ TOKEN_VARIABLE = "TANDEM_TOKEN"
 _MAX_TOKEN_BYTES = 4096
 
 _JSON_NAMES: Mapping[Any, str] = {list: "a JSON list", dict: "a JSON object", (dict, bool): "a JSON schema"}
-
-
-def refusal_in_flags(error: TandemError) -> str:
-    """Returns the service's message with flags in place of fields, and the wrong flag before it if it names none."""
-    message = with_names(error.service_message, FLAGS, field=error.field)
-    flag = with_names(error.field, FLAGS, field=error.field) if error.field else ""
-    names_one = flag in message or message.startswith("--")
-    return _INDEXED.sub(_without_index, message if names_one else f"{flag}: {message}")
-
-
-def keyword_in_flags(message: str) -> str:
-    """Returns a message of `request`, which begins with keywords, with the flags in their places."""
-    return _KEYWORDS_FIRST.sub(
-        lambda found: " and ".join(_OF_KEYWORD.get(each, each) for each in found[0].split(" and ")), message, count=1
-    )
-
-
-def _without_index(found: re.Match[str]) -> str:
-    """Drops the index, because a flag is repeated and not indexed. The index of a bias is its token id."""
-    if found[1] == _PROMPT:
-        return f"token {found[2]} of the prompt"
-    return f"--logit-bias of token {found[2]}" if found[1] == "--logit-bias" else found[1]
 
 
 def option(panel: str | None, usage: str, description: str, **settings: Any) -> Any:

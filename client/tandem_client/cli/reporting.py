@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tandem_client import errors
-from tandem_client.cli.flags import keyword_in_flags, refusal_in_flags
+from tandem_client.cli.names import keyword_in_flags, refusal_in_flags
 from tandem_client.services.programs import PROGRAMS, missing_programs
 
 _NAME = "tandem"

@@ -19,7 +19,8 @@ from typer.testing import CliRunner, Result
 from tandem_client import Client
 from tandem_client.cli.__main__ import app
 from tandem_client.cli.commands import serve
-from tandem_client.cli.flags import FLAGS, parse_token_ids
+from tandem_client.cli.flags import parse_token_ids
+from tandem_client.cli.names import FLAGS
 from tandem_client.cli.show import closing_line
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService, bad_request, retry_info, waits_first
