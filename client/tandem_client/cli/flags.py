@@ -2,7 +2,7 @@
 
 Owns the flags that say which service a command talks to and how it proves who it is; and the syntax of prompts, token
 ids, biases and JSON, for which typer has no type. A token comes from a file or from a variable, never from the command
-line, which other users of the machine can read.
+line, which other users of the machine can read. Imports no gRPC, which no help needs.
 """
 
 import functools
@@ -15,15 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tandem_client.async_client import AsyncClient
-from tandem_client.cli.names import KEYWORDS
-from tandem_client.connection import DEFAULT_ADDRESS, TlsSettings
-from tandem_client.sync_client import Client
-from tandem_client.wire.request import Prompt
+from tandem_client.address import DEFAULT_ADDRESS
+
+if TYPE_CHECKING:
+    from tandem_client.async_client import AsyncClient
+    from tandem_client.connection import TlsSettings
+    from tandem_client.sync_client import Client
+    from tandem_client.wire.request import Prompt
 
 PROMPT, CHAT, CONSTRAINT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
     "Prompt", "Chat", "Constraint", "Sampling", "Stopping", "Output", "Cache", "Connection",
@@ -31,6 +33,24 @@ PROMPT, CHAT, CONSTRAINT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
 
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
+
+THE_PROMPT = "the prompt"
+# Keywords of `generate` that have a flag of another name.
+OTHER_NAMES = {
+    "prompt": THE_PROMPT,
+    "allowed_token_ids": "--allow",
+    "banned_token_ids": "--ban",
+    "stop_token_ids": "--stop-token-id",
+    "max_time_seconds": "--max-time",
+    "max_queue_seconds": "--max-queue",
+    "prompt_logprobs_start": "--prompt-logprobs",
+    "cache_salt": "--salt",
+    "bypass_cache_read": "--bypass-cache read",
+    "bypass_cache_write": "--bypass-cache write",
+    "linger_seconds": "--linger",
+    "choices": "--choice",
+}
+_KEYWORDS = {flag: keyword for keyword, flag in OTHER_NAMES.items()}
 
 TOKEN_VARIABLE = "TANDEM_TOKEN"
 _MAX_TOKEN_BYTES = 4096
@@ -56,7 +76,7 @@ def flag(panel: str | None, kind: Any, usage: str, description: str, default: An
     The parameter has the name of the keyword that the flag sets; a flag that sets no keyword gives its own name.
     """
     flag_name = usage.split()[0].partition("/")[0]
-    name = KEYWORDS.get(flag_name) or flag_name.removeprefix("--").replace("-", "_")
+    name = _KEYWORDS.get(flag_name) or flag_name.removeprefix("--").replace("-", "_")
     wanted = kind | None if default is None else kind
     return parameter(name, Annotated[wanted, option(panel, usage, description, **settings)], default)
 
@@ -115,15 +135,21 @@ class Service:
     tls_key: str | None
     tls_server_name: str | None
 
-    def client(self, *, max_retries: int = 3) -> Client:
+    def client(self, *, max_retries: int = 3) -> "Client":
         """Returns a client. Raises OSError, and ValueError if the flags do not fit together."""
+        from tandem_client.sync_client import Client
+
         return Client(self.address, max_retries=max_retries, token=self._token(), tls=self._tls())
 
-    def async_client(self) -> AsyncClient:
+    def async_client(self) -> "AsyncClient":
         """Returns a client for an event loop. Raises as `client` does."""
+        from tandem_client.async_client import AsyncClient
+
         return AsyncClient(self.address, token=self._token(), tls=self._tls())
 
-    def _tls(self) -> TlsSettings | None:
+    def _tls(self) -> "TlsSettings | None":
+        from tandem_client.connection import TlsSettings
+
         names = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
         if not self.tls and not any(names):
             return None
@@ -195,7 +221,7 @@ def parse_biases(given: Sequence[str]) -> dict[int, float]:
     return biases
 
 
-def read_prompt(argument: str, *, token_ids: bool) -> Prompt:
+def read_prompt(argument: str, *, token_ids: bool) -> "Prompt":
     """Returns the prompt of the argument, or standard input if the argument is -. Raises ValueError."""
     # The shell's last line break is not part of the text.
     text = read_text().removesuffix("\n") if argument == "-" else argument
@@ -204,7 +230,7 @@ def read_prompt(argument: str, *, token_ids: bool) -> Prompt:
     return parse_token_ids(text) if token_ids else text
 
 
-def read_chat(prompt: Prompt, system: str | None) -> list[dict[str, str]]:
+def read_chat(prompt: "Prompt", system: str | None) -> list[dict[str, str]]:
     """Returns the conversation of one message of the user. Raises ValueError."""
     if not isinstance(prompt, str):
         raise ValueError("--chat and --token-ids exclude each other; a chat is text")

@@ -6,39 +6,23 @@ A test compares the table with the flags of `tandem generate`.
 import re
 from collections.abc import Mapping
 
+from tandem_client.cli.flags import OTHER_NAMES, THE_PROMPT
 from tandem_client.errors import TandemError
 from tandem_client.wire.request import FIELD_KEYWORDS
 from tandem_client.wire.rpc_errors import with_names
 
-_PROMPT = "the prompt"
-# Keywords of `generate` that have a flag of another name.
-_FLAGS = {
-    "prompt": _PROMPT,
-    "allowed_token_ids": "--allow",
-    "banned_token_ids": "--ban",
-    "stop_token_ids": "--stop-token-id",
-    "max_time_seconds": "--max-time",
-    "max_queue_seconds": "--max-queue",
-    "prompt_logprobs_start": "--prompt-logprobs",
-    "cache_salt": "--salt",
-    "bypass_cache_read": "--bypass-cache read",
-    "bypass_cache_write": "--bypass-cache write",
-    "linger_seconds": "--linger",
-    "choices": "--choice",
-}
 # Keywords that the command never sets.
 _WITHOUT_FLAG = frozenset({"parallel_tool_calls", "continue_final_message", "add_generation_prompt"})
 _OF_KEYWORD = {
-    keyword: _FLAGS.get(keyword, f"--{keyword.replace('_', '-')}")
+    keyword: OTHER_NAMES.get(keyword, f"--{keyword.replace('_', '-')}")
     for keyword in FIELD_KEYWORDS.values()
     if keyword not in _WITHOUT_FLAG
 }
 FLAGS: Mapping[str, str] = {
     path: _OF_KEYWORD[keyword] for path, keyword in FIELD_KEYWORDS.items() if keyword in _OF_KEYWORD
 }
-KEYWORDS: Mapping[str, str] = {flag: keyword for keyword, flag in _OF_KEYWORD.items()}
 _KEYWORDS_FIRST = re.compile(r"\A\w+(?: and \w+)*(?= )")
-_INDEXED = re.compile(rf"({_PROMPT}|--[a-z-]+)\[(\d+)\]")
+_INDEXED = re.compile(rf"({THE_PROMPT}|--[a-z-]+)\[(\d+)\]")
 
 
 def refusal_in_flags(error: TandemError) -> str:
@@ -58,6 +42,6 @@ def keyword_in_flags(message: str) -> str:
 
 def _without_index(found: re.Match[str]) -> str:
     """Drops the index, because a flag is repeated and not indexed. The index of a bias is its token id."""
-    if found[1] == _PROMPT:
+    if found[1] == THE_PROMPT:
         return f"token {found[2]} of the prompt"
     return f"--logit-bias of token {found[2]}" if found[1] == "--logit-bias" else found[1]

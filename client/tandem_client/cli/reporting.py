@@ -12,11 +12,10 @@ from enum import IntEnum
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from tandem_client import errors
-from tandem_client.cli.names import keyword_in_flags, refusal_in_flags
-from tandem_client.services.programs import PROGRAMS, missing_programs
+from tandem_client.cli.later import no_such_command
 
 _NAME = "tandem"
 
@@ -64,6 +63,8 @@ def reported(timeout: float | None = None, *, of_generate: bool = False) -> Gene
     except errors.TandemError as error:
         raise fail(describe(error, timeout, of_generate=of_generate), exit_code(error)) from None
     except (TypeError, ValueError) as error:
+        from tandem_client.cli.names import keyword_in_flags
+
         raise fail(keyword_in_flags(str(error)) if of_generate else str(error), Exit.USAGE) from None
 
 
@@ -75,6 +76,8 @@ def fail(message: str, code: Exit = Exit.ERROR) -> typer.Exit:
 
 def require_programs(programs: Sequence[str], command: str) -> None:
     """Ends the command with an error if a program of a checkout is not installed."""
+    from tandem_client.services.programs import missing_programs
+
     missing = missing_programs(programs)
     if missing:
         raise fail(
@@ -100,6 +103,8 @@ def exit_code(error: errors.TandemError) -> Exit:
 
 def describe(error: errors.TandemError, timeout: float | None = None, *, of_generate: bool = False) -> str:
     """Returns the error and a hint in one line."""
+    from tandem_client.cli.names import refusal_in_flags
+
     message = refusal_in_flags(error) if of_generate else error.message
     message = " ".join(message.split())
     hint = _hint(error, timeout)
@@ -137,18 +142,22 @@ def _is_limit_in_info(error: errors.InvalidArgument) -> bool:
     return (error.field or "").startswith(_LIMITS_IN_INFO) and not is_fixed
 
 
-class CheckoutCommand(TyperCommand):
-    """A command that starts programs of a checkout. The help lists it only if these are installed."""
-
-    programs = PROGRAMS
-
-
 class TandemGroup(TyperGroup):
     """All commands. An error is one line, and every exit code is one of `Exit`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Returns the commands whose programs are installed; the others explain what is missing."""
-        return [name for name, each in self.commands.items() if not missing_programs(getattr(each, "programs", ()))]
+        from tandem_client.services.programs import PROGRAMS, missing_programs
+
+        are_missing = bool(missing_programs(PROGRAMS))
+        entries = {name: getattr(each, "entry", None) for name, each in self.commands.items()}
+        return [name for name, entry in entries.items() if not (are_missing and entry and entry.of_checkout)]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Finds the command. Raises UsageError with what is there instead."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            ctx.fail(no_such_command(args[0], self.commands))
+        return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> NoReturn:
         """Runs the command that the arguments name, and exits."""

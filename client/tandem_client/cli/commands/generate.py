@@ -30,8 +30,6 @@ from tandem_client.cli.flags import (
     read_prompt,
 )
 from tandem_client.cli.reporting import Exit, fail, reported
-from tandem_client.types import FinishReason
-from tandem_client.wire.parts import TOOL_CHOICES
 
 EXAMPLES = """
 Examples:
@@ -192,6 +190,7 @@ def generate(
             given, keywords["chat"] = None, read_chat(given, system)
         # Imported only here, because it brings rich.
         from tandem_client.cli.show import print_json, print_text
+        from tandem_client.types import FinishReason
 
         stream = client.generate(given, timeout=timeout, resume=bool(resume), **keywords)
         with stream:
@@ -205,6 +204,8 @@ def generate(
 
 def _keywords(*, logit_bias: list[str] | None, bypass_cache: list[CacheUse] | None, **options: Any) -> dict[str, Any]:
     """Returns the keywords of `Client.generate`. Raises ValueError."""
+    from tandem_client.wire.parts import TOOL_CHOICES
+
     choice: str | None = options["tool_choice"]
     return {
         **options,

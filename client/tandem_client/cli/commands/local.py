@@ -13,7 +13,6 @@ import typer
 
 from tandem_client.cli.flags import OUTPUT, option
 from tandem_client.cli.reporting import Exit, fail, require_programs
-from tandem_client.services.programs import missing_programs
 
 PROGRAM = "scheduler_svc"
 
@@ -60,6 +59,8 @@ def plot(
 
 def _install() -> str:
     """The command that installs matplotlib."""
+    from tandem_client.services.programs import missing_programs
+
     if not missing_programs([PROGRAM]):
         return "make install"
     from tandem_contract.version import version

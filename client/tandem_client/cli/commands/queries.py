@@ -7,9 +7,8 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-import grpc
 import typer
 
 from tandem_client.cli import figures
@@ -32,8 +31,10 @@ from tandem_client.cli.flags import (
 from tandem_client.cli.reporting import Exit, describe, exit_code, reported
 from tandem_client.errors import DeadlineExceeded, TandemError, Unavailable
 from tandem_client.plural import counted
-from tandem_client.sync_client import Client
 from tandem_client.types import AbortOutcome, DrainProgress, UpdateProgress
+
+if TYPE_CHECKING:
+    from tandem_client.sync_client import Client
 
 _Progress = TypeVar("_Progress", DrainProgress, UpdateProgress)
 # The limit for GetLoad, which only adds details to the health.
@@ -191,14 +192,14 @@ def health(
             raise typer.Exit(exit_code(failure) if failure else Exit.UNAVAILABLE)
 
 
-def check(client: Client, *, timeout: float | None) -> Health:
+def check(client: "Client", *, timeout: float | None) -> Health:
     """Returns the answer of grpc.health.v1 with details of GetLoad. Raises TandemError if the former has no answer."""
     state = State.SERVING if client.health(timeout=timeout) else State.NOT_SERVING
     try:
         load = client.load(timeout=_LOAD_SECONDS)
     except TandemError as error:
         # An address of --health-listen.
-        is_health_alone = error.code == grpc.StatusCode.UNIMPLEMENTED
+        is_health_alone = error.code.name == "UNIMPLEMENTED"
         return Health(state=state, reason=_HEALTH_ALONE if is_health_alone else error.message)
     if load.not_serving:
         # The load is newer than the answer of grpc.health.v1.
