@@ -109,6 +109,10 @@ class NothingAnswers(Unavailable):
     """No process listens at the address, or what listens there does not speak gRPC."""
 
 
+class OtherProtocol(NothingAnswers):
+    """What listens at the address does not connect so: with or without TLS, with its certificate, or it is no gRPC."""
+
+
 class AnswersTooSlowly(Unavailable):
     """The host did not complete the connection within the client's limit of 20 s."""
 
@@ -127,6 +131,14 @@ class Quarantined(TandemError):
 
 class Internal(TandemError):
     """The service failed, or failed on this request."""
+
+
+class ClientClosed(TandemError):
+    """The client was closed before or during the call. Make a new one."""
+
+
+class ClientForked(ClientClosed):
+    """The client or the stream belongs to the parent of this process, and its connection too. Make a new client."""
 
 
 class ProtocolError(TandemError):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tandem_client.address import DEFAULT_ADDRESS
+from tandem_client.address import DEFAULT_ADDRESS, problem_of
 
 if TYPE_CHECKING:
     from tandem_client.async_client import AsyncClient
@@ -91,18 +91,15 @@ def takes(parameters: Sequence[Parameter]) -> Callable[[_Command], _Command]:
     return declared
 
 
-def _with_port(address: str) -> str:
-    # Without a port, gRPC would use 443 and report a refused connection.
-    if ":" not in address:
-        raise typer.BadParameter(f"is {address[:40]!r}; it must be HOST:PORT, like {DEFAULT_ADDRESS}")
+def _checked(address: str) -> str:
+    if problem := problem_of(address):
+        raise typer.BadParameter(problem)
     return address
 
 
 Address = Annotated[
     str,
-    option(
-        CONNECTION, "--address -a HOST:PORT", "Address of the service.", envvar="TANDEM_ADDRESS", callback=_with_port
-    ),
+    option(CONNECTION, "--address -a HOST:PORT", "Address of the service.", envvar="TANDEM_ADDRESS", callback=_checked),
 ]
 Json = Annotated[bool, option(OUTPUT, "--json", "Print JSON, for programs.")]
 Model = Annotated[str | None, option(PROMPT, "--model NAME", "Fail unless this model is served.")]

@@ -1,6 +1,7 @@
 """The names of flags: which one sets a field of the API or a keyword of the library, and messages that name them.
 
-A test compares the table with the flags of `tandem generate`.
+A message of the service names fields by their paths, one of the library names keywords. Each becomes what the help of
+the command shows: a flag, or the placeholder of an argument. A test compares the tables with the flags of all commands.
 """
 
 import re
@@ -21,27 +22,65 @@ _OF_KEYWORD = {
 FLAGS: Mapping[str, str] = {
     path: _OF_KEYWORD[keyword] for path, keyword in FIELD_KEYWORDS.items() if keyword in _OF_KEYWORD
 }
-_KEYWORDS_FIRST = re.compile(r"\A\w+(?: and \w+)*(?= )")
-_INDEXED = re.compile(rf"({THE_PROMPT}|--[a-z-]+)\[(\d+)\]")
+"""Of `tandem generate` and the one turn of `tandem chat`."""
+_OF_OTHERS = {
+    "text": "TEXT",
+    "token_ids": "ID",
+    "request_ids": "ID",
+    "keys": "KEY",
+    "worker": "WORKER",
+    "folder": "FOLDER",
+    "version": "--version",
+    "running": "--running",
+    "in_turn": "--in-turn",
+    "max_seconds": "--max",
+    "force": "--force",
+}
+FLAGS_OF_OTHERS: Mapping[str, str] = {**FLAGS, "chat": "TEXT", **_OF_OTHERS}
+"""Of the commands that ask one thing."""
+# Keywords of a client, in the words of its own errors.
+_OF_CLIENT = {
+    "tls=TlsSettings()": "--tls",
+    "tls.server_name": "--tls-server-name",
+    "tls.cert": "--tls-cert",
+    "tls.key": "--tls-key",
+    "tls.ca": "--tls-ca",
+    "leave tls out": "leave --tls and TANDEM_TLS out",
+}
+_CLIENT_WORDS = re.compile("|".join(map(re.escape, _OF_CLIENT)))
+_KEYWORDS_FIRST = re.compile(r"\A\w+(?: and \w+)*(?=(?:\[\d+\])? )")
+# The index of a repeated flag, or of an argument.
+_INDEXED = re.compile(rf"({THE_PROMPT}|--[a-z-]+|\b[A-Z]+)\[(\d+)\]")
 
 
-def refusal_in_flags(error: TandemError) -> str:
+def refusal_in_flags(error: TandemError, *, of_generate: bool) -> str:
     """Returns the service's message with flags in place of fields, and the wrong flag before it if it names none."""
-    message = with_names(error.service_message, FLAGS, field=error.field)
-    flag = with_names(error.field, FLAGS, field=error.field) if error.field else ""
+    names = FLAGS if of_generate else FLAGS_OF_OTHERS
+    message = with_names(error.service_message, names, field=error.field)
+    flag = with_names(error.field, names, field=error.field) if error.field else ""
     names_one = flag in message or message.startswith("--")
     return _INDEXED.sub(_without_index, message if names_one else f"{flag}: {message}")
 
 
-def keyword_in_flags(message: str) -> str:
+def keyword_in_flags(message: str, *, of_generate: bool) -> str:
     """Returns a message of `request`, which begins with keywords, with the flags in their places."""
-    return _KEYWORDS_FIRST.sub(
-        lambda found: " and ".join(_OF_KEYWORD.get(each, each) for each in found[0].split(" and ")), message, count=1
+    names = _OF_KEYWORD if of_generate else {**_OF_KEYWORD, **_OF_OTHERS}
+    named = _KEYWORDS_FIRST.sub(
+        lambda found: " and ".join(names.get(each, each) for each in found[0].split(" and ")), message, count=1
     )
+    return _INDEXED.sub(_without_index, named)
+
+
+def client_in_flags(message: str) -> str:
+    """Returns a message about the connection with flags in place of a client's keywords."""
+    return _CLIENT_WORDS.sub(lambda found: _OF_CLIENT[found[0]], message)
 
 
 def _without_index(found: re.Match[str]) -> str:
     """Drops the index, because a flag is repeated and not indexed. The index of a bias is its token id."""
     if found[1] == THE_PROMPT:
         return f"token {found[2]} of the prompt"
-    return f"--logit-bias of token {found[2]}" if found[1] == "--logit-bias" else found[1]
+    if found[1].startswith("--"):
+        return f"--logit-bias of token {found[2]}" if found[1] == "--logit-bias" else found[1]
+    # Arguments are counted from 1, as people do.
+    return f"{found[1]} number {int(found[2]) + 1}"

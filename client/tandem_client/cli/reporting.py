@@ -63,9 +63,10 @@ def reported(timeout: float | None = None, *, of_generate: bool = False) -> Gene
     except errors.TandemError as error:
         raise fail(describe(error, timeout, of_generate=of_generate), exit_code(error)) from None
     except (TypeError, ValueError) as error:
-        from tandem_client.cli.names import keyword_in_flags
+        from tandem_client.cli.names import client_in_flags, keyword_in_flags
 
-        raise fail(keyword_in_flags(str(error)) if of_generate else str(error), Exit.USAGE) from None
+        message = client_in_flags(keyword_in_flags(str(error), of_generate=of_generate))
+        raise fail(message, Exit.USAGE) from None
 
 
 def fail(message: str, code: Exit = Exit.ERROR) -> typer.Exit:
@@ -91,7 +92,7 @@ def exit_code(error: errors.TandemError) -> Exit:
     match error:
         case errors.InvalidArgument() | errors.NotFound() | errors.AlreadyExists():
             return Exit.USAGE
-        case errors.Unauthenticated() | errors.PermissionDenied():
+        case errors.Unauthenticated() | errors.PermissionDenied() | errors.OtherProtocol():
             return Exit.USAGE
         case errors.Unavailable() | errors.QueueFull():
             return Exit.UNAVAILABLE
@@ -101,18 +102,20 @@ def exit_code(error: errors.TandemError) -> Exit:
             return Exit.ERROR
 
 
-def describe(error: errors.TandemError, timeout: float | None = None, *, of_generate: bool = False) -> str:
-    """Returns the error and a hint in one line."""
-    from tandem_client.cli.names import refusal_in_flags
+def describe(error: errors.TandemError, timeout: float | None = None, *, of_generate: bool | None = False) -> str:
+    """Returns the error and a hint in one line. `of_generate`: None names keywords, as the settings of a chat do."""
+    from tandem_client.cli.names import client_in_flags, refusal_in_flags
 
-    message = refusal_in_flags(error) if of_generate else error.message
-    message = " ".join(message.split())
+    message = error.message if of_generate is None else refusal_in_flags(error, of_generate=of_generate)
+    message = client_in_flags(" ".join(message.split()))
     hint = _hint(error, timeout)
     return f"{message} ({hint})" if hint else message
 
 
 def _hint(error: errors.TandemError, timeout: float | None) -> str:
     match error:
+        case errors.OtherProtocol() | errors.ClientClosed():
+            return ""
         case errors.NothingAnswers():
             return "start one with tandem serve, or name another address with --address or TANDEM_ADDRESS"
         case errors.AnswersTooSlowly():
@@ -125,7 +128,7 @@ def _hint(error: errors.TandemError, timeout: float | None) -> str:
             return f"try again in {seconds:g} s"
         case errors.Unauthenticated():
             return "set --token-file or TANDEM_TOKEN"
-        case errors.NotFound() if error.message.startswith("worker: "):
+        case errors.NotFound() if error.service_message.startswith("worker: "):
             return "tandem load shows the workers"
         case errors.NotFound():
             return "tandem info shows what is served"
