@@ -181,14 +181,16 @@ class AsyncClient(ClientBase[AsyncGenerateStream]):
         """Cancels every call and closes the connection. A child that fork made leaves it to its parent."""
         if self._is_of_parent:
             return
+        if self._aborting:
+            await asyncio.wait(self._aborting, timeout=ABORT_SECONDS)
         self._is_closed = True
         if self._opened is not None:
-            if self._aborting:
-                await asyncio.wait(self._aborting, timeout=ABORT_SECONDS)
             await self._opened.channel.close()
             self._opened = None
 
     async def __aenter__(self) -> Self:
+        # A client may serve one loop after another, each in a block of its own.
+        self._is_closed = False
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
 import typer
 
@@ -54,6 +54,8 @@ _KEYWORDS = {flag: keyword for keyword, flag in OTHER_NAMES.items()}
 
 TOKEN_VARIABLE = "TANDEM_TOKEN"
 _MAX_TOKEN_BYTES = 4096
+# As much as a client sends (`connection`): nothing longer is read into memory. The service's own limit is lower.
+_MAX_TEXT_BYTES = 64 * 2**20
 
 _JSON_NAMES: Mapping[Any, str] = {list: "a JSON list", dict: "a JSON object", (dict, bool): "a JSON schema"}
 
@@ -218,12 +220,26 @@ def parse_biases(given: Sequence[str]) -> dict[int, float]:
     return biases
 
 
-def read_prompt(argument: str, *, token_ids: bool) -> "Prompt":
-    """Returns the prompt of the argument, or standard input if the argument is -. Raises ValueError."""
-    # The shell's last line break is not part of the text.
-    text = read_text().removesuffix("\n") if argument == "-" else argument
+def given_or_piped(argument: str | None, placeholder: str, example: str) -> str:
+    """Returns the argument, or standard input if it is - or if there is none and a pipe or a file is on it.
+
+    Raises ValueError: there is neither, or the text is empty.
+    """
+    if argument is None and (sys.stdin is None or sys.stdin.isatty()):  # pyright: ignore[reportUnnecessaryComparison]
+        raise ValueError(f"{placeholder} is missing: {example}, or pipe it to standard input")
+    if argument not in (None, "-"):
+        text, name = argument, placeholder
+    else:
+        # The shell's last line break is not part of the text.
+        text, name = read_text().removesuffix("\n"), "standard input"
     if not text:
-        raise ValueError("the prompt is empty; at least 1 character is needed")
+        raise ValueError(f"{name} is empty; at least 1 character is needed")
+    return text
+
+
+def read_prompt(argument: str | None, *, token_ids: bool) -> "Prompt":
+    """Returns the prompt of the argument or of standard input. Raises ValueError."""
+    text = given_or_piped(argument, "PROMPT", 'tandem generate "Return the"')
     return parse_token_ids(text) if token_ids else text
 
 
@@ -258,17 +274,25 @@ def read_json(flag: str, given: str | None, kinds: type | tuple[type, ...]) -> A
 def read_file(path: str, flag: str) -> str:
     """Returns the text of the file that a flag names. Raises ValueError if it cannot be read or is not UTF-8."""
     try:
-        return Path(path).read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{flag}: {path} is not UTF-8 (byte {error.start})") from None
+        with Path(path).open("rb") as file:
+            return _decoded(file, f"{flag}: {path}")
     except OSError as error:
         raise ValueError(f"{flag}: {path[:200]}: {error.strerror}") from None
 
 
 def read_text() -> str:
-    """Reads all of standard input, with \\n as line break. Raises ValueError if it is not UTF-8, in every locale."""
+    """Reads all of standard input, with \\n as line break. Raises ValueError if it is too long or not UTF-8.
+
+    So in every locale.
+    """
+    return io.StringIO(_decoded(sys.stdin.buffer, "standard input"), newline=None).read()
+
+
+def _decoded(file: BinaryIO, name: str) -> str:
+    raw = file.read(_MAX_TEXT_BYTES + 1)
+    if len(raw) > _MAX_TEXT_BYTES:
+        raise ValueError(f"{name} has more than {_MAX_TEXT_BYTES:,} bytes, the most that one request can have")
     try:
-        text = sys.stdin.buffer.read().decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"standard input is not UTF-8 (byte {error.start})") from None
-    return io.StringIO(text, newline=None).read()
+        raise ValueError(f"{name} is not UTF-8 (byte {error.start})") from None

@@ -35,6 +35,7 @@ _OF_OTHERS = {
     "in_turn": "--in-turn",
     "max_seconds": "--max",
     "force": "--force",
+    "skip_special_tokens": "--skip-special-tokens",
 }
 FLAGS_OF_OTHERS: Mapping[str, str] = {**FLAGS, "chat": "TEXT", **_OF_OTHERS}
 """Of the commands that ask one thing."""

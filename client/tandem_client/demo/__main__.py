@@ -146,7 +146,7 @@ def result_table(undisturbed: Round, disturbed: Round, differing: Sequence[int])
         table.add_row(
             str(len(one.token_ids)),
             f"{one.first_token_seconds:.3f} s",
-            f"{one.tokens_per_second:.0f}",
+            "–" if one.tokens_per_second is None else f"{one.tokens_per_second:.0f}",
             str(other.summary.timing.worker_changes),
             str(other.summary.usage.recomputed_tokens),
             "NO" if index in differing else "yes",

@@ -79,6 +79,7 @@ _RAW = (
         "lost the connection to the service",
     ),
     (_INTERNAL, re.compile(r"RST_STREAM"), errors.Unavailable, "ended the call without a status"),
+    (_UNKNOWN, re.compile(r"Stream removed"), errors.Unavailable, "ended the call without a status"),
 )
 # The last part of the text is the cause:
 # "… last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect …: Connection refused".
@@ -142,7 +143,7 @@ class ErrorReader:
         if kind is errors.QueueFull and is_rate:
             kind = errors.RateLimited
         if not violations and retry_after_seconds is None:
-            kind, message = self._own_words(kind, message, stream_began=stream_began, why_late=why_late)
+            kind, message = self._own_words(kind, code, message, stream_began=stream_began, why_late=why_late)
         return kind(
             message,
             code=code,
@@ -161,7 +162,7 @@ class ErrorReader:
         return errors.DeadlineExceeded(message, code=grpc.StatusCode.DEADLINE_EXCEEDED)
 
     def _own_words(
-        self, kind: type[errors.TandemError], said: str, *, stream_began: bool, why_late: str
+        self, kind: type[errors.TandemError], status: grpc.StatusCode, said: str, *, stream_began: bool, why_late: str
     ) -> tuple[type[errors.TandemError], str]:
         """Returns class and message of an error that gRPC's library itself reports; others stay unchanged."""
         if kind is errors.QueueFull and (found := _TOO_LARGE.search(said)) is not None:
@@ -181,7 +182,7 @@ class ErrorReader:
                 return errors.AnswersTooSlowly, f"{self.address} answers too slowly{why}"
             return errors.NothingAnswers, f"nothing answers at {self.address}{why}"
         for code, text, made, words in _RAW:
-            if kind is _CLASSES[code] and text.search(said):
+            if status is code and text.search(said):
                 return made, f"{self.address} {words}: {said}"
         return kind, said
 

@@ -74,8 +74,8 @@ def test_the_version_is_printed_alone() -> None:
             ("PS",),
             "there is no command 'PS'; tandem load shows requests, pages and workers, tandem health whether it serves",
         ),
-        (("tokenize",), "TEXT is missing"),
-        (("info", "-a", "localhost"), "--address is 'localhost'; it must be HOST:PORT, like 127.0.0.1:50051"),
+        (("update-weights",), "FOLDER is missing"),
+        (("info", "-a", "localhost"), "--address is 'localhost'; it must be HOST:PORT, such as localhost:50051"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_prints_one_line_that_names_the_help_command(arguments: tuple[str, ...], line: str) -> None:

@@ -128,4 +128,4 @@ def _one_turn(service: Service, session: "Session", texts: list[str], *, as_json
             if as_json:
                 print_json(stream)
             else:
-                print_text(stream, ids=False, with_figures=False)
+                print_text(stream, ids=False, with_figures=False, asked=session.settings.get("max_new_tokens"))

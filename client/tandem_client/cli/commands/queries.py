@@ -23,10 +23,10 @@ from tandem_client.cli.flags import (
     SkipSpecialTokens,
     Timeout,
     connects,
+    given_or_piped,
     option,
     parse_token_ids,
     read_chat,
-    read_text,
 )
 from tandem_client.cli.reporting import Exit, describe, exit_code, reported
 from tandem_client.errors import DeadlineExceeded, TandemError, Unavailable
@@ -44,8 +44,10 @@ _HEALTH_ALONE = "this address serves health alone; the address of --listen tells
 
 @connects
 def tokenize(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text; - reads it from standard input.")],
     service: Service,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="Text. Without it, or with -, standard input is read.")
+    ] = None,
     chat: Annotated[
         bool, option(CHAT, "--chat", "TEXT is a message of the user, which the chat template renders.")
     ] = False,
@@ -59,7 +61,7 @@ def tokenize(
 ) -> None:
     """Print the token ids of a text or of a chat."""
     with reported(timeout), service.client() as client:
-        given = read_text().removesuffix("\n") if text == "-" else text
+        given = given_or_piped(text, "TEXT", 'tandem tokenize "Return the"')
         if chat or system is not None:
             rendered = client.render_chat(read_chat(given, system), model=model, timeout=timeout)
             made = {"token_ids": rendered.token_ids, "text": rendered.text}
@@ -71,8 +73,11 @@ def tokenize(
 
 @connects
 def detokenize(
-    token_ids: Annotated[list[str], typer.Argument(metavar="ID", help="Token ids; - reads them from standard input.")],
     service: Service,
+    token_ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID", help="Token ids. Without them, or with -, standard input is read."),
+    ] = None,
     model: Model = None,
     skip_special_tokens: SkipSpecialTokens = None,
     timeout: Timeout = None,
@@ -80,7 +85,7 @@ def detokenize(
 ) -> None:
     """Print the text of token ids."""
     with reported(timeout), service.client() as client:
-        given = read_text() if token_ids == ["-"] else " ".join(token_ids)
+        given = given_or_piped(" ".join(token_ids) if token_ids else None, "ID", "tandem detokenize 17 4")
         text = client.detokenize(
             parse_token_ids(given), skip_special_tokens=skip_special_tokens, model=model, timeout=timeout
         )
@@ -117,7 +122,7 @@ def flush(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> N
     """Empty the prefix cache and print how many pages were freed."""
     with reported(timeout), service.client() as client:
         pages = client.flush_cache(timeout=timeout)
-        _print({"pages": pages}, f"{pages} pages", as_json)
+        _print({"pages": pages}, counted(pages, "page"), as_json)
 
 
 @connects
