@@ -223,7 +223,10 @@ def _listen(path: Path) -> socket.socket:
         except (FileNotFoundError, ConnectionRefusedError):
             path.unlink(missing_ok=True)
         else:
-            raise HolderRuns(f"another holder serves {path}")
+            pid, _, _ = _PEER_CREDENTIALS.unpack(
+                probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+            )
+            raise HolderRuns(f"another holder (process {pid}) serves {path}")
     listener = new_socket()
     try:
         listener.bind(str(path))

@@ -118,8 +118,8 @@ def tandem(
 
 def main() -> None:
     """Runs the command that the arguments name."""
-    # gRPC's library would log to stderr, between the lines for people, that a server closed a connection.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # gRPC's library would log to stderr, between the lines for people; an error has all that these lines tell.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     app()
 
 

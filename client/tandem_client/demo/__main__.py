@@ -168,7 +168,7 @@ def main(
 ) -> None:
     """Serve, stream, kill the worker, compare."""
     # Otherwise gRPC's library logs between the demo's lines.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     missing = missing_programs(PROGRAMS)
     if missing:
         print(f"error: {' and '.join(missing)} cannot be found: the demo runs in a checkout", file=sys.stderr)

@@ -19,6 +19,8 @@ log = logging.getLogger("tandem.gateway")
 def main() -> int:
     """Runs the gateway."""
     logs.open_closed_streams()
+    # gRPC's library would write lines of its own form between those of the log.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if missing := [name for name in ("pydantic", "starlette", "uvicorn") if find_spec(name) is None]:
         print(f"gateway: {missing[0]} is missing; install it with: {how_to_install('gateway')}", file=sys.stderr)
         return 2

@@ -1,6 +1,9 @@
 """What a command says of an address that it cannot use: the exact line, with the flag that helps, and the exit code."""
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -15,7 +18,9 @@ from tandem_client.address import problem_of
 from tandem_client.cli.__main__ import app
 from tests.client.listeners import closed_address
 from tests.rigs.authorities import Authority, Pair
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
+ROOT = Path(__file__).resolve().parents[3]
 HELP = " (tandem info --help)"
 
 
@@ -147,6 +152,21 @@ def test_the_address_of_an_http_server_is_said_to_be_one(http_server: str, flags
     words = "speaks HTTP/1.1 and no gRPC: it may be the HTTP gateway; the service itself has another port"
     for command in (("info",), ("generate", "hi")):
         assert said(*command, "-a", http_server, *flags) == (2, f"error: {http_server} {words}")
+
+
+@pytest.mark.parametrize(("verbosity", "lines"), [("", 1), ("DEBUG", 2)])
+def test_the_lines_of_grpcs_library_are_not_between_those_for_people(rig: Rig, verbosity: str, lines: int) -> None:
+    """Only somebody who looks for a fault in it sees them."""
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "client", ROOT / "protos", ROOT / ".stubs")))
+    own = {**os.environ, "PYTHONPATH": path} | ({"GRPC_VERBOSITY": verbosity} if verbosity else {})
+    address = rig.serve()
+    done = subprocess.run(
+        [sys.executable, "-m", "tandem_client.cli", "info", "-a", address, *trusting(rig)],
+        capture_output=True, text=True, env=own, check=False, timeout=TIMEOUT_SECONDS,
+    )  # fmt: skip
+    found = done.stderr.splitlines()
+    assert found[-1] == f"error: {address} speaks gRPC without TLS; leave --tls and TANDEM_TLS out"
+    assert len(found) >= lines and (verbosity != "" or len(found) == 1), done.stderr
 
 
 def test_a_closed_port_is_still_no_service() -> None:
