@@ -106,7 +106,7 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
 def check_before_imports(settings: WorkerSettings) -> Path:
     """The model's folder, after every check that needs no torch.
 
-    Raises SettingError for settings, ModelRefused for the model, ValueError or OSError for the runtime folder.
+    Raises SettingError for settings, ModelRefused for the model, OSError for a runtime folder on a disk that fails.
     """
     try:
         _check_numbers(settings)
@@ -116,13 +116,23 @@ def check_before_imports(settings: WorkerSettings) -> Path:
             read_keys(settings.keys, settings.connect)
     except ValueError as error:
         raise SettingError(str(error)) from error
-    own_runtime_dir(settings.runtime_dir)
-    if not settings.connect:
-        KeyFile(settings.runtime_dir).read()
+    _check_runtime_dir(settings)
     folder = locate(settings.model)
     check_folder(folder)
     read_generation(folder)
     return folder
+
+
+def _check_runtime_dir(settings: WorkerSettings) -> None:
+    """Makes the folder and reads its key. A folder that another start would not help is a wrong setting."""
+    try:
+        own_runtime_dir(settings.runtime_dir)
+        if not settings.connect:
+            KeyFile(settings.runtime_dir).read()
+    except (PermissionError, NotADirectoryError, FileNotFoundError) as error:
+        raise SettingError(f"runtime_dir {settings.runtime_dir} cannot be used: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingError(str(error)) from error
 
 
 def check_threads(threads: int | None) -> None:

@@ -64,7 +64,8 @@ def run(*arguments: str, **environment: str) -> tuple[int, list[str], str, str]:
         (["--max-rows", "lots"], 2, "--max-rows is 'lots'; it must be a whole number"),
         (["--nope", "3"], 2, "there is no flag --nope; did you mean --nnodes?"),
         (["--model", "/no/such/model"], 1, "model folder /no/such/model does not exist; model is a folder or a hub"),
-        (["--runtime-dir", "/etc/passwd"], 1, "runtime_dir /etc/passwd is not a folder"),
+        (["--runtime-dir", "/etc/passwd/run"], 2, "runtime_dir /etc/passwd/run cannot be used: Not a directory"),
+        (["--runtime-dir", "/etc/passwd"], 2, "runtime_dir /etc/passwd is not a folder"),
     ],
 )
 def test_a_wrong_setting_ends_in_one_line_before_torch(

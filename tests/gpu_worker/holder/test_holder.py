@@ -299,6 +299,13 @@ def test_garbage_is_answered_with_a_sentence(holding: Holding, packet: bytes, an
     assert holding.client.unused_bytes() == 0
 
 
+@pytest.mark.parametrize("flags", [("--runtime-dir", "/etc/passwd"), ("--max-bytes", "lots"), ("--nope",)])
+def test_wrong_settings_end_the_holder_with_exit_code_2(flags: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "gpu_worker.holder", *flags]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1), ended.stderr
+
+
 def test_a_second_holder_is_refused_and_a_dead_one_replaced(holding: Holding) -> None:
     command = [sys.executable, "-m", "gpu_worker.holder", "--runtime-dir", str(holding.folder)]
     second = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
