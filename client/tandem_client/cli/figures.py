@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tandem_client import types
-from tandem_client.plural import counted
+from tandem_contract.plural import counted
 
 
 class State(StrEnum):
@@ -43,7 +43,7 @@ def of_health(health: Health) -> str:
     """Returns one line: "serving; 2 workers, 3 requests wait" or "not serving for 12 s: ..., 3 requests wait"."""
     waiting = ""
     if health.waiting:
-        waiting = f"{counted(health.waiting, 'request')} wait{'s' if health.waiting == 1 else ''}"
+        waiting = counted(health.waiting, "request", "wait")
     if health.state != State.SERVING:
         return f"not serving{_since(health.not_serving_since)}: {health.reason}{'; ' if waiting else ''}{waiting}"
     if health.workers is None:

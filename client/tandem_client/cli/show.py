@@ -18,10 +18,10 @@ from rich.text import Text
 from tandem.v1 import inference_pb2
 
 from tandem_client.async_client import AsyncGenerateStream
-from tandem_client.plural import counted
 from tandem_client.rates import rate_of
 from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta, Summary, TokenLogprob, Waiting
+from tandem_contract.plural import counted
 
 # C0 without tab and line feed, DEL, C1, the line and paragraph separators, and the marks that change the direction of
 # text, by which a line could show something else than it says.

@@ -17,8 +17,8 @@ from tandem_client import errors
 from tandem_client.async_client import AsyncClient, AsyncGenerateStream
 from tandem_client.cli.chat.screen import Kind, Screen
 from tandem_client.cli.show import closing_line, delta_tokens
-from tandem_client.plural import counted
 from tandem_client.types import Load, ToolCall
+from tandem_contract.plural import counted
 
 # A shorter pause is not worth a word.
 QUIET_SECONDS = 1.0

@@ -30,8 +30,8 @@ from tandem_client.cli.chat.screen import Screen, new_screen
 from tandem_client.cli.chat.session import Session, check
 from tandem_client.cli.reporting import describe
 from tandem_client.cli.show import plain
-from tandem_client.plural import counted
 from tandem_client.types import ModelInfo
+from tandem_contract.plural import counted
 
 _CONTINUATION = "... "
 _PATHS = PathCompleter(expanduser=True)

@@ -30,8 +30,8 @@ from tandem_client.cli.flags import (
 )
 from tandem_client.cli.reporting import Exit, describe, exit_code, reported
 from tandem_client.errors import DeadlineExceeded, TandemError, Unavailable
-from tandem_client.plural import counted
 from tandem_client.types import AbortOutcome, DrainProgress, UpdateProgress
+from tandem_contract.plural import counted
 
 if TYPE_CHECKING:
     from tandem_client.sync_client import Client
