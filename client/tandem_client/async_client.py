@@ -221,7 +221,7 @@ class AsyncClient(ClientBase[AsyncGenerateStream]):
                 own = (*self._metadata, *call.more)
                 return call.read(await method(call.request, timeout=tries.remaining(), metadata=own))
             except grpc.RpcError as rpc_error:
-                error = errors.read(rpc_error)
+                error = errors.read(rpc_error, is_late=tries.remaining() == 0)
                 pause_seconds = tries.pause_seconds(error)
                 if pause_seconds is None:
                     raise await _explained(error, self._access) from None

@@ -209,7 +209,8 @@ class StreamBase(Transcript, Generic[_Event]):
             self._closed.set()
             self._client._check_open()
         why = "" if self.waiting is None else f"; it was waiting: {self.waiting.message}"
-        error = self._errors.read(rpc_error, stream_began=self.accepted is not None, why_late=why)
+        is_late = self._tries.remaining() == 0
+        error = self._errors.read(rpc_error, stream_began=self.accepted is not None, is_late=is_late, why_late=why)
         pause_seconds = None if error.stream_began else self._tries.pause_seconds(error)
         if pause_seconds is None and self._recovery is not None:
             pause_seconds = self._recovery.pause_seconds(error)

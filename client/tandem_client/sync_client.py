@@ -190,7 +190,7 @@ class Client(ClientBase[GenerateStream]):
                 own = (*self._metadata, *call.more)
                 return call.read(method(call.request, timeout=tries.remaining(), metadata=own))
             except grpc.RpcError as rpc_error:
-                error = errors.read(rpc_error)
+                error = errors.read(rpc_error, is_late=tries.remaining() == 0)
                 pause_seconds = tries.pause_seconds(error)
                 if pause_seconds is None:
                     raise explained(error, self._access) from None

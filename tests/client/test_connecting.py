@@ -163,6 +163,20 @@ def test_a_status_that_the_library_made_for_a_broken_call_is_told_in_words(
     assert (type(error), str(error), error.code) == (kind, message, code)
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE])
+def test_a_stream_that_is_removed_at_its_deadline_is_late(code: grpc.StatusCode) -> None:
+    """The service counts the time too, and ends the stream; that may come before the client's own status."""
+    reader, removed = ErrorReader(address="a:1", timeout=2.0), GrpcError(code, "Stream removed")
+    why = "; it was waiting: no worker is here"
+    error = reader.read(removed, stream_began=True, is_late=True, why_late=why)
+    assert type(error) is errors.DeadlineExceeded
+    assert str(error) == f"the stream did not end within 2 s{why}"
+    assert str(reader.read(removed, is_late=True)) == "a:1 answers too slowly: no answer within 2 s"
+    assert type(reader.read(removed)) is errors.Unavailable
+    refused = GrpcError(grpc.StatusCode.UNAVAILABLE, "no worker")
+    assert str(reader.read(refused, is_late=True)) == "no worker"
+
+
 def test_a_refusal_by_a_reachable_service_raises_unavailable(service: FakeService, client: Client) -> None:
     def refuses(request: object, ending: fake_service.Ending):
         fake_service.fail(ending.context, grpc.StatusCode.UNAVAILABLE, "no worker", fake_service.retry_info(60))

@@ -127,10 +127,13 @@ class ErrorReader:
     # The path of an API field, to the keyword that sets the field.
     keywords: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def read(self, error: grpc.RpcError, *, stream_began: bool = False, why_late: str = "") -> errors.TandemError:
+    def read(
+        self, error: grpc.RpcError, *, stream_began: bool = False, is_late: bool = False, why_late: str = ""
+    ) -> errors.TandemError:
         """Returns the exception for a gRPC error. `stream_began`: the service had accepted the request.
 
-        `why_late` ends the message of a deadline that passed in the client.
+        `is_late`: the time of the call is over, and `why_late` ends the message of that. The service knows the deadline
+        too, and a stream that it removes then may come before the client's own status.
         """
         code = error.code()
         metadata = _metadata(error)
@@ -143,7 +146,12 @@ class ErrorReader:
         if kind is errors.QueueFull and is_rate:
             kind = errors.RateLimited
         if not violations and retry_after_seconds is None:
-            kind, message = self._own_words(kind, code, message, stream_began=stream_began, why_late=why_late)
+            if is_late and _of_connection(code, said) is not None:
+                kind, said = errors.DeadlineExceeded, _CLIENT_DEADLINE
+            if kind is errors.DeadlineExceeded and _CLIENT_DEADLINE in said:
+                message = self._deadline_message(stream_began=stream_began) + why_late
+            else:
+                kind, message = self._own_words(kind, code, message)
         return kind(
             message,
             code=code,
@@ -162,13 +170,11 @@ class ErrorReader:
         return errors.DeadlineExceeded(message, code=grpc.StatusCode.DEADLINE_EXCEEDED)
 
     def _own_words(
-        self, kind: type[errors.TandemError], status: grpc.StatusCode, said: str, *, stream_began: bool, why_late: str
+        self, kind: type[errors.TandemError], status: grpc.StatusCode, said: str
     ) -> tuple[type[errors.TandemError], str]:
         """Returns class and message of an error that gRPC's library itself reports; others stay unchanged."""
         if kind is errors.QueueFull and (found := _TOO_LARGE.search(said)) is not None:
             return errors.MessageTooLarge, _size_message(found)
-        if kind is errors.DeadlineExceeded and _CLIENT_DEADLINE in said:
-            return kind, self._deadline_message(stream_began=stream_began) + why_late
         if kind is errors.Cancelled and _CLOSED.search(said):
             return errors.ClientClosed, "the client was closed during the call"
         if kind is errors.Unavailable and _NOT_CONNECTED.match(said):
@@ -181,9 +187,8 @@ class ErrorReader:
             if _SLOW_CONNECTION.match(said):
                 return errors.AnswersTooSlowly, f"{self.address} answers too slowly{why}"
             return errors.NothingAnswers, f"nothing answers at {self.address}{why}"
-        for code, text, made, words in _RAW:
-            if status is code and text.search(said):
-                return made, f"{self.address} {words}: {said}"
+        if (found := _of_connection(status, said)) is not None:
+            return found[0], f"{self.address} {found[1]}: {said}"
         return kind, said
 
     def _deadline_message(self, *, stream_began: bool) -> str:
@@ -191,6 +196,11 @@ class ErrorReader:
         if stream_began:
             return f"the stream did not end {within}"
         return f"{self.address} answers too slowly: no answer {within}"
+
+
+def _of_connection(status: grpc.StatusCode, said: str) -> tuple[type[errors.TandemError], str] | None:
+    """Class and words for a connection that broke during a call; None for any other error."""
+    return next((row[2:] for row in _RAW if row[0] is status and row[1].search(said)), None)
 
 
 def _size_message(found: re.Match[str]) -> str:
