@@ -100,8 +100,9 @@ def print_text(stream: GenerateStream, *, ids: bool, with_figures: bool = True, 
     stream.on_waiting = samples.waits
     try:
         for delta in stream:
-            if asked is not None:
-                asked = _tell_maximum(stream, asked)
+            if told := lowered(stream, asked, "--max-new-tokens"):
+                print(told, file=sys.stderr, flush=True)
+            asked = None
             samples.show(delta)
     finally:
         samples.end()
@@ -112,12 +113,16 @@ def print_text(stream: GenerateStream, *, ids: bool, with_figures: bool = True, 
         Console(stderr=True, highlight=False).print(line, style="dim")
 
 
-def _tell_maximum(stream: GenerateStream, asked: int) -> None:
-    """Says so if the service has cut the maximum to what the model's length leaves behind the prompt."""
-    if stream.accepted is not None and stream.accepted.max_new_tokens < asked:
-        most, prompt = stream.accepted.max_new_tokens, stream.accepted.prompt_tokens
-        behind = f"the model's length leaves {most:,} behind a prompt of {counted(prompt, 'token')}"
-        print(f"--max-new-tokens is {asked:,}; {behind}", file=sys.stderr, flush=True)
+def lowered(stream: GenerateStream | AsyncGenerateStream, asked: int | None, name: str) -> str:
+    """What is said if the service has cut the maximum to what the model's length leaves; empty if it has not.
+
+    `asked`: the maximum of new tokens that the request names, `name` what set it.
+    """
+    accepted = stream.accepted
+    if accepted is None or asked is None or asked <= accepted.max_new_tokens:
+        return ""
+    behind = f"behind a prompt of {counted(accepted.prompt_tokens, 'token')}"
+    return f"{name} is {asked:,}; the model's length leaves {accepted.max_new_tokens:,} {behind}"
 
 
 def delta_tokens(delta: Delta | inference_pb2.Delta) -> int:

@@ -16,7 +16,7 @@ from tandem.v1 import inference_pb2
 from tandem_client import errors
 from tandem_client.async_client import AsyncClient, AsyncGenerateStream
 from tandem_client.cli.chat.screen import Kind, Screen
-from tandem_client.cli.show import closing_line, delta_tokens
+from tandem_client.cli.show import closing_line, delta_tokens, lowered
 from tandem_client.types import Load, ToolCall
 from tandem_contract.plural import counted
 
@@ -132,7 +132,9 @@ async def ask(
     async with _background(_draw(screen, silence), _look(client, silence)):
         is_interrupted = False
         try:
-            is_interrupted = not await _until_interrupted(_read(stream, screen, silence))
+            is_interrupted = not await _until_interrupted(
+                _read(stream, screen, silence, settings.get("max_new_tokens"))
+            )
         except errors.TandemError as error:
             failed = error
         finally:
@@ -152,12 +154,14 @@ async def ask(
     )
 
 
-async def _read(stream: AsyncGenerateStream, screen: Screen, silence: Silence) -> None:
-    """Reads the stream into the screen, to its end. Raises TandemError."""
+async def _read(stream: AsyncGenerateStream, screen: Screen, silence: Silence, asked: int | None) -> None:
+    """Reads the stream into the screen, to its end. `asked`: as in `show.lowered`. Raises TandemError."""
     async for message in stream.messages():
         match message.WhichOneof("event"):
             case "accepted":
                 silence.accepted(message.accepted.requests_ahead)
+                if told := lowered(stream, asked, "max_new_tokens"):
+                    screen.note(told)
             case "waiting":
                 is_loss = message.waiting.reason == inference_pb2.WAIT_REASON_WORKER_LOST
                 silence.waits(message.waiting.message, is_loss=is_loss)
