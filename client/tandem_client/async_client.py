@@ -172,8 +172,9 @@ class AsyncClient(ClientBase[AsyncGenerateStream]):
                     if waiting.is_ready(response):
                         return
             except grpc.RpcError as error:
-                if (suspect := waiting.note(error)) is not None:
-                    waiting.check(await _explained(suspect, self._access))
+                suspect = waiting.note(error)
+                if suspect is not None and (found := await _explained(suspect, self._access)) is not suspect:
+                    raise found from None
             waiting.check_time()
             await asyncio.sleep(POLL_SECONDS)
 

@@ -380,7 +380,7 @@ class ReadyWait:
     def note(self, rpc_error: grpc.RpcError) -> OtherProtocol | None:
         """Reads the error that ended a watch. Raises it unless the service may still become ready.
 
-        Returns the first one that comes of a failed handshake, for `check`.
+        Returns the first one that comes of a failed handshake. If its cause is found, waiting does not change it.
         """
         error = self._errors.read(rpc_error)
         if isinstance(error, DeadlineExceeded):
@@ -392,11 +392,6 @@ class ReadyWait:
             return None
         self._is_checked = True
         return error
-
-    def check(self, error: TandemError) -> None:
-        """Raises the error if its cause was found: another handshake is needed, and waiting does not change it."""
-        if error.message != self._reason:
-            raise error
 
     def check_time(self) -> None:
         """Raises DeadlineExceeded if no time is left."""

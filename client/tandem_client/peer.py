@@ -131,7 +131,8 @@ def _context(tls: TlsSettings | None = None) -> ssl.SSLContext:
         context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
         context.load_verify_locations(tls.ca)
     if tls.cert is not None:
-        context.load_cert_chain(tls.cert, tls.key)
+        # A key with a passphrase would make OpenSSL ask the terminal.
+        context.load_cert_chain(tls.cert, tls.key, password="")
     return context
 
 

@@ -150,8 +150,9 @@ class Client(ClientBase[GenerateStream]):
                     if waiting.is_ready(response):
                         return
             except grpc.RpcError as error:
-                if (suspect := waiting.note(error)) is not None:
-                    waiting.check(explained(suspect, self._access))
+                suspect = waiting.note(error)
+                if suspect is not None and (found := explained(suspect, self._access)) is not suspect:
+                    raise found from None
             waiting.check_time()
             time.sleep(POLL_SECONDS)
 

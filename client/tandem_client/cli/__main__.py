@@ -80,7 +80,7 @@ class _Group(TandemGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for panel, entries in _PANELS.items():
-            self.commands |= {name: Later(name, panel, entry) for name, entry in entries.items()}
+            self.commands.update((name, Later(name, panel, entry)) for name, entry in entries.items())
 
 
 app = typer.Typer(

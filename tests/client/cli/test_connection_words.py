@@ -1,5 +1,6 @@
 """What a command says of an address that it cannot use: the exact line, with the flag that helps, and the exit code."""
 
+import json
 import os
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from tandem_client.address import problem_of
 from tandem_client.cli.__main__ import app
+from tandem_client.connection import Access
 from tests.client.listeners import closed_address
 from tests.rigs.authorities import Authority, Pair
 from tests.rigs.waiting import TIMEOUT_SECONDS
@@ -150,7 +152,7 @@ def test_a_handshake_that_fails_names_its_cause_and_the_flag(rig: Rig, name: str
 @pytest.mark.parametrize("flags", [(), ("--tls",)])
 def test_the_address_of_an_http_server_is_said_to_be_one(http_server: str, flags: tuple[str, ...]) -> None:
     words = "speaks HTTP/1.1 and no gRPC: it may be the HTTP gateway; the service itself has another port"
-    for command in (("info",), ("generate", "hi")):
+    for command in (("info",), ("generate", "hi"), ("health", "--wait", "60")):
         assert said(*command, "-a", http_server, *flags) == (2, f"error: {http_server} {words}")
 
 
@@ -167,6 +169,14 @@ def test_the_lines_of_grpcs_library_are_not_between_those_for_people(rig: Rig, v
     found = done.stderr.splitlines()
     assert found[-1] == f"error: {address} speaks gRPC without TLS; leave --tls and TANDEM_TLS out"
     assert len(found) >= lines and (verbosity != "" or len(found) == 1), done.stderr
+
+
+def test_the_json_of_a_health_that_is_waited_for_names_the_cause(rig: Rig) -> None:
+    address = rig.with_tls()
+    result = CliRunner().invoke(app, ["health", "--wait", "60", "--json", "-a", address])
+    found = json.loads(result.stdout)
+    assert (result.exit_code, result.stderr, found["state"]) == (2, "", "unreachable")
+    assert found["reason"] == f"{address} takes connections with TLS only; give --tls"
 
 
 def test_a_closed_port_is_still_no_service() -> None:
@@ -236,3 +246,18 @@ def test_a_token_in_plaintext_names_the_flag(tmp_path: Path) -> None:
 def test_half_a_certificate_names_the_flags(tmp_path: Path) -> None:
     line = "error: --tls-key is missing; a client's certificate needs both --tls-cert and --tls-key"
     assert said("info", "-a", "127.0.0.1:1", "--tls-cert", str(tmp_path / "c.pem")) == (2, line)
+
+
+@pytest.mark.parametrize(
+    ("address", "is_direct"),
+    [("127.0.0.1:1", True), ("localhost:1", True), ("there:1", False), ("dns:///there:1", False), ("unix:/x", False)],
+)
+def test_only_what_is_called_without_a_proxy_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, address: str, is_direct: bool
+) -> None:
+    """What listens behind a proxy is not to be had by a connection of this machine."""
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    assert Access(address=address).is_direct is is_direct
+    monkeypatch.delenv("https_proxy")
+    monkeypatch.setattr("tandem_client.connection.getproxies", dict)
+    assert Access(address=address).is_direct is (is_direct or address == "there:1")

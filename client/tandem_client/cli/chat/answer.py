@@ -74,7 +74,7 @@ class Silence:
         self._lost_connection, self._reason = True, ""
         self._cause = f"connection lost ({reason}); trying again"
 
-    def part(self, now: float, num_tokens: int) -> str:
+    def part(self, now: float, num_tokens: int = 1) -> str:
         """A part of the answer has come. Returns what is worth telling of the pause before it; empty if nothing is."""
         seconds = now - self._since
         what = "worker lost" if self._is_loss else "connection lost" if self._lost_connection else ""

@@ -183,7 +183,7 @@ def health(
         if wait is not None:
             try:
                 client.wait_ready(wait)
-            except DeadlineExceeded as error:
+            except (Unavailable, DeadlineExceeded) as error:
                 failure = error
         try:
             found = check(client, timeout=timeout if failure is None else _LOAD_SECONDS)
