@@ -1,147 +1,107 @@
-"""What listens at an address where a handshake failed: found out by one connection of its own, after the failure.
+"""What is wrong between a client and what listens at its address, found out by handshakes of its own.
 
 gRPC says "Socket closed" of a service with TLS that is called without, and of one that misses the client's certificate.
-Owns that connection, which sends no request and no token, and the words of each case. Not for a proxy's connections.
+Owns the cases and their words; each caller has its own names of the settings. No request and no token is sent.
 """
 
-import contextlib
 import os
-import socket
 import ssl
-from typing import Any
+from dataclasses import dataclass
 
-from tandem_client.address import dialled
 from tandem_client.connection import Access, TlsSettings
 from tandem_client.errors import OtherProtocol, TandemError
+from tandem_client.handshake import ClientUnwanted, NoGrpc, context_of, is_plaintext, nameless, names_in, shake
 from tandem_client.wire.rpc_errors import NO_GRPC
 
-_SECONDS = 2.0
-# How long a server has to refuse the client's certificate: with TLS 1.3 it does so after the handshake.
-_REFUSAL_SECONDS = 1.0
-# What a client of HTTP/2 sends first: the preface, and SETTINGS without any.
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_SETTINGS = 4
+# OpenSSL's numbers: not yet valid, expired; another host's name, another address.
+_OUT_OF_TIME, _OTHER_NAME = (9, 10), (62, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What the settings of a connection are called, and what is to be done to have TLS, or none. The library's own."""
+
+    tls: str = "give tls=TlsSettings()"
+    no_tls: str = "leave tls out"
+    ca: str = "tls.ca"
+    server_name: str = "tls.server_name"
+    cert: str = "tls.cert"
+    key: str = "tls.key"
+
+
+KEYWORDS = Names()
 
 
 def explained(error: TandemError, access: Access) -> TandemError:
     """Returns the error with the cause of a handshake that failed, if one is found; any other error as it is.
 
-    Connects once, and waits for at most some seconds.
+    Blocks for some seconds at most.
     """
     if not isinstance(error, OtherProtocol) or not access.is_direct:
         return error
-    host, _, port = dialled(access.address).rpartition(":")
-    where = host.removeprefix("[").removesuffix("]"), int(port)
+    said = fault(access.address, access.tls, KEYWORDS)
+    return OtherProtocol(said, code=error.code) if said else error
+
+
+def fault(address: str, tls: TlsSettings | None, names: Names) -> str | None:
+    """Returns what is wrong, with what mends it; None if nothing listens, or a handshake shows no fault.
+
+    Blocks for some seconds at most.
+    """
     try:
-        said = _without_tls(where) if access.tls is None else _with_tls(where, access.tls)
+        return _fault_of_plaintext(address, names) if tls is None else _fault_of_tls(address, tls, names)
+    except NoGrpc:
+        return f"{address} {NO_GRPC}"
     except OSError:
-        said = ""
-    return OtherProtocol(f"{access.address} {said}", code=error.code) if said else error
+        # A file of the settings, which is read again here.
+        return None
 
 
-def _without_tls(where: tuple[str, int]) -> str:
-    if said := _in_plaintext(where):
-        return NO_GRPC if said == "http" else ""
-    context = _context()
-    with contextlib.suppress(ssl.SSLError, OSError), _connected(where) as raw:
-        try:
-            with context.wrap_socket(raw, server_hostname=where[0]) as wrapped:
-                if wrapped.selected_alpn_protocol() != "h2":
-                    return NO_GRPC.replace("HTTP/1.1", "HTTPS")
-        except ssl.SSLError as error:
-            if "ALERT" not in (error.reason or ""):
-                return ""
-        return "takes connections with TLS only; give tls=TlsSettings()"
-    return ""
-
-
-def _with_tls(where: tuple[str, int], tls: TlsSettings) -> str:
-    name = tls.server_name or where[0]
+def _fault_of_plaintext(address: str, names: Names) -> str | None:
+    if is_plaintext(address):
+        return None
     try:
-        context = _context(tls)
-        with _connected(where) as raw, context.wrap_socket(raw, server_hostname=name) as wrapped:
-            if wrapped.selected_alpn_protocol() != "h2":
-                return NO_GRPC.replace("HTTP/1.1", "HTTPS")
-            if not _has_name(wrapped.getpeercert() or {}, name):
-                names = ", ".join(_names(wrapped.getpeercert() or {})) or "no name"
-                return f"has a certificate for {names}, and not for {name}; set tls.server_name to a name in it"
-            wrapped.settimeout(_REFUSAL_SECONDS)
-            with contextlib.suppress(TimeoutError, ConnectionError):
-                # gRPC ends such a connection without a word; else SETTINGS come.
-                return "" if wrapped.recv(1) else _of_client(tls)
-            return ""
+        shake(address, nameless(context_of(TlsSettings()), verifies=False))
+    except (ClientUnwanted, NoGrpc) as error:
+        if isinstance(error, NoGrpc):
+            raise
+    except OSError:
+        return None
+    return f"the service at {address} speaks TLS; {names.tls}"
+
+
+def _fault_of_tls(address: str, tls: TlsSettings, names: Names) -> str | None:
+    context = context_of(tls)
+    try:
+        shake(address, context, tls.server_name)
     except ssl.SSLCertVerificationError as error:
-        by = f"no authority in tls.ca ({os.fspath(tls.ca)})" if tls.ca is not None else "no public authority"
-        if error.verify_code in _EXPIRED:
-            return f"has a certificate that cannot be used: {error.verify_message}"
-        return f"has a certificate that {by} has signed ({error.verify_message}); set tls.ca to the file of its own"
-    except ssl.SSLError as error:
-        reason = error.reason or ""
-        if "ALERT" in reason or isinstance(error, ssl.SSLEOFError):
-            return _of_client(tls)
-    except (ConnectionError, EOFError):
-        pass
-    said = _in_plaintext(where)
-    if said == "http":
-        return NO_GRPC
-    return "speaks gRPC without TLS; leave tls out" if said else ""
+        return _fault_of_certificate(address, tls, names, context, error)
+    except ClientUnwanted:
+        if tls.cert is None:
+            wanted = f"give {names.cert} and {names.key}"
+            return f"the service at {address} wants a certificate of its clients; {wanted}"
+        return f"the service at {address} does not accept the certificate of {names.cert} ({os.fspath(tls.cert)})"
+    except NoGrpc:
+        raise
+    except OSError:
+        if is_plaintext(address):
+            return f"the service at {address} speaks plaintext; {names.no_tls}"
+    return None
 
 
-def _of_client(tls: TlsSettings) -> str:
-    """The words for a server that ends the connection when it has seen what the client shows."""
-    if tls.cert is None:
-        return "takes callers with a certificate only; set tls.cert and tls.key"
-    return f"refuses the certificate of tls.cert ({os.fspath(tls.cert)})"
-
-
-# Not yet valid, expired: X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED.
-_EXPIRED = (9, 10)
-
-
-def _in_plaintext(where: tuple[str, int]) -> str:
-    """Returns "grpc" or "http" for what answers a client of HTTP/2 without TLS; empty if it is neither."""
-    with _connected(where) as plain:
-        plain.sendall(_PREFACE)
+def _fault_of_certificate(
+    address: str, tls: TlsSettings, names: Names, context: ssl.SSLContext, error: ssl.SSLCertVerificationError
+) -> str:
+    its = f"the certificate of the service at {address}"
+    if error.verify_code in _OUT_OF_TIME:
+        return f"{its} has expired or is not valid yet: {error.verify_message}"
+    if error.verify_code in _OTHER_NAME:
+        wanted = tls.server_name or address.rpartition(":")[0]
         try:
-            first = plain.recv(64)
+            found = names_in(shake(address, nameless(context)))
         except OSError:
-            return ""
-    if first.startswith(b"HTTP/1"):
-        return "http"
-    # A frame of HTTP/2: three bytes of length, then its type.
-    return "grpc" if len(first) > 3 and first[3] == _SETTINGS else ""
-
-
-def _connected(where: tuple[str, int]) -> socket.socket:
-    return socket.create_connection(where, timeout=_SECONDS)
-
-
-def _context(tls: TlsSettings | None = None) -> ssl.SSLContext:
-    """A context that checks the authority, if there are settings, and never the name, which is compared afterwards."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols(["h2"])
-    context.check_hostname = False
-    if tls is None:
-        context.verify_mode = ssl.CERT_NONE
-        return context
-    if tls.ca is None:
-        context.load_default_certs()
-    else:
-        # As gRPC does, which takes any certificate of the file for an authority.
-        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
-        context.load_verify_locations(tls.ca)
-    if tls.cert is not None:
-        # A key with a passphrase would make OpenSSL ask the terminal.
-        context.load_cert_chain(tls.cert, tls.key, password="")
-    return context
-
-
-def _names(certificate: dict[str, Any]) -> list[str]:
-    """The names in a certificate as the ssl module gives it."""
-    return [name for _, name in certificate.get("subjectAltName", ())]
-
-
-def _has_name(certificate: dict[str, Any], name: str) -> bool:
-    """Whether the name, or one with a wildcard for its first part, is in the certificate."""
-    wildcard = f"*.{name.partition('.')[2]}"
-    return any(known.lower() in (name.lower(), wildcard.lower()) for known in _names(certificate))
+            found = []
+        known = f"for {', '.join(found)} and " if found else ""
+        return f"{its} is {known}not for {wanted}; give {names.server_name}, one of the certificate's names"
+    whose = f"from {tls.ca} ({names.ca})" if tls.ca is not None else f"of a known authority; give {names.ca}"
+    return f"{its} is not {whose}: {error.verify_message}"

@@ -100,43 +100,43 @@ def trusting(rig: Rig, *more: str) -> list[str]:
 NAMED = ("--tls-server-name", "tandem.example")
 CASES: dict[str, Case] = {
     "TLS client, plaintext service": lambda rig: (
-        rig.serve(), trusting(rig), "speaks gRPC without TLS; leave --tls and TANDEM_TLS out",
+        rig.serve(), trusting(rig), "the service at ADDRESS speaks plaintext; leave --tls and TANDEM_TLS out",
     ),
     "plaintext client, service with TLS": lambda rig: (
-        rig.with_tls(), [], "takes connections with TLS only; give --tls",
+        rig.with_tls(), [], "the service at ADDRESS speaks TLS; give --tls",
     ),
     "plaintext client, service that asks for certificates": lambda rig: (
-        rig.with_tls(asks_for_certificates=True), [], "takes connections with TLS only; give --tls",
+        rig.with_tls(asks_for_certificates=True), [], "the service at ADDRESS speaks TLS; give --tls",
     ),
     "another name in the certificate": lambda rig: (
         rig.with_tls(), trusting(rig),
-        "has a certificate for tandem.example, *.tandem.test, and not for 127.0.0.1; "
-        "set --tls-server-name to a name in it",
+        "the certificate of the service at ADDRESS is for tandem.example, *.tandem.test and not for 127.0.0.1; "
+        "give --tls-server-name, one of the certificate's names",
     ),
     "a name below the wildcard's": lambda rig: (
         rig.with_tls(), trusting(rig, "--tls-server-name", "a.b.tandem.test"),
-        "has a certificate for tandem.example, *.tandem.test, and not for a.b.tandem.test; "
-        "set --tls-server-name to a name in it",
+        "the certificate of the service at ADDRESS is for tandem.example, *.tandem.test and not for a.b.tandem.test; "
+        "give --tls-server-name, one of the certificate's names",
     ),
     "unknown authority": lambda rig: (
         rig.with_tls(), ["--tls-ca", str(rig.stranger.certificate), *NAMED],
-        f"has a certificate that no authority in --tls-ca ({rig.stranger.certificate}) has signed "
-        "(unable to get local issuer certificate); set --tls-ca to the file of its own",
+        f"the certificate of the service at ADDRESS is not from {rig.stranger.certificate} (--tls-ca): "
+        "unable to get local issuer certificate",
     ),
     "public authorities": lambda rig: (
         rig.with_tls(), ["--tls", *NAMED],
-        "has a certificate that no public authority has signed (unable to get local issuer certificate); "
-        "set --tls-ca to the file of its own",
+        "the certificate of the service at ADDRESS is not of a known authority; give --tls-ca: "
+        "unable to get local issuer certificate",
     ),
     "missing certificate of the client": lambda rig: (
         rig.with_tls(asks_for_certificates=True), trusting(rig, *NAMED),
-        "takes callers with a certificate only; set --tls-cert and --tls-key",
+        "the service at ADDRESS wants a certificate of its clients; give --tls-cert and --tls-key",
     ),
     "a stranger's certificate": lambda rig: (
         rig.with_tls(asks_for_certificates=True),
         trusting(rig, *NAMED, "--tls-cert", str(rig.stranger.certificate),
                  "--tls-key", str(rig.stranger.certificate.with_suffix(".key"))),
-        f"refuses the certificate of --tls-cert ({rig.stranger.certificate})",
+        f"the service at ADDRESS does not accept the certificate of --tls-cert ({rig.stranger.certificate})",
     ),
 }  # fmt: skip
 
@@ -146,7 +146,7 @@ CASES: dict[str, Case] = {
 def test_a_handshake_that_fails_names_its_cause_and_the_flag(rig: Rig, name: str, command: tuple[str, ...]) -> None:
     """By a call, by a stream, and by a wait, which another handshake does not help."""
     address, flags, words = CASES[name](rig)
-    assert said(*command, "-a", address, *flags) == (2, f"error: {address} {words}")
+    assert said(*command, "-a", address, *flags) == (2, f"error: {words.replace('ADDRESS', address)}")
 
 
 @pytest.mark.parametrize("flags", [(), ("--tls",)])
@@ -167,7 +167,7 @@ def test_the_lines_of_grpcs_library_are_not_between_those_for_people(rig: Rig, v
         capture_output=True, text=True, env=own, check=False, timeout=TIMEOUT_SECONDS,
     )  # fmt: skip
     found = done.stderr.splitlines()
-    assert found[-1] == f"error: {address} speaks gRPC without TLS; leave --tls and TANDEM_TLS out"
+    assert found[-1] == f"error: the service at {address} speaks plaintext; leave --tls and TANDEM_TLS out"
     assert len(found) >= lines and (verbosity != "" or len(found) == 1), done.stderr
 
 
@@ -176,7 +176,7 @@ def test_the_json_of_a_health_that_is_waited_for_names_the_cause(rig: Rig) -> No
     result = CliRunner().invoke(app, ["health", "--wait", "60", "--json", "-a", address])
     found = json.loads(result.stdout)
     assert (result.exit_code, result.stderr, found["state"]) == (2, "", "unreachable")
-    assert found["reason"] == f"{address} takes connections with TLS only; give --tls"
+    assert found["reason"] == f"the service at {address} speaks TLS; give --tls"
 
 
 def test_a_closed_port_is_still_no_service() -> None:
